@@ -1,0 +1,55 @@
+# Everything a newcomer runs. Needs GNU make, Python >= 3.10 with venv, and plain pip.
+
+PYTHON ?= python3
+VENV   := .venv
+PY     := $(VENV)/bin/python
+STAMP  := $(VENV)/.kvgraft-setup
+
+TORCH  := torch==2.13.0
+DISTS  := core plugins/full plugins/swa plugins/mamba plugins/hisparse
+BUILD  := 'hatchling>=1.27' editables
+TOOLS  := pytest hypothesis pytest-xdist pytest-timeout ruff mypy
+PIP    := $(PY) -m pip --disable-pip-version-check
+PYTEST_ARGS ?= -n 2
+STEPS  ?= 1000000
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check fuzz bench build clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-7s %s\n", $$1, $$2}' Makefile
+
+setup: $(STAMP) ## create .venv and install the five distributions, editable, with the tools
+
+$(STAMP): Makefile constraints.txt $(DISTS:=/pyproject.toml)
+	$(PIP) --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
+	$(PY) -c 'import torch' 2>/dev/null || $(PIP) install $(TORCH)
+	$(PIP) install -c constraints.txt $(BUILD) $(TOOLS)
+	$(PIP) install -c constraints.txt --no-build-isolation $(addprefix -e ./,$(DISTS))
+	@touch $@
+
+demo: setup ## run the demonstration
+	$(VENV)/bin/kvgraft demo
+
+test: setup ## run the tests, except the long ones
+	$(PY) -m pytest -m 'not long' $(PYTEST_ARGS)
+
+check: setup ## format, lint and types, changing nothing
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+
+fuzz: setup ## random operations against the model; STEPS=1000000
+	KVGRAFT_FUZZ_STEPS=$(STEPS) $(PY) -m pytest tests/model -p no:cacheprovider \
+	  --hypothesis-profile=fuzz --timeout=0 -o faulthandler_timeout=0
+
+bench: setup ## run every script in benchmarks/
+	@set -e; for script in $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py)); do \
+	  echo "== $$script"; $(PY) $$script; done
+
+build: setup ## build the five wheels into dist/
+	$(PIP) wheel --no-deps --no-build-isolation -w dist $(addprefix ./,$(DISTS))
+
+clean: ## remove build output and caches; .venv stays
+	rm -rf dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find core plugins tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

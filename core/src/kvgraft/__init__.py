@@ -1,0 +1,110 @@
+"""One prefix tree, any attention.
+
+kvgraft is a hierarchical KV cache for serving language models that mix kinds of attention. An
+engine opens a `Cache`; each kind of attention is a component package found by its entry point.
+
+Importing this package imports no torch; the names below that need it load it on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvgraft.config import CacheConfig, ComponentOptions, LoadModel, WritePolicy
+from kvgraft.contract import API_VERSION, COPY_ON_WRITE, HOST_MIRROR
+from kvgraft.errors import (
+    BudgetError,
+    ConfigError,
+    ContractViolation,
+    IntegrityError,
+    KvgraftError,
+    LeaseError,
+    PluginError,
+    PluginHookError,
+    TraceError,
+    TransferError,
+)
+from kvgraft.hookspecs import hookimpl
+from kvgraft.reach import Chunk, Everything, Leading, Reach, StateAt, Trailing
+from kvgraft.tree.keys import TokenKey
+from kvgraft.types import (
+    ComponentDeclaration,
+    ComponentMatch,
+    Demand,
+    DemandQuery,
+    Direction,
+    Kind,
+    LockQuery,
+    MatchView,
+    Span,
+    Tier,
+    TransferQuery,
+)
+
+if TYPE_CHECKING:
+    from kvgraft.cache import Cache
+    from kvgraft.pools import BuildContext, Component, DevicePool, HostMirror, PlaneSpec
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "BuildContext": "kvgraft.pools",
+    "Cache": "kvgraft.cache",
+    "Component": "kvgraft.pools",
+    "DevicePool": "kvgraft.pools",
+    "HostMirror": "kvgraft.pools",
+    "PlaneSpec": "kvgraft.pools",
+}
+
+__all__ = [
+    "API_VERSION",
+    "COPY_ON_WRITE",
+    "HOST_MIRROR",
+    "BudgetError",
+    "BuildContext",
+    "Cache",
+    "CacheConfig",
+    "Chunk",
+    "Component",
+    "ComponentDeclaration",
+    "ComponentMatch",
+    "ComponentOptions",
+    "ConfigError",
+    "ContractViolation",
+    "Demand",
+    "DemandQuery",
+    "DevicePool",
+    "Direction",
+    "Everything",
+    "HostMirror",
+    "IntegrityError",
+    "Kind",
+    "KvgraftError",
+    "Leading",
+    "LeaseError",
+    "LoadModel",
+    "LockQuery",
+    "MatchView",
+    "PlaneSpec",
+    "PluginError",
+    "PluginHookError",
+    "Reach",
+    "Span",
+    "StateAt",
+    "Tier",
+    "TokenKey",
+    "TraceError",
+    "Trailing",
+    "TransferError",
+    "TransferQuery",
+    "WritePolicy",
+    "hookimpl",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        import importlib  # noqa: PLC0415 - only when a lazy name is asked for
+
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,76 @@
+"""Settings of a cache, as text becomes them."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+__all__ = ["CacheConfig", "ComponentOptions", "LoadModel", "WritePolicy"]
+
+
+class WritePolicy(str, enum.Enum):
+    """When data is copied to HOST (B6)."""
+
+    WRITE_THROUGH = "write-through"
+    """At the first touch: as soon as it is in the tree."""
+    WRITE_THROUGH_SELECTIVE = "write-through-selective"
+    """At the second touch: when a prefix is hit for the first time."""
+    WRITE_BACK = "write-back"
+    """At eviction: what leaves the device goes to HOST first."""
+
+
+class ComponentOptions(BaseModel):
+    """Options every built-in component has; packages extend it.
+
+    Attributes:
+        device_tokens: size of the device pool in tokens; the cache's by default.
+        host_tokens: size of the host mirror in tokens; the cache's by default.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    device_tokens: PositiveInt | None = None
+    host_tokens: NonNegativeInt | None = None
+
+
+class LoadModel(BaseModel):
+    """What decides between loading a prefix back and computing it again (R8).
+
+    Loading is estimated as `latency_s + nbytes / bandwidth_bytes_s`, computing as
+    `tokens / prefill_tokens_s`. The defaults are a PCIe 4.0 x16 link at 80 % of its 32 GB/s and a
+    prefill of 20,000 tokens a second; measure yours and say so.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    bandwidth_bytes_s: PositiveFloat = 25e9
+    latency_s: float = Field(default=100e-6, ge=0)
+    prefill_tokens_s: PositiveFloat = 20_000.0
+
+
+class CacheConfig(BaseModel):
+    """Settings of one cache.
+
+    Attributes:
+        components: options per component name.
+        page_size: tokens per page.
+        device: torch device of the device pools.
+        device_tokens, host_tokens: default pool sizes in tokens; no host tier with 0.
+        write_policy: when data goes to HOST.
+        load: the load-or-recompute decision; None always loads.
+        transfer_timeout_s: longest wait for a copy that must finish now.
+        check: recompute all books after every operation (slow; for tests).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    components: dict[str, dict[str, Any]] = Field(min_length=1)
+    page_size: PositiveInt = 64
+    device: str = "cpu"
+    device_tokens: PositiveInt
+    host_tokens: NonNegativeInt = 0
+    write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
+    load: LoadModel | None = LoadModel()
+    transfer_timeout_s: PositiveFloat = 30.0

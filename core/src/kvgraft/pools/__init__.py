@@ -1,0 +1,26 @@
+"""Memory: slots, device pools in layer order, host mirrors page first.
+
+Plugins own the instances; these classes are their building blocks.
+"""
+
+from __future__ import annotations
+
+from kvgraft.pools.component import BuildContext, Component, PrivatePool
+from kvgraft.pools.device import DevicePool, slot_index
+from kvgraft.pools.host import SLAB_ALIGNMENT, HostMirror
+from kvgraft.pools.planes import PlaneSpec, plane_nbytes
+from kvgraft.slots import SLOT_BYTES, SlotAllocator
+
+__all__ = [
+    "SLAB_ALIGNMENT",
+    "SLOT_BYTES",
+    "BuildContext",
+    "Component",
+    "DevicePool",
+    "HostMirror",
+    "PlaneSpec",
+    "PrivatePool",
+    "SlotAllocator",
+    "plane_nbytes",
+    "slot_index",
+]

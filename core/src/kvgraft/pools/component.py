@@ -1,0 +1,68 @@
+"""What a component package builds: its pools and its reach, in one object."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvgraft.pools.device import DevicePool
+from kvgraft.pools.host import HostMirror
+from kvgraft.slots import SlotAllocator
+from kvgraft.reach import Reach
+
+__all__ = ["BuildContext", "Component", "PrivatePool"]
+
+
+@dataclass(frozen=True, slots=True)
+class BuildContext:
+    """What the cache tells a component that builds its pools.
+
+    Attributes:
+        page_size: tokens per page.
+        device: torch device of the device pools.
+        device_tokens, host_tokens: the cache's size in tokens; a component's own options win.
+        pin_host: whether host memory should be page-locked.
+    """
+
+    page_size: int
+    device: str
+    device_tokens: int
+    host_tokens: int
+    pin_host: bool
+
+    def pages(self, tokens: int) -> int:
+        """Whole pages in `tokens`."""
+        return tokens // self.page_size
+
+
+@dataclass(frozen=True, slots=True)
+class PrivatePool:
+    """Slots that belong to one running request at a time and never enter the tree.
+
+    Attributes:
+        name: for messages and reports.
+        allocator: which slots are free.
+    """
+
+    name: str
+    allocator: SlotAllocator
+
+
+@dataclass(slots=True)
+class Component:
+    """A component at work in one cache.
+
+    A package may subclass it to keep what its hooks need.
+
+    Attributes:
+        reach: what it needs before a boundary.
+        device: its device pool.
+        host: its host mirror, or None when it has none.
+        slots_per_page: slots one page takes, on either tier (paged components).
+        private: pools for what only a running request holds.
+    """
+
+    reach: Reach
+    device: DevicePool
+    host: HostMirror | None = None
+    slots_per_page: int = 1
+    private: tuple[PrivatePool, ...] = field(default=())

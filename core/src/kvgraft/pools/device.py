@@ -1,0 +1,106 @@
+"""Device pools: tensors in layer order over a set of slots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from kvgraft.errors import ConfigError
+from kvgraft.pools.planes import PlaneSpec, lane_dtype, plane_nbytes
+from kvgraft.slots import SlotAllocator
+
+__all__ = ["DevicePool", "slot_index"]
+
+
+def slot_index(slots: bytes, device: torch.device | str = "cpu") -> torch.Tensor:
+    """Slots as an int64 `[n]` index tensor on `device`."""
+    index = torch.from_numpy(np.frombuffer(slots, dtype=np.int32).astype(np.int64))
+    return index if str(device) == "cpu" else index.to(device, non_blocking=True)
+
+
+class DevicePool:
+    """Slots on one device, laid out plane by plane in layer order.
+
+    Args:
+        specs: the planes of one slot.
+        n_slots: capacity.
+        device: torch device.
+        tensors: tensors to use instead of allocating, one per spec, `[n_slots, *spec.shape]`, so
+            that kvgraft can sit under an engine that owns its memory.
+
+    Attributes:
+        planes: tensors `[n_slots, *shape]` in the order of `specs`.
+        lanes: the same memory as integer rows `[n_slots, n_lanes]`, for copies.
+        allocator: which slots are free.
+
+    Raises:
+        ConfigError: a tensor of another shape, dtype or device than its spec says.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[PlaneSpec],
+        n_slots: int,
+        device: torch.device | str = "cpu",
+        tensors: Sequence[torch.Tensor] | None = None,
+    ) -> None:
+        self.specs = tuple(specs)
+        self.device = torch.device(device)
+        self.allocator = SlotAllocator(n_slots)
+        if tensors is None:
+            self.planes = [
+                torch.zeros((n_slots, *spec.shape), dtype=spec.dtype, device=self.device)
+                for spec in self.specs
+            ]
+        else:
+            self.planes = list(tensors)
+            self._check_tensors(n_slots)
+        self.lanes = [_as_lanes(plane) for plane in self.planes]
+
+    def _check_tensors(self, n_slots: int) -> None:
+        if len(self.planes) != len(self.specs):
+            raise ConfigError(f"pool: {len(self.planes)} tensors for {len(self.specs)} planes")
+        for spec, tensor in zip(self.specs, self.planes):
+            want = (n_slots, *spec.shape)
+            if tuple(tensor.shape) != want or tensor.dtype != spec.dtype:
+                raise ConfigError(
+                    f"pool: layer {spec.layer} plane {spec.name!r} is {tuple(tensor.shape)} "
+                    f"{tensor.dtype}; expected {want} {spec.dtype}"
+                )
+            if tensor.device.type != self.device.type or not tensor.is_contiguous():
+                raise ConfigError(
+                    f"pool: layer {spec.layer} plane {spec.name!r} must be contiguous on "
+                    f"{self.device}, it is on {tensor.device}"
+                )
+
+    @property
+    def capacity(self) -> int:
+        """Number of slots."""
+        return self.allocator.capacity
+
+    @property
+    def slot_nbytes(self) -> int:
+        """Bytes of one slot over all planes."""
+        return sum(plane_nbytes(spec) for spec in self.specs)
+
+    def copy_slots(self, source: bytes, target: bytes) -> None:
+        """Copy whole slots within the pool; in stream order with what the device does (M8)."""
+        read, write = slot_index(source, self.device), slot_index(target, self.device)
+        for lanes in self.lanes:
+            lanes[write] = lanes[read]
+
+    def plane(self, layer: int, name: str) -> torch.Tensor:
+        """The tensor `[n_slots, *shape]` of one layer's plane."""
+        for spec, tensor in zip(self.specs, self.planes):
+            if (spec.layer, spec.name) == (layer, name):
+                return tensor
+        known = sorted({spec.name for spec in self.specs})
+        raise ConfigError(f"pool: no plane {name!r} on layer {layer}; planes are {known}")
+
+
+def _as_lanes(plane: torch.Tensor) -> torch.Tensor:
+    rows = plane.reshape(plane.shape[0], -1)
+    nbytes = rows.shape[1] * rows.element_size()
+    return rows.view(torch.uint8).view(lane_dtype(nbytes))

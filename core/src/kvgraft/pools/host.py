@@ -1,0 +1,73 @@
+"""Host mirrors: one contiguous aligned slab per slot, all planes inside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from kvgraft.errors import ConfigError
+from kvgraft.pools.planes import PlaneSpec, lane_dtype, plane_nbytes
+from kvgraft.slots import SlotAllocator
+
+__all__ = ["SLAB_ALIGNMENT", "HostMirror"]
+
+SLAB_ALIGNMENT = 64
+"""Bytes to which every slab, and every plane inside it, is aligned (a cache line)."""
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // SLAB_ALIGNMENT) * SLAB_ALIGNMENT
+
+
+class HostMirror:
+    """Page-first host memory: slot by slot, every layer's planes side by side.
+
+    Args:
+        specs: the planes of one slot, normally those of the device pool.
+        n_slots: capacity.
+        pin: page-lock the memory, for copies that overlap with compute on a CUDA device.
+
+    Attributes:
+        slab: uint8 `[n_slots, slab_nbytes]`.
+        lanes: per plane, its integer rows `[n_slots, n_lanes]` (views into the slab).
+        allocator: which slots are free.
+    """
+
+    def __init__(self, specs: Sequence[PlaneSpec], n_slots: int, *, pin: bool = False) -> None:
+        self.specs = tuple(specs)
+        self.allocator = SlotAllocator(n_slots)
+        self.offsets: list[int] = []
+        offset = 0
+        for spec in self.specs:
+            self.offsets.append(offset)
+            offset = _aligned(offset + plane_nbytes(spec))
+        self.slab = torch.zeros((n_slots, offset), dtype=torch.uint8, pin_memory=pin)
+        self.lanes = [
+            self._lanes(start, plane_nbytes(spec)) for start, spec in zip(self.offsets, self.specs)
+        ]
+
+    def _lanes(self, start: int, nbytes: int) -> torch.Tensor:
+        dtype = lane_dtype(nbytes)
+        lanes = self.slab.view(dtype)
+        first = start // dtype.itemsize
+        return lanes[:, first : first + nbytes // dtype.itemsize]
+
+    @property
+    def capacity(self) -> int:
+        """Number of slots."""
+        return self.allocator.capacity
+
+    @property
+    def slab_nbytes(self) -> int:
+        """Bytes of one slot, alignment included."""
+        return int(self.slab.shape[1])
+
+    def plane(self, layer: int, name: str) -> torch.Tensor:
+        """One layer's plane as a strided view `[n_slots, *shape]` into the slabs."""
+        for spec, start in zip(self.specs, self.offsets):
+            if (spec.layer, spec.name) == (layer, name):
+                rows = self.slab[:, start : start + plane_nbytes(spec)].view(spec.dtype)
+                return rows.unflatten(1, spec.shape)
+        known = sorted({spec.name for spec in self.specs})
+        raise ConfigError(f"host mirror: no plane {name!r} on layer {layer}; planes are {known}")

@@ -1,0 +1,187 @@
+"""Trace files line by line, and errors that say where and what.
+
+Every reader of a trace format gets its lines here, so that a truncated archive, a binary file or
+a wrong type reads the same whatever the format: `path:line: what is wrong; what to do`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvgraft.errors import TraceError
+
+__all__ = ["Record", "read_records"]
+
+LINE_LIMIT_BYTES = 1 << 28
+GZIP_MAGIC = b"\x1f\x8b"
+
+
+class Record:
+    """A JSON object of a trace and where it stands.
+
+    Args:
+        path: the trace file.
+        line: line number, from 1.
+        fields: the object.
+        part: what of the line it is, such as `"request 3"`; empty for the whole line.
+    """
+
+    __slots__ = ("fields", "line", "part", "path")
+
+    def __init__(self, path: Path, line: int, fields: dict[str, object], part: str = "") -> None:
+        self.path = path
+        self.line = line
+        self.fields = fields
+        self.part = part
+
+    def error(self, what: str, action: str) -> TraceError:
+        """The error to raise about this record."""
+        part = f"{self.part}: " if self.part else ""
+        return TraceError(f"{self.path}:{self.line}: {part}{what}; {action}")
+
+    def has(self, name: str) -> bool:
+        """Whether the field is there and not null."""
+        return self.fields.get(name) is not None
+
+    def integer(self, name: str, *, least: int) -> int:
+        """An integer field of at least `least`."""
+        value = self._field(name)
+        if type(value) is not int:
+            raise self._wrong_type(name, value, "an integer")
+        if value < least:
+            raise self._too_small(name, value, least)
+        return value
+
+    def seconds(self, name: str) -> float:
+        """A number that is finite and not negative."""
+        value = self._field(name)
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise self._wrong_type(name, value, "a number")
+        if not 0 <= value < 1e15:  # false for NaN as well
+            raise self.error(
+                f"{name!r} is {value}, expected a finite number of at least 0",
+                "repair or remove the line",
+            )
+        return float(value)
+
+    def array(self, name: str) -> list[object]:
+        """A list field."""
+        value = self._field(name)
+        if not isinstance(value, list):
+            raise self._wrong_type(name, value, "a list")
+        return value
+
+    def nested(self, value: object, part: str) -> Record:
+        """An object inside this one."""
+        part = f"{self.part}, {part}" if self.part else part
+        if not isinstance(value, dict):
+            raise self.error(
+                f"{part} is {_shown(value)}, expected an object", "repair or remove the line"
+            )
+        return Record(self.path, self.line, value, part)
+
+    def _field(self, name: str) -> object:
+        try:
+            return self.fields[name]
+        except KeyError:
+            found = ", ".join(sorted(map(str, self.fields))[:8]) or "none"
+            raise self.error(
+                f"field {name!r} is missing, found: {found}", "repair or remove the line"
+            ) from None
+
+    def _wrong_type(self, name: str, value: object, expected: str) -> TraceError:
+        return self.error(
+            f"{name!r} is {_shown(value)}, expected {expected}", "repair or remove the line"
+        )
+
+    def _too_small(self, name: str, value: int, least: int) -> TraceError:
+        return self.error(
+            f"{name!r} is {value}, expected at least {least}", "repair or remove the line"
+        )
+
+
+def read_records(path: Path) -> Iterator[Record]:
+    """The JSON objects of a file, one per line, plain or gzip; blank lines are passed over.
+
+    Raises:
+        TraceError: the file cannot be opened, is empty, not text, or damaged; or a line is not
+            a JSON object.
+    """
+    line = 0
+    empty = True
+    try:
+        with _open(path) as file:
+            while text := file.readline(LINE_LIMIT_BYTES):
+                line += 1
+                if text.strip():
+                    empty = False
+                    yield Record(path, line, _parse(path, line, text))
+    except EOFError:
+        raise TraceError(
+            f"{path}:{line + 1}: the gzip stream ends after {line} whole lines; "
+            "the file is truncated, fetch it again"
+        ) from None
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise TraceError(
+            f"{path}:{line + 1}: the gzip stream is damaged ({error}); fetch the file again"
+        ) from None
+    except OSError as error:
+        raise TraceError(
+            f"{path}: cannot be read: {error.strerror or error}; check path and permissions"
+        ) from None
+    if empty:
+        raise TraceError(f"{path}: 0 requests in {line} lines; the file is empty, fetch it again")
+
+
+def _open(path: Path) -> io.BufferedReader | gzip.GzipFile:
+    if path.is_dir():
+        raise TraceError(f"{path}: is a directory; name a trace file (.jsonl or .jsonl.gz) in it")
+    if not path.exists():
+        raise TraceError(f"{path}: no such file; check the path")
+    if not path.is_file():
+        raise TraceError(f"{path}: is not a regular file; save the trace to a file first")
+    file = path.open("rb")
+    if file.peek(2)[:2] != GZIP_MAGIC:
+        return file
+    file.close()
+    return gzip.open(path, "rb")
+
+
+def _parse(path: Path, line: int, text: bytes) -> dict[str, object]:
+    where = f"{path}:{line}"
+    if len(text) >= LINE_LIMIT_BYTES:
+        raise TraceError(
+            f"{where}: more than {LINE_LIMIT_BYTES} bytes in a line; expected JSON lines"
+        )
+    try:
+        if b"\0" in text:
+            raise ValueError("NUL byte")
+        decoded = text.decode("utf-8-sig")
+    except ValueError as error:
+        raise TraceError(
+            f"{where}: not UTF-8 text ({error}); expected JSON lines, plain or gzip"
+        ) from None
+    try:
+        value = json.loads(decoded)
+    except json.JSONDecodeError as error:
+        raise TraceError(
+            f"{where}: not JSON: {error.msg} at column {error.colno} of {len(decoded.rstrip())}; "
+            "repair or remove the line"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"{where}: not usable JSON: {error}; repair or remove the line") from None
+    if not isinstance(value, dict):
+        raise TraceError(
+            f"{where}: {_shown(value)} instead of a JSON object; expected one object per line"
+        )
+    return value
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

@@ -1,0 +1,197 @@
+"""The replay result: the stable shape of `--json` and the only input of every report.
+
+Plain dictionaries, lists, strings and finite numbers, so that `json.dumps` needs no encoder.
+Fields are added within a major version, never renamed or removed. Token counts are tokens;
+pool figures are slots, in each component's own unit (a page, or one state). Times in seconds are
+on the replay's virtual clock, from the first arrival, unless named `wall_s`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict
+
+__all__ = [
+    "Backups",
+    "ComponentHits",
+    "HitTokens",
+    "LoadBacks",
+    "Occupancy",
+    "Quantiles",
+    "ReplayResult",
+    "Residency",
+    "Source",
+    "TierEvictions",
+    "TierOccupancy",
+    "TimelinePoint",
+    "TreeNode",
+    "TreeSnapshot",
+    "Workload",
+]
+
+Residency = Literal["device", "host", "both", "none"]
+
+
+class Workload(TypedDict):
+    """The trace as read, before anything is cut off by a limit on the number of requests."""
+
+    name: str
+    format: str
+    requests: int
+    input_tokens: int
+    output_tokens: int
+
+
+class HitTokens(TypedDict):
+    """Input tokens that were not computed, by the tier that had them when they were matched."""
+
+    device: int
+    host: int
+
+
+class ComponentHits(TypedDict):
+    """Slots of one component that matches found, by tier."""
+
+    device_slots: int
+    host_slots: int
+
+
+class LoadBacks(TypedDict):
+    """Copies HOST to DEVICE; `slots` counts the slots of completed ones by component.
+
+    `shared`: requests that waited for another request's transfer (R6). `skipped_recompute`:
+    loads left out because computing was estimated cheaper (R8).
+    """
+
+    started: int
+    completed: int
+    failed: int
+    shared: int
+    skipped_recompute: int
+    slots: dict[str, int]
+
+
+class Backups(TypedDict):
+    """Copies DEVICE to HOST; `slots` counts the slots of completed ones by component."""
+
+    started: int
+    completed: int
+    failed: int
+    slots: dict[str, int]
+
+
+class TierEvictions(TypedDict):
+    """Slots given up per tier, by cause (`"demoted"`, `"deleted"`, `"cascade"`, `"leaf"`, ...)."""
+
+    device: dict[str, int]
+    host: dict[str, int]
+
+
+class Quantiles(TypedDict):
+    """CPU time per request of one operation, in microseconds."""
+
+    p50: float
+    p99: float
+    mean: float
+
+
+class TierOccupancy(TypedDict):
+    """One pool's ledger, in slots; the last five add up to `capacity` (T8)."""
+
+    capacity: int
+    free: int
+    evictable: int
+    pinned: int
+    private: int
+    in_flight: int
+
+
+class Occupancy(TypedDict):
+    """A component's pools at one moment; `host` is None where it has no host mirror."""
+
+    device: TierOccupancy
+    host: TierOccupancy | None
+
+
+class TimelinePoint(TypedDict):
+    """The cache at one moment; `requests` and `token_hit_rate` are of the interval before it."""
+
+    time_s: float
+    requests: int
+    token_hit_rate: float
+    cumulative_hit_rate: float
+    running: int
+    waiting: int
+    occupancy: dict[str, Occupancy]
+
+
+class Source(TypedDict):
+    """Where one request's input tokens came from; `index` is its place in arrival order."""
+
+    index: int
+    time_s: float
+    device: int
+    host: int
+    computed: int
+
+
+class TreeNode(TypedDict):
+    """A node of the prefix tree, covering tokens `[start, end)` of the sequences through it.
+
+    `parent` is None at a root. `residency` says where each component holds data for it.
+    """
+
+    id: int
+    parent: int | None
+    start: int
+    end: int
+    residency: dict[str, Residency]
+    hits: int
+    pinned: bool
+
+
+class TreeSnapshot(TypedDict):
+    """The tree when it was fullest; `truncated` nodes were left out to bound the size."""
+
+    nodes: list[TreeNode]
+    truncated: int
+
+
+class ReplayResult(TypedDict):
+    """Everything `kvgraft replay` reports.
+
+    `requests`, `input_tokens` and `output_tokens` are what was replayed; `workload` says what the
+    trace holds. `token_hit_rate` is between 0 and 1. `evictions` and `cpu_us_per_request` have
+    open key sets: causes and operations may be added. `out_of_memory`, `payload_mismatches` and
+    `ledger_violations` are 0 unless something is broken.
+    """
+
+    kvgraft: str
+    workload: Workload
+    settings: dict[str, object]
+    requests: int
+    input_tokens: int
+    output_tokens: int
+    token_hit_rate: float
+    hit_tokens: HitTokens
+    saved_tokens: int
+    computed_tokens: int
+    component_hits: dict[str, ComponentHits]
+    load_backs: LoadBacks
+    backups: Backups
+    evictions: dict[str, TierEvictions]
+    admissions: int
+    deferrals: int
+    retractions: int
+    rejections: int
+    copies_on_write: int
+    checkpoints: int
+    out_of_memory: int
+    payload_mismatches: int
+    payloads_verified: int
+    ledger_violations: int
+    cpu_us_per_request: dict[str, Quantiles]
+    wall_s: float
+    virtual_s: float
+    timeline: list[TimelinePoint]
+    sources: list[Source]
+    tree: TreeSnapshot

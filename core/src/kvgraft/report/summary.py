@@ -1,0 +1,218 @@
+"""The report's tables as values, so that the terminal and the page cannot disagree."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvgraft.report.schema import ReplayResult
+
+__all__ = [
+    "Check",
+    "SummaryTable",
+    "checks",
+    "count",
+    "cpu_table",
+    "percent",
+    "result_tables",
+    "seconds",
+    "settings_rows",
+    "token_table",
+]
+
+ABSENT = "–"
+
+
+class SummaryTable(NamedTuple):
+    """A table of formatted cells; the first `n_labels` columns are words, the rest numbers.
+
+    `last_is_words`: the last column is words too, and may wrap.
+    """
+
+    title: str
+    note: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    n_labels: int = 1
+    last_is_words: bool = False
+
+
+class Check(NamedTuple):
+    """A number that must be zero. `verdict` is `"ok"`, `"FAIL"` or `"not checked"`."""
+
+    name: str
+    value: int
+    verdict: str
+
+
+def count(value: int) -> str:
+    """A count in full, with thousands separators."""
+    return f"{value:,}"
+
+
+def percent(part: float, whole: float) -> str:
+    """A share with one decimal; a dash where there is no whole."""
+    return f"{100 * part / whole:.1f} %" if whole else ABSENT
+
+
+def seconds(value: float) -> str:
+    """A duration with one decimal, two below ten seconds."""
+    return f"{value:,.2f} s" if value < 10 else f"{value:,.1f} s"
+
+
+def micros(value: float) -> str:
+    """Microseconds with one decimal."""
+    return f"{value:,.1f}"
+
+
+def checks(result: ReplayResult) -> tuple[Check, ...]:
+    """The counters that must be zero; payloads nobody compared are not reported as correct."""
+
+    def verdict(value: int, *, checked: bool = True) -> str:
+        return "FAIL" if value else "ok" if checked else "not checked"
+
+    mismatches, verified = result["payload_mismatches"], result["payloads_verified"]
+    return (
+        Check("out of memory", result["out_of_memory"], verdict(result["out_of_memory"])),
+        Check("payload mismatches", mismatches, verdict(mismatches, checked=verified > 0)),
+        Check(
+            "ledger violations", result["ledger_violations"], verdict(result["ledger_violations"])
+        ),
+    )
+
+
+def token_table(result: ReplayResult) -> SummaryTable:
+    """Where the input tokens came from."""
+    whole, hits = result["input_tokens"], result["hit_tokens"]
+    parts = (
+        ("cached on device", hits["device"]),
+        ("cached on host", hits["host"]),
+        ("computed", result["computed_tokens"]),
+        ("saved by the cache", result["saved_tokens"]),
+        ("all", whole),
+    )
+    return SummaryTable(
+        "Input tokens",
+        "",
+        ("source", "tokens", "share"),
+        tuple((name, count(value), percent(value, whole)) for name, value in parts),
+    )
+
+
+def result_tables(result: ReplayResult) -> tuple[SummaryTable, ...]:
+    """Components, transfers, evictions and scheduling, in reading order."""
+    return (
+        _component_table(result),
+        _transfer_table(result),
+        _eviction_table(result),
+        _scheduling_table(result),
+    )
+
+
+def _component_table(result: ReplayResult) -> SummaryTable:
+    loaded, backed_up = result["load_backs"]["slots"], result["backups"]["slots"]
+    hits = result["component_hits"]
+    names = list(dict.fromkeys([*hits, *loaded, *backed_up]))
+    rows = []
+    for name in names:
+        of = hits.get(name, {"device_slots": 0, "host_slots": 0})
+        numbers = (of["device_slots"], of["host_slots"], loaded.get(name, 0))
+        rows.append((name, *map(count, (*numbers, backed_up.get(name, 0)))))
+    return SummaryTable(
+        "Components",
+        "in slots",
+        ("component", "device hits", "host hits", "loaded back", "backed up"),
+        tuple(rows),
+    )
+
+
+def _transfer_table(result: ReplayResult) -> SummaryTable:
+    load, back = result["load_backs"], result["backups"]
+    up = (load["started"], load["completed"], load["failed"])
+    down = (back["started"], back["completed"], back["failed"])
+    return SummaryTable(
+        "Transfers",
+        "skipped: computing was estimated cheaper than loading",
+        ("direction", "started", "completed", "failed", "shared", "skipped"),
+        (
+            (
+                "load-back, host to device",
+                *map(count, (*up, load["shared"], load["skipped_recompute"])),
+            ),
+            ("backup, device to host", *map(count, down), ABSENT, ABSENT),
+        ),
+    )
+
+
+def _eviction_table(result: ReplayResult) -> SummaryTable:
+    rows = []
+    for name, tiers in result["evictions"].items():
+        by_tier: tuple[tuple[str, Mapping[str, int]], ...] = (
+            ("device", tiers["device"]),
+            ("host", tiers["host"]),
+        )
+        for tier, causes in by_tier:
+            ranked = sorted(causes.items(), key=lambda item: (-item[1], item[0]))
+            # No-break spaces keep a cause and its number on one line.
+            text = ", ".join(f"{cause}\u00a0{count(slots)}" for cause, slots in ranked if slots)
+            rows.append((name, tier, count(sum(causes.values())), text or ABSENT))
+    return SummaryTable(
+        "Evictions",
+        "in slots",
+        ("component", "tier", "evicted", "by cause"),
+        tuple(rows),
+        n_labels=2,
+        last_is_words=True,
+    )
+
+
+def _scheduling_table(result: ReplayResult) -> SummaryTable:
+    numbers = (
+        ("admitted", result["admissions"]),
+        ("deferred", result["deferrals"]),
+        ("retracted", result["retractions"]),
+        ("rejected", result["rejections"]),
+        ("checkpoints", result["checkpoints"]),
+        ("copies on write", result["copies_on_write"]),
+    )
+    return SummaryTable(
+        "Scheduling",
+        "number of times",
+        tuple(name for name, _ in numbers),
+        (tuple(count(value) for _, value in numbers),),
+        n_labels=0,
+    )
+
+
+def cpu_table(result: ReplayResult) -> SummaryTable:
+    """CPU time per request by operation, `total` first."""
+    cpu = result["cpu_us_per_request"]
+    order = sorted(cpu, key=lambda name: name != "total")
+    return SummaryTable(
+        "CPU per request",
+        "in µs",
+        ("operation", "p50", "p99", "mean"),
+        tuple(
+            (name.replace("_", " "), *map(micros, (of["p50"], of["p99"], of["mean"])))
+            for name in order
+            for of in (cpu[name],)
+        ),
+    )
+
+
+def settings_rows(settings: Mapping[str, object], prefix: str = "") -> list[tuple[str, str]]:
+    """Nested settings as `(dotted name, value)` rows."""
+    rows: list[tuple[str, str]] = []
+    for key, value in settings.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict) and value:
+            rows += settings_rows(value, f"{name}.")
+        elif isinstance(value, dict):
+            rows.append((name, "defaults"))
+        elif isinstance(value, int) and not isinstance(value, bool):
+            rows.append((name, count(value)))
+        else:
+            rows.append((name, ABSENT if value is None else str(value)))
+    return rows

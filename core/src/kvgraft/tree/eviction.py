@@ -1,0 +1,215 @@
+"""Making room (E1 to E7).
+
+A pool asks for slots; the least recently used victim of that component goes first. Inside the tree
+it takes narrower components along and leaves wider ones; at a leaf everything goes. Candidates wait
+in a heap per component and tier, so one eviction costs O(log candidates), whatever the tree's size.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from kvgraft.tree.node import ON_DEVICE, ON_HOST, Node
+from kvgraft.tree.track import Cause, Track
+from kvgraft.tree.tree import Tree
+
+__all__ = [
+    "Victim",
+    "bury_unreachable",
+    "evict_device",
+    "evict_host",
+    "evict_victim",
+    "next_device_victim",
+    "requeue",
+]
+
+
+class Victim(NamedTuple):
+    """One node's cells chosen to leave DEVICE."""
+
+    node: Node
+    track: Track
+    tracks: tuple[Track, ...]
+    at_leaf: bool
+
+
+def next_device_victim(tree: Tree, track: Track) -> Victim | None:
+    """Take the component's least recently used candidate off its heap; None if there is none."""
+    heap = track.device_heap
+    index = track.index
+    while heap:
+        stamp, node = heappop(heap)
+        cell = node.cells[index]
+        cell.queued &= ~ON_DEVICE
+        if node.parent is None or not tree.is_device_candidate(node, track):
+            continue
+        if cell.stamp != stamp:
+            cell.queued |= ON_DEVICE
+            heappush(heap, (cell.stamp, node))
+            continue
+        held = [other for other in tree.tracks if node.cells[other.index].device is not None]
+        if tree.is_device_leaf(node) and not any(
+            node.cells[other.index].device_pins for other in held
+        ):
+            return Victim(node, track, tuple(held), True)
+        narrower = tuple(other for other in held if other.index in track.narrower)
+        if any(node.cells[other.index].device_pins for other in narrower):
+            continue
+        return Victim(node, track, narrower, False)
+    return None
+
+
+def requeue(victim: Victim) -> None:
+    """Put a victim that was not evicted back among the candidates."""
+    victim.track.queue_device(victim.node)
+
+
+def evict_victim(tree: Tree, victim: Victim) -> None:
+    """Free the victim's DEVICE slots: demoted where HOST has a copy, else deleted (E3, E4)."""
+    node = victim.node
+    parent = node.parent
+    assert parent is not None
+    for track in victim.tracks:
+        cell = node.cells[track.index]
+        if track is not victim.track:
+            cause = Cause.LEAF if victim.at_leaf else Cause.CASCADE
+        else:
+            cause = Cause.DEMOTED if cell.host is not None else Cause.DELETED
+        tree.drop_device(node, track, cause)
+    lift_recency(tree, node, parent)
+    bury_unreachable(tree, node)
+    tree.remove_dead(node)
+
+
+def lift_recency(tree: Tree, node: Node, parent: Node) -> None:
+    """A use of a node is a use of its prefix: the parent, next in line, inherits the stamp.
+
+    Kept lazily: matching touches one node, and the stamp climbs when the nodes below are gone.
+    """
+    if parent.parent is None:
+        return
+    leaf = tree.is_device_leaf(parent)
+    for track in tree.everything:
+        above = parent.cells[track.index]
+        below = node.cells[track.index]
+        above.stamp = max(above.stamp, below.stamp)
+        if leaf and above.device is not None and not above.device_pins:
+            track.queue_device(parent)
+
+
+def evict_device(tree: Tree, track: Track, n_slots: int) -> int:
+    """Free at least `n_slots` more DEVICE slots of one component; returns how many it freed.
+
+    Stops as soon as the target is reached, counting what cascades freed; returns short when there
+    is nothing left to take (E2, E6). Nothing is copied: see `kvgraft.cache` for write-back.
+    """
+    before = track.device.free
+    target = before + n_slots
+    while track.device.free < target:
+        victim = next_device_victim(tree, track)
+        if victim is None:
+            break
+        evict_victim(tree, victim)
+    return track.device.free - before
+
+
+def evict_host(tree: Tree, track: Track, n_slots: int) -> int:
+    """Free at least `n_slots` more HOST slots of one component; returns how many it freed (E5)."""
+    ledger = track.host
+    assert ledger is not None
+    heap = track.host_heap
+    before = ledger.free
+    target = before + n_slots
+    while ledger.free < target and track.host_heap:
+        heap = track.host_heap
+        stamp, node = heappop(heap)
+        cell = node.cells[track.index]
+        cell.queued &= ~ON_HOST
+        if node.parent is None or not tree.is_host_candidate(node, track):
+            continue
+        if cell.stamp != stamp:
+            cell.queued |= ON_HOST
+            heappush(heap, (cell.stamp, node))
+            continue
+        _evict_host_node(tree, node, track)
+    return ledger.free - before
+
+
+def _evict_host_node(tree: Tree, node: Node, track: Track) -> None:
+    """Free one node's HOST cells: everything at a leaf, else the component and narrower ones."""
+    at_leaf = tree.is_host_leaf(node)
+    held = [other for other in tree.tracks if node.cells[other.index].host is not None]
+    if not at_leaf or any(not _host_idle(node, other) for other in held):
+        held = [other for other in held if other.index in track.narrower]
+        at_leaf = False
+        if any(not _host_idle(node, other) for other in held):
+            return
+    parent = node.parent
+    assert parent is not None
+    for other in held:
+        if other is not track:
+            cause = Cause.LEAF if at_leaf else Cause.CASCADE
+        else:
+            on_device = node.cells[other.index].device is not None and not other.home_is_host
+            cause = Cause.DEMOTED if on_device else Cause.DELETED
+        tree.drop_host(node, other, cause)
+        if other.home_is_host:
+            _lose_home(tree, node, other)
+    if parent.parent is not None:
+        for other in tree.everything:
+            above = parent.cells[other.index]
+            above.stamp = max(above.stamp, node.cells[other.index].stamp)
+            if tree.is_host_candidate(parent, other):
+                other.queue_host(parent)
+    bury_unreachable(tree, node)
+    tree.remove_dead(node)
+
+
+def _host_idle(node: Node, track: Track) -> bool:
+    """Whether nothing holds the component's HOST cell."""
+    cell = node.cells[track.index]
+    return not cell.host_pins and not (track.home_is_host and cell.device_pins)
+
+
+def _lose_home(tree: Tree, node: Node, track: Track) -> None:
+    """The canonical copy is gone: DEVICE data of the component and narrower ones is useless."""
+    for index in track.narrower:
+        other = tree.tracks[index]
+        cell = node.cells[index]
+        if cell.device is not None and not cell.device_pins:
+            cause = Cause.DELETED if other is track else Cause.CASCADE
+            tree.drop_device(node, other, cause)
+
+
+def bury_unreachable(tree: Tree, node: Node) -> None:
+    """Drop what cannot be reached any more once prefix-closed data is gone from `node`.
+
+    Nothing below can be resumed from: cells of narrower components on the node, and everything
+    under it. Unpinned by T6; the cost is that of the cells dropped.
+    """
+    if not tree.everything or node.parent is None:
+        return
+    for track in tree.everything:
+        cell = node.cells[track.index]
+        if cell.incoming is None and cell.host is None:
+            if cell.device is None or track.home_is_host:
+                break
+    else:
+        return
+    stack = [node]
+    doomed: list[Node] = []
+    while stack:
+        below = stack.pop()
+        doomed.append(below)
+        if below.children is not None:
+            stack.extend(below.children.values())
+    for below in reversed(doomed):
+        for track in tree.tracks:
+            cell = below.cells[track.index]
+            if cell.device is not None and not cell.device_pins:
+                tree.drop_device(below, track, Cause.CASCADE)
+            if cell.host is not None and not cell.host_pins:
+                tree.drop_host(below, track, Cause.CASCADE)
+        if below is not node:
+            tree.remove_dead(below)

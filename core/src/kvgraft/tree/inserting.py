@@ -1,0 +1,195 @@
+"""Data a request computed becomes the tree's (I1 to I6).
+
+The walk starts at the request's own anchor, not at the root: what lies above is pinned by its
+receipt. Pages another request inserted in the meantime are kept as they are and the incoming
+duplicates freed; a tombstone is revived with the incoming slots, which nobody read before (I4).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvgraft.slots import SLOT_BYTES
+from kvgraft.tree.keys import TokenKey, common_prefix_pages
+from kvgraft.tree.node import Node
+from kvgraft.tree.track import Track
+from kvgraft.tree.tree import Tree
+
+__all__ = ["Holding", "Inserted", "Run", "insert"]
+
+
+class Run(NamedTuple):
+    """Private slots for consecutive pages.
+
+    Attributes:
+        first, end: pages `[first, end)`.
+        device: DEVICE slots, int32 bytes.
+        host: HOST slots of the same pages for a component at home there, else None.
+    """
+
+    first: int
+    end: int
+    device: bytes
+    host: bytes | None = None
+
+    def cut(self, start: int, end: int) -> Run:
+        """The part inside pages `[start, end)`; both inside the run."""
+        size = len(self.device) // (self.end - self.first)
+        part = slice((start - self.first) * size, (end - self.first) * size)
+        return Run(start, end, self.device[part], self.host[part] if self.host else None)
+
+
+class Holding(NamedTuple):
+    """Private slots of one component that a request offers to the tree.
+
+    Attributes:
+        runs: pages it holds, in order; pages between them were released behind the window (I3).
+        states: for a state component, the slot captured at each boundary, in pages; slots that are
+            adopted or freed are taken out.
+    """
+
+    runs: list[Run]
+    states: dict[int, bytes]
+
+
+class Inserted(NamedTuple):
+    """Where an insert ended.
+
+    Attributes:
+        anchor: the node ending at the inserted boundary.
+        nodes: nodes that gained data, root first.
+    """
+
+    anchor: Node
+    nodes: list[Node]
+
+
+def insert(tree: Tree, start: Node, key: TokenKey, end: int, holdings: list[Holding]) -> Inserted:
+    """Hand pages `[start.end, end)` of `key` to the tree; each slot is adopted or freed (I1).
+
+    Args:
+        tree: the tree.
+        start: the node the request is anchored at, pinned by its receipt.
+        key: at least `end` pages long.
+        end: boundary in pages, one at which all components can be cached (I6).
+        holdings: per component in the tree's order. Runs must end at `end` or before; states
+            beyond `end` are left alone.
+    """
+    data, page_bytes = key.data, tree.page_bytes
+    node, page = start, start.end
+    gained: list[Node] = []
+    while page < end:
+        offset = page * page_bytes
+        child = None
+        if node.children is not None:
+            child = node.children.get(bytes(data[offset : offset + page_bytes]))
+        if child is None:
+            node = _grow(tree, node, data, end, holdings, gained)
+            break
+        if not data.startswith(child.key, offset) or child.end > end:
+            pages = min(common_prefix_pages(data, offset, child.key, page_bytes), end - page)
+            if pages < child.end - child.start:
+                child = tree.split(child, page + pages)
+        child = _split_at_coverage(tree, child, holdings)
+        if _merge(tree, child, holdings):
+            gained.append(child)
+        node, page = child, child.end
+    return Inserted(node, gained)
+
+
+def _breakpoints(start: int, end: int, holding: Holding) -> list[int]:
+    """Pages inside `(start, end)` where a component's coverage changes or a state stands."""
+    points = [page for page in holding.states if start < page < end]
+    for run in holding.runs:
+        if start < run.first < end:
+            points.append(run.first)
+        if start < run.end < end:
+            points.append(run.end)
+    return points
+
+
+def _grow(
+    tree: Tree, node: Node, data: bytearray, end: int, holdings: list[Holding], gained: list[Node]
+) -> Node:
+    """Append new nodes below `node` up to page `end`."""
+    page_bytes = tree.page_bytes
+    start = node.end
+    tree.clock += 1
+    points = {end}
+    for holding in holdings:
+        points.update(_breakpoints(start, end, holding))
+    for stop in sorted(points):
+        edge = bytes(data[start * page_bytes : stop * page_bytes])
+        node = tree.new_node(edge, node, start, stop)
+        tree.link(node)
+        for cell in node.cells:
+            cell.stamp = tree.clock
+        for track, holding in zip(tree.tracks, holdings):
+            _adopt(tree, node, track, holding)
+        tree.queue_candidates(node)
+        gained.append(node)
+        start = stop
+    return node
+
+
+def _split_at_coverage(tree: Tree, child: Node, holdings: list[Holding]) -> Node:
+    """The first part of `child` on which whatever will be adopted is uniform."""
+    points: list[int] = []
+    for track, holding in zip(tree.tracks, holdings):
+        if child.cells[track.index].device is None or track.is_state:
+            points += _breakpoints(child.start, child.end, holding)
+    return tree.split(child, min(points)) if points else child
+
+
+def _merge(tree: Tree, child: Node, holdings: list[Holding]) -> bool:
+    """Offer the holdings to an existing node; whether it gained anything."""
+    gained = False
+    for track, holding in zip(tree.tracks, holdings):
+        gained = _adopt(tree, child, track, holding) or gained
+    if gained:
+        tree.queue_candidates(child)
+    return gained
+
+
+def _adopt(tree: Tree, node: Node, track: Track, holding: Holding) -> bool:
+    """Give `node` the holding's slots if its cell is empty, else free them; whether it took any.
+
+    What a wider component's gap on the node would make useless is freed as well (T4).
+    """
+    wanted = node.cells[track.index].device is None and all(
+        node.cells[index].device is not None for index in track.wider
+    )
+    if track.is_state:
+        slots = holding.states.pop(node.end, None)
+        if slots is None:
+            return False
+        if not wanted:
+            track.device.give_private(slots)
+            return False
+        track.device.private -= len(slots) // SLOT_BYTES
+        tree.put_device(node, track, slots)
+        return True
+    for run in holding.runs:
+        start, end = max(run.first, node.start), min(run.end, node.end)
+        if start >= end:
+            continue
+        part = run if (start, end) == (run.first, run.end) else run.cut(start, end)
+        if wanted and (start, end) == (node.start, node.end):
+            _take(tree, node, track, part)
+            return True
+        track.device.give_private(part.device)
+        if part.host is not None and track.host is not None:
+            track.host.give_private(part.host)
+    return False
+
+
+def _take(tree: Tree, node: Node, track: Track, run: Run) -> None:
+    """The node's empty cell adopts a run that covers it."""
+    if run.host is not None and track.host is not None:
+        if node.cells[track.index].host is None:
+            track.host.private -= len(run.host) // SLOT_BYTES
+            tree.put_host(node, track, run.host)
+        else:
+            track.host.give_private(run.host)
+    track.device.private -= len(run.device) // SLOT_BYTES
+    tree.put_device(node, track, run.device)

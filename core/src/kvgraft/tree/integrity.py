@@ -1,0 +1,212 @@
+"""Recomputing the books from the tree and the pools (T1 to T9)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvgraft.errors import IntegrityError
+from kvgraft.slots import SLOT_BYTES
+from kvgraft.tree.node import ON_DEVICE, ON_HOST, Node
+from kvgraft.tree.track import Track
+from kvgraft.tree.tree import Tree
+from kvgraft.types import Tier
+
+__all__ = ["SlotOwner", "check_integrity"]
+
+SlotOwner = tuple[str, Tier, str, bytes]
+"""Slots owned outside the tree: component, tier, owner's name, int32 bytes."""
+
+
+def check_integrity(tree: Tree, owners: Iterable[SlotOwner] = ()) -> None:
+    """Recompute every count, candidate and owner; O(tree).
+
+    Args:
+        tree: the tree.
+        owners: slots that running requests hold privately.
+
+    Raises:
+        IntegrityError: naming the first rule found broken, with the numbers.
+    """
+    nodes = list(tree.nodes())
+    private = list(owners)
+    for root in tree.roots.values():
+        if root.parent is not None or root.key or root.start or root.end:
+            raise IntegrityError("T1", None, f"the root is {root!r}")
+        _check_live(root)
+    if len(nodes) != tree.n_nodes:
+        raise IntegrityError("T2", None, f"{tree.n_nodes} nodes counted, {len(nodes)} found")
+    for node in nodes:
+        _check_shape(tree, node)
+        _check_live(node)
+        _check_bases(tree, node)
+        _check_pins(tree, node)
+    for track in tree.tracks:
+        _check_candidates(tree, track, nodes)
+        _check_owners(tree, track, nodes, Tier.DEVICE, private)
+        if track.host is not None:
+            _check_owners(tree, track, nodes, Tier.HOST, private)
+
+
+def _check_shape(tree: Tree, node: Node) -> None:
+    parent = node.parent
+    if parent is None or parent.children is None:
+        raise IntegrityError("T2", None, f"{node!r} has no parent that lists it")
+    if parent.children.get(node.key[: tree.page_bytes]) is not node:
+        raise IntegrityError("T2", None, f"{node!r} is not listed under its first page")
+    pages, rest = divmod(len(node.key), tree.page_bytes)
+    if rest or not pages or node.start != parent.end or node.end != node.start + pages:
+        raise IntegrityError("T2", None, f"{node!r} has {len(node.key)} key bytes below {parent!r}")
+    if not (node.live_device or node.live_host or node.children or node.operations):
+        pinned = any(cell.device_pins or cell.host_pins for cell in node.cells)
+        if not pinned:
+            raise IntegrityError("T3", None, f"{node!r} is dead: no data, no children, no pins")
+    for track in tree.tracks:
+        cell = node.cells[track.index]
+        want = track.n_slots(node) * SLOT_BYTES
+        for tier, slots in (("device", cell.device), ("host", cell.host)):
+            if slots is not None and len(slots) != want:
+                raise IntegrityError(
+                    "T8", track.name, f"{node!r}: {len(slots) // SLOT_BYTES} {tier} slots "
+                    f"where {want // SLOT_BYTES} belong"
+                )
+        if cell.incoming is not None and (
+            node.operations is None or cell.incoming.operation not in node.operations
+        ):
+            raise IntegrityError("T10", track.name, f"{node!r} lost the operation it waits for")
+
+
+def _check_live(node: Node) -> None:
+    children = node.children.values() if node.children else ()
+    device = sum(c.device is not None for c in node.cells) + sum(
+        child.live_device > 0 for child in children
+    )
+    host = sum(c.host is not None for c in node.cells) + sum(
+        child.live_host > 0 for child in children
+    )
+    if (device, host) != (node.live_device, node.live_host):
+        raise IntegrityError(
+            "T7", None, f"{node!r}: live counts device {node.live_device}, host {node.live_host}; "
+            f"recomputed {device}, {host}"
+        )
+
+
+def _check_bases(tree: Tree, node: Node) -> None:
+    parent = node.parent
+    assert parent is not None
+    for track in tree.tracks:
+        cell = node.cells[track.index]
+        if track.is_everything and parent.parent is not None:
+            above = parent.cells[track.index]
+            if cell.device is not None and above.device is None:
+                raise IntegrityError("T5", track.name, f"{node!r} is on DEVICE, its parent is not")
+            closed = tree.prefix_closed_host or track.home_is_host
+            if closed and cell.host is not None and above.host is None:
+                raise IntegrityError("T5", track.name, f"{node!r} is on HOST, its parent is not")
+        if track.home_is_host and cell.device is not None and cell.host is None:
+            raise IntegrityError("T4", track.name, f"{node!r} has DEVICE data without its home copy")
+        for index in track.narrower:
+            other = node.cells[index]
+            if other.device is not None and cell.device is None and not track.is_state:
+                raise IntegrityError(
+                    "T4", tree.tracks[index].name,
+                    f"{node!r} is on DEVICE where {track.name!r}, of wider reach, is not",
+                )
+            base = track is tree.tracks[0] and tree.prefix_closed_host and track.host is not None
+            if base and other.host is not None and cell.host is None:
+                home = tree.tracks[index].home_is_host
+                if not home:
+                    raise IntegrityError(
+                        "T4", tree.tracks[index].name, f"{node!r} is on HOST where the base is not"
+                    )
+
+
+def _check_pins(tree: Tree, node: Node) -> None:
+    for track in tree.tracks:
+        cell = node.cells[track.index]
+        if cell.device_pins < 0 or cell.host_pins < 0:
+            raise IntegrityError(
+                "T6", track.name, f"{node!r}: pins {cell.device_pins}, {cell.host_pins}"
+            )
+        for index in track.narrower:
+            other = node.cells[index]
+            if other.device_pins > cell.device_pins or other.host_pins > cell.host_pins:
+                raise IntegrityError(
+                    "T6", tree.tracks[index].name,
+                    f"{node!r}: {other.device_pins} device and {other.host_pins} host pins, "
+                    f"{track.name!r} has {cell.device_pins} and {cell.host_pins}",
+                )
+
+
+def _check_candidates(tree: Tree, track: Track, nodes: list[Node]) -> None:
+    for heap, flag, is_candidate in (
+        (track.device_heap, ON_DEVICE, tree.is_device_candidate),
+        (track.host_heap, ON_HOST, tree.is_host_candidate),
+    ):
+        entries = {id(node): stamp for stamp, node in heap}
+        if len(entries) != len(heap):
+            raise IntegrityError("T7", track.name, "a candidate is entered twice")
+        for node in nodes:
+            cell = node.cells[track.index]
+            if bool(cell.queued & flag) != (id(node) in entries):
+                raise IntegrityError("T7", track.name, f"{node!r}: queued flag and heap disagree")
+            if is_candidate(node, track) and id(node) not in entries:
+                raise IntegrityError("T7", track.name, f"{node!r} is a victim but no candidate")
+            if entries.get(id(node), 0) > cell.stamp:
+                raise IntegrityError("T7", track.name, f"{node!r}: its entry is ahead of its stamp")
+
+
+def _check_owners(
+    tree: Tree, track: Track, nodes: list[Node], tier: Tier, private: list[SlotOwner]
+) -> None:
+    device = tier is Tier.DEVICE
+    ledger = track.device if device else track.host
+    assert ledger is not None
+    owner: dict[int, str] = {}
+
+    def claim(slots: bytes, who: str) -> int:
+        values = memoryview(slots).cast("i").tolist()
+        for slot in values:
+            if slot in owner:
+                raise IntegrityError(
+                    "T9", track.name, f"{tier.value} slot {slot} belongs to {owner[slot]} and {who}"
+                )
+            owner[slot] = who
+        return len(values)
+
+    evictable = pinned = in_flight = owned = 0
+    seen: set[int] = set()
+    for node in nodes:
+        cell = node.cells[track.index]
+        slots = cell.device if device else cell.host
+        if slots is not None:
+            count = claim(slots, repr(node))
+            if cell.device_pins if device else cell.host_pins:
+                pinned += count
+            else:
+                evictable += count
+        if cell.incoming is not None and cell.incoming.operation.to_host is not device:
+            in_flight += claim(cell.incoming.slots, f"a transfer to {node!r}")
+        for operation in node.operations or ():
+            if device and id(operation) not in seen:
+                seen.add(id(operation))
+                for other, detached in operation.detached:
+                    if other is track:
+                        in_flight += claim(detached, f"a demotion of {node!r}")
+    for name, where, who, slots in private:
+        if name == track.name and where is tier:
+            owned += claim(slots, who)
+    for slot in ledger.allocator.free_slots():
+        claim(slot.to_bytes(4, "little"), "the free list")
+    recomputed = (evictable, pinned, owned, in_flight)
+    booked = (ledger.evictable, ledger.pinned, ledger.private, ledger.in_flight)
+    if recomputed != booked:
+        raise IntegrityError(
+            "T8", track.name, f"{tier.value} evictable, pinned, private, in flight are {booked}; "
+            f"recomputed from the tree {recomputed}",
+        )
+    ledger.check()
+    if ledger.headroom < 0:
+        raise IntegrityError(
+            "A12", track.name, f"{tier.value} promised({ledger.promised}) exceeds "
+            f"free({ledger.free}) + evictable({ledger.evictable})",
+        )

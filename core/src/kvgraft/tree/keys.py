@@ -1,0 +1,92 @@
+"""Token sequences as the tree compares them.
+
+Tokens become int32 bytes once, when they enter a key; from then on matching is `memcmp` over
+slices. A key grows while its request decodes, and a conversation keeps one key for all its turns.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import Union
+
+import numpy as np
+import numpy.typing as npt
+
+from kvgraft.errors import ConfigError
+
+__all__ = ["TOKEN_BYTES", "TokenKey", "Tokens", "common_prefix_pages"]
+
+TOKEN_BYTES = 4
+"""Bytes of one token (int32)."""
+
+Tokens = Union[Sequence[int], npt.NDArray[np.integer], Iterable[int]]
+
+
+class TokenKey:
+    """An appendable token sequence in a namespace.
+
+    Args:
+        tokens: token ids that fit int32.
+        namespace: anything hashable that must not share cache with others: a tenant's salt, an
+            adapter's id, a tuple of both (T11).
+
+    Raises:
+        ConfigError: a token id that does not fit int32.
+    """
+
+    __slots__ = ("data", "namespace")
+
+    def __init__(self, tokens: Tokens = (), namespace: object = None) -> None:
+        self.namespace = namespace
+        self.data = bytearray()
+        """int32 `[n_tokens]` as bytes; append through `extend` only."""
+        self.extend(tokens)
+
+    def extend(self, tokens: Tokens) -> None:
+        """Append token ids; O(new tokens)."""
+        if isinstance(tokens, np.ndarray):
+            if tokens.dtype != np.int32:
+                if tokens.size and (tokens.min() < -(2**31) or tokens.max() >= 2**31):
+                    raise ConfigError(
+                        f"token ids {int(tokens.min())}..{int(tokens.max())} do not fit int32; "
+                        "use the model's own vocabulary"
+                    )
+                tokens = tokens.astype(np.int32)
+            self.data += tokens.tobytes()
+            return
+        try:
+            self.data += array("i", tokens).tobytes()
+        except (OverflowError, TypeError) as error:
+            raise ConfigError(
+                f"token ids must be integers that fit int32: {error}; "
+                "use the model's own vocabulary"
+            ) from error
+
+    def truncate(self, n_tokens: int) -> None:
+        """Drop tokens behind the first `n_tokens`."""
+        del self.data[n_tokens * TOKEN_BYTES :]
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens so far."""
+        return len(self.data) // TOKEN_BYTES
+
+    def __len__(self) -> int:
+        return len(self.data) // TOKEN_BYTES
+
+    def tokens(self) -> npt.NDArray[np.int32]:
+        """The token ids, int32 `[n_tokens]` (a copy)."""
+        return np.frombuffer(bytes(self.data), dtype=np.int32)
+
+
+def common_prefix_pages(key: bytearray, offset: int, edge: bytes, page_bytes: int) -> int:
+    """Whole pages on which `key[offset:]` and `edge` agree; vectorised first difference."""
+    length = min(len(key) - offset, len(edge)) // page_bytes * page_bytes
+    mine = np.frombuffer(bytes(key[offset : offset + length]), dtype=np.int32)
+    theirs = np.frombuffer(edge, dtype=np.int32, count=length // TOKEN_BYTES)
+    differing = mine != theirs
+    first = int(differing.argmax()) if length else 0
+    if not length or not differing[first]:
+        return length // page_bytes
+    return first * TOKEN_BYTES // page_bytes

@@ -1,0 +1,115 @@
+"""Who owns the slots of one pool (T8).
+
+    free + evictable + pinned + private + in_flight == capacity
+
+    free        nobody owns them
+    evictable   in the tree, nobody needs them
+    pinned      in the tree, held by at least one receipt
+    private     owned by a running request
+    in_flight   reserved by a transfer that is not acknowledged yet
+
+`promised` stands beside the equation: slots that admission promised to requests which have not
+taken them yet. What may still be given away is the headroom, `free + evictable - promised`; every
+operation that lowers it checks first, so that a promise can always be kept (A7, A12).
+"""
+
+from __future__ import annotations
+
+from kvgraft.errors import IntegrityError
+from kvgraft.slots import SLOT_BYTES, SlotAllocator
+from kvgraft.types import Tier
+
+__all__ = ["Ledger"]
+
+
+class Ledger:
+    """The books of one pool, kept in the pool's own slots."""
+
+    __slots__ = (
+        "allocator",
+        "component",
+        "evictable",
+        "in_flight",
+        "pinned",
+        "private",
+        "promised",
+        "tier",
+    )
+
+    def __init__(self, component: str, tier: Tier, allocator: SlotAllocator) -> None:
+        self.component = component
+        self.tier = tier
+        self.allocator = allocator
+        self.evictable = 0
+        self.pinned = 0
+        self.private = 0
+        self.in_flight = 0
+        self.promised = 0
+
+    @property
+    def capacity(self) -> int:
+        """All slots of the pool."""
+        return self.allocator.capacity
+
+    @property
+    def free(self) -> int:
+        """Slots nobody owns."""
+        return self.allocator.n_free
+
+    @property
+    def headroom(self) -> int:
+        """Slots that may be given away without breaking a promise."""
+        return self.allocator.n_free + self.evictable - self.promised
+
+    def take_private(self, n: int) -> bytes | None:
+        """Free slots become a request's; None if fewer than `n` are free."""
+        slots = self.allocator.allocate(n)
+        if slots is not None:
+            self.private += n
+        return slots
+
+    def give_private(self, slots: bytes) -> None:
+        """A request's slots become free."""
+        self.allocator.free(slots)
+        self.private -= len(slots) // SLOT_BYTES
+
+    def reserve(self, n: int) -> bytes | None:
+        """Free slots become the destination of a transfer; None if fewer than `n` are free."""
+        slots = self.allocator.allocate(n)
+        if slots is not None:
+            self.in_flight += n
+        return slots
+
+    def cancel(self, slots: bytes) -> None:
+        """Slots a transfer held become free."""
+        self.allocator.free(slots)
+        self.in_flight -= len(slots) // SLOT_BYTES
+
+    def counts(self) -> dict[str, int]:
+        """The equation's terms by name."""
+        return {
+            "capacity": self.capacity,
+            "free": self.free,
+            "evictable": self.evictable,
+            "pinned": self.pinned,
+            "private": self.private,
+            "in_flight": self.in_flight,
+        }
+
+    def equation(self) -> str:
+        """The equation with its numbers, for messages."""
+        return (
+            f"free({self.free}) + evictable({self.evictable}) + pinned({self.pinned}) + "
+            f"private({self.private}) + in_flight({self.in_flight}) vs capacity({self.capacity})"
+        )
+
+    def check(self) -> None:
+        """Raise `IntegrityError` unless the equation holds and no term is negative (T8)."""
+        terms = (self.free, self.evictable, self.pinned, self.private, self.in_flight)
+        if sum(terms) != self.capacity or min(terms) < 0 or self.promised < 0:
+            raise IntegrityError(
+                "T8",
+                self.component,
+                f"{self.tier.value} ledger does not balance: {self.equation()}, "
+                f"promised({self.promised})",
+            )

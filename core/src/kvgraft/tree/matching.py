@@ -1,0 +1,192 @@
+"""Finding the anchor: the deepest boundary every component can resume from (M1 to M6).
+
+Two steps. `walk` follows the key down the tree. `_deepest` then looks upwards from the end of that
+path for a boundary all reaches accept. The search is short because reaches only look back: if a
+component misses data on node j for some boundary, it misses it for every boundary between j and
+there as well, so the next one to try is j's parent. Its cost is O(path + components), whatever the
+tree holds besides.
+
+Matching changes nothing and allocates no slot; `kvgraft.tree.pinning` makes a match last.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvgraft.tree.keys import TokenKey, common_prefix_pages
+from kvgraft.tree.node import Cell, Node
+from kvgraft.tree.track import Track
+from kvgraft.tree.tree import Tree
+
+__all__ = ["Match", "Path", "anchor_node", "match", "missing_from", "resolve", "walk"]
+
+
+class Path(NamedTuple):
+    """Nodes a key follows.
+
+    Attributes:
+        nodes: from below the root; the last one may match in part.
+        end: pages matched; inside the last node when that matches in part.
+    """
+
+    nodes: list[Node]
+    end: int
+
+
+class Match(NamedTuple):
+    """What the tree knows of a key; boundaries in pages.
+
+    Attributes:
+        path: nodes up to the anchor; the anchor may lie inside the last.
+        anchor: deepest boundary all components accept on DEVICE or HOST (M1).
+        device_anchor: deepest boundary they accept from DEVICE alone (M3).
+        base: deepest boundary with data of the base component on any tier.
+        root: the namespace's root.
+    """
+
+    path: list[Node]
+    anchor: int
+    device_anchor: int
+    base: int
+    root: Node
+
+
+def walk(tree: Tree, root: Node, key: TokenKey, limit: int) -> Path:
+    """Follow `key` for at most `limit` pages; stops where a prefix-closed component has no data."""
+    data, page_bytes, everything = key.data, tree.page_bytes, tree.everything
+    limit_bytes = limit * page_bytes
+    nodes: list[Node] = []
+    node, offset = root, 0
+    while offset < limit_bytes:
+        children = node.children
+        if children is None:
+            break
+        child = children.get(bytes(data[offset : offset + page_bytes]))
+        if child is None:
+            break
+        for track in everything:
+            cell = child.cells[track.index]
+            if cell.host is None and (cell.device is None or track.home_is_host):
+                break
+        else:
+            edge = child.key
+            end = offset + len(edge)
+            nodes.append(child)
+            if end <= limit_bytes and data.startswith(edge, offset):
+                node, offset = child, end
+                continue
+            pages = common_prefix_pages(data, offset, edge, page_bytes)
+            return Path(nodes, min(child.start + pages, limit))
+        break
+    return Path(nodes, offset // page_bytes)
+
+
+def _readable(cell: Cell, track: Track, device_only: bool) -> bool:
+    """Whether a cell's data can be used: at once, or after a load-back."""
+    if track.home_is_host:
+        return cell.host is not None and (not device_only or cell.device is not None)
+    return cell.device is not None or (not device_only and cell.host is not None)
+
+
+def _first_gap(
+    nodes: list[Node], index: int, boundary: int, track: Track, device_only: bool
+) -> int:
+    """Index of the deepest node up to `index` on which `track` lacks data it needs; -1 if none."""
+    position = track.index
+    if track.is_state:
+        node = nodes[index]
+        cell = node.cells[position]
+        return -1 if node.end == boundary and _readable(cell, track, device_only) else index
+    if track.is_everything:
+        # DEVICE data is prefix closed (T5), and `walk` went only where every tier together is.
+        if not device_only or _readable(nodes[index].cells[position], track, True):
+            return -1
+        return index
+    if track.window_pages is not None:
+        low = boundary - track.window_pages
+        while index >= 0 and nodes[index].end > low:
+            if not _readable(nodes[index].cells[position], track, device_only):
+                return index
+            index -= 1
+        return -1
+    for span in reversed(track.reach_pages.spans(boundary)):
+        while index >= 0 and nodes[index].end > span.start:
+            if nodes[index].start < span.end and not _readable(
+                nodes[index].cells[position], track, device_only
+            ):
+                return index
+            if nodes[index].start <= span.start:
+                break
+            index -= 1
+    return -1
+
+
+def _deepest(
+    tree: Tree, nodes: list[Node], boundary: int, device_only: bool
+) -> tuple[int, int]:
+    """Deepest accepted boundary at most `boundary`, and the index of its node; (0, -1) if none."""
+    index = len(nodes) - 1
+    while index >= 0 and nodes[index].start >= boundary:
+        index -= 1
+    while index >= 0:
+        for track in tree.checks:
+            gap = _first_gap(nodes, index, boundary, track, device_only)
+            if gap >= 0:
+                index = gap - 1
+                boundary = nodes[index].end if index >= 0 else 0
+                break
+        else:
+            return boundary, index
+    return 0, -1
+
+
+def match(tree: Tree, key: TokenKey, limit: int) -> Match:
+    """Anchor and device anchor of the first `limit` pages of `key`; changes nothing (M6)."""
+    root = tree.root(key.namespace)
+    path = walk(tree, root, key, limit)
+    return resolve(tree, path, root, path.end)
+
+
+def resolve(tree: Tree, path: Path, root: Node, limit: int) -> Match:
+    """Anchors at most `limit` pages deep on a path walked already."""
+    nodes, end = path.nodes, min(path.end, limit)
+    device_anchor, index = _deepest(tree, nodes, end, True)
+    anchor = device_anchor
+    if device_anchor < end:
+        anchor, index = _deepest(tree, nodes, end, False)
+    return Match(nodes[: index + 1], anchor, device_anchor, path.end, root)
+
+
+def anchor_node(tree: Tree, found: Match) -> Node:
+    """The node ending at the match's anchor; splits the one it lies inside (M6)."""
+    if not found.path:
+        return found.root
+    node = found.path[-1]
+    if node.end > found.anchor:
+        node = found.path[-1] = tree.split(node, found.anchor)
+    return node
+
+
+def _needed(found: Match, track: Track) -> list[Node]:
+    """Nodes of the path on which `track` needs data at the anchor."""
+    if track.is_state:
+        return found.path[-1:]
+    spans = track.reach_pages.spans(found.anchor)
+    return [
+        node
+        for node in found.path
+        if any(node.start < span.end and node.end > span.start for span in spans)
+    ]
+
+
+def missing_from(tree: Tree, found: Match) -> int | None:
+    """First page of the shallowest node a load-back reads; None if all is on DEVICE."""
+    if found.device_anchor == found.anchor:
+        return None
+    starts = [
+        node.start
+        for track in tree.tracks
+        for node in _needed(found, track)
+        if node.cells[track.index].device is None
+    ]
+    return min(starts, default=None)

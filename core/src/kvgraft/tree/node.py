@@ -1,0 +1,92 @@
+"""Nodes of the tree and the cells components hold on them.
+
+Positions are counted in pages from the start of the sequence. A cell covers its whole node or
+nothing: where coverage changes, the tree splits the node, so no operation looks inside one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvgraft.tree.operations import Incoming, Operation
+
+__all__ = ["ON_DEVICE", "ON_HOST", "Cell", "Node"]
+
+ON_DEVICE = 1
+ON_HOST = 2
+
+
+class Cell:
+    """What one component holds on one node.
+
+    Attributes:
+        device: slots on DEVICE, int32 bytes, or None (a tombstone there).
+        host: slots on HOST, int32 bytes, or None.
+        incoming: slots reserved for a transfer in flight, on the tier the cell lacks: HOST when
+            `host` is None, else DEVICE.
+        device_pins, host_pins: receipts holding this cell per tier, data or not.
+        stamp: recency, from the tree's counter; larger is later.
+        queued: tiers (`ON_DEVICE | ON_HOST`) in whose candidate heap the cell has its entry.
+    """
+
+    __slots__ = ("device", "device_pins", "host", "host_pins", "incoming", "queued", "stamp")
+
+    def __init__(self) -> None:
+        self.device: bytes | None = None
+        self.host: bytes | None = None
+        self.incoming: Incoming | None = None
+        self.device_pins = 0
+        self.host_pins = 0
+        self.stamp = 0
+        self.queued = 0
+
+
+class Node:
+    """An edge of whole pages and the boundary at its end.
+
+    Attributes:
+        key: tokens of the edge, int32 bytes.
+        parent: None only for a root.
+        children: by the bytes of their first page; None while there are none.
+        start, end: pages `[start, end)` of the sequence.
+        cells: one per component, in the tree's order.
+        live_device, live_host: own cells with data in the tier plus children that are live there.
+        operations: transfers in flight over this node, or None.
+        hits: times a match used this node as anchor.
+        ident: creation order, for determinism and reports.
+    """
+
+    __slots__ = (
+        "cells",
+        "children",
+        "end",
+        "hits",
+        "ident",
+        "key",
+        "live_device",
+        "live_host",
+        "operations",
+        "parent",
+        "start",
+    )
+
+    def __init__(self, key: bytes, parent: Node | None, start: int, end: int, ident: int) -> None:
+        self.key = key
+        self.parent = parent
+        self.children: dict[bytes, Node] | None = None
+        self.start = start
+        self.end = end
+        self.cells: tuple[Cell, ...] = ()
+        self.live_device = 0
+        self.live_host = 0
+        self.operations: list[Operation] | None = None
+        self.hits = 0
+        self.ident = ident
+
+    def __lt__(self, other: Node) -> bool:
+        """Order among equal stamps: shallow first, then older first."""
+        return (self.end, self.ident) < (other.end, other.ident)
+
+    def __repr__(self) -> str:
+        return f"<Node {self.ident} pages [{self.start}, {self.end})>"

@@ -1,0 +1,323 @@
+"""Transfers as the tree sees them: reserved, then committed or aborted (B1 to B7, R1 to R7).
+
+An operation holds its own receipt from `begin` to its acknowledgement (L8). The slots it reserved
+stand on the cells they are for (`Cell.incoming`), so a split gives each part its share (B5).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvgraft.slots import SLOT_BYTES
+from kvgraft.tree.eviction import bury_unreachable
+from kvgraft.tree.node import Node
+from kvgraft.tree.pinning import Receipt, acquire, acquire_node, release
+from kvgraft.tree.track import Cause, Track
+from kvgraft.tree.tree import Tree
+
+__all__ = [
+    "Incoming",
+    "Operation",
+    "SlotPair",
+    "abort",
+    "begin_backup",
+    "begin_demotion",
+    "begin_load_back",
+    "commit",
+    "load_plan",
+    "needs_backup",
+    "waits_for",
+]
+
+
+class SlotPair(NamedTuple):
+    """The same data's slots of one component: int32 `[n]` bytes on either tier."""
+
+    track: Track
+    device: bytes
+    host: bytes
+
+
+class Incoming(NamedTuple):
+    """Slots reserved on a cell and the operation that fills them."""
+
+    operation: Operation
+    slots: bytes
+
+
+class Operation:
+    """A copy in flight.
+
+    Attributes:
+        nodes: where data arrives, root first; splits add to it.
+        receipt: the operation's own pins.
+        pairs: what is copied, per component.
+        detached: DEVICE slots the operation owns and frees when it ends (demotion).
+        to_host: whether data moves to HOST.
+    """
+
+    __slots__ = ("detached", "nodes", "pairs", "receipt", "to_host")
+
+    def __init__(self, nodes: list[Node], receipt: Receipt | None, *, to_host: bool) -> None:
+        self.nodes = nodes
+        self.receipt = receipt
+        self.to_host = to_host
+        self.pairs: list[SlotPair] = []
+        self.detached: list[tuple[Track, bytes]] = []
+
+    def n_slots(self) -> int:
+        """Slots moved, over all components."""
+        return sum(len(pair.device) for pair in self.pairs) // SLOT_BYTES
+
+
+def _join(operation: Operation) -> None:
+    """Note the operation on its nodes."""
+    for node in operation.nodes:
+        if node.operations is None:
+            node.operations = []
+        node.operations.append(operation)
+
+
+def _leave(tree: Tree, operation: Operation) -> None:
+    """Take the operation off its nodes and release its pins."""
+    for node in operation.nodes:
+        assert node.operations is not None
+        node.operations.remove(operation)
+        if not node.operations:
+            node.operations = None
+    for track, slots in operation.detached:
+        track.device.cancel(slots)
+    operation.detached = []
+    if operation.receipt is not None:
+        release(tree, operation.receipt)
+    for node in reversed(operation.nodes):
+        if node.parent is not None:
+            bury_unreachable(tree, node)
+            tree.remove_dead(node)
+
+
+# -- DEVICE to HOST
+
+
+def needs_backup(tree: Tree, node: Node) -> list[Track]:
+    """Components whose data on `node` is on DEVICE only and can be mirrored (B7)."""
+    return [
+        track
+        for track in tree.tracks
+        if track.host is not None
+        and (cell := node.cells[track.index]).device is not None
+        and cell.host is None
+        and cell.incoming is None
+    ]
+
+
+def _reserve_host(node: Node, tracks: list[Track]) -> list[bytes] | None:
+    """HOST slots for all of `tracks` on `node`, or none of them (B2)."""
+    reserved: list[bytes] = []
+    for track in tracks:
+        assert track.host is not None
+        slots = track.host.reserve(track.n_slots(node))
+        if slots is None:
+            for other, taken in zip(tracks, reserved):
+                assert other.host is not None
+                other.host.cancel(taken)
+            return None
+        reserved.append(slots)
+    return reserved
+
+
+def _fill(operation: Operation, node: Node, tracks: list[Track], reserved: list[bytes]) -> None:
+    """Put the reserved HOST slots on the node's cells."""
+    for track, slots in zip(tracks, reserved):
+        cell = node.cells[track.index]
+        assert cell.device is not None
+        cell.incoming = Incoming(operation, slots)
+        operation.pairs.append(SlotPair(track, cell.device, slots))
+
+
+def begin_backup(tree: Tree, node: Node, tracks: list[Track]) -> Operation | None:
+    """Reserve HOST slots for the node's components, all or none (B2); None if HOST is short.
+
+    The caller holds a receipt over the node.
+    """
+    reserved = _reserve_host(node, tracks)
+    if reserved is None:
+        return None
+    operation = Operation([node], acquire_node(tree, node), to_host=True)
+    _fill(operation, node, tracks, reserved)
+    _join(operation)
+    return operation
+
+
+def begin_demotion(tree: Tree, node: Node, victims: tuple[Track, ...]) -> Operation | None:
+    """Victims leave DEVICE through HOST (write-back, E4); None if HOST is short.
+
+    The DEVICE slots belong to the operation until the copy ends, whichever way it ends.
+    """
+    unbacked = [track for track in needs_backup(tree, node) if track in victims]
+    reserved = _reserve_host(node, unbacked)
+    if reserved is None:
+        return None
+    operation = Operation([node], None, to_host=True)
+    _fill(operation, node, unbacked, reserved)
+    _join(operation)
+    for track in victims:
+        slots = tree.detach_device(node, track)
+        if track in unbacked:
+            track.device.in_flight += len(slots) // SLOT_BYTES
+            operation.detached.append((track, slots))
+        else:
+            track.device.allocator.free(slots)
+        track.device_evictions.add(Cause.DEMOTED, len(slots) // SLOT_BYTES)
+    return operation
+
+
+# -- HOST to DEVICE
+
+
+def _segment_nodes(track: Track, receipt: Receipt) -> list[Node]:
+    """Nodes of the receipt's path inside the component's segment, root first."""
+    segment = receipt.segments[track.index]
+    nodes: list[Node] = []
+    if not segment:
+        return nodes
+    if track.is_state:
+        return [receipt.anchor]
+    node: Node | None = receipt.anchor
+    lowest = segment[0].start
+    while node is not None and node.parent is not None and node.end > lowest:
+        if any(node.start < span.end and node.end > span.start for span in segment):
+            nodes.append(node)
+        node = node.parent
+    nodes.reverse()
+    return nodes
+
+
+def load_plan(receipt: Receipt, tracks: tuple[Track, ...]) -> list[list[Node]]:
+    """Per component, the nodes a load-back from the receipt's anchor fills, root first (R1).
+
+    What is already on its way is left out (R6).
+    """
+    if receipt.host_from is None:
+        return [[] for _ in tracks]
+    return [
+        [
+            node
+            for node in _segment_nodes(track, receipt)
+            if (cell := node.cells[track.index]).device is None
+            and cell.host is not None
+            and cell.incoming is None
+        ]
+        for track in tracks
+    ]
+
+
+def waits_for(receipt: Receipt, tracks: tuple[Track, ...]) -> list[Operation]:
+    """Load-backs in flight that bring data this receipt's request needs (R6)."""
+    found: list[Operation] = []
+    if receipt.host_from is None:
+        return found
+    for track in tracks:
+        for node in _segment_nodes(track, receipt):
+            cell = node.cells[track.index]
+            if (
+                cell.device is None
+                and cell.incoming is not None
+                and not cell.incoming.operation.to_host
+                and cell.incoming.operation not in found
+            ):
+                found.append(cell.incoming.operation)
+    return found
+
+
+def begin_load_back(tree: Tree, receipt: Receipt) -> Operation | None:
+    """Reserve DEVICE slots for everything the receipt's reach lacks, all or none (R4).
+
+    Room has been made before (R3). Returns None, leaving no trace, if a pool is short after all.
+    """
+    plan = load_plan(receipt, tree.tracks)
+    reserved: list[tuple[Track, Node, bytes]] = []
+    for track, nodes in zip(tree.tracks, plan):
+        for node in nodes:
+            slots = track.device.reserve(track.n_slots(node))
+            if slots is None:
+                for other, _, taken in reserved:
+                    other.device.cancel(taken)
+                return None
+            reserved.append((track, node, slots))
+    filled = sorted({id(node): node for _, node, _ in reserved}.values(), key=lambda n: n.start)
+    pins = acquire(tree, receipt.anchor, host_from=receipt.host_from, touch=False)
+    if pins is None:
+        for track, _, taken in reserved:
+            track.device.cancel(taken)
+        return None
+    operation = Operation(filled, pins, to_host=False)
+    for track, nodes in zip(tree.tracks, plan):
+        device, host = b"", b""
+        for owner, node, slots in reserved:
+            if owner is track:
+                cell = node.cells[track.index]
+                assert cell.host is not None
+                cell.incoming = Incoming(operation, slots)
+                device += slots
+                host += cell.host
+        if device:
+            operation.pairs.append(SlotPair(track, device, host))
+    _join(operation)
+    return operation
+
+
+# -- the end of an operation
+
+
+def commit(tree: Tree, operation: Operation) -> bool:
+    """The copy is acknowledged: publish what it brought; False if some could not be (B1, B3).
+
+    A cell that got its data otherwise in the meantime keeps it; the copy's slots are freed.
+    """
+    complete = True
+    for node in operation.nodes:
+        gap = operation.to_host and not _parent_on_host(tree, node)
+        for track in tree.tracks:
+            cell = node.cells[track.index]
+            if cell.incoming is None or cell.incoming.operation is not operation:
+                continue
+            slots = cell.incoming.slots
+            cell.incoming = None
+            ledger = track.host if operation.to_host else track.device
+            assert ledger is not None
+            present = cell.host if operation.to_host else cell.device
+            if present is not None or gap:
+                ledger.cancel(slots)
+                complete = complete and not gap
+            elif operation.to_host:
+                ledger.in_flight -= len(slots) // SLOT_BYTES
+                tree.put_host(node, track, slots)
+            else:
+                ledger.in_flight -= len(slots) // SLOT_BYTES
+                tree.put_device(node, track, slots)
+        tree.queue_candidates(node)
+    _leave(tree, operation)
+    return complete
+
+
+def _parent_on_host(tree: Tree, node: Node) -> bool:
+    """Whether HOST data may hang below the node's parent (B1)."""
+    parent = node.parent
+    if parent is None or parent.parent is None or not tree.prefix_closed_host:
+        return True
+    return all(parent.cells[track.index].host is not None for track in tree.everything)
+
+
+def abort(tree: Tree, operation: Operation) -> None:
+    """The copy failed or was cancelled: free what was reserved; no other trace (R2)."""
+    for node in operation.nodes:
+        for track in tree.tracks:
+            cell = node.cells[track.index]
+            if cell.incoming is not None and cell.incoming.operation is operation:
+                slots = cell.incoming.slots
+                cell.incoming = None
+                ledger = track.host if operation.to_host else track.device
+                assert ledger is not None
+                ledger.cancel(slots)
+    _leave(tree, operation)

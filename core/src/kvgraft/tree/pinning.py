@@ -1,0 +1,339 @@
+"""Pins and receipts (L1 to L8).
+
+A receipt names its anchor node and, per component, the page segments it pinned below it. Splits
+keep the anchor's identity and copy pin counts to both parts, so walking up from the anchor over
+the same pages finds exactly the pins that were taken, whatever happened in between. Nodes without
+data inside a segment are counted too: data that arrives on them later is pinned on arrival.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvgraft.errors import LeaseError
+from kvgraft.slots import SLOT_BYTES
+from kvgraft.tree.node import Node
+from kvgraft.tree.track import Track
+from kvgraft.tree.tree import Tree
+from kvgraft.types import Span
+
+__all__ = ["Receipt", "acquire", "acquire_node", "release", "release_host", "slide"]
+
+
+class Receipt:
+    """What a pin returns and its release consumes (L2).
+
+    Attributes:
+        anchor: the node at whose end the pinned boundary lies.
+        segments: per component, the pinned pages; a state's pin is the empty span at the anchor.
+        host_from: HOST is pinned too from this page on; None if it is not.
+        released: whether it was consumed.
+    """
+
+    __slots__ = ("anchor", "host_from", "released", "segments")
+
+    def __init__(
+        self, anchor: Node, segments: list[tuple[Span, ...]], host_from: int | None
+    ) -> None:
+        self.anchor = anchor
+        self.segments = segments
+        self.host_from = host_from
+        self.released = False
+
+
+def default_segment(track: Track, boundary: int) -> tuple[Span, ...]:
+    """The pages a component's reach covers at a boundary; what a pin holds by default (L3)."""
+    if track.is_state:
+        return (Span(boundary, boundary),) if boundary else ()
+    return track.reach_pages.spans(boundary)
+
+
+def acquire(
+    tree: Tree,
+    anchor: Node,
+    *,
+    host_from: int | None = None,
+    touch: bool = True,
+    segments: Sequence[tuple[Span, ...] | None] | None = None,
+) -> Receipt | None:
+    """Pin what every component's reach covers at `anchor` (L3).
+
+    Returns None, with nothing pinned, when pinning would take slots that were promised to admitted
+    requests (A12). O(nodes in the segments).
+
+    Args:
+        tree: the tree.
+        anchor: the node whose end is the boundary.
+        host_from: pin HOST data from this page on as well.
+        touch: whether this counts as use for recency.
+        segments: per component, what to pin instead of the default; None keeps the default.
+    """
+    boundary = anchor.end
+    if touch:
+        tree.clock += 1
+        anchor.hits += 1
+    stamp = tree.clock if touch else 0
+    taken: list[tuple[Span, ...]] = []
+    broken = False
+    for track in tree.tracks:
+        segment = segments[track.index] if segments is not None else None
+        if segment is None:
+            segment = default_segment(track, boundary)
+        taken.append(segment)
+        moved = 0
+        if track.is_state:
+            if segment:
+                moved = _pin_state(track, anchor, stamp)
+        else:
+            for span in segment:
+                moved += _pin_span(tree, track, anchor, span, stamp)
+        if moved:
+            ledger = track.device
+            ledger.evictable -= moved
+            ledger.pinned += moved
+            broken = broken or ledger.headroom < 0
+    receipt = Receipt(anchor, taken, host_from)
+    if host_from is not None:
+        for track, segment in zip(tree.tracks, taken):
+            _pin_host(tree, track, anchor, segment, host_from, 1)
+            broken = broken or (track.host is not None and track.host.headroom < 0)
+    if broken:
+        release(tree, receipt)
+        return None
+    return receipt
+
+
+def acquire_node(tree: Tree, node: Node) -> Receipt:
+    """Pin one whole node for a transfer (L8).
+
+    Prefix-closed components are pinned from the root, as everywhere (T6); the others on the node
+    itself. The caller holds a receipt over the node, so no headroom is taken.
+    """
+    segments: list[tuple[Span, ...]] = []
+    for track in tree.tracks:
+        if track.is_everything:
+            segments.append((Span(0, node.end),))
+        elif track.is_state:
+            segments.append((Span(node.end, node.end),))
+        else:
+            segments.append((Span(node.start, node.end),))
+    for track, segment in zip(tree.tracks, segments):
+        if track.is_state:
+            moved = _pin_state(track, node, 0)
+        else:
+            moved = _pin_span(tree, track, node, segment[0], 0)
+        track.device.evictable -= moved
+        track.device.pinned += moved
+    return Receipt(node, segments, None)
+
+
+def release(tree: Tree, receipt: Receipt) -> None:
+    """Undo `acquire` on the same segments (L1).
+
+    Raises:
+        LeaseError: the receipt was released before, or belongs to other components (L2).
+    """
+    if receipt.released or len(receipt.segments) != len(tree.tracks):
+        raise LeaseError(
+            f"receipt for page {receipt.anchor.end}: "
+            + ("already released" if receipt.released else "components are missing")
+            + "; a receipt is released once, on the tree that gave it"
+        )
+    receipt.released = True
+    anchor = receipt.anchor
+    if receipt.host_from is not None:
+        release_host(tree, receipt)
+    for track, segment in zip(tree.tracks, receipt.segments):
+        _unpin(tree, track, anchor, segment)
+    if anchor.parent is not None and not anchor.live_device and not anchor.live_host:
+        tree.remove_dead(anchor)
+
+
+def release_host(tree: Tree, receipt: Receipt) -> None:
+    """Give up the HOST part of a receipt, once its data is on DEVICE."""
+    if receipt.host_from is None:
+        return
+    host_from, receipt.host_from = receipt.host_from, None
+    for track, segment in zip(tree.tracks, receipt.segments):
+        _pin_host(tree, track, receipt.anchor, segment, host_from, -1)
+
+
+def slide(tree: Tree, receipt: Receipt, position: int) -> None:
+    """Give up what a request at page `position` no longer reaches (L6).
+
+    The receipt remembers, so its release later undoes only the rest. Whole nodes only.
+    """
+    anchor = receipt.anchor
+    for track in tree.tracks:
+        segment = receipt.segments[track.index]
+        if not segment or track.is_everything:
+            continue
+        kept = tuple(
+            Span(max(span.start, old.start), min(span.end, old.end))
+            for span in default_segment(track, position)
+            for old in segment
+            if max(span.start, old.start) < min(span.end, old.end)
+        )
+        if kept == segment:
+            continue
+        kept = _whole_nodes(anchor, kept)
+        if kept == segment:
+            continue
+        given = _difference(segment, kept)
+        receipt.segments[track.index] = kept
+        if receipt.host_from is not None:
+            _pin_host(tree, track, anchor, given, receipt.host_from, -1)
+        _unpin(tree, track, anchor, given)
+
+
+def _whole_nodes(anchor: Node, spans: tuple[Span, ...]) -> tuple[Span, ...]:
+    """Spans grown downwards to the node boundaries they begin inside."""
+    grown: list[Span] = []
+    for span in spans:
+        node: Node | None = anchor
+        start = span.start
+        while node is not None and node.parent is not None:
+            if node.start <= span.start < node.end:
+                start = node.start
+                break
+            node = node.parent
+        grown.append(Span(start, span.end))
+    return tuple(grown)
+
+
+def _difference(segment: tuple[Span, ...], kept: tuple[Span, ...]) -> tuple[Span, ...]:
+    """Pages of `segment` outside `kept`; a state's empty span when nothing is kept."""
+    given: list[Span] = []
+    for span in segment:
+        if span.start == span.end:
+            given.append(span)
+            continue
+        low = span.start
+        for keep in kept:
+            if keep.end <= low or keep.start >= span.end:
+                continue
+            if keep.start > low:
+                given.append(Span(low, keep.start))
+            low = max(low, keep.end)
+        if low < span.end:
+            given.append(Span(low, span.end))
+    return tuple(given)
+
+
+def _pin_state(track: Track, anchor: Node, stamp: int) -> int:
+    """Pin a state at the anchor; slots that stopped being evictable."""
+    cell = anchor.cells[track.index]
+    cell.device_pins += 1
+    if stamp:
+        cell.stamp = stamp
+    if cell.device_pins == 1 and cell.device is not None:
+        return len(cell.device) // SLOT_BYTES
+    return 0
+
+
+def _pin_span(tree: Tree, track: Track, anchor: Node, span: Span, stamp: int) -> int:
+    """Pin a span from `anchor` upwards; slots that stopped being evictable."""
+    index = track.index
+    low, high = span
+    node = anchor
+    moved = 0
+    if stamp and track.is_everything:
+        anchor.cells[index].stamp = stamp
+        stamp = 0
+    while node.end > low:
+        if node.start >= high:
+            assert node.parent is not None
+            node = node.parent
+            continue
+        if node.start < low:
+            tree.split(node, low)
+        if node.end > high:
+            node = tree.split(node, high)
+        cell = node.cells[index]
+        if stamp:
+            cell.stamp = stamp
+        if cell.device_pins:
+            cell.device_pins += 1
+        else:
+            cell.device_pins = 1
+            if cell.device is not None:
+                moved += len(cell.device)
+        node = node.parent  # type: ignore[assignment]
+    return moved // SLOT_BYTES
+
+
+def _unpin(tree: Tree, track: Track, anchor: Node, segment: tuple[Span, ...]) -> None:
+    """Undo pins on DEVICE over `segment`; what became a victim is entered as candidate."""
+    index = track.index
+    moved = 0
+    deepest: Node | None = None
+    if track.is_state:
+        if segment:
+            cell = anchor.cells[index]
+            cell.device_pins -= 1
+            if not cell.device_pins:
+                if cell.device is not None:
+                    moved = len(cell.device)
+                    track.queue_device(anchor)
+                if track.home_is_host and tree.is_host_candidate(anchor, track):
+                    track.queue_host(anchor)
+    else:
+        for low, high in segment:
+            node = anchor
+            while node.end > low:
+                if node.end > high:
+                    node = node.parent  # type: ignore[assignment]
+                    continue
+                cell = node.cells[index]
+                pins = cell.device_pins - 1
+                cell.device_pins = pins
+                if not pins:
+                    if cell.device is not None:
+                        moved += len(cell.device)
+                        if not track.is_everything:
+                            track.queue_device(node)
+                        elif deepest is None:
+                            deepest = node
+                    if track.home_is_host and tree.is_host_candidate(node, track):
+                        track.queue_host(node)
+                node = node.parent  # type: ignore[assignment]
+    if moved:
+        moved //= SLOT_BYTES
+        track.device.pinned -= moved
+        track.device.evictable += moved
+    if deepest is not None and tree.is_device_leaf(deepest):
+        track.queue_device(deepest)
+
+
+def _pin_host(
+    tree: Tree,
+    track: Track,
+    anchor: Node,
+    segment: tuple[Span, ...],
+    host_from: int,
+    step: int,
+) -> None:
+    """Add `step` HOST pins over `segment` from page `host_from` on."""
+    index = track.index
+    moved = 0
+    nodes: list[Node] = []
+    if track.is_state:
+        nodes = [anchor] if segment else []
+    else:
+        for low, high in segment:
+            node = anchor
+            low = max(low, host_from)  # noqa: PLW2901
+            while node.end > low:
+                if node.end <= high:
+                    nodes.append(node)
+                node = node.parent  # type: ignore[assignment]
+    for node in nodes:
+        cell = node.cells[index]
+        cell.host_pins += step
+        if cell.host is not None and cell.host_pins == (1 if step > 0 else 0):
+            moved += len(cell.host) // SLOT_BYTES
+            if step < 0 and tree.is_host_candidate(node, track):
+                track.queue_host(node)
+    if moved and track.host is not None:
+        track.host.pinned += step * moved
+        track.host.evictable -= step * moved

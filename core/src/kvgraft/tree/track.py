@@ -1,0 +1,182 @@
+"""What the tree knows of one component: its reach in pages, its ledgers, its candidates."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappush
+from typing import NamedTuple
+
+from kvgraft.errors import ConfigError
+from kvgraft.reach import PageReach, Reach
+from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.node import ON_DEVICE, ON_HOST, Node
+from kvgraft.types import Kind, Tier
+
+__all__ = ["Cause", "ComponentShape", "Evictions", "Track", "ordered"]
+
+
+class Cause(enum.Enum):
+    """Why slots left a tier."""
+
+    DEMOTED = "demoted"
+    """The pool was short; a copy stays on HOST."""
+    DELETED = "deleted"
+    """The pool was short; no copy was left."""
+    CASCADE = "cascade"
+    """A component of wider or equal reach lost its data on the node (E3)."""
+    LEAF = "leaf"
+    """Another component's pool was short, at a leaf, where everything goes (E3)."""
+
+
+class ComponentShape(NamedTuple):
+    """A component as the tree sees it; no pools, no torch.
+
+    Attributes:
+        name: the component's name.
+        reach: its declared reach.
+        home: tier of the canonical copy.
+        slots_per_page: device and host slots a page takes (paged components).
+        can_copy: whether a state can be copied for a request that will write to it.
+    """
+
+    name: str
+    reach: Reach
+    home: Tier = Tier.DEVICE
+    slots_per_page: int = 1
+    can_copy: bool = True
+
+    @property
+    def kind(self) -> Kind:
+        """State or paged, from the reach."""
+        return Kind.STATE if self.reach.is_state else Kind.PAGED
+
+
+def ordered(shapes: Sequence[ComponentShape]) -> list[ComponentShape]:
+    """Components in the tree's order: widest reach first, the base at 0 (T4).
+
+    The order depends on the set of components only, not on how it was listed (D1).
+
+    Raises:
+        ConfigError: no component, or two of one name.
+    """
+    if not shapes:
+        raise ConfigError("no component given; install and name one, see `kvgraft components`")
+    names = [shape.name for shape in shapes]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"component {name!r} is given {names.count(name)} times; give it once")
+    return sorted(
+        shapes, key=lambda shape: (-shape.reach.width_tokens, shape.home is Tier.HOST, shape.name)
+    )
+
+
+@dataclass(slots=True)
+class Evictions:
+    """Slots that left a tier, by cause, since the cache was made."""
+
+    demoted: int = 0
+    deleted: int = 0
+    cascade: int = 0
+    leaf: int = 0
+
+    def add(self, cause: Cause, n_slots: int) -> None:
+        """Count `n_slots` under `cause`."""
+        setattr(self, cause.value, getattr(self, cause.value) + n_slots)
+
+
+class Track:
+    """One component's constants and books inside a tree.
+
+    Attributes:
+        index: its position among the tree's components and in `Node.cells`.
+        narrower: indexes of components whose reach this one contains, itself included: what
+            loses its use on a node where this component's data is gone (E3).
+        wider: indexes of the other components whose reach contains this one.
+        device_heap, host_heap: eviction candidates as `(stamp, node)`. An entry's stamp may lag
+            behind the cell's; whoever pops it looks again (exact least-recently-used order, since
+            stamps only grow). One entry per cell and tier at most, see `Cell.queued`.
+    """
+
+    __slots__ = (
+        "can_copy",
+        "device",
+        "device_evictions",
+        "device_heap",
+        "home_is_host",
+        "host",
+        "host_evictions",
+        "host_heap",
+        "index",
+        "is_everything",
+        "is_state",
+        "name",
+        "narrower",
+        "reach",
+        "reach_pages",
+        "slots_per_page",
+        "stale",
+        "wider",
+        "window_pages",
+    )
+
+    def __init__(
+        self,
+        shape: ComponentShape,
+        index: int,
+        page_size: int,
+        device: Ledger,
+        host: Ledger | None,
+    ) -> None:
+        if shape.home is Tier.HOST and host is None:
+            raise ConfigError(f"component {shape.name!r}: its home is HOST but it has no host pool")
+        self.name = shape.name
+        self.index = index
+        self.reach = shape.reach
+        self.reach_pages = PageReach(shape.reach, page_size)
+        self.is_state = self.reach_pages.is_state
+        self.is_everything = self.reach_pages.is_everything
+        self.window_pages = self.reach_pages.window_pages
+        self.home_is_host = shape.home is Tier.HOST
+        self.can_copy = shape.can_copy
+        self.slots_per_page = shape.slots_per_page
+        self.device = device
+        self.host = host
+        self.narrower: tuple[int, ...] = (index,)
+        self.wider: tuple[int, ...] = ()
+        self.device_heap: list[tuple[int, Node]] = []
+        self.host_heap: list[tuple[int, Node]] = []
+        self.stale = 0
+        self.device_evictions = Evictions()
+        self.host_evictions = Evictions()
+
+    def n_slots(self, node: Node) -> int:
+        """Slots this component takes for the whole of `node`."""
+        return 1 if self.is_state else (node.end - node.start) * self.slots_per_page
+
+    def queue_device(self, node: Node) -> None:
+        """Enter a DEVICE eviction candidate; O(log n), nothing if it is entered already."""
+        cell = node.cells[self.index]
+        if not cell.queued & ON_DEVICE:
+            cell.queued |= ON_DEVICE
+            heappush(self.device_heap, (cell.stamp, node))
+
+    def queue_host(self, node: Node) -> None:
+        """Enter a HOST eviction candidate; O(log n), nothing if it is entered already."""
+        cell = node.cells[self.index]
+        if not cell.queued & ON_HOST:
+            cell.queued |= ON_HOST
+            heappush(self.host_heap, (cell.stamp, node))
+
+    def forget(self, node: Node) -> None:
+        """`node` left the tree: drop its entries, in bulk once they are half of a heap."""
+        queued = node.cells[self.index].queued
+        if queued:
+            self.stale += 1
+            if self.stale * 2 > len(self.device_heap) + len(self.host_heap) + 64:
+                self.device_heap = [entry for entry in self.device_heap if entry[1].parent]
+                self.host_heap = [entry for entry in self.host_heap if entry[1].parent]
+                heapify(self.device_heap)
+                heapify(self.host_heap)
+                self.stale = 0

@@ -1,0 +1,295 @@
+"""The prefix tree: structure, data arriving and leaving, splits.
+
+Bookkeeping only, no torch. Matching, pinning, inserting, evicting and transfers are modules beside
+this one, functions over a `Tree`; what they share, the changes that keep ledgers, live counts and
+candidates right, is here. Where several components are installed none is named: everything
+follows from `Track.reach_pages` and `Track.narrower`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from kvgraft.errors import ConfigError
+from kvgraft.slots import SLOT_BYTES
+from kvgraft.tree.keys import TOKEN_BYTES
+from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.node import Cell, Node
+from kvgraft.tree.track import Cause, ComponentShape, Track, ordered
+
+__all__ = ["Tree"]
+
+
+class Tree:
+    """One radix tree per namespace over shared pools.
+
+    Args:
+        page_size: tokens per page.
+        shapes: the components, in any order.
+        device: DEVICE ledger per component name.
+        host: HOST ledger per component name; a component without one is never backed up.
+        prefix_closed_host: whether HOST data of a node implies HOST data of its parent
+            (true unless the write policy is write-back; T4, T5).
+
+    Raises:
+        ConfigError: page size below 1, no component, or two of one name.
+    """
+
+    def __init__(
+        self,
+        page_size: int,
+        shapes: Sequence[ComponentShape],
+        device: dict[str, Ledger],
+        host: dict[str, Ledger],
+        *,
+        prefix_closed_host: bool = True,
+    ) -> None:
+        if page_size < 1:
+            raise ConfigError(f"page_size {page_size} is below 1; use 1, 16 or 64")
+        self.page_size = page_size
+        self.page_bytes = page_size * TOKEN_BYTES
+        self.prefix_closed_host = prefix_closed_host
+        self.tracks = tuple(
+            Track(shape, index, page_size, device[shape.name], host.get(shape.name))
+            for index, shape in enumerate(ordered(shapes))
+        )
+        for track in self.tracks:
+            track.narrower = tuple(
+                other.index
+                for other in self.tracks
+                if other is track or track.reach.contains(other.reach)
+            )
+        for track in self.tracks:
+            track.wider = tuple(
+                other.index
+                for other in self.tracks
+                if other is not track and track.index in other.narrower
+            )
+        self.by_name = {track.name: track for track in self.tracks}
+        self.everything = tuple(track for track in self.tracks if track.is_everything)
+        self.checks = tuple(sorted(self.tracks, key=lambda track: track.reach.width_tokens))
+        self.has_state = any(track.is_state for track in self.tracks)
+        self.roots: dict[object, Node] = {}
+        self.clock = 0
+        self.n_nodes = 0
+        self._next_ident = 0
+
+    # -- nodes
+
+    def new_node(self, key: bytes, parent: Node | None, start: int, end: int) -> Node:
+        """A node with empty cells, not yet listed by its parent."""
+        node = Node(key, parent, start, end, self._next_ident)
+        self._next_ident += 1
+        node.cells = tuple([Cell() for _ in self.tracks])
+        return node
+
+    def root(self, namespace: object) -> Node:
+        """The namespace's root, made at first use (T1)."""
+        root = self.roots.get(namespace)
+        if root is None:
+            root = self.roots[namespace] = self.new_node(b"", None, 0, 0)
+        return root
+
+    def link(self, node: Node) -> None:
+        """List `node` among its parent's children."""
+        parent = node.parent
+        assert parent is not None
+        if parent.children is None:
+            parent.children = {}
+        parent.children[node.key[: self.page_bytes]] = node
+        self.n_nodes += 1
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node but the roots, parents before children."""
+        stack = list(self.roots.values())
+        while stack:
+            node = stack.pop()
+            if node.parent is not None:
+                yield node
+            if node.children is not None:
+                stack.extend(node.children.values())
+
+    def split(self, node: Node, at: int) -> Node:
+        """Cut `node` before page `at`; returns the new upper part (T10, B5).
+
+        The lower part keeps its identity, so receipts and transfers that name the node still name
+        the boundary at its end. Paged cells are cut in two copies, a state stays below; pins,
+        recency, hits and transfers in flight hold for both parts; no ledger changes.
+        """
+        parent = node.parent
+        assert parent is not None
+        assert node.start < at < node.end
+        pages = at - node.start
+        upper = self.new_node(node.key[: pages * self.page_bytes], parent, node.start, at)
+        node.key = node.key[pages * self.page_bytes :]
+        node.start = at
+        node.parent = upper
+        self.link(upper)
+        upper.children = {node.key[: self.page_bytes]: node}
+        upper.hits = node.hits
+        if node.operations is not None:
+            upper.operations = list(node.operations)
+            for operation in node.operations:
+                operation.nodes.insert(operation.nodes.index(node), upper)
+        for track in self.tracks:
+            if track.is_state:
+                continue
+            above, below = upper.cells[track.index], node.cells[track.index]
+            cut = pages * track.slots_per_page * SLOT_BYTES
+            if below.device is not None:
+                above.device, below.device = below.device[:cut], below.device[cut:]
+                upper.live_device += 1
+            if below.host is not None:
+                above.host, below.host = below.host[:cut], below.host[cut:]
+                upper.live_host += 1
+            if below.incoming is not None:
+                slots = below.incoming.slots
+                above.incoming = below.incoming._replace(slots=slots[:cut])
+                below.incoming = below.incoming._replace(slots=slots[cut:])
+            above.device_pins = below.device_pins
+            above.host_pins = below.host_pins
+            above.stamp = below.stamp
+        upper.live_device += node.live_device > 0
+        upper.live_host += node.live_host > 0
+        self.queue_candidates(upper)
+        return upper
+
+    def remove_dead(self, node: Node) -> None:
+        """Remove `node` and its ancestors as far as they hold and lead to nothing (T3)."""
+        while (
+            not node.live_device
+            and not node.live_host
+            and node.children is None
+            and node.operations is None
+        ):
+            parent = node.parent
+            if parent is None:
+                return
+            if any(cell.device_pins or cell.host_pins for cell in node.cells):
+                return
+            assert parent.children is not None
+            del parent.children[node.key[: self.page_bytes]]
+            if not parent.children:
+                parent.children = None
+            node.parent = None
+            self.n_nodes -= 1
+            for track in self.tracks:
+                track.forget(node)
+            node = parent
+
+    # -- data arriving on a cell
+
+    def put_device(self, node: Node, track: Track, slots: bytes) -> None:
+        """DEVICE data arrives; pinned on arrival if the cell is pinned (L4)."""
+        cell = node.cells[track.index]
+        cell.device = slots
+        n_slots = len(slots) // SLOT_BYTES
+        if cell.device_pins:
+            track.device.pinned += n_slots
+        else:
+            track.device.evictable += n_slots
+        above: Node | None = node
+        while above is not None:
+            above.live_device += 1
+            if above.live_device > 1:
+                break
+            above = above.parent
+
+    def put_host(self, node: Node, track: Track, slots: bytes) -> None:
+        """HOST data arrives; pinned on arrival if the cell is pinned (L4)."""
+        cell = node.cells[track.index]
+        assert track.host is not None
+        cell.host = slots
+        n_slots = len(slots) // SLOT_BYTES
+        if cell.host_pins:
+            track.host.pinned += n_slots
+        else:
+            track.host.evictable += n_slots
+        above: Node | None = node
+        while above is not None:
+            above.live_host += 1
+            if above.live_host > 1:
+                break
+            above = above.parent
+
+    # -- data leaving a cell
+
+    def detach_device(self, node: Node, track: Track) -> bytes:
+        """An unpinned cell gives up its DEVICE slots; the caller owns them now."""
+        cell = node.cells[track.index]
+        slots = cell.device
+        assert slots is not None
+        assert not cell.device_pins
+        cell.device = None
+        track.device.evictable -= len(slots) // SLOT_BYTES
+        below: Node | None = node
+        while below is not None:
+            below.live_device -= 1
+            if below.live_device:
+                break
+            below = below.parent
+        return slots
+
+    def drop_device(self, node: Node, track: Track, cause: Cause) -> None:
+        """An unpinned cell's DEVICE slots become free."""
+        slots = self.detach_device(node, track)
+        track.device.allocator.free(slots)
+        track.device_evictions.add(cause, len(slots) // SLOT_BYTES)
+
+    def drop_host(self, node: Node, track: Track, cause: Cause) -> None:
+        """An unpinned cell's HOST slots become free."""
+        cell = node.cells[track.index]
+        slots = cell.host
+        assert slots is not None
+        assert not cell.host_pins
+        assert track.host is not None
+        cell.host = None
+        track.host.evictable -= len(slots) // SLOT_BYTES
+        track.host.allocator.free(slots)
+        track.host_evictions.add(cause, len(slots) // SLOT_BYTES)
+        below: Node | None = node
+        while below is not None:
+            below.live_host -= 1
+            if below.live_host:
+                break
+            below = below.parent
+
+    # -- candidates
+
+    def is_device_leaf(self, node: Node) -> bool:
+        """Whether no node below holds DEVICE data."""
+        live = node.live_device
+        for cell in node.cells:
+            live -= cell.device is not None
+        return not live
+
+    def is_host_leaf(self, node: Node) -> bool:
+        """Whether no node below holds HOST data."""
+        live = node.live_host
+        for cell in node.cells:
+            live -= cell.host is not None
+        return not live
+
+    def is_device_candidate(self, node: Node, track: Track) -> bool:
+        """Definition of a DEVICE victim for `track` (E1, T5, L5)."""
+        cell = node.cells[track.index]
+        if cell.device is None or cell.device_pins:
+            return False
+        return not track.is_everything or self.is_device_leaf(node)
+
+    def is_host_candidate(self, node: Node, track: Track) -> bool:
+        """Definition of a HOST victim for `track` (E1, T5, L5)."""
+        cell = node.cells[track.index]
+        if cell.host is None or cell.host_pins or (track.home_is_host and cell.device_pins):
+            return False
+        return not track.is_everything or self.is_host_leaf(node)
+
+    def queue_candidates(self, node: Node) -> None:
+        """Enter whatever on `node` has become a victim."""
+        if node.parent is None:
+            return
+        for track in self.tracks:
+            if self.is_device_candidate(node, track):
+                track.queue_device(node)
+            if node.live_host and self.is_host_candidate(node, track):
+                track.queue_host(node)

@@ -1,0 +1,1 @@
+"""Full attention for kvgraft."""

@@ -1,0 +1,1 @@
+"""Host-resident sparse attention for kvgraft."""

@@ -1,0 +1,1 @@
+"""Mamba and other state-space layers for kvgraft."""
