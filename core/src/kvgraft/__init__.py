@@ -24,6 +24,7 @@ from kvgraft.errors import (
     TraceError,
     TransferError,
 )
+from kvgraft.geometry import AttentionOptions, Dtype, LayerOptions
 from kvgraft.hookspecs import hookimpl
 from kvgraft.reach import Chunk, Everything, Leading, Reach, StateAt, Trailing
 from kvgraft.tree.keys import TokenKey
@@ -60,6 +61,7 @@ __all__ = [
     "API_VERSION",
     "COPY_ON_WRITE",
     "HOST_MIRROR",
+    "AttentionOptions",
     "BudgetError",
     "BuildContext",
     "Cache",
@@ -75,11 +77,13 @@ __all__ = [
     "DemandQuery",
     "DevicePool",
     "Direction",
+    "Dtype",
     "Everything",
     "HostMirror",
     "IntegrityError",
     "Kind",
     "KvgraftError",
+    "LayerOptions",
     "Leading",
     "LeaseError",
     "LoadModel",

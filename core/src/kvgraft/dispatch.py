@@ -137,7 +137,8 @@ def _check_component(plugin: Plugin, component: object) -> None:
         )
     if component.reach.is_state is not (declaration.kind is Kind.STATE):
         raise PluginError(
-            plugin.name, f"declared kind {declaration.kind.value} but its reach is {component.reach}"
+            plugin.name,
+            f"declared kind {declaration.kind.value} but its reach is {component.reach}",
         )
     if component.slots_per_page < 1:
         raise PluginError(

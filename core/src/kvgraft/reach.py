@@ -176,9 +176,10 @@ class PageReach:
     Attributes:
         is_state, is_everything: see `Reach`.
         window_pages: for a single `Trailing` term its pages, else None (a fast path).
+        widest_pages: most pages touched at any boundary; 0 for `Everything` and states.
     """
 
-    __slots__ = ("_starts", "is_everything", "is_state", "window_pages")
+    __slots__ = ("_starts", "is_everything", "is_state", "widest_pages", "window_pages")
 
     def __init__(self, reach: Reach, page_size: int) -> None:
         self.is_state = reach.is_state
@@ -186,6 +187,11 @@ class PageReach:
         self.window_pages: int | None = None
         if len(reach.terms) == 1 and isinstance(reach.terms[0], Trailing):
             self.window_pages = -(-reach.terms[0].tokens // page_size)
+        self.widest_pages = sum(
+            -(-term.tokens // page_size) + isinstance(term, Chunk)
+            for term in reach.terms
+            if not isinstance(term, (Everything, StateAt))
+        )
         terms: tuple[Term, ...] = (Everything(),) if self.is_everything else reach.terms
         self._starts = tuple(_page_start(term, page_size) for term in terms)
 

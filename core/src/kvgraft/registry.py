@@ -118,8 +118,8 @@ def _check_hooks(name: str, implementation: object, implemented: set[str]) -> No
 def _check_declaration(name: str, declaration: object) -> None:
     if not isinstance(declaration, ComponentDeclaration):
         raise PluginError(
-            name, f"declare_component returned {type(declaration).__name__}, "
-            "not a ComponentDeclaration"
+            name,
+            f"declare_component returned {type(declaration).__name__}, not a ComponentDeclaration",
         )
     check_api_version(name, declaration.api_version)
     if declaration.name != name:

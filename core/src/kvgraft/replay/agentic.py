@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvgraft.replay.continuation import Recorded, contents, continuations
-from kvgraft.replay.lines import Record, read_records
+from kvgraft.replay.lines import Record, read_records, shown
 from kvgraft.replay.workload import (
     ADDRESS_LIMIT,
     Addresses,
@@ -68,19 +68,19 @@ def read_agentic(path: str | os.PathLike[str], *, limit: int | None = None) -> W
     n_sessions = 0
     block_tokens = 0
     for record in read_records(path):
-        room = None if limit is None else limit - len(requests)
-        if room is not None and room <= 0:
-            break
         if record.has("dup_of"):
             continue
         size = AGENTIC_BLOCK_TOKENS
         if record.has("block_size"):
             size = record.integer("block_size", least=1)
         block_tokens = max(block_tokens, size)
+        room = None if limit is None else limit - len(requests)
         calls = sorted(_calls(record, size), key=lambda call: call.start_s)[:room]
         if calls:
             requests += _session(calls, n_sessions, len(requests), size, addresses)
             n_sessions += 1
+        if len(requests) == limit:
+            break
     return Workload.of(
         requests,
         name=path.name,
@@ -138,7 +138,8 @@ def _run(record: Record, run: object) -> Span:
         if type(first) is type(count) is int and 0 <= first < ADDRESS_LIMIT and count > 0:
             return Span(first, count)
     raise record.error(
-        f"'runs' holds {run!r}, expected [first id >= 0, count >= 1]", "repair or remove the line"
+        f"'runs' holds {shown(run)}, expected [first id >= 0, count >= 1]",
+        "repair or remove the line",
     )
 
 

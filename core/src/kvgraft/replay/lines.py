@@ -15,7 +15,7 @@ from pathlib import Path
 
 from kvgraft.errors import TraceError
 
-__all__ = ["Record", "read_records"]
+__all__ = ["Record", "read_records", "shown"]
 
 LINE_LIMIT_BYTES = 1 << 28
 GZIP_MAGIC = b"\x1f\x8b"
@@ -64,7 +64,7 @@ class Record:
             raise self._wrong_type(name, value, "a number")
         if not 0 <= value < 1e15:  # false for NaN as well
             raise self.error(
-                f"{name!r} is {value}, expected a finite number of at least 0",
+                f"{name!r} is {shown(value)}, expected a finite number of at least 0",
                 "repair or remove the line",
             )
         return float(value)
@@ -81,7 +81,7 @@ class Record:
         part = f"{self.part}, {part}" if self.part else part
         if not isinstance(value, dict):
             raise self.error(
-                f"{part} is {_shown(value)}, expected an object", "repair or remove the line"
+                f"{part} is {shown(value)}, expected an object", "repair or remove the line"
             )
         return Record(self.path, self.line, value, part)
 
@@ -96,12 +96,12 @@ class Record:
 
     def _wrong_type(self, name: str, value: object, expected: str) -> TraceError:
         return self.error(
-            f"{name!r} is {_shown(value)}, expected {expected}", "repair or remove the line"
+            f"{name!r} is {shown(value)}, expected {expected}", "repair or remove the line"
         )
 
     def _too_small(self, name: str, value: int, least: int) -> TraceError:
         return self.error(
-            f"{name!r} is {value}, expected at least {least}", "repair or remove the line"
+            f"{name!r} is {shown(value)}, expected at least {least}", "repair or remove the line"
         )
 
 
@@ -177,11 +177,12 @@ def _parse(path: Path, line: int, text: bytes) -> dict[str, object]:
         raise TraceError(f"{where}: not usable JSON: {error}; repair or remove the line") from None
     if not isinstance(value, dict):
         raise TraceError(
-            f"{where}: {_shown(value)} instead of a JSON object; expected one object per line"
+            f"{where}: {shown(value)} instead of a JSON object; expected one object per line"
         )
     return value
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A JSON value as an error message quotes it, cut where it is long."""
     text = json.dumps(value)
     return text if len(text) <= 40 else f"{text[:37]}..."

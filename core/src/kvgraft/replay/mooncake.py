@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvgraft.replay.continuation import Recorded, contents, continuations
-from kvgraft.replay.lines import Record, read_records
+from kvgraft.replay.lines import Record, read_records, shown
 from kvgraft.replay.workload import Addresses, Span, TraceRequest, Workload, join_spans
 
 __all__ = ["MOONCAKE_BLOCK_TOKENS", "read_mooncake"]
@@ -46,8 +46,6 @@ def read_mooncake(
     recorded: list[Recorded] = []
     arrivals: list[float] = []
     for record in read_records(path):
-        if limit is not None and len(recorded) >= limit:
-            break
         arrival_s = record.seconds("timestamp") / 1000
         if arrivals and arrival_s < arrivals[-1]:
             raise record.error(
@@ -56,6 +54,8 @@ def read_mooncake(
             )
         arrivals.append(arrival_s)
         recorded.append(blocks.request(record, len(recorded)))
+        if len(recorded) == limit:
+            break
 
     links, known_tails = continuations(recorded)
     spans = contents(recorded, links, known_tails, blocks.addresses)
@@ -137,7 +137,7 @@ class _Blocks:
         if len(checked) != len(ids):
             wrong = next(block for block in ids if type(block) is not int or block < 0)
             raise record.error(
-                f"'hash_ids' holds {wrong!r}, expected integers of at least 0",
+                f"'hash_ids' holds {shown(wrong)}, expected integers of at least 0",
                 "repair or remove the line",
             )
         return checked

@@ -35,7 +35,8 @@ PREFILL_TOKENS_PER_S = 10_000.0
 OUTPUT_TOKENS_PER_S = 50.0
 
 
-class Length(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Length:
     """A lognormal length in tokens (or seconds), cut at `most`."""
 
     median: float

@@ -116,7 +116,7 @@ def load_plot(result: ReplayResult) -> Plot | None:
     axis = _time_axis(points)
     running = [point["running"] for point in points]
     waiting = [point["waiting"] for point in points]
-    limit = max(max(a + b for a, b in zip(running, waiting, strict=True)), 1)
+    limit = max(1, *(a + b for a, b in zip(running, waiting, strict=True)))
     return Plot(
         "Requests running and waiting over time",
         axis.label,
@@ -148,14 +148,13 @@ def source_plot(sources: Sequence[Source]) -> tuple[Plot | None, int]:
     }
     limit = float(max(sum(parts) for parts in zip(*values.values(), strict=True)))
     pitch = 100 / len(buckets)
-    n_requests = len(sources)
     # Bars stand at their bucket's place, so the axis counts requests, not bars.
     axis_end = len(buckets) * per_bar
     return Plot(
         "Where each request's input tokens came from",
         "request, in order of arrival",
         "tokens per request",
-        [tick for tick in ticks(axis_end, 6, least=1.0) if n_requests > 1],
+        ticks(axis_end, 6, least=1.0) if len(sources) > 1 else [],
         ticks(limit, 4, least=1.0),
         bar_layers([(tone, place(values[name], limit)) for name, tone in SOURCE_TONES]),
         [round((index + 0.5) * pitch, 2) for index in range(len(buckets))],

@@ -64,9 +64,7 @@ def _context(result: ReplayResult) -> dict[str, object]:
     pools = pool_plots(result)
     tree = icicle(result["tree"])
     rate, load = hit_rate_plot(result), load_plot(result)
-    plots = [
-        plot for plot in (rate, load, requests_plot, *(pool.plot for pool in pools)) if plot
-    ]
+    plots = [plot for plot in (rate, load, requests_plot, *(pool.plot for pool in pools)) if plot]
     cpu = cpu_table(result)
     return {
         "result": result,

@@ -15,9 +15,9 @@ RESIDENCIES = ("device", "both", "host", "none")
 
 
 class Rect(NamedTuple):
-    """A node's place in plot units; `index` points into `Icicle.nodes`."""
+    """A node's place in plot units; `node` points into `Icicle.nodes`."""
 
-    index: int
+    node: int
     x: float
     y: float
     width: float
@@ -74,7 +74,7 @@ def icicle(tree: TreeSnapshot) -> Icicle | None:
         for index, node in enumerate(nodes)
     ]
     # Pinned nodes are drawn last, so that no neighbour covers their outline.
-    rects.sort(key=lambda rect: (rect.pinned, rect.index))
+    rects.sort(key=lambda rect: (rect.pinned, rect.node))
     components = tuple(dict.fromkeys(name for node in nodes for name in node["residency"]))
     shares = {
         name: tuple(

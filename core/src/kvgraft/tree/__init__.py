@@ -1,9 +1,9 @@
 """The prefix tree: pure bookkeeping without torch.
 
-    node, track, ledger     what there is: cells on nodes, a component's books, a pool's books
-    tree                    structure, data arriving and leaving, splits
-    matching, pinning       anchors and receipts
-    inserting, eviction     data computed, room made
-    operations              transfers between tiers, reserved then committed or aborted
-    explaining, integrity   why a match ends where it does; recomputing everything
+node, track, ledger     what there is: cells on nodes, a component's books, a pool's books
+tree                    structure, data arriving and leaving, splits
+matching, pinning       anchors and receipts
+inserting, eviction     data computed, room made
+operations              transfers between tiers, reserved then committed or aborted
+explaining, integrity   why a match ends where it does; recomputing everything
 """

@@ -66,8 +66,10 @@ def _check_shape(tree: Tree, node: Node) -> None:
         for tier, slots in (("device", cell.device), ("host", cell.host)):
             if slots is not None and len(slots) != want:
                 raise IntegrityError(
-                    "T8", track.name, f"{node!r}: {len(slots) // SLOT_BYTES} {tier} slots "
-                    f"where {want // SLOT_BYTES} belong"
+                    "T8",
+                    track.name,
+                    f"{node!r}: {len(slots) // SLOT_BYTES} {tier} slots "
+                    f"where {want // SLOT_BYTES} belong",
                 )
         if cell.incoming is not None and (
             node.operations is None or cell.incoming.operation not in node.operations
@@ -85,8 +87,10 @@ def _check_live(node: Node) -> None:
     )
     if (device, host) != (node.live_device, node.live_host):
         raise IntegrityError(
-            "T7", None, f"{node!r}: live counts device {node.live_device}, host {node.live_host}; "
-            f"recomputed {device}, {host}"
+            "T7",
+            None,
+            f"{node!r}: live counts device {node.live_device}, host {node.live_host}; "
+            f"recomputed {device}, {host}",
         )
 
 
@@ -103,12 +107,15 @@ def _check_bases(tree: Tree, node: Node) -> None:
             if closed and cell.host is not None and above.host is None:
                 raise IntegrityError("T5", track.name, f"{node!r} is on HOST, its parent is not")
         if track.home_is_host and cell.device is not None and cell.host is None:
-            raise IntegrityError("T4", track.name, f"{node!r} has DEVICE data without its home copy")
+            raise IntegrityError(
+                "T4", track.name, f"{node!r} has DEVICE data without its home copy"
+            )
         for index in track.narrower:
             other = node.cells[index]
             if other.device is not None and cell.device is None and not track.is_state:
                 raise IntegrityError(
-                    "T4", tree.tracks[index].name,
+                    "T4",
+                    tree.tracks[index].name,
                     f"{node!r} is on DEVICE where {track.name!r}, of wider reach, is not",
                 )
             base = track is tree.tracks[0] and tree.prefix_closed_host and track.host is not None
@@ -131,7 +138,8 @@ def _check_pins(tree: Tree, node: Node) -> None:
             other = node.cells[index]
             if other.device_pins > cell.device_pins or other.host_pins > cell.host_pins:
                 raise IntegrityError(
-                    "T6", tree.tracks[index].name,
+                    "T6",
+                    tree.tracks[index].name,
                     f"{node!r}: {other.device_pins} device and {other.host_pins} host pins, "
                     f"{track.name!r} has {cell.device_pins} and {cell.host_pins}",
                 )
@@ -201,12 +209,16 @@ def _check_owners(
     booked = (ledger.evictable, ledger.pinned, ledger.private, ledger.in_flight)
     if recomputed != booked:
         raise IntegrityError(
-            "T8", track.name, f"{tier.value} evictable, pinned, private, in flight are {booked}; "
+            "T8",
+            track.name,
+            f"{tier.value} evictable, pinned, private, in flight are {booked}; "
             f"recomputed from the tree {recomputed}",
         )
     ledger.check()
     if ledger.headroom < 0:
         raise IntegrityError(
-            "A12", track.name, f"{tier.value} promised({ledger.promised}) exceeds "
+            "A12",
+            track.name,
+            f"{tier.value} promised({ledger.promised}) exceeds "
             f"free({ledger.free}) + evictable({ledger.evictable})",
         )

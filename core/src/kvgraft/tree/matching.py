@@ -18,7 +18,7 @@ from kvgraft.tree.node import Cell, Node
 from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 
-__all__ = ["Match", "Path", "anchor_node", "match", "missing_from", "resolve", "walk"]
+__all__ = ["Match", "Path", "anchor_node", "match", "missing_from", "readable", "resolve", "walk"]
 
 
 class Path(NamedTuple):
@@ -81,7 +81,7 @@ def walk(tree: Tree, root: Node, key: TokenKey, limit: int) -> Path:
     return Path(nodes, offset // page_bytes)
 
 
-def _readable(cell: Cell, track: Track, device_only: bool) -> bool:
+def readable(cell: Cell, track: Track, device_only: bool) -> bool:
     """Whether a cell's data can be used: at once, or after a load-back."""
     if track.home_is_host:
         return cell.host is not None and (not device_only or cell.device is not None)
@@ -96,22 +96,22 @@ def _first_gap(
     if track.is_state:
         node = nodes[index]
         cell = node.cells[position]
-        return -1 if node.end == boundary and _readable(cell, track, device_only) else index
+        return -1 if node.end == boundary and readable(cell, track, device_only) else index
     if track.is_everything:
         # DEVICE data is prefix closed (T5), and `walk` went only where every tier together is.
-        if not device_only or _readable(nodes[index].cells[position], track, True):
+        if not device_only or readable(nodes[index].cells[position], track, True):
             return -1
         return index
     if track.window_pages is not None:
         low = boundary - track.window_pages
         while index >= 0 and nodes[index].end > low:
-            if not _readable(nodes[index].cells[position], track, device_only):
+            if not readable(nodes[index].cells[position], track, device_only):
                 return index
             index -= 1
         return -1
     for span in reversed(track.reach_pages.spans(boundary)):
         while index >= 0 and nodes[index].end > span.start:
-            if nodes[index].start < span.end and not _readable(
+            if nodes[index].start < span.end and not readable(
                 nodes[index].cells[position], track, device_only
             ):
                 return index
@@ -121,9 +121,7 @@ def _first_gap(
     return -1
 
 
-def _deepest(
-    tree: Tree, nodes: list[Node], boundary: int, device_only: bool
-) -> tuple[int, int]:
+def _deepest(tree: Tree, nodes: list[Node], boundary: int, device_only: bool) -> tuple[int, int]:
     """Deepest accepted boundary at most `boundary`, and the index of its node; (0, -1) if none."""
     index = len(nodes) - 1
     while index >= 0 and nodes[index].start >= boundary:

@@ -26,6 +26,7 @@ __all__ = [
     "commit",
     "load_plan",
     "needs_backup",
+    "segment_nodes",
     "waits_for",
 ]
 
@@ -175,7 +176,7 @@ def begin_demotion(tree: Tree, node: Node, victims: tuple[Track, ...]) -> Operat
 # -- HOST to DEVICE
 
 
-def _segment_nodes(track: Track, receipt: Receipt) -> list[Node]:
+def segment_nodes(track: Track, receipt: Receipt) -> list[Node]:
     """Nodes of the receipt's path inside the component's segment, root first."""
     segment = receipt.segments[track.index]
     nodes: list[Node] = []
@@ -203,7 +204,7 @@ def load_plan(receipt: Receipt, tracks: tuple[Track, ...]) -> list[list[Node]]:
     return [
         [
             node
-            for node in _segment_nodes(track, receipt)
+            for node in segment_nodes(track, receipt)
             if (cell := node.cells[track.index]).device is None
             and cell.host is not None
             and cell.incoming is None
@@ -218,7 +219,7 @@ def waits_for(receipt: Receipt, tracks: tuple[Track, ...]) -> list[Operation]:
     if receipt.host_from is None:
         return found
     for track in tracks:
-        for node in _segment_nodes(track, receipt):
+        for node in segment_nodes(track, receipt):
             cell = node.cells[track.index]
             if (
                 cell.device is None

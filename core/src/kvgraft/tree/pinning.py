@@ -17,7 +17,15 @@ from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Span
 
-__all__ = ["Receipt", "acquire", "acquire_node", "release", "release_host", "slide"]
+__all__ = [
+    "Receipt",
+    "acquire",
+    "acquire_node",
+    "release",
+    "release_host",
+    "release_host_copy",
+    "slide",
+]
 
 
 class Receipt:
@@ -55,6 +63,7 @@ def acquire(
     host_from: int | None = None,
     touch: bool = True,
     segments: Sequence[tuple[Span, ...] | None] | None = None,
+    enforce: bool = True,
 ) -> Receipt | None:
     """Pin what every component's reach covers at `anchor` (L3).
 
@@ -67,6 +76,7 @@ def acquire(
         host_from: pin HOST data from this page on as well.
         touch: whether this counts as use for recency.
         segments: per component, what to pin instead of the default; None keeps the default.
+        enforce: refuse to go below zero headroom; False for whoever held the same slots before.
     """
     boundary = anchor.end
     if touch:
@@ -97,7 +107,7 @@ def acquire(
         for track, segment in zip(tree.tracks, taken):
             _pin_host(tree, track, anchor, segment, host_from, 1)
             broken = broken or (track.host is not None and track.host.headroom < 0)
-    if broken:
+    if broken and enforce:
         release(tree, receipt)
         return None
     return receipt
@@ -156,6 +166,12 @@ def release_host(tree: Tree, receipt: Receipt) -> None:
     host_from, receipt.host_from = receipt.host_from, None
     for track, segment in zip(tree.tracks, receipt.segments):
         _pin_host(tree, track, receipt.anchor, segment, host_from, -1)
+
+
+def release_host_copy(tree: Tree, receipt: Receipt) -> None:
+    """Give up the HOST part where DEVICE has the data; kept for components at home on HOST."""
+    if not any(track.home_is_host for track in tree.tracks):
+        release_host(tree, receipt)
 
 
 def slide(tree: Tree, receipt: Receipt, position: int) -> None:

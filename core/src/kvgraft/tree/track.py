@@ -66,7 +66,9 @@ def ordered(shapes: Sequence[ComponentShape]) -> list[ComponentShape]:
     names = [shape.name for shape in shapes]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"component {name!r} is given {names.count(name)} times; give it once")
+            raise ConfigError(
+                f"component {name!r} is given {names.count(name)} times; give it once"
+            )
     return sorted(
         shapes, key=lambda shape: (-shape.reach.width_tokens, shape.home is Tier.HOST, shape.name)
     )
@@ -93,7 +95,7 @@ class Track:
         index: its position among the tree's components and in `Node.cells`.
         narrower: indexes of components whose reach this one contains, itself included: what
             loses its use on a node where this component's data is gone (E3).
-        wider: indexes of the other components whose reach contains this one.
+        wider: indexes of components whose reach contains this one's and is not contained in it.
         device_heap, host_heap: eviction candidates as `(stamp, node)`. An entry's stamp may lag
             behind the cell's; whoever pops it looks again (exact least-recently-used order, since
             stamps only grow). One entry per cell and tier at most, see `Cell.queued`.
@@ -118,6 +120,7 @@ class Track:
         "slots_per_page",
         "stale",
         "wider",
+        "widest_pages",
         "window_pages",
     )
 
@@ -138,6 +141,7 @@ class Track:
         self.is_state = self.reach_pages.is_state
         self.is_everything = self.reach_pages.is_everything
         self.window_pages = self.reach_pages.window_pages
+        self.widest_pages = self.reach_pages.widest_pages
         self.home_is_host = shape.home is Tier.HOST
         self.can_copy = shape.can_copy
         self.slots_per_page = shape.slots_per_page

@@ -63,7 +63,7 @@ class Tree:
             track.wider = tuple(
                 other.index
                 for other in self.tracks
-                if other is not track and track.index in other.narrower
+                if track.index in other.narrower and other.index not in track.narrower
             )
         self.by_name = {track.name: track for track in self.tracks}
         self.everything = tuple(track for track in self.tracks if track.is_everything)

@@ -1,1 +1,7 @@
-"""Full attention for kvgraft."""
+"""Full attention for kvgraft: every token before a boundary, in pages."""
+
+from __future__ import annotations
+
+from kvgraft_full import plugin
+
+__all__ = ["plugin"]

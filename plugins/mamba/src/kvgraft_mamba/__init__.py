@@ -1,1 +1,7 @@
-"""Mamba and other state-space layers for kvgraft."""
+"""Mamba and other recurrent layers for kvgraft: the state exactly at a boundary."""
+
+from __future__ import annotations
+
+from kvgraft_mamba import plugin
+
+__all__ = ["plugin"]

@@ -10,6 +10,8 @@ import math
 import random
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from kvgraft.report.schema import (
         Occupancy,
@@ -26,8 +28,9 @@ END_S = 1_893.5
 PAGE = 64
 
 
-def replay_result() -> ReplayResult:
-    """The same result each time."""
+@pytest.fixture
+def result() -> ReplayResult:
+    """The same numbers each time, in a dictionary of the test's own."""
     rng = random.Random(7)
     sources = _sources(rng)
     device = sum(one["device"] for one in sources)

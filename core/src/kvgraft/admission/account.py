@@ -1,0 +1,82 @@
+"""What one request was promised of one pool, and what it has taken."""
+
+from __future__ import annotations
+
+from kvgraft.tree.ledger import Ledger
+
+__all__ = ["Account"]
+
+
+class Account:
+    """A promise on a ledger.
+
+    A request never holds more than `peak` private slots of the pool at a time. What it holds and
+    what it is still promised add up to at most that; slots it gives back renew the promise as long
+    as it has pages to compute. Kept in the pool's slots.
+
+    Attributes:
+        ledger: the pool's books.
+        peak: most private slots held at any time.
+        remaining: slots it will still take until its reservation ends.
+        held: private slots it holds.
+        promised: slots it may take without asking.
+    """
+
+    __slots__ = ("held", "ledger", "peak", "promised", "remaining")
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.peak = 0
+        self.remaining = 0
+        self.held = 0
+        self.promised = 0
+
+    def open(self, peak: int, remaining: int, load: int) -> None:
+        """Promise the request its peak and the slots of its load-back (admission)."""
+        self.peak = peak
+        self.remaining = remaining
+        self.promised = peak + load
+        self.ledger.promised += peak + load
+
+    def short(self, n: int) -> int:
+        """Slots beyond the promise that taking `n` needs."""
+        return max(0, n - self.promised)
+
+    def extend(self, n: int) -> None:
+        """Promise `n` slots beyond the admission's; the caller checked the headroom."""
+        self.promised += n
+        self.peak += n
+        self.remaining += n
+        self.ledger.promised += n
+
+    def take(self, n: int) -> bytes:
+        """`n` promised slots become the request's; room has been made."""
+        slots = self.ledger.take_private(n)
+        assert slots is not None
+        self.held += n
+        self.remaining = max(0, self.remaining - n)
+        self.spend(n)
+        return slots
+
+    def spend(self, n: int) -> None:
+        """`n` promised slots were taken, by the request or by its load-back."""
+        self.promised -= n
+        self.ledger.promised -= n
+
+    def renewal(self, n: int) -> int:
+        """How far the promise rises when `n` held slots go to the tree or back to the pool."""
+        return max(0, min(self.remaining, self.peak - self.held + n) - self.promised)
+
+    def part(self, n: int) -> None:
+        """`n` held slots left the request: to the tree, or free again."""
+        rise = self.renewal(n)
+        self.held -= n
+        self.promised += rise
+        self.ledger.promised += rise
+
+    def close(self) -> None:
+        """Give the promise back; the slots are given back by their owner."""
+        self.ledger.promised -= self.promised
+        self.promised = 0
+        self.peak = 0
+        self.remaining = 0

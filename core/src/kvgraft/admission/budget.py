@@ -1,0 +1,232 @@
+"""Deciding who may run: demands against headroom, pool by pool (A1 to A13).
+
+A request's demand is opened as promises on the ledgers. Pins, admissions and checkpoints that
+would take headroom below zero are refused, so a promise can always be turned into slots: whatever
+is not free is evictable. That is soundness (A7) without looking at any component.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from kvgraft.admission.account import Account
+from kvgraft.admission.decision import Decision, Outcome, Shortage
+from kvgraft.admission.demand import SLACK_PAGES, default_demand, pages_up
+from kvgraft.dispatch import Mounted
+from kvgraft.errors import ContractViolation, IntegrityError
+from kvgraft.request import Request, Stage, StateSlots
+from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.operations import segment_nodes
+from kvgraft.tree.track import Track
+from kvgraft.tree.tree import Tree
+from kvgraft.types import Demand, DemandQuery
+
+__all__ = ["Budget"]
+
+
+class Budget:
+    """Admission over the pools of one cache."""
+
+    def __init__(
+        self, tree: Tree, mounted: Sequence[Mounted], private: Sequence[tuple[Ledger, ...]]
+    ) -> None:
+        self.tree = tree
+        self.mounted = mounted
+        self.private = private
+
+    def _demand(self, request: Request, track: Track, chunk: int) -> Demand:
+        query = DemandQuery(
+            self.tree.page_size,
+            request.computed,
+            chunk,
+            request.prompt,
+            request.total,
+            request.host_slots[track.index],
+            len(request.checkpoints),
+        )
+        hook = self.mounted[track.index].budget_contribution
+        demand: Demand | None = hook(query) if hook is not None else None
+        if demand is None:
+            return default_demand(track, query)
+        if demand.now < query.host_slots or demand.later < 0 or min(demand.private, default=0) < 0:
+            raise ContractViolation(
+                "A3",
+                track.name,
+                f"budget_contribution {demand} does not hold its {query.host_slots} host hits",
+            )
+        return demand
+
+    def _remaining(self, request: Request, track: Track, demand: Demand) -> int:
+        """Slots the request takes until its reservation ends, give-backs not counted."""
+        if track.is_state:
+            return demand.now + demand.later - request.host_slots[track.index]
+        pages = pages_up(request.total, self.tree.page_size) - request.allocated + SLACK_PAGES
+        return pages * track.slots_per_page
+
+    def decide(self, request: Request) -> Decision:
+        """Whether every pool can promise the request's demand; changes nothing (A9).
+
+        The chunk is made smaller only if the full one could never fit (A6).
+        """
+        shortages = self._shortages(request, request.chunk)
+        if not shortages:
+            return Decision(Outcome.ADMITTED)
+        if not self._never(request, shortages):
+            return Decision(Outcome.DEFERRED, shortages)
+        page_size = self.tree.page_size
+        low, high = 1, (request.chunk - 1) // page_size
+        best = 0
+        while low <= high:
+            middle = (low + high) // 2
+            if self._never(request, self._shortages(request, middle * page_size)):
+                high = middle - 1
+            else:
+                best, low = middle, middle + 1
+        if not best:
+            return Decision(Outcome.NEVER_FITS, shortages)
+        request.chunk = best * page_size
+        shortages = self._shortages(request, request.chunk)
+        return Decision(Outcome.DEFERRED if shortages else Outcome.ADMITTED, shortages)
+
+    def _shortages(self, request: Request, chunk: int) -> tuple[Shortage, ...]:
+        found: list[Shortage] = []
+        chunk = min(chunk, request.prompt - request.computed)
+        for track in self.tree.tracks:
+            demand = self._demand(request, track, chunk)
+            ledger = track.device
+            need = demand.now + demand.later
+            if need > ledger.headroom:
+                found.append(
+                    Shortage(track.name, "device", need, max(0, ledger.headroom), ledger.capacity)
+                )
+            if track.home_is_host and track.host is not None:
+                need -= request.host_slots[track.index]
+                room = track.host.headroom
+                if need > room:
+                    found.append(
+                        Shortage(track.name, "host", need, max(0, room), track.host.capacity)
+                    )
+            for pool, need, books in zip(
+                self.mounted[track.index].component.private,
+                demand.private,
+                self.private[track.index],
+            ):
+                if need > books.free:
+                    found.append(Shortage(track.name, pool.name, need, books.free, books.capacity))
+        return tuple(found)
+
+    def _never(self, request: Request, shortages: tuple[Shortage, ...]) -> bool:
+        """Whether a shortage would remain in a cache holding nothing but the request's prefix."""
+        for shortage in shortages:
+            pinned = 0
+            track = self.tree.by_name[shortage.component]
+            if shortage.pool == "device":
+                pinned = _own_slots(request, track, host=False)
+            elif shortage.pool == "host":
+                pinned = _own_slots(request, track, host=True)
+            if shortage.needed + pinned > shortage.capacity:
+                return True
+        return False
+
+    def open(self, request: Request) -> None:
+        """Promise an admitted request its demand and hand it its private slots."""
+        chunk = min(request.chunk, request.prompt - request.computed)
+        for track in self.tree.tracks:
+            demand = self._demand(request, track, chunk)
+            load = request.host_slots[track.index]
+            peak = demand.now + demand.later - load
+            remaining = self._remaining(request, track, demand)
+            account = Account(track.device)
+            account.open(peak, remaining, load)
+            request.accounts.append(account)
+            host_account = None
+            if track.home_is_host and track.host is not None:
+                host_account = Account(track.host)
+                host_account.open(peak, remaining, 0)
+            request.host_accounts.append(host_account)
+            request.runs.append([])
+            request.states.append(StateSlots() if track.is_state else None)
+            taken = []
+            for need, books in zip(demand.private, self.private[track.index]):
+                slots = books.take_private(need)
+                assert slots is not None
+                taken.append(slots)
+            request.private.append(tuple(taken))
+
+    def close(self, request: Request) -> None:
+        """Take promises and private slots back (H8)."""
+        for account in request.accounts:
+            account.close()
+        for host_account in request.host_accounts:
+            if host_account is not None:
+                host_account.close()
+        for ledgers, taken in zip(self.private, request.private):
+            for books, slots in zip(ledgers, taken):
+                books.give_private(slots)
+        request.accounts, request.host_accounts, request.private = [], [], []
+
+    def fitting_chunk(self, request: Request, tokens: int) -> int:
+        """`tokens`, or the largest page-aligned part that the pools can give; 0 if none (A5).
+
+        What was promised at admission is given without asking.
+        """
+        page_size = self.tree.page_size
+        for track in self.tree.tracks:
+            if track.is_state or tokens <= 0:
+                continue
+            books = [(request.accounts[track.index], track.device)]
+            host_account = request.host_accounts[track.index]
+            if host_account is not None:
+                books.append((host_account, host_account.ledger))
+            for account, ledger in books:
+                pages = pages_up(request.computed + tokens, page_size) - request.allocated
+                room = (account.promised + max(0, ledger.headroom)) // track.slots_per_page
+                if pages > room:
+                    end = (request.allocated + room) * page_size
+                    tokens = max(0, min(tokens, end - request.computed))
+        return tokens
+
+    def can_part(self, request: Request, page: int) -> bool:
+        """Whether pages up to `page` can move to the tree and be replaced out of headroom."""
+        for track in self.tree.tracks:
+            if track.is_everything or track.is_state:
+                continue
+            moved = sum(
+                (min(run.end, page) - run.first) * track.slots_per_page
+                for run in request.runs[track.index]
+                if run.first < page
+            )
+            rise = request.accounts[track.index].renewal(moved)
+            if rise > track.device.headroom:
+                return False
+        return True
+
+    def check(self, requests: Iterable[Request]) -> None:
+        """Raise `IntegrityError` unless promises and private pools add up (T8, A12)."""
+        open_requests = [each for each in requests if each.stage is Stage.ADMITTED]
+        for track in self.tree.tracks:
+            promised = sum(each.accounts[track.index].promised for each in open_requests)
+            if promised != track.device.promised:
+                raise IntegrityError(
+                    "A12",
+                    track.name,
+                    f"device promised({track.device.promised}) but requests hold {promised}",
+                )
+            for position, books in enumerate(self.private[track.index]):
+                held = sum(len(each.private[track.index][position]) // 4 for each in open_requests)
+                if held != books.private:
+                    raise IntegrityError(
+                        "T8", track.name, f"private pool: {books.private} booked, {held} held"
+                    )
+                books.check()
+
+
+def _own_slots(request: Request, track: Track, *, host: bool) -> int:
+    """Slots of the request's own prefix that its pins keep in a pool."""
+    total = 0
+    for node in segment_nodes(track, request.receipt):
+        cell = node.cells[track.index]
+        slots = cell.host if host else cell.device
+        if slots is not None:
+            total += len(slots) // 4
+    return total

@@ -1,0 +1,44 @@
+"""What a request will need, derived from reach (A1, A3, A4, A10).
+
+A component whose hook `budget_contribution` returns None is budgeted here. The peak of a paged
+component with bounded reach follows from the life of its pages: a chunk's pages are allocated
+while those the previous chunk left inside the reach are still held, everything further back has
+been given back. So with several chunks to come it is reach + chunk, with one it is the larger of
+the two; never the window twice.
+"""
+
+from __future__ import annotations
+
+from kvgraft.tree.track import Track
+from kvgraft.types import Demand, DemandQuery
+
+__all__ = ["SLACK_PAGES", "default_demand", "pages_up"]
+
+SLACK_PAGES = 1
+"""Pages kept beyond the computed need, so that one token more than foreseen has its page (A1)."""
+
+
+def pages_up(tokens: int, page_size: int) -> int:
+    """Pages that hold `tokens`, rounded up."""
+    return -(-tokens // page_size)
+
+
+def default_demand(track: Track, query: DemandQuery) -> Demand:
+    """A request's demand on one component's DEVICE pool, in its slots."""
+    if track.is_state:
+        # The live state, one per boundary to capture, one that follows the decode.
+        return Demand(1 + query.host_slots, query.checkpoints + 1)
+    held = pages_up(query.computed, query.page_size)
+    total = pages_up(query.total, query.page_size) - held + SLACK_PAGES
+    chunk = pages_up(query.computed + query.chunk, query.page_size) - held
+    peak = total
+    if not track.is_everything:
+        reach = track.widest_pages
+        extend = pages_up(query.prompt, query.page_size) - held
+        if extend > chunk:
+            peak = min(total, reach + chunk + 1)
+        else:
+            peak = min(total, max(extend, reach + 1) + SLACK_PAGES)
+    per_page = track.slots_per_page
+    now = min(peak, chunk + SLACK_PAGES)
+    return Demand(now * per_page + query.host_slots, (peak - now) * per_page)

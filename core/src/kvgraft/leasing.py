@@ -1,0 +1,224 @@
+"""Leases: a match that stays true until it is released (M1 to M8, R8)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvgraft.config import LoadModel
+from kvgraft.dispatch import Mounted
+from kvgraft.errors import ContractViolation
+from kvgraft.mirroring import Mirroring
+from kvgraft.request import Request
+from kvgraft.tree import matching, operations, pinning
+from kvgraft.tree.matching import Match
+from kvgraft.tree.node import Node
+from kvgraft.tree.pinning import Receipt, default_segment
+from kvgraft.tree.track import Track
+from kvgraft.tree.tree import Tree
+from kvgraft.types import ComponentMatch, LockQuery, MatchView, Span
+
+__all__ = ["Leasing"]
+
+
+class Leasing:
+    """Turns matches into pinned leases on requests.
+
+    Attributes:
+        shared_loads: load-backs a request waited for that another had started (R6).
+        skipped_loads: prefixes computed again because that is estimated to be faster (R8).
+    """
+
+    CROWDED = "pinning it would take slots promised to admitted requests (A12)"
+    RECOMPUTE = "computing it again is estimated faster than loading it (R8)"
+    NO_COPY = "a component cannot copy its state for a request that writes to it (M8)"
+
+    def __init__(
+        self,
+        tree: Tree,
+        mounted: Sequence[Mounted],
+        mirroring: Mirroring,
+        load: LoadModel | None,
+    ) -> None:
+        self.tree = tree
+        self.mirroring = mirroring
+        self.load = load
+        self.mounted = mounted
+        self.shared_loads = 0
+        self.skipped_loads = 0
+        self._finalizers = [
+            (track, each.finalize_match_result)
+            for track, each in zip(tree.tracks, mounted)
+            if each.finalize_match_result is not None
+        ]
+        self._lockers = [
+            (track, each)
+            for track, each in zip(tree.tracks, mounted)
+            if each.acquire_component_lock is not None
+        ]
+        self._pins_host = any(track.home_is_host for track in tree.tracks)
+        self._cannot_copy = any(track.is_state and not track.can_copy for track in tree.tracks)
+
+    def lease(self, request: Request, limit: int) -> None:
+        """Match at most `limit` pages of the request's key, pin the anchor, fill the request in."""
+        tree = self.tree
+        found = matching.match(tree, request.key, limit)
+        request.limited = None
+        if self._cannot_copy and found.anchor:
+            request.limited = self.NO_COPY
+            found = self._shorten(found, 0)
+        checkpoints: set[int] = set()
+        if self._finalizers:
+            found, checkpoints = self._finalize(found, limit)
+        host_from = None
+        if found.device_anchor != found.anchor:
+            if self._recompute(found):
+                request.limited = self.RECOMPUTE
+                self.skipped_loads += 1
+                found = self._shorten(found, found.device_anchor)
+            else:
+                host_from = matching.missing_from(tree, found)
+        anchor = matching.anchor_node(tree, found)
+        receipt = self._acquire(anchor, 0 if self._pins_host else host_from, request)
+        if receipt is None:
+            request.limited = self.CROWDED
+            found = self._shorten(found, 0)
+            anchor, host_from = found.root, None
+            receipt = pinning.acquire(tree, anchor, touch=False)
+            assert receipt is not None
+        request.receipt = receipt
+        request.anchor_tokens = found.anchor * tree.page_size
+        request.device_tokens = found.device_anchor * tree.page_size
+        request.computed = request.anchor_tokens
+        request.allocated = found.anchor
+        request.host_slots = (
+            tuple(
+                sum(track.n_slots(node) for node in nodes)
+                for track, nodes in zip(tree.tracks, operations.load_plan(receipt, tree.tracks))
+            )
+            if host_from is not None
+            else (0,) * len(tree.tracks)
+        )
+        request.checkpoints = self._boundaries(request, found.anchor, checkpoints)
+        if anchor.parent is not None:
+            self.mirroring.hit(anchor)
+
+    def _boundaries(self, request: Request, anchor: int, extra: set[int]) -> list[int]:
+        """Pages ahead at which states are captured: the components' own and the prompt's end."""
+        if not self.tree.has_state:
+            return []
+        last = request.prompt // self.tree.page_size
+        return sorted(page for page in extra | {last} if anchor < page <= last)
+
+    def renew(self, request: Request) -> None:
+        """Match again for a request whose lease was cut short."""
+        self.release(request)
+        self.lease(request, (request.prompt - 1) // self.tree.page_size)
+
+    def repin(self, request: Request, anchor: Node) -> None:
+        """New pins at a deeper anchor; the caller releases the old receipt afterwards (I5)."""
+        receipt = self._acquire(anchor, 0 if self._pins_host else None, request, enforce=False)
+        assert receipt is not None
+        request.receipt = receipt
+
+    def release(self, request: Request) -> None:
+        """Give up the request's pins (L1)."""
+        for track, each in self._lockers:
+            segment = request.locks.pop(track.index, None)
+            if segment is not None and each.release_component_lock is not None:
+                each.release_component_lock(segment)
+        pinning.release(self.tree, request.receipt)
+
+    # -- inside
+
+    def _shorten(self, found: Match, limit: int) -> Match:
+        path = matching.Path(found.path, found.anchor)
+        shorter = matching.resolve(self.tree, path, found.root, limit)
+        return shorter._replace(base=found.base)
+
+    def _finalize(self, found: Match, limit: int) -> tuple[Match, set[int]]:
+        """Let components shorten and annotate the match (M5)."""
+        checkpoints: set[int] = set()
+        for track, hook in self._finalizers:
+            view = MatchView(found.anchor, found.device_anchor, found.base, limit, 0)
+            assert hook is not None
+            answer: ComponentMatch | None = hook(view)
+            if answer is None:
+                continue
+            if answer.limit_pages > found.anchor:
+                raise ContractViolation(
+                    "M5",
+                    track.name,
+                    f"finalize_match_result lengthened the match from {found.anchor} to "
+                    f"{answer.limit_pages} pages",
+                )
+            checkpoints.update(answer.checkpoint_pages)
+            if answer.limit_pages < found.anchor:
+                found = self._shorten(found, answer.limit_pages)
+        return found, checkpoints
+
+    def _recompute(self, found: Match) -> bool:
+        """Whether computing again is estimated faster than loading; never when a state is needed."""
+        if self.load is None or not found.device_anchor < found.anchor:
+            return False
+        nbytes = 0
+        node = found.path[-1]
+        for track, each in zip(self.tree.tracks, self.mounted):
+            if track.is_state:
+                if node.cells[track.index].device is None:
+                    return False
+                continue
+            pages = _missing_pages(found, track)
+            nbytes += pages * track.slots_per_page * each.component.device.slot_nbytes
+        load_s = self.load.latency_s + nbytes / self.load.bandwidth_bytes_s
+        tokens = (found.anchor - found.device_anchor) * self.tree.page_size
+        return tokens / self.load.prefill_tokens_s < load_s
+
+    def _acquire(
+        self, anchor: Node, host_from: int | None, request: Request, *, enforce: bool = True
+    ) -> Receipt | None:
+        tree = self.tree
+        if not self._lockers:
+            return pinning.acquire(tree, anchor, host_from=host_from, enforce=enforce)
+        segments: list[tuple[Span, ...] | None] = [None] * len(tree.tracks)
+        for track, each in self._lockers:
+            assert each.acquire_component_lock is not None
+            answer = each.acquire_component_lock(LockQuery(anchor.end, tree.page_size))
+            if answer is not None:
+                segment = tuple(Span(*span) for span in answer)
+                _check_segment(tree, track, anchor.end, segment)
+                segments[track.index] = segment
+                request.locks[track.index] = segment
+        return pinning.acquire(
+            tree, anchor, host_from=host_from, enforce=enforce, segments=segments
+        )
+
+
+def _missing_pages(found: Match, track: Track) -> int:
+    """Pages a load-back from the anchor would move for a paged component."""
+    pages = 0
+    for span in track.reach_pages.spans(found.anchor):
+        for node in found.path:
+            start, end = max(node.start, span.start), min(node.end, span.end)
+            if start < end and node.cells[track.index].device is None:
+                pages += end - start
+    return pages
+
+
+def _check_segment(tree: Tree, track: Track, boundary: int, segment: tuple[Span, ...]) -> None:
+    """Refuse a pin that leaves out what the reach needs, or escapes the wider ones' (L3, T6)."""
+
+    def covered(inner: Span, outer: tuple[Span, ...]) -> bool:
+        return any(span.start <= inner.start and inner.end <= span.end for span in outer)
+
+    for need in default_segment(track, boundary):
+        if not covered(need, segment):
+            raise ContractViolation(
+                "L3", track.name, f"acquire_component_lock pins {segment} where {need} is needed"
+            )
+    for index in track.wider:
+        outer = default_segment(tree.tracks[index], boundary)
+        for span in segment:
+            if not covered(span, outer):
+                raise ContractViolation(
+                    "T6", track.name, f"acquire_component_lock pins {span} outside {outer}"
+                )

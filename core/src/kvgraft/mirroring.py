@@ -1,0 +1,73 @@
+"""Which nodes are backed up, and when (B1, B2, B6, B7)."""
+
+from __future__ import annotations
+
+from kvgraft.config import WritePolicy
+from kvgraft.room import Room
+from kvgraft.transfers.engine import Fence
+from kvgraft.transfers.journal import Journal
+from kvgraft.tree import operations
+from kvgraft.tree.node import Node
+from kvgraft.tree.tree import Tree
+from kvgraft.types import Direction
+
+__all__ = ["Mirroring"]
+
+SELECTIVE_TOUCHES = 1
+"""Hits after which write-through-selective backs a prefix up: the insert is the first touch."""
+
+
+class Mirroring:
+    """Starts backups for nodes that a receipt holds, root first."""
+
+    def __init__(self, tree: Tree, journal: Journal, room: Room, policy: WritePolicy) -> None:
+        self.tree = tree
+        self.journal = journal
+        self.room = room
+        self.policy = policy
+        self.enabled = any(
+            track.host is not None and not track.home_is_host for track in tree.tracks
+        )
+
+    def inserted(self, nodes: list[Node], fence: Fence | None) -> None:
+        """Nodes gained data; the caller holds a receipt over them."""
+        if self.enabled and self.policy is WritePolicy.WRITE_THROUGH and nodes:
+            self._back_up(_with_gaps_above(self.tree, nodes), fence)
+
+    def hit(self, anchor: Node) -> None:
+        """A match uses `anchor`; the caller holds a receipt over its path."""
+        if not self.enabled or self.policy is not WritePolicy.WRITE_THROUGH_SELECTIVE:
+            return
+        if anchor.hits >= SELECTIVE_TOUCHES and anchor.parent is not None:
+            self._back_up(_with_gaps_above(self.tree, [anchor]), None)
+
+    def _back_up(self, nodes: list[Node], fence: Fence | None) -> None:
+        """Back nodes up, root first; the first that finds no room ends the chain (B1)."""
+        for node in nodes:
+            tracks = operations.needs_backup(self.tree, node)
+            if not tracks:
+                continue
+            for track in tracks:
+                if not self.room.on_host(track, track.n_slots(node)):
+                    return
+            operation = operations.begin_backup(self.tree, node, tracks)
+            if operation is None:
+                return
+            self.journal.submit(operation, Direction.BACKUP, fence)
+
+
+def _with_gaps_above(tree: Tree, nodes: list[Node]) -> list[Node]:
+    """`nodes` with the ancestors that are not backed up yet, root first.
+
+    Climbs until an ancestor whose base is on HOST or on its way there.
+    """
+    chain = {id(node): node for node in nodes}
+    node = nodes[0].parent
+    while node is not None and node.parent is not None:
+        if not operations.needs_backup(tree, node):
+            base = node.cells[0]
+            if base.host is not None or base.incoming is not None:
+                break
+        chain[id(node)] = node
+        node = node.parent
+    return sorted(chain.values(), key=lambda each: each.end)

@@ -1,0 +1,125 @@
+"""A request and what it owns: its lease, its private slots, its promises."""
+
+from __future__ import annotations
+
+import enum
+
+from kvgraft.admission.account import Account
+from kvgraft.transfers.journal import Transfer
+from kvgraft.tree.inserting import Run
+from kvgraft.tree.keys import TokenKey
+from kvgraft.tree.pinning import Receipt
+
+__all__ = ["Request", "Stage", "StateSlots"]
+
+
+class Stage(enum.Enum):
+    """Where a request is in its life."""
+
+    LEASED = "leased"
+    """Matched and pinned; owns nothing else."""
+    ADMITTED = "admitted"
+    """Its slots are promised; it may load back, allocate and run."""
+    CLOSED = "closed"
+    """Finished, aborted or retracted; it owns nothing."""
+
+
+class StateSlots:
+    """Slots a request holds of a state component.
+
+    Attributes:
+        live: the state the model writes to.
+        captured: states at boundaries (in pages) not yet in the tree.
+        tracked: the state at the last page boundary passed while decoding, overwritten at the
+            next; it is what a finished request leaves behind.
+        tracked_page: that boundary.
+    """
+
+    __slots__ = ("captured", "live", "tracked", "tracked_page")
+
+    def __init__(self) -> None:
+        self.live: bytes | None = None
+        self.captured: dict[int, bytes] = {}
+        self.tracked: bytes | None = None
+        self.tracked_page = -1
+
+
+class Request:
+    """One sequence on its way through the cache; made by `Cache.begin`.
+
+    Token counts unless named otherwise.
+
+    Attributes:
+        key: its tokens; the engine appends what it decodes.
+        prompt: prompt length.
+        total: prompt plus the decode tokens reserved for.
+        chunk: largest prefill step.
+        computed: tokens whose data exists.
+        allocated: pages with slots.
+        anchor_tokens: length of the prefix it resumes from.
+        device_tokens: how much of that can be resumed from DEVICE alone.
+        host_slots: per component, DEVICE slots its load-back takes (M4).
+        checkpoints: boundaries (in pages) ahead at which states are captured.
+        stage: where it is in its life.
+        limited: why the match is shorter than what the tree holds; None if it is not.
+    """
+
+    __slots__ = (
+        "accounts",
+        "allocated",
+        "anchor_tokens",
+        "checkpoints",
+        "chunk",
+        "computed",
+        "device_tokens",
+        "host_accounts",
+        "host_slots",
+        "key",
+        "limited",
+        "locks",
+        "private",
+        "prompt",
+        "receipt",
+        "runs",
+        "stage",
+        "states",
+        "total",
+        "waits",
+    )
+
+    def __init__(self, key: TokenKey, prompt: int, total: int, chunk: int) -> None:
+        self.key = key
+        self.prompt = prompt
+        self.total = total
+        self.chunk = chunk
+        self.computed = 0
+        self.allocated = 0
+        self.anchor_tokens = 0
+        self.device_tokens = 0
+        self.host_slots: tuple[int, ...] = ()
+        self.checkpoints: list[int] = []
+        self.stage = Stage.LEASED
+        self.limited: str | None = None
+        self.receipt: Receipt
+        self.locks: dict[int, object] = {}
+        self.waits: list[Transfer] = []
+        self.runs: list[list[Run]] = []
+        self.states: list[StateSlots | None] = []
+        self.private: list[tuple[bytes, ...]] = []
+        self.accounts: list[Account] = []
+        self.host_accounts: list[Account | None] = []
+
+    @property
+    def needs_load_back(self) -> bool:
+        """Whether any component must fetch data from HOST before the request can run."""
+        return any(self.host_slots)
+
+    @property
+    def ready(self) -> bool:
+        """Whether all the data it resumes from is on DEVICE, or failed to get there."""
+        return all(transfer.ended for transfer in self.waits)
+
+    @property
+    def load_failed(self) -> bool:
+        """Whether a transfer it waited for delivered nothing; restart it (R5)."""
+        return any(transfer.failed for transfer in self.waits)

@@ -1,0 +1,26 @@
+"""Moving data between tiers without blocking the scheduler.
+
+copies      what moves: rows of planes
+engine      the interface; cpu, cuda and stepped implement it
+journal     reserved, submitted, acknowledged, committed or aborted
+"""
+
+from __future__ import annotations
+
+from kvgraft.transfers.copies import PlaneCopy, pair_planes
+from kvgraft.transfers.cpu import CpuTransferEngine
+from kvgraft.transfers.engine import Fence, Ticket, TransferEngine
+from kvgraft.transfers.journal import Journal, Transfer
+from kvgraft.transfers.stepped import SteppedTransferEngine
+
+__all__ = [
+    "CpuTransferEngine",
+    "Fence",
+    "Journal",
+    "PlaneCopy",
+    "SteppedTransferEngine",
+    "Ticket",
+    "Transfer",
+    "TransferEngine",
+    "pair_planes",
+]

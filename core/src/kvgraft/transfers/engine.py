@@ -1,0 +1,94 @@
+"""What moves bytes: one interface, several engines.
+
+An engine accepts copies and returns at once with a ticket; the scheduler thread polls tickets and
+never waits, except with a bound, for a copy that must finish now. Copies start after `fence`, the
+point of the computation that produced their source, so order is part of the call (B4).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Protocol
+
+from kvgraft.errors import TransferError
+from kvgraft.transfers.copies import PlaneCopy, layers_of
+
+__all__ = ["Fence", "Ticket", "TransferEngine"]
+
+
+class Fence(Protocol):
+    """A point of the computation; a `threading.Event` is one on the CPU."""
+
+    def wait(self, timeout: float | None = None) -> object:
+        """Block until the point is reached, at most `timeout` seconds; false if it was not."""
+
+
+class Ticket:
+    """Progress of one submission; written by the engine, read by the scheduler.
+
+    Attributes:
+        copies: what is moved, in layer order.
+        error: why it failed, once it has.
+    """
+
+    __slots__ = ("_done", "_progress", "copies", "error", "layers", "layers_done")
+
+    def __init__(self, copies: Sequence[PlaneCopy]) -> None:
+        self.copies = tuple(copies)
+        self.layers = layers_of(self.copies)
+        self.layers_done = 0
+        self.error: BaseException | None = None
+        self._done = False
+        self._progress = threading.Condition()
+
+    @property
+    def done(self) -> bool:
+        """Whether the copies ended, well or badly."""
+        return self._done
+
+    def finish_layer(self) -> None:
+        """The next layer's copies are complete (engine side)."""
+        with self._progress:
+            self.layers_done += 1
+            self._progress.notify_all()
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """The submission ended (engine side)."""
+        with self._progress:
+            self.error = error
+            self._done = True
+            self._progress.notify_all()
+
+    def layer_ready(self, layer: int) -> bool:
+        """Whether a layer's data can be read (R7); layers without copies are ready."""
+        return layer not in self.layers or self.layers.index(layer) < self.layers_done
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the end, at most `timeout_s` seconds; whether it came."""
+        with self._progress:
+            return self._progress.wait_for(lambda: self._done, timeout_s)
+
+    def wait_layer(self, layer: int, timeout_s: float) -> None:
+        """Wait until a layer's data can be read.
+
+        Raises:
+            TransferError: the copy failed, or took longer than `timeout_s`.
+        """
+        with self._progress:
+            arrived = self._progress.wait_for(
+                lambda: self.layer_ready(layer) or self._done, timeout_s
+            )
+        if not arrived or not self.layer_ready(layer):
+            reason = self.error or f"not done after {timeout_s} s"
+            raise TransferError(f"layer {layer}: {reason}; treat the load as failed")
+
+
+class TransferEngine(Protocol):
+    """Runs copies in the background, each direction in the order of submission."""
+
+    def submit(self, copies: Sequence[PlaneCopy], fence: Fence | None = None) -> Ticket:
+        """Start copying after `fence`; never blocks."""
+
+    def close(self) -> None:
+        """Finish what was submitted and stop."""

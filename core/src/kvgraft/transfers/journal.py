@@ -1,0 +1,165 @@
+"""Transfers in flight: submitted, acknowledged in order, then committed or aborted."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from kvgraft.dispatch import Hook, Mounted
+from kvgraft.errors import TransferError
+from kvgraft.pools import SLOT_BYTES
+from kvgraft.transfers.copies import PlaneCopy, pair_planes
+from kvgraft.transfers.engine import Fence, Ticket, TransferEngine
+from kvgraft.tree import operations
+from kvgraft.tree.operations import Operation
+from kvgraft.tree.tree import Tree
+from kvgraft.types import Direction, TransferQuery
+
+__all__ = ["Counters", "Journal", "Transfer"]
+
+
+class Transfer:
+    """One journaled transfer.
+
+    Attributes:
+        operation: what the tree reserved for it; None once it ended.
+        ticket: the engine's progress.
+        direction: which way it moves data.
+        failed: whether it ended without delivering (R5).
+    """
+
+    __slots__ = ("direction", "failed", "operation", "queries", "ticket")
+
+    def __init__(
+        self,
+        operation: Operation,
+        ticket: Ticket,
+        direction: Direction,
+        queries: list[tuple[Mounted, TransferQuery]],
+    ) -> None:
+        self.operation: Operation | None = operation
+        self.ticket = ticket
+        self.direction = direction
+        self.queries = queries
+        self.failed = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether it was acknowledged to the tree, well or badly."""
+        return self.operation is None
+
+
+class Counters:
+    """Transfers of one direction since the cache was made; slots per component."""
+
+    __slots__ = ("completed", "failed", "slots", "started")
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.started = 0
+        self.completed = 0
+        self.failed = 0
+        self.slots = dict.fromkeys(names, 0)
+
+
+class Journal:
+    """Submits operations to an engine and tells the tree how they ended (B3, R2).
+
+    Acknowledgements of one direction are taken in the order of submission, so a child's backup is
+    never published before its parent's (B1).
+    """
+
+    def __init__(self, tree: Tree, mounted: Sequence[Mounted], engine: TransferEngine) -> None:
+        self.tree = tree
+        self.engine = engine
+        self._mounted = mounted
+        self._queues: dict[Direction, deque[Transfer]] = {
+            Direction.BACKUP: deque(),
+            Direction.LOAD_BACK: deque(),
+        }
+        names = [each.name for each in mounted]
+        self.counters = {direction: Counters(names) for direction in self._queues}
+
+    def submit(
+        self, operation: Operation, direction: Direction, fence: Fence | None = None
+    ) -> Transfer:
+        """Hand a reserved operation to the engine; aborts it if its copies cannot be built (I8)."""
+        queries: list[tuple[Mounted, TransferQuery]] = []
+        copies: list[PlaneCopy] = []
+        counters = self.counters[direction]
+        try:
+            for pair in operation.pairs:
+                mounted = self._mounted[pair.track.index]
+                query = TransferQuery(direction, pair.device, pair.host)
+                built = None
+                if mounted.build_hicache_transfers is not None:
+                    built = mounted.build_hicache_transfers(query)
+                copies += pair_planes(mounted.component, query) if built is None else built
+                queries.append((mounted, query))
+            copies.sort(key=lambda copy: copy.layer)
+            ticket = self.engine.submit(copies, fence)
+        except BaseException:
+            operations.abort(self.tree, operation)
+            raise
+        for mounted, query in queries:
+            counters.slots[mounted.name] += len(query.device_slots) // SLOT_BYTES
+        counters.started += 1
+        transfer = Transfer(operation, ticket, direction, queries)
+        self._queues[direction].append(transfer)
+        return transfer
+
+    def poll(self) -> int:
+        """Take in finished transfers; returns how many ended. Never waits."""
+        ended = 0
+        for queue in self._queues.values():
+            while queue and queue[0].ticket.done:
+                self._end(queue.popleft())
+                ended += 1
+        return ended
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait for everything in flight, at most `timeout_s` seconds per transfer; all ended?"""
+        for queue in self._queues.values():
+            while queue and queue[0].ticket.wait(timeout_s):
+                self._end(queue.popleft())
+        return not any(self._queues.values())
+
+    def settle(self, transfer: Transfer, timeout_s: float) -> bool:
+        """Wait for one transfer and those before it; whether it ended in time."""
+        queue = self._queues[transfer.direction]
+        while not transfer.ended and queue and queue[0].ticket.wait(timeout_s):
+            self._end(queue.popleft())
+        return transfer.ended
+
+    @property
+    def n_in_flight(self) -> int:
+        """Transfers not acknowledged yet."""
+        return sum(len(queue) for queue in self._queues.values())
+
+    def find(self, operation: Operation) -> Transfer:
+        """The transfer that carries an operation."""
+        for queue in self._queues.values():
+            for transfer in queue:
+                if transfer.operation is operation:
+                    return transfer
+        raise TransferError("an operation of the tree has no transfer; report this")
+
+    def _end(self, transfer: Transfer) -> None:
+        operation, transfer.operation = transfer.operation, None
+        assert operation is not None
+        counters = self.counters[transfer.direction]
+        if transfer.ticket.error is None and operations.commit(self.tree, operation):
+            counters.completed += 1
+            _call(transfer, "commit_hicache_transfers")
+            return
+        if transfer.ticket.error is not None:
+            operations.abort(self.tree, operation)
+        transfer.failed = True
+        counters.failed += 1
+        _call(transfer, "abort_hicache_transfers")
+
+
+def _call(transfer: Transfer, hook: str) -> None:
+    for mounted, query in transfer.queries:
+        function: Hook | None = getattr(mounted, hook)
+        if function is not None:
+            function(query)

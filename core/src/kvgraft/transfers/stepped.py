@@ -1,0 +1,53 @@
+"""Copies that run when they are told to: for tests, simulations and debugging.
+
+The bytes really move. Only when they do, and whether the transfer fails, is the caller's choice,
+so that every interleaving of transfers with the rest of a cache can be driven and repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvgraft.errors import TransferError
+from kvgraft.transfers.copies import PlaneCopy
+from kvgraft.transfers.cpu import run_layers
+from kvgraft.transfers.engine import Fence, Ticket
+
+__all__ = ["SteppedTransferEngine"]
+
+
+class SteppedTransferEngine:
+    """A transfer engine whose caller decides when each submission runs, and whether it fails.
+
+    Attributes:
+        pending: submissions that have not run, oldest first.
+    """
+
+    def __init__(self) -> None:
+        self.pending: list[Ticket] = []
+
+    def submit(self, copies: Sequence[PlaneCopy], fence: Fence | None = None) -> Ticket:
+        """Keep the copies until `step`; see `TransferEngine.submit`."""
+        del fence
+        ticket = Ticket(copies)
+        self.pending.append(ticket)
+        return ticket
+
+    def step(self, index: int = 0) -> None:
+        """Run one pending submission."""
+        ticket = self.pending.pop(index)
+        run_layers(ticket)
+        ticket.finish()
+
+    def fail(self, index: int = 0) -> None:
+        """Let one pending submission fail without moving anything."""
+        self.pending.pop(index).finish(TransferError("failed on request"))
+
+    def run_all(self) -> None:
+        """Run everything pending."""
+        while self.pending:
+            self.step()
+
+    def close(self) -> None:
+        """Run what was submitted."""
+        self.run_all()

@@ -1,0 +1,138 @@
+"""Why the anchor is not deeper (M9)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvgraft.tree import matching
+from kvgraft.tree.keys import TokenKey
+from kvgraft.tree.node import Node
+from kvgraft.tree.track import Track
+from kvgraft.tree.tree import Tree
+
+__all__ = ["ComponentReason", "Explanation", "explain"]
+
+
+class ComponentReason(NamedTuple):
+    """One component's part in where a match ends; token counts.
+
+    Attributes:
+        component: its name.
+        accepts: deepest boundary it would accept on its own.
+        device_accepts: the same from DEVICE alone.
+        reason: why it accepts nothing deeper.
+    """
+
+    component: str
+    accepts: int
+    device_accepts: int
+    reason: str
+
+
+class Explanation(NamedTuple):
+    """Where a match ends and what each component says about it; token counts.
+
+    Attributes:
+        tokens: the key's length.
+        limit: deepest boundary a request with this key may resume from.
+        known: how far the tree has nodes for the key.
+        anchor: deepest boundary all components accept.
+        device_anchor: the same from DEVICE alone.
+        components: one entry per component, widest reach first.
+    """
+
+    tokens: int
+    limit: int
+    known: int
+    anchor: int
+    device_anchor: int
+    components: tuple[ComponentReason, ...]
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.tokens} tokens: anchor {self.anchor}, device anchor {self.device_anchor}, "
+            f"tree knows {self.known}, limit {self.limit}"
+        ]
+        lines += [
+            f"  {each.component}: accepts {each.accepts} (device {each.device_accepts}): "
+            f"{each.reason}"
+            for each in self.components
+        ]
+        return "\n".join(lines)
+
+
+def explain(tree: Tree, key: TokenKey, limit: int) -> Explanation:
+    """Explain a match of at most `limit` pages; changes nothing.
+
+    Slower than matching: every boundary is tried for every component on its own.
+    """
+    nodes, known = _follow(tree, key, limit)
+    found = matching.match(tree, key, limit)
+    reasons = tuple(_reason(tree, track, nodes, known, limit) for track in tree.tracks)
+    size = tree.page_size
+    return Explanation(
+        key.n_tokens,
+        limit * size,
+        known * size,
+        found.anchor * size,
+        found.device_anchor * size,
+        reasons,
+    )
+
+
+def _follow(tree: Tree, key: TokenKey, limit: int) -> tuple[list[Node], int]:
+    """Nodes the key follows whatever they hold, and how many pages agree."""
+    node = tree.root(key.namespace)
+    nodes: list[Node] = []
+    page = 0
+    while page < limit and node.children is not None:
+        offset = page * tree.page_bytes
+        child = node.children.get(bytes(key.data[offset : offset + tree.page_bytes]))
+        if child is None:
+            break
+        agreed = matching.common_prefix_pages(key.data, offset, child.key, tree.page_bytes)
+        nodes.append(child)
+        page = min(child.start + agreed, limit)
+        if page < child.end:
+            break
+        node = child
+    return nodes, page
+
+
+def _gap(track: Track, nodes: list[Node], boundary: int, *, device_only: bool) -> str | None:
+    """What the component lacks at a boundary; None if it can resume there."""
+    tiers = "on DEVICE" if device_only else "on any tier"
+    if track.is_state:
+        for node in nodes:
+            if node.end == boundary:
+                if matching.readable(node.cells[track.index], track, device_only):
+                    return None
+                break
+        return f"no state {tiers} at this boundary"
+    for span in track.reach_pages.spans(boundary):
+        for node in nodes:
+            if node.start < span.end and node.end > span.start:
+                if not matching.readable(node.cells[track.index], track, device_only):
+                    start, end = max(node.start, span.start), min(node.end, span.end)
+                    return f"pages [{start}, {end}) of its reach are not {tiers}"
+    return None
+
+
+def _reason(tree: Tree, track: Track, nodes: list[Node], known: int, limit: int) -> ComponentReason:
+    boundaries = [known, *(node.end for node in reversed(nodes) if node.end < known)]
+    accepted = {True: 0, False: 0}
+    for device_only in accepted:
+        for boundary in boundaries:
+            if boundary and _gap(track, nodes, boundary, device_only=device_only) is None:
+                accepted[device_only] = boundary
+                break
+    size = tree.page_size
+    deeper = [boundary for boundary in boundaries if boundary > accepted[False]]
+    if deeper:
+        gap = _gap(track, nodes, deeper[-1], device_only=False)
+        reason = f"at {deeper[-1] * size}: {gap}"
+    elif known < limit:
+        reason = f"the tree holds no node beyond {known * size}"
+    else:
+        reason = "nothing deeper may be matched; one token is always computed"
+    return ComponentReason(track.name, accepted[False] * size, accepted[True] * size, reason)

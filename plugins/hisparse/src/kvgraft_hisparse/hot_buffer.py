@@ -1,0 +1,430 @@
+"""The hot buffer of one running request: its selected tokens on the device, the rest on the host.
+
+The host copy is canonical (H1). In every layer the buffer is a cache of token rows over it, with
+its own token-to-row map, because every layer selects other tokens. Nothing here loops over tokens:
+a selection is one gather through the map, and one batched copy per plane for what is missing.
+
+    sequence   0 1 2 3 ... n-1      host slots   [page 0][page 1]...
+                                    hot rows     row = slot of the request * page_size + offset
+
+While a sequence fits the buffer, token t sits in the request's row t and nothing is ever evicted
+(H6); behind that, the least recently selected row makes room, its lowest number first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kvgraft.errors import BudgetError, ConfigError, ContractViolation, IntegrityError
+from kvgraft.pools import SLOT_BYTES, slot_index
+from kvgraft_hisparse.hot_pool import HotPool, PlanePair, hot_rows
+
+__all__ = ["HotBuffer", "SwapStatistics"]
+
+COMPONENT = "hisparse"
+NEVER = torch.iinfo(torch.int64).max
+"""An age no clock reaches: this row is not a victim."""
+
+
+@dataclass(frozen=True, slots=True)
+class SwapStatistics:
+    """Rows over all layers since the buffer was opened; one row is one token in one layer.
+
+    Attributes:
+        rows_hit: distinct selected rows that were resident, summed over `swap_in` calls.
+        rows_moved: rows copied from the host to the device.
+    """
+
+    rows_hit: int
+    rows_moved: int
+
+
+class HotBuffer:
+    """Hot rows of one request, in every layer.
+
+    The request takes `hot_rows(hot_tokens, page_size)` rows when it is opened and keeps them until
+    `close`. Host slots are handed in and never given up here: the caller pins them for the life of
+    the request (H4), and frees or donates those it computed.
+
+    Args:
+        pool: hot rows shared by all requests, and their host planes.
+        hot_tokens: tokens that can be selected at once per layer, the newest aside.
+
+    Attributes:
+        n_rows: rows per layer.
+
+    Raises:
+        BudgetError: the pool has too few free slots; nothing is taken.
+
+    Cost: besides its rows, 4 bytes per token and layer on the device for the maps. One thread, the
+    one that enqueues the layer's work; copies are ordered on the current stream.
+    Contract: H1 H2 H3 H4 H5 H6 H7 H8.
+    """
+
+    def __init__(self, pool: HotPool, hot_tokens: int) -> None:
+        self.n_rows = hot_rows(hot_tokens, pool.page_size)
+        n_slots = self.n_rows // pool.page_size
+        slots = pool.allocator.allocate(n_slots)
+        if slots is None:
+            raise BudgetError(
+                f"component 'hisparse': hot pool: {n_slots} slots needed for {self.n_rows} hot "
+                f"rows, {pool.allocator.n_free} of {pool.allocator.capacity} free; admit the "
+                "request when one has finished, or lower hot_tokens"
+            )
+        self._pool = pool
+        self._slots: bytes | None = slots
+        self._pool_rows = _pool_rows(slots, pool)
+        self._host_slots = torch.empty(0, dtype=torch.int64)
+        self._maps = {layer: _RowMap(self.n_rows, pool.torch_device) for layer in pool.layers}
+        self._rows_touched = torch.zeros((), dtype=torch.int64, device=pool.torch_device)
+        self._rows_moved = 0
+
+    @property
+    def host_slots(self) -> bytes:
+        """Host slots of the sequence, int32 `[n_pages]` as bytes, in page order."""
+        return self._host_slots.to(torch.int32).numpy().tobytes()
+
+    @property
+    def statistics(self) -> SwapStatistics:
+        """What the selections so far hit and moved; waits for the device."""
+        return SwapStatistics(int(self._rows_touched) - self._rows_moved, self._rows_moved)
+
+    def n_tokens(self, layer: int) -> int:
+        """Tokens of the sequence so far, as this layer knows it."""
+        return self._map(layer).n_tokens
+
+    def resident_tokens(self, layer: int) -> torch.Tensor:
+        """Positions with a hot row in this layer, int64 `[n_resident]`, in row order."""
+        tokens = self._map(layer).token_at[:-1]
+        return tokens[tokens >= 0]
+
+    def adopt_prefix(self, host_slots: bytes) -> None:
+        """Start from a prefix whose rows are on the host; moves no row (H5).
+
+        Its rows come to the device when they are first selected.
+
+        Args:
+            host_slots: int32 `[n_pages]` as bytes, whole pages from position 0; empty is a miss.
+
+        Raises:
+            ContractViolation: the sequence has tokens or pages already, or the buffer is closed.
+        """
+        self._require_open("adopt_prefix")
+        n_pages = len(self._host_slots)
+        if n_pages or any(row_map.n_tokens for row_map in self._maps.values()):
+            raise ContractViolation(
+                "H5", COMPONENT, f"adopt_prefix on a sequence of {n_pages} pages; open a new buffer"
+            )
+        self.add_host_pages(host_slots)
+        n_tokens = len(self._host_slots) * self._pool.page_size
+        for row_map in self._maps.values():
+            row_map.extend(n_tokens)
+
+    def add_host_pages(self, host_slots: bytes) -> None:
+        """Append host slots for tokens to come: int32 `[n_pages]` as bytes. Contract: H1 H4."""
+        self._require_open("add_host_pages")
+        self._host_slots = torch.cat([self._host_slots, slot_index(host_slots)])
+
+    def replace_host_pages(self, first_page: int, host_slots: bytes) -> None:
+        """Read pages from other slots holding the same bytes, once a checkpoint shares them (I1).
+
+        Args:
+            first_page: the first page to replace.
+            host_slots: int32 `[n_pages]` as bytes, pinned for the request from now on (H4).
+
+        Raises:
+            ContractViolation: pages beyond the sequence's.
+        """
+        self._require_open("replace_host_pages")
+        end = first_page + len(host_slots) // SLOT_BYTES
+        if first_page < 0 or end > len(self._host_slots):
+            raise ContractViolation(
+                "H4",
+                COMPONENT,
+                f"pages {first_page}..{end} of a sequence of {len(self._host_slots)} pages",
+            )
+        self._host_slots[first_page:end] = slot_index(host_slots)
+
+    def append(self, layer: int, position: int, rows: Sequence[torch.Tensor]) -> None:
+        """Add the rows of new tokens: to the host first, then to hot rows (H1).
+
+        The last of them becomes the newest token, whose row no selection evicts (H2). Of more
+        tokens than the buffer has rows the last ones become resident. On return the host holds
+        them all.
+
+        Args:
+            layer: model layer.
+            position: position of the first of them; the layer's `n_tokens`.
+            rows: one tensor `[n_new, *row_shape]` per plane of the layer, in the pool's order.
+
+        Raises:
+            BudgetError: fewer host pages than the sequence needs; nothing is written.
+            ConfigError: rows of another shape or dtype than the planes.
+            ContractViolation: a position that is not the next one, or a closed buffer.
+        """
+        self._require_open("append")
+        row_map, pairs = self._map(layer), self._pool.layers[layer]
+        n_new = _check_rows(layer, pairs, rows)
+        if position != row_map.n_tokens:
+            raise ContractViolation(
+                "H1",
+                COMPONENT,
+                f"layer {layer}: append at position {position} of a sequence of "
+                f"{row_map.n_tokens} tokens; append the next token",
+            )
+        end = position + n_new
+        pages = -(-end // self._pool.page_size)
+        if pages > len(self._host_slots):
+            raise BudgetError(
+                f"component 'hisparse': layer {layer}: {end} tokens need {pages} host pages, the "
+                f"sequence has {len(self._host_slots)}; call add_host_pages first"
+            )
+        slots, offsets = self._host_index(torch.arange(position, end))
+        for pair, new in zip(pairs, rows, strict=True):
+            pair.host[slots, offsets] = new.to(pair.host.device)
+
+        row_map.extend(end)
+        kept = min(n_new, self.n_rows)
+        tokens = torch.arange(end - kept, end, device=self._pool.torch_device)
+        targets = row_map.make_room(tokens, keep=tokens[:0])
+        for pair, new in zip(pairs, rows, strict=True):
+            pair.hot[self._pool_rows[targets]] = new[n_new - kept :].to(pair.hot.device)
+        row_map.place(tokens, targets)
+        row_map.touch(targets)
+
+    def swap_in(self, layer: int, topk: torch.Tensor) -> torch.Tensor:
+        """Make the selected tokens resident and say where they are (H3).
+
+        Misses replace the least recently selected rows outside this selection, never the newest
+        token's (H2). Where nothing is missing there is no copy and the map is left alone (H6).
+
+        Args:
+            layer: model layer.
+            topk: positions, integer `[n_queries, k]` on the pool's device; negative is padding,
+                duplicates are allowed.
+
+        Returns:
+            Rows of the pool's flattened planes, int32 `[n_queries, k]`; -1 where padding. They
+            hold until the layer's next `swap_in` or `append`.
+
+        Raises:
+            BudgetError: more distinct tokens than rows; nothing is moved.
+            ContractViolation: a position outside the sequence (H3), or a closed buffer.
+
+        Cost: a gather over `topk` and a scatter; on a miss a sort of the selection and of the
+        buffer's ages, and one copy per plane. Waits for the device once, on a miss more often.
+        """
+        self._require_open("swap_in")
+        row_map = self._map(layer)
+        rows = row_map.rows_of(topk)
+        if bool(((rows < 0) & (topk >= 0)).any()):
+            self._fetch(layer, row_map, topk)
+            rows = row_map.rows_of(topk)
+        self._rows_touched += row_map.touch(rows)
+        return self._pool_rows[rows.long()].to(torch.int32)
+
+    def close(self) -> None:
+        """Give every hot slot back, at finish, abort or retraction alike (H8).
+
+        Raises:
+            ContractViolation: closed already; nothing is given back twice.
+        """
+        slots = self._require_open("close")
+        self._slots = None
+        self._pool.allocator.free(slots)
+
+    def check_integrity(self) -> None:
+        """Compare maps with each other and every hot row with its host row, bit by bit.
+
+        Raises:
+            IntegrityError: naming the rule, layer and first wrong row. Cost: reads all hot rows.
+        """
+        for layer, row_map in self._maps.items():
+            row_map.check_integrity(layer)
+            tokens = self.resident_tokens(layer)
+            hot_index = self._pool_rows[row_map.rows_of(tokens).long()]
+            slots, offsets = self._host_index(tokens.cpu())
+            for plane, pair in enumerate(self._pool.layers[layer]):
+                hot, host = pair.hot[hot_index].cpu(), pair.host[slots, offsets]
+                equal = _as_bytes(hot) == _as_bytes(host)
+                if not bool(equal.all()):
+                    wrong = int(tokens[(~equal.all(1)).nonzero()[0, 0]])
+                    raise IntegrityError(
+                        "H3",
+                        COMPONENT,
+                        f"layer {layer} plane {plane}: the hot row of token {wrong} differs from "
+                        "its host row; something wrote to a row it does not own",
+                    )
+
+    def _fetch(self, layer: int, row_map: _RowMap, topk: torch.Tensor) -> None:
+        wanted = torch.unique(topk[topk >= 0].long())
+        last = int(wanted[-1])
+        if last >= row_map.n_tokens:
+            raise ContractViolation(
+                "H3",
+                COMPONENT,
+                f"layer {layer}: token {last} selected from a sequence of {row_map.n_tokens}; "
+                "mask positions the layer has not appended",
+            )
+        rows, newest = row_map.rows_of(wanted), row_map.newest_row()
+        held = int(last != row_map.n_tokens - 1 and int(newest) >= 0)
+        if len(wanted) + held > self.n_rows:
+            raise BudgetError(
+                f"component 'hisparse': layer {layer}: {len(wanted)} selected tokens + {held} "
+                f"newest > {self.n_rows} hot rows; raise hot_tokens or select for fewer queries "
+                "at once"
+            )
+        misses = wanted[rows < 0]
+        targets = row_map.make_room(misses, keep=torch.cat([rows, newest]))
+        slots, offsets = self._host_index(misses.cpu())
+        pool_rows = self._pool_rows[targets]
+        for pair in self._pool.layers[layer]:
+            pair.hot[pool_rows] = pair.host[slots, offsets].to(pair.hot.device)
+        row_map.place(misses, targets)
+        self._rows_moved += len(misses)
+
+    def _host_index(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        page_size = self._pool.page_size
+        pages = torch.div(tokens, page_size, rounding_mode="floor")
+        return self._host_slots[pages], tokens - pages * page_size
+
+    def _map(self, layer: int) -> _RowMap:
+        try:
+            return self._maps[layer]
+        except KeyError:
+            known = f"{min(self._maps)}..{max(self._maps)}"
+            raise ConfigError(
+                f"component 'hisparse': no layer {layer} in the hot pool; it has "
+                f"{len(self._maps)} in {known}"
+            ) from None
+
+    def _require_open(self, verb: str) -> bytes:
+        if self._slots is None:
+            raise ContractViolation(
+                "H8",
+                COMPONENT,
+                f"{verb} on a closed hot buffer of {self.n_rows} rows; close it once, at finish, "
+                "abort or retraction",
+            )
+        return self._slots
+
+
+class _RowMap:
+    """Which token sits in which row of one layer, and when each row was last selected.
+
+    Every table has one entry more than it needs, at its end and hence at index -1: padding reads
+    it, and evicting an empty row writes it. It says -1 for ever, so neither needs a branch.
+
+    Attributes:
+        n_tokens: length of the sequence in this layer.
+        row_of: token to row, int32 `[capacity + 1]`; -1 where not resident.
+        token_at: row to token, int64 `[n_rows + 1]`; -1 where empty.
+        last_used: row to clock value, int64 `[n_rows + 1]`; 0 where empty.
+    """
+
+    __slots__ = ("clock", "last_used", "n_rows", "n_tokens", "row_of", "token_at")
+
+    def __init__(self, n_rows: int, device: torch.device) -> None:
+        self.n_rows = n_rows
+        self.n_tokens = 0
+        self.clock = 0
+        self.row_of = torch.full((1,), -1, dtype=torch.int32, device=device)
+        self.token_at = torch.full((n_rows + 1,), -1, dtype=torch.int64, device=device)
+        self.last_used = torch.zeros(n_rows + 1, dtype=torch.int64, device=device)
+
+    def extend(self, n_tokens: int) -> None:
+        """Lengthen the sequence to `n_tokens`; none of the new tokens is resident yet."""
+        self.n_tokens = n_tokens
+        capacity = len(self.row_of) - 1
+        if n_tokens > capacity:
+            grown = self.row_of.new_full((max(n_tokens, capacity + capacity // 2) + 1,), -1)
+            grown[:capacity] = self.row_of[:capacity]
+            self.row_of = grown
+
+    def rows_of(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Rows of tokens, int32, -1 where padding, unknown or not resident."""
+        return self.row_of[tokens.long().clamp(-1, len(self.row_of) - 1)]
+
+    def newest_row(self) -> torch.Tensor:
+        """Row of the newest token, int32 `[1]`; -1 when it is not resident."""
+        return self.row_of[self.n_tokens - 1 : self.n_tokens]
+
+    def make_room(self, tokens: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+        """Empty one row for each token, sparing the rows in `keep`; int64 `[n]`.
+
+        At least `n` rows must be outside `keep`.
+        """
+        if self.n_tokens <= self.n_rows:
+            return tokens
+        age = self.last_used.clone()
+        age[keep.long()] = NEVER
+        age[-1] = NEVER
+        rows = torch.sort(age, stable=True).indices[: len(tokens)]
+        self.row_of[self.token_at[rows]] = -1
+        self.token_at[rows] = -1
+        self.last_used[rows] = 0
+        return rows
+
+    def place(self, tokens: torch.Tensor, rows: torch.Tensor) -> None:
+        """Say that `rows`, empty until now, hold `tokens`; their bytes must be there already."""
+        self.row_of[tokens] = rows.to(torch.int32)
+        self.token_at[rows] = tokens
+
+    def touch(self, rows: torch.Tensor) -> torch.Tensor:
+        """Mark rows as just selected; how many distinct ones, a scalar on the device."""
+        self.clock += 1
+        self.last_used[rows.long()] = self.clock
+        return (self.last_used[:-1] == self.clock).sum()
+
+    def check_integrity(self, layer: int) -> None:
+        tokens = self.token_at[:-1]
+        rows = (tokens >= 0).nonzero()[:, 0]
+        mapped = int((self.row_of >= 0).sum())
+        if mapped != len(rows) or not bool((self.rows_of(tokens[rows]) == rows).all()):
+            raise IntegrityError(
+                "H3",
+                COMPONENT,
+                f"layer {layer}: {mapped} tokens mapped to rows, {len(rows)} rows mapped to "
+                "tokens, not each other's inverse",
+            )
+        for name, table in (("row_of", self.row_of), ("token_at", self.token_at)):
+            if int(table[-1]) != -1:
+                raise IntegrityError(
+                    "H3", COMPONENT, f"layer {layer}: padding entry of {name} is {int(table[-1])}"
+                )
+        if len(rows) and int(tokens.max()) >= self.n_tokens:
+            raise IntegrityError(
+                "H3",
+                COMPONENT,
+                f"layer {layer}: token {int(tokens.max())} resident in a sequence of "
+                f"{self.n_tokens}",
+            )
+
+
+def _pool_rows(slots: bytes, pool: HotPool) -> torch.Tensor:
+    """Pool row of each of a request's rows, int64 `[n_rows + 1]`; the last one is padding's -1."""
+    first = slot_index(slots) * pool.page_size
+    rows = (first[:, None] + torch.arange(pool.page_size)).flatten()
+    return torch.cat([rows, rows.new_tensor([-1])]).to(pool.torch_device)
+
+
+def _check_rows(layer: int, pairs: Sequence[PlanePair], rows: Sequence[torch.Tensor]) -> int:
+    want = [(tuple(pair.host.shape[2:]), pair.host.dtype) for pair in pairs]
+    given = [(tuple(new.shape[1:]), new.dtype) for new in rows]
+    n_new = {len(new) for new in rows if new.dim()}
+    if given != want or len(n_new) != 1 or 0 in n_new:
+        shapes = ", ".join(f"{tuple(new.shape)} {new.dtype}" for new in rows)
+        expected = ", ".join(f"(n, {str(shape)[1:-1]}) {dtype}" for shape, dtype in want)
+        raise ConfigError(
+            f"component 'hisparse': layer {layer}: append of [{shapes}] to planes [{expected}]; "
+            "give one tensor per plane, one row per new token"
+        )
+    return n_new.pop()
+
+
+def _as_bytes(rows: torch.Tensor) -> torch.Tensor:
+    flat = rows.contiguous().flatten(1) if rows.dim() > 1 else rows.contiguous()[:, None]
+    return flat.view(torch.uint8)

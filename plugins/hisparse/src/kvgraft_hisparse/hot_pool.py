@@ -1,0 +1,89 @@
+"""The hot rows all running requests share, paired with the host rows they are copies of.
+
+One slot of the pool is `page_size` token rows in *every* layer. A request takes its slots once and
+each layer arranges its own tokens in them, so the rows rotated in any layer are, over all layers,
+the rows of these slots: the budget counts slots, and one `free` gives everything back (H7, H8).
+
+This module imports no torch, so that a budget can be computed without it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvgraft.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvgraft.pools import DevicePool, HostMirror
+
+__all__ = ["HotPool", "PlanePair", "hot_rows"]
+
+
+def hot_rows(hot_tokens: int, page_size: int) -> int:
+    """Rows per layer a request's hot buffer takes: `hot_tokens` in whole pages, plus one page.
+
+    The page more holds the newest token, which is never evicted. It is the same while a prompt
+    is extended and while it decodes. Contract: H7.
+
+    Raises:
+        ConfigError: a size below one.
+    """
+    if hot_tokens < 1 or page_size < 1:
+        raise ConfigError(
+            f"component 'hisparse': hot_tokens {hot_tokens} and page_size {page_size} must be "
+            "at least 1"
+        )
+    return (-(-hot_tokens // page_size) + 1) * page_size
+
+
+class PlanePair(NamedTuple):
+    """One plane of one layer, on both tiers.
+
+    Attributes:
+        hot: on the device, `[n_hot_slots * page_size, *row_shape]`.
+        host: the canonical copy, `[n_host_slots, page_size, *row_shape]`; may be strided.
+    """
+
+    hot: torch.Tensor
+    host: torch.Tensor
+
+
+class HotPool:
+    """A device pool of token rows over the host mirror it caches.
+
+    Args:
+        device: the hot rows; every plane spec has shape `(page_size, *row_shape)`.
+        host: the canonical rows; holds at least the planes of `device`, other planes are ignored.
+
+    Attributes:
+        layers: the planes of every layer in the order of `device.specs`, by model layer.
+        page_size: tokens per slot.
+        allocator: which hot slots are free.
+
+    Raises:
+        ConfigError: planes that differ between the tiers or in their page size.
+    """
+
+    def __init__(self, device: DevicePool, host: HostMirror) -> None:
+        if not device.specs:
+            raise ConfigError("component 'hisparse': hot pool: no planes; give at least one layer")
+        self.page_size = device.specs[0].shape[0]
+        self.torch_device = device.device
+        self.allocator = device.allocator
+        layers: dict[int, list[PlanePair]] = {}
+        for spec, plane in zip(device.specs, device.planes, strict=True):
+            if spec not in host.specs:
+                raise ConfigError(
+                    f"component 'hisparse': hot pool: layer {spec.layer} plane {spec.name!r} "
+                    f"{spec.shape} {spec.dtype} is not on the host; build both from the same specs"
+                )
+            if spec.shape[0] != self.page_size:
+                raise ConfigError(
+                    f"component 'hisparse': hot pool: layer {spec.layer} plane {spec.name!r} has "
+                    f"{spec.shape[0]} tokens per slot, others {self.page_size}; use one page_size"
+                )
+            pair = PlanePair(plane.flatten(0, 1), host.plane(spec.layer, spec.name))
+            layers.setdefault(spec.layer, []).append(pair)
+        self.layers = {layer: tuple(pairs) for layer, pairs in layers.items()}

@@ -1,0 +1,55 @@
+"""Options of the `mamba` component."""
+
+from __future__ import annotations
+
+from pydantic import NonNegativeInt, PositiveInt, ValidationInfo, field_validator
+
+from kvgraft import Dtype, LayerOptions
+
+__all__ = ["MambaOptions"]
+
+
+class MambaOptions(LayerOptions):
+    """How many states there are, what one looks like and where requests leave them.
+
+    A state does not grow with the sequence, so pools are sized in states; `device_tokens` and
+    `host_tokens` only set the defaults. The default shapes take 224 bytes per state, for replaying
+    traces; a model gives its own.
+
+    Attributes:
+        states: states on the device; one per 2,048 device tokens by default, at least 16.
+        host_states: states in the host mirror, 0 for no mirror; one per 2,048 host tokens by
+            default, at least 16, and 0 where there are no host tokens.
+        conv_dim: channels of the causal convolution per layer on this device; 0 if the layers
+            have none.
+        conv_width: inputs per channel the convolution keeps: its kernel size minus one.
+        n_heads: heads of the recurrent state per layer on this device.
+        head_dim: elements per head.
+        state_dim: state elements per element of a head.
+        dtype: element type of the convolution's inputs, the model's own.
+        state_dtype: element type of the recurrent state. It sums up the whole sequence, so it is
+            float32 also under a model of lower precision.
+        checkpoint_interval_tokens: during prefill, capture a state at each multiple of this many
+            tokens; a multiple of the page size; None for none.
+        checkpoint_branches: capture a state where the request leaves a prefix other requests
+            have computed, so that the next one to branch off there can resume.
+    """
+
+    states: PositiveInt | None = None
+    host_states: NonNegativeInt | None = None
+    conv_dim: NonNegativeInt = 8
+    conv_width: PositiveInt = 3
+    n_heads: PositiveInt = 1
+    head_dim: PositiveInt = 4
+    state_dim: PositiveInt = 4
+    dtype: Dtype = "bfloat16"
+    state_dtype: Dtype = "float32"
+    checkpoint_interval_tokens: PositiveInt | None = None
+    checkpoint_branches: bool = True
+
+    @field_validator("conv_width")
+    @classmethod
+    def _of_a_convolution(cls, conv_width: int, info: ValidationInfo) -> int:
+        if info.data.get("conv_dim") == 0:
+            raise ValueError("conv_dim 0 says there is no convolution; leave conv_width out")
+        return conv_width
