@@ -137,6 +137,27 @@ def test_a_prompt_continues_one_other_however_many_open_like_it(write: Write) ->
     assert (shared(one, three), shared(two, three), shared(one, two)) == (512, 700, 512)
 
 
+def test_prompts_of_different_length_that_meet_in_one_block_are_told_apart(write: Write) -> None:
+    one, one_on, two, two_on = open_workload(
+        write(
+            chat(600, 9, [0, 1]),
+            chat(1200, 9, [0, 5, 6]),
+            chat(650, 9, [0, 2]),
+            chat(1100, 9, [0, 5, 7]),
+        )
+    ).requests
+    assert shared(one, one_on) == 609
+    assert (shared(two, two_on), shared(one, two)) == (512, 512)
+
+
+def test_a_common_block_behind_different_ones_is_no_continuation(write: Write) -> None:
+    one, two = open_workload(
+        write(chat(1100, 9, [5, 1, 2]), chat(1700, 9, [6, 1, 3, 4], at=9))
+    ).requests
+    assert shared(one, two) == 0
+    assert one.session != two.session
+
+
 def test_a_prompt_without_a_whole_block_is_continued_by_nothing(write: Write) -> None:
     one, two = open_workload(write(chat(100, 50, [0]), chat(300, 50, [1]))).requests
     assert shared(one, two) == 0
@@ -207,7 +228,7 @@ def test_an_agents_output_and_unnamed_tail_return_in_its_next_prompt(write: Writ
     one, two, three = open_workload(
         write(
             session(
-                call(0, 200, 30, [1, 3]),
+                call(0, 200, 30, [1, 2], [3, 1]),
                 call(5, 300, 40, [1, 4]),
                 call(9, 700, 40, [1, 3], [50, 7]),
             )
@@ -215,6 +236,22 @@ def test_an_agents_output_and_unnamed_tail_return_in_its_next_prompt(write: Writ
     ).requests
     assert shared(one, two) == 230
     assert shared(two, three) == 192
+
+
+def test_a_prompt_of_whole_blocks_only_has_no_tail_of_its_own(write: Write) -> None:
+    workload = open_workload(
+        write(
+            session(
+                call(0, 192, 10, [1, 3]),
+                call(1, 200, 10, [20, 3]),
+                call(2, 300, 10, [20, 4]),
+                call(3, 320, 10, [1, 5]),
+            )
+        )
+    )
+    assert_consistent(workload)
+    whole, tailed, tailed_on, whole_on = workload.requests
+    assert (shared(whole, whole_on), shared(tailed, tailed_on)) == (202, 210)
 
 
 def test_sessions_that_repeat_another_are_left_out(write: Write) -> None:
@@ -295,6 +332,7 @@ GOOD_CALL = call(0, 64, 1, [1, 1])
         ({**GOOD, "input_length": 650}, ":2: block 1 has 138 tokens here and 88 in an earlier"),
         ({**GOOD, "timestamp": float("nan")}, ":2: 'timestamp' is NaN, expected a finite"),
         ({**GOOD, "timestamp": None}, ":2: 'timestamp' is null, expected a number"),
+        ({**GOOD, "timestamp": True}, ":2: 'timestamp' is true, expected a number"),
         ({**GOOD, "timestamp": -1}, ":2: 'timestamp' is -1, expected a finite"),
         ({**GOOD, "timestamp": 10**400}, ":2: 'timestamp' is 1000"),
         ({**GOOD, "timestamp": 3.5}, ":2: 'timestamp' goes back from 10 to 4"),

@@ -123,7 +123,7 @@ class TraceRequest:
     def token_ids(self) -> npt.NDArray[np.int32]:
         """Prompt and output, int32 `[prompt_tokens + output_tokens]`.
 
-        Cost: one vectorised write per span, about 40 µs for 118,000 tokens.
+        Cost: one vectorised write per span, below 0.2 ms for 118,000 tokens.
         """
         tokens = np.empty(self.prompt_tokens + self.output_tokens, dtype=np.int32)
         position = 0

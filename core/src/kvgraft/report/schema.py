@@ -189,6 +189,7 @@ class ReplayResult(TypedDict):
     payload_mismatches: int
     payloads_verified: int
     ledger_violations: int
+    first_problem: str
     cpu_us_per_request: dict[str, Quantiles]
     wall_s: float
     virtual_s: float

@@ -87,7 +87,8 @@ def _grid(table: SummaryTable, text: Callable[[str], Text]) -> Table:
             text(heading),
             justify="left" if is_words else "right",
             no_wrap=not is_words,
-            overflow="fold",
+            # Part of a number would be read as another number.
+            overflow="fold" if is_words else "ellipsis",
         )
     for row in table.rows:
         grid.add_row(*map(text, row))

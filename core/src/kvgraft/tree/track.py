@@ -87,6 +87,10 @@ class Evictions:
         """Count `n_slots` under `cause`."""
         setattr(self, cause.value, getattr(self, cause.value) + n_slots)
 
+    def by_cause(self) -> dict[str, int]:
+        """Slots by the cause's name."""
+        return {cause.value: getattr(self, cause.value) for cause in Cause}
+
 
 class Track:
     """One component's constants and books inside a tree.

@@ -1,0 +1,7 @@
+"""The `kvgraft` command."""
+
+from __future__ import annotations
+
+from kvgraft.cli.app import main
+
+__all__ = ["main"]

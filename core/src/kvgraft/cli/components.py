@@ -1,0 +1,88 @@
+"""`kvgraft components`: what is installed, and whether it can be used."""
+
+from __future__ import annotations
+
+import json
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from kvgraft.contract import API_VERSION
+from kvgraft.errors import ConfigError
+from kvgraft.registry import Found, discover
+
+__all__ = ["components"]
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list instead of a table.")
+def components(*, as_json: bool) -> None:
+    """List the installed component packages."""
+    found = discover()
+    rows = [describe(each) for each in found]
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    if not rows:
+        click.echo("no component is installed; try: pip install kvgraft-full")
+        return
+    console = Console()
+    table = Table(title=f"components (core API {API_VERSION})", title_justify="left")
+    for column in ("name", "distribution", "version", "API", "kind", "reach", "capabilities"):
+        table.add_column(column)
+    table.add_column("status", style="bold")
+    for row in rows:
+        table.add_row(
+            *(str(row[key] or "-") for key in ("name", "distribution", "version", "api")),
+            str(row["kind"] or "-"),
+            str(row["reach"] or "-"),
+            ", ".join(row["capabilities"]) or "-",  # type: ignore[arg-type]
+            "ok" if row["status"] == "ok" else "broken",
+        )
+    console.print(table)
+    for row in rows:
+        if row["status"] != "ok":
+            console.print(f"{row['name']}: {row['status']}", style="red", soft_wrap=True)
+
+
+def describe(found: Found) -> dict[str, object]:
+    """One row of the list; the reach is that of the default options."""
+    row: dict[str, object] = {
+        "name": found.name,
+        "distribution": found.distribution,
+        "version": found.version,
+        "api": None,
+        "kind": None,
+        "home": None,
+        "reach": None,
+        "capabilities": [],
+        "summary": None,
+        "status": found.status,
+    }
+    if found.plugin is not None:
+        declaration = found.plugin.declaration
+        row.update(
+            api=declaration.api_version,
+            kind=declaration.kind.value,
+            home=declaration.home.value,
+            capabilities=sorted(declaration.capabilities),
+            summary=declaration.summary,
+            reach=_reach(found),
+        )
+    return row
+
+
+def _reach(found: Found) -> str | None:
+    """The reach with default options, from a component built with the smallest pools."""
+    from kvgraft.dispatch import mount  # noqa: PLC0415 - builds pools, which needs torch
+    from kvgraft.pools import BuildContext  # noqa: PLC0415
+
+    assert found.plugin is not None
+    context = BuildContext(
+        page_size=1, device="cpu", device_tokens=1, host_tokens=1, pin_host=False
+    )
+    try:
+        return str(mount(found.plugin, {}, context).component.reach)
+    except ConfigError:
+        return None

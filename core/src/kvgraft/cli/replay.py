@@ -1,0 +1,192 @@
+"""`kvgraft replay`: a workload through the cache, then tables."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from kvgraft.config import WritePolicy
+from kvgraft.errors import ConfigError
+from kvgraft.replay.detect import open_workload
+from kvgraft.replay.synthetic import synthetic_workload
+from kvgraft.replay.workload import Workload
+from kvgraft.report import ReplayResult, print_tables, write_html
+
+__all__ = ["parse_component", "replay", "run_with_progress", "save"]
+
+MUST_BE_ZERO = ("out_of_memory", "payload_mismatches", "ledger_violations")
+
+
+def parse_component(text: str) -> tuple[str, dict[str, Any]]:
+    """`swa:window=4096,n_layers=2` as a name and options.
+
+    Raises:
+        ConfigError: not of that form.
+    """
+    name, _, rest = text.partition(":")
+    options: dict[str, Any] = {}
+    for item in filter(None, rest.split(",")):
+        field, equals, value = item.partition("=")
+        if not equals or not field.strip():
+            raise ConfigError(
+                f"--component {text!r}: {item!r} is not OPTION=VALUE; "
+                "write for example swa:window=4096"
+            )
+        options[field.strip()] = value.strip()
+    if not name.strip():
+        raise ConfigError(f"--component {text!r} names no component; see `kvgraft components`")
+    return name.strip(), options
+
+
+def run_with_progress(workload: Workload, settings: Any, console: Console) -> ReplayResult:
+    """Replay with a progress bar on stderr, if that is a terminal."""
+    from kvgraft.replay.replay import replay as run  # noqa: PLC0415 - imports torch
+
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as progress:
+        task = progress.add_task("requests", total=None)
+        return run(
+            workload,
+            settings,
+            progress=lambda done, total: progress.update(task, completed=done, total=total),
+        )
+
+
+def save(result: ReplayResult, json_path: Path | None, html_path: Path | None) -> None:
+    """Write the result as JSON and HTML.
+
+    Raises:
+        ConfigError: a path that cannot be written.
+    """
+    try:
+        if json_path is not None:
+            json_path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        if html_path is not None:
+            write_html(result, html_path)
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: {error.strerror}; choose another path") from error
+
+
+@click.command()
+@click.argument("path", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--synthetic",
+    type=click.Choice(["agents", "chat", "rag"]),
+    help="Generate a workload instead of reading PATH.",
+)
+@click.option(
+    "--component",
+    "components",
+    multiple=True,
+    metavar="NAME[:OPTION=VALUE,...]",
+    help="A component and its options, such as swa:window=4096; repeat for more. Default: full.",
+)
+@click.option("--page-size", default=64, show_default=True, help="Tokens per page.")
+@click.option("--device", default="cpu", show_default=True, help="Torch device of the pools.")
+@click.option("--device-tokens", default=1_000_000, show_default=True, help="Device pool size.")
+@click.option("--host-tokens", default=0, show_default=True, help="Host mirror size; 0 for none.")
+@click.option(
+    "--write-policy",
+    type=click.Choice([policy.value for policy in WritePolicy]),
+    default=WritePolicy.WRITE_THROUGH.value,
+    show_default=True,
+    help="When data is copied to the host.",
+)
+@click.option(
+    "--load-policy",
+    type=click.Choice(["cost", "always"]),
+    default="cost",
+    show_default=True,
+    help="Load a prefix back if that is estimated cheaper than computing it, or always.",
+)
+@click.option("--users", type=click.IntRange(min=1), help="Closed loop with that many users.")
+@click.option("--limit", type=click.IntRange(min=1), help="Replay the first N requests only.")
+@click.option("--requests", type=click.IntRange(min=1), default=2000, show_default=True,
+              help="Size of a synthetic workload.")
+@click.option("--chunk-tokens", type=click.IntRange(min=1), default=8192, show_default=True,
+              help="Most prompt tokens computed in one step.")
+@click.option("--max-running", type=click.IntRange(min=1), default=256, show_default=True,
+              help="Most requests running at a time.")
+@click.option("--reserve-tokens", type=click.IntRange(min=0), default=512, show_default=True,
+              help="Decode tokens admission keeps slots for, per request.")
+@click.option("--prefill-rate", type=click.FloatRange(min=1), default=100_000.0, show_default=True,
+              help="Prompt tokens per second of the pretended engine.")
+@click.option("--decode-rate", type=click.FloatRange(min=1), default=100.0, show_default=True,
+              help="Output tokens per second and request of the pretended engine.")
+@click.option(
+    "--verify",
+    type=click.Choice(["full", "sampled", "off"]),
+    default="full",
+    show_default=True,
+    help="How much of what is reused is compared byte by byte.",
+)
+@click.option("--seed", default=0, show_default=True, help="Seed of everything random.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the result here.")
+@click.option("--html", "html_path", type=click.Path(path_type=Path), help="Write a report here.")
+def replay(path: Path | None, **options: Any) -> None:
+    """Replay a trace, or a synthetic workload, through the cache.
+
+    PATH is a Mooncake trace (one request per line, with hash_ids) or a coding-agent trace (one
+    session per line, with requests), plain or gzip. A model's part is played on a virtual clock;
+    the cache, its pools and its copies are real. Exits with 1 if memory ran out, a payload was
+    wrong or a ledger did not balance.
+    """
+    from kvgraft.replay.engine import EngineModel  # noqa: PLC0415 - imports torch
+    from kvgraft.replay.payload import Verify  # noqa: PLC0415
+    from kvgraft.replay.replay import ReplaySettings  # noqa: PLC0415
+
+    workload = _workload(path, options)
+    components = dict(parse_component(text) for text in options["components"] or ("full",))
+    cache: dict[str, Any] = {
+        "components": components,
+        "page_size": options["page_size"],
+        "device": options["device"],
+        "device_tokens": options["device_tokens"],
+        "host_tokens": options["host_tokens"],
+        "write_policy": options["write_policy"],
+    }
+    if options["load_policy"] == "always":
+        cache["load"] = None
+    settings = ReplaySettings(
+        cache=cache,
+        users=options["users"],
+        model=EngineModel(
+            prefill_tokens_s=options["prefill_rate"],
+            decode_tokens_s=options["decode_rate"],
+            chunk_tokens=options["chunk_tokens"],
+            max_running=options["max_running"],
+            reserve_tokens=options["reserve_tokens"],
+        ),
+        verify=Verify(options["verify"]),
+        seed=options["seed"],
+        limit=options["limit"],
+    )
+    result = run_with_progress(workload, settings, Console(stderr=True))
+    print_tables(result, Console())
+    save(result, options["json_path"], options["html_path"])
+    if any(result[name] for name in MUST_BE_ZERO):  # type: ignore[literal-required]
+        click.echo(f"kvgraft: {result['first_problem']}", err=True)
+        sys.exit(1)
+
+
+def _workload(path: Path | None, options: dict[str, Any]) -> Workload:
+    if (path is None) == (options["synthetic"] is None):
+        raise ConfigError("give a trace's PATH or --synthetic agents|chat|rag, one of the two")
+    if path is None:
+        return synthetic_workload(
+            options["synthetic"], requests=options["requests"], seed=options["seed"]
+        )
+    return open_workload(path, limit=options["limit"])

@@ -1,0 +1,108 @@
+"""Stamps: bytes that say which prefix a slot was computed for.
+
+A replay runs no model, so it writes into each slot what identifies its content: a digest of all
+tokens up to the end of the page (or up to the state's boundary), spread over every plane of the
+slot. Reading a slot back and comparing every byte shows whether it still is what the request needs,
+after any eviction, load-back, split or copy.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kvgraft.pools import SLOT_BYTES
+
+__all__ = ["PageDigests", "Verify", "matching_rows", "read_rows", "write_rows"]
+
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+
+
+class Verify(enum.Enum):
+    """How much of what is reused is compared."""
+
+    FULL = "full"
+    SAMPLED = "sampled"
+    OFF = "off"
+
+
+class PageDigests:
+    """Digests of every page-aligned prefix of one token sequence.
+
+    Args:
+        tokens: int32 `[n_tokens]`.
+        page_size: tokens per page.
+    """
+
+    __slots__ = ("_digests", "page_size")
+
+    _weights: npt.NDArray[np.int64] | None = None
+
+    def __init__(self, tokens: npt.NDArray[np.int32], page_size: int) -> None:
+        self.page_size = page_size
+        n_pages = -(-len(tokens) // page_size)
+        padded = tokens
+        if n_pages * page_size != len(tokens):
+            padded = np.concatenate(
+                [tokens, np.full(n_pages * page_size - len(tokens), -1, dtype=np.int32)]
+            )
+        weights = np.arange(1, page_size + 1, dtype=np.int64) * 0x5851F42D4C957F2D
+        with np.errstate(over="ignore"):
+            sums = (padded.reshape(n_pages, page_size).astype(np.int64) * weights).sum(axis=1)
+            mixed = sums.view(np.uint64)
+            mixed = (mixed ^ (mixed >> np.uint64(29))) * _MIX
+            positions = np.arange(1, n_pages + 1, dtype=np.uint64) * _MIX
+            self._digests = np.cumsum(mixed ^ positions, dtype=np.uint64).view(np.int64)
+
+    def pages(self, start: int, end: int) -> npt.NDArray[np.int64]:
+        """Stamps of pages `[start, end)`, int64."""
+        return self._digests[start:end]
+
+    def state(self, n_tokens: int) -> npt.NDArray[np.int64]:
+        """The stamp of a state after `n_tokens` tokens, int64 `[1]`."""
+        page, rest = divmod(n_tokens, self.page_size)
+        base = self._digests[page - 1 : page] if page else np.zeros(1, dtype=np.int64)
+        with np.errstate(over="ignore"):
+            return base + np.int64(rest)
+
+
+def _pattern(stamps: npt.NDArray[np.int64], width: int, plane: int) -> torch.Tensor:
+    """What a plane's rows hold for each stamp, int64 `[n, width]`."""
+    lanes = np.arange(plane * 1_000_003, plane * 1_000_003 + width, dtype=np.int64)
+    with np.errstate(over="ignore"):
+        return torch.from_numpy(stamps[:, None] + lanes[None, :])
+
+
+def write_rows(
+    lanes: list[torch.Tensor], slots: npt.NDArray[np.int64], stamps: npt.NDArray[np.int64]
+) -> None:
+    """Fill whole slots, in every plane, with their stamps' pattern."""
+    rows = torch.from_numpy(slots)
+    for plane, tensor in enumerate(lanes):
+        tensor[rows] = _pattern(stamps, tensor.shape[1], plane).to(tensor.dtype).to(tensor.device)
+
+
+def matching_rows(
+    lanes: list[torch.Tensor], slots: npt.NDArray[np.int64], stamps: npt.NDArray[np.int64]
+) -> int:
+    """How many of the slots hold exactly their stamp's pattern, in every plane."""
+    rows = torch.from_numpy(slots)
+    good = torch.ones(len(slots), dtype=torch.bool)
+    for plane, tensor in enumerate(lanes):
+        want = _pattern(stamps, tensor.shape[1], plane).to(tensor.dtype)
+        good &= (tensor[rows].cpu() == want).all(dim=1)
+    return int(good.sum())
+
+
+def read_rows(slots: bytes) -> npt.NDArray[np.int64]:
+    """Slot bytes as an int64 index."""
+    assert len(slots) % SLOT_BYTES == 0
+    return np.frombuffer(slots, dtype=np.int32).astype(np.int64)
+
+
+Sampler = Callable[[int], npt.NDArray[np.int64]]
+"""Positions to verify out of `n`."""

@@ -1,0 +1,229 @@
+"""Replaying a workload through a cache, from settings to the result every report reads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import kvgraft
+from kvgraft.cache import Cache, parse_config
+from kvgraft.errors import ConfigError
+from kvgraft.replay.arrivals import Arrivals, ClosedLoop, OpenLoop
+from kvgraft.replay.engine import EngineModel, ReplayEngine
+from kvgraft.replay.meter import Meter
+from kvgraft.replay.payload import Verify
+from kvgraft.replay.running import Player
+from kvgraft.replay.timeline import Timeline
+from kvgraft.replay.workload import Workload
+from kvgraft.report.schema import ReplayResult
+from kvgraft.types import Direction, Tier
+
+__all__ = ["ReplaySettings", "replay"]
+
+INTEGRITY_CHECKS = 20
+"""Full recomputations of the books, spread over a replay; ledgers are checked every step."""
+
+
+@dataclass(slots=True)
+class ReplaySettings:
+    """How to replay.
+
+    Attributes:
+        cache: settings of the cache, as for `Cache.open`.
+        users: closed loop with that many users; None replays by the trace's clock.
+        model: how fast the pretended engine is.
+        verify: how much of what is reused is compared.
+        seed: of everything random.
+        limit: replay this many requests, the trace's first.
+    """
+
+    cache: dict[str, Any]
+    users: int | None = None
+    model: EngineModel = field(default_factory=EngineModel)
+    verify: Verify = Verify.FULL
+    seed: int = 0
+    limit: int | None = None
+
+
+def replay(
+    workload: Workload,
+    settings: ReplaySettings,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> ReplayResult:
+    """Replay a workload; `progress` is told `(ended, expected)` requests.
+
+    Raises:
+        ConfigError: a workload without absolute times needs `users`.
+        KvgraftError: whatever opening the cache raises.
+    """
+    requests = list(workload.requests[: settings.limit])
+    arrivals: Arrivals
+    if settings.users is not None:
+        arrivals = ClosedLoop(workload, requests, settings.users)
+    elif workload.has_absolute_time:
+        arrivals = OpenLoop(requests)
+    else:
+        raise ConfigError(
+            f"{workload.name}: its times count from each session's start; "
+            "replay it closed loop, for example --users 8"
+        )
+    cache = Cache(parse_config(settings.cache))
+    try:
+        return _run(cache, arrivals, len(requests), workload, settings, progress)
+    finally:
+        cache.close()
+
+
+def _run(
+    cache: Cache,
+    arrivals: Arrivals,
+    expected: int,
+    workload: Workload,
+    settings: ReplaySettings,
+    progress: Callable[[int, int], None] | None,
+) -> ReplayResult:
+    meter = Meter()
+    player = Player(cache, meter, settings.verify, settings.seed)
+    timeline = Timeline(cache, expected)
+    check_every = max(1, expected // INTEGRITY_CHECKS)
+    ended = 0
+
+    def on_end() -> None:
+        nonlocal ended
+        ended += 1
+        timeline.ended(engine, ended)
+        if progress is not None:
+            progress(ended, expected)
+        due.append(ended % check_every == 0)
+
+    due: list[bool] = []
+    engine = ReplayEngine(
+        cache,
+        arrivals,
+        settings.model,
+        player,
+        meter,
+        on_match=lambda job, device, host: timeline.matched(job, engine.now_s, device, host),
+        on_end=on_end,
+    )
+    engine.after_step = lambda: engine.check_integrity() if _take_due(due) else None
+    started = time.perf_counter()
+    engine.run()
+    cache.drain()
+    engine.check_integrity()
+    wall_s = time.perf_counter() - started
+    return _result(cache, engine, timeline, meter, workload, settings, wall_s)
+
+
+def _take_due(due: list[bool]) -> bool:
+    """Whether a full check came due since the last call."""
+    wanted = any(due)
+    due.clear()
+    return wanted
+
+
+def _result(
+    cache: Cache,
+    engine: ReplayEngine,
+    timeline: Timeline,
+    meter: Meter,
+    workload: Workload,
+    settings: ReplaySettings,
+    wall_s: float,
+) -> ReplayResult:
+    totals = engine.totals
+    hits = totals.device_hits + totals.host_hits
+    loads = cache.journal.counters[Direction.LOAD_BACK]
+    backups = cache.journal.counters[Direction.BACKUP]
+    return {
+        "kvgraft": kvgraft.__version__,
+        "workload": {
+            "name": workload.name,
+            "format": workload.format,
+            "requests": workload.totals.requests,
+            "input_tokens": workload.totals.input_tokens,
+            "output_tokens": workload.totals.output_tokens,
+        },
+        "settings": _settings(cache, settings),
+        "requests": totals.requests,
+        "input_tokens": totals.input_tokens,
+        "output_tokens": totals.output_tokens,
+        "token_hit_rate": hits / totals.input_tokens if totals.input_tokens else 0.0,
+        "hit_tokens": {"device": totals.device_hits, "host": totals.host_hits},
+        "saved_tokens": hits,
+        "computed_tokens": totals.input_tokens - hits,
+        "component_hits": {
+            name: {"device_slots": device, "host_slots": host}
+            for name, (device, host) in engine.hit_slots.items()
+        },
+        "load_backs": {
+            "started": loads.started,
+            "completed": loads.completed,
+            "failed": loads.failed,
+            "shared": cache.leasing.shared_loads,
+            "skipped_recompute": cache.leasing.skipped_loads,
+            "slots": dict(loads.slots),
+        },
+        "backups": {
+            "started": backups.started,
+            "completed": backups.completed,
+            "failed": backups.failed,
+            "slots": dict(backups.slots),
+        },
+        "evictions": {
+            track.name: {
+                "device": track.device_evictions.by_cause(),
+                "host": track.host_evictions.by_cause(),
+            }
+            for track in cache.tree.tracks
+        },
+        "admissions": totals.admissions,
+        "deferrals": totals.deferrals,
+        "retractions": totals.retractions,
+        "rejections": totals.rejections,
+        "copies_on_write": cache.copies_on_write,
+        "checkpoints": cache.checkpoints,
+        "out_of_memory": totals.out_of_memory,
+        "payload_mismatches": engine.player.checks.mismatches,
+        "payloads_verified": engine.player.checks.verified,
+        "ledger_violations": totals.ledger_violations,
+        "first_problem": engine.player.checks.first or totals.first_problem,
+        "cpu_us_per_request": meter.quantiles(),  # type: ignore[typeddict-item]
+        "wall_s": wall_s,
+        "virtual_s": engine.now_s,
+        "timeline": timeline.points,
+        "sources": timeline.sources,
+        "tree": timeline.tree,
+    }
+
+
+def _settings(cache: Cache, settings: ReplaySettings) -> dict[str, object]:
+    config = cache.config
+    return {
+        "components": {name: dict(options) for name, options in config.components.items()},
+        "page_size": config.page_size,
+        "device": config.device,
+        "device_tokens": config.device_tokens,
+        "host_tokens": config.host_tokens,
+        "write_policy": config.write_policy.value,
+        "eviction_policy": "lru",
+        "concurrency": f"users:{settings.users}" if settings.users else "open",
+        "verify": settings.verify.value,
+        "seed": settings.seed,
+        "limit": settings.limit,
+        "prefill_tokens_s": settings.model.prefill_tokens_s,
+        "decode_tokens_s": settings.model.decode_tokens_s,
+        "chunk_tokens": settings.model.chunk_tokens,
+        "max_running": settings.model.max_running,
+        "reserve_tokens": settings.model.reserve_tokens,
+        "slots": {
+            track.name: {
+                Tier.DEVICE.value: track.device.capacity,
+                Tier.HOST.value: track.host.capacity if track.host is not None else 0,
+            }
+            for track in cache.tree.tracks
+        },
+    }

@@ -1,0 +1,169 @@
+"""One request of a workload on its way through the cache, playing the model's part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from kvgraft.replay.meter import Meter
+from kvgraft.replay.payload import PageDigests, Verify, matching_rows, read_rows, write_rows
+from kvgraft.replay.workload import TraceRequest
+from kvgraft.tree.keys import TokenKey
+
+if TYPE_CHECKING:
+    from kvgraft.cache import Cache
+    from kvgraft.request import Request
+
+__all__ = ["Checks", "Job", "Player"]
+
+SAMPLE_EVERY = 16
+"""With `--verify sampled`, one slot in this many is compared."""
+
+
+@dataclass(slots=True)
+class Checks:
+    """What verification saw."""
+
+    verified: int = 0
+    mismatches: int = 0
+    first: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A workload's request and where it is.
+
+    Attributes:
+        decoded: output tokens computed so far.
+        credit: virtual decode tokens earned and not used yet.
+        matched: whether its first match was counted.
+    """
+
+    trace: TraceRequest
+    tokens: npt.NDArray[np.int32]
+    digests: PageDigests
+    key: TokenKey
+    request: Request | None = None
+    decoded: int = 0
+    credit: float = 0.0
+    matched: bool = False
+    admitted_at: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def running(self) -> Request:
+        """The cache's request; only while it runs."""
+        assert self.request is not None
+        return self.request
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and output."""
+        return len(self.tokens)
+
+
+class Player:
+    """Computes what a model would have, stamps it, and verifies what is reused."""
+
+    def __init__(self, cache: Cache, meter: Meter, verify: Verify, seed: int) -> None:
+        self.cache = cache
+        self.meter = meter
+        self.verify = verify
+        self.checks = Checks()
+        self._random = np.random.default_rng(seed)
+
+    def job(self, trace: TraceRequest) -> Job:
+        """Build a request's tokens, digests and key."""
+        tokens = trace.token_ids()
+        digests = PageDigests(tokens, self.cache.config.page_size)
+        key = self.meter.run("key", trace.index, TokenKey, tokens[: trace.prompt_tokens])
+        return Job(trace, tokens, digests, key)
+
+    def compute(self, job: Job, n_tokens: int) -> bool:
+        """Allocate and compute the next tokens; False if the cache has no room for them."""
+        request, cache = job.running, self.cache
+        start = request.computed
+        if not self.meter.run("allocate", job.trace.index, cache.allocate, request, n_tokens):
+            return False
+        self._stamp(job, start, start + n_tokens)
+        self.meter.run("computed", job.trace.index, cache.computed, request, n_tokens)
+        return True
+
+    def _stamp(self, job: Job, start: int, end: int) -> None:
+        page_size = self.cache.config.page_size
+        if self.verify is Verify.OFF:
+            return
+        first, last = start // page_size, -(-end // page_size)
+        for each, track in zip(self.cache.mounted, self.cache.tree.tracks):
+            lanes = each.component.device.lanes
+            if track.is_state:
+                slot = self.cache.state_slot(job.running, each.name)
+                write_rows(lanes, np.array([slot]), job.digests.state(end))
+                continue
+            for run in job.running.runs[track.index]:
+                low, high = max(first, run.first), min(last, run.end)
+                if low >= high:
+                    continue
+                part = run.cut(low, high)
+                stamps = np.repeat(job.digests.pages(low, high), track.slots_per_page)
+                write_rows(lanes, read_rows(part.device), stamps)
+                if part.host is not None and each.component.host is not None:
+                    write_rows(each.component.host.lanes, read_rows(part.host), stamps)
+
+    def verify_prefix(self, job: Job) -> None:
+        """Compare every slot the request resumes from, or holds, with its stamp."""
+        if self.verify is Verify.OFF:
+            return
+        request = job.running
+        n_pages = request.computed // self.cache.config.page_size
+        if not n_pages:
+            return
+        for each, track in zip(self.cache.mounted, self.cache.tree.tracks):
+            if track.is_state:
+                continue
+            n_slots = n_pages * track.slots_per_page
+            stamps = np.repeat(job.digests.pages(0, n_pages), track.slots_per_page)
+            table = self.cache.table(request, each.name)[:n_slots]
+            self._compare(job, each.name, each.component.device.lanes, table, stamps)
+            if track.home_is_host and each.component.host is not None:
+                table = self.cache.host_table(request, each.name)[:n_slots]
+                self._compare(job, each.name, each.component.host.lanes, table, stamps)
+
+    def verify_states(self, job: Job) -> None:
+        """Compare the states a request was given with its exact token count."""
+        if self.verify is Verify.OFF:
+            return
+        request = job.running
+        for each, track in zip(self.cache.mounted, self.cache.tree.tracks):
+            if track.is_state and request.computed:
+                slot = np.array([self.cache.state_slot(request, each.name)], dtype=np.int32)
+                stamp = job.digests.state(request.computed)
+                self._compare(job, each.name, each.component.device.lanes, slot, stamp)
+
+    def _compare(
+        self,
+        job: Job,
+        component: str,
+        lanes: list[object],
+        table: npt.NDArray[np.int32],
+        stamps: npt.NDArray[np.int64],
+    ) -> None:
+        positions = np.flatnonzero(table >= 0)
+        if self.verify is Verify.SAMPLED and len(positions) > 1:
+            count = max(1, len(positions) // SAMPLE_EVERY)
+            positions = self._random.choice(positions, count, replace=False)
+        if not len(positions):
+            return
+        slots = table[positions].astype(np.int64)
+        good = matching_rows(lanes, slots, stamps[positions])  # type: ignore[arg-type]
+        self.checks.verified += len(positions)
+        wrong = len(positions) - good
+        if wrong:
+            self.checks.mismatches += wrong
+            self.checks.first = self.checks.first or (
+                f"request {job.trace.index}, component {component!r}: {wrong} of "
+                f"{len(positions)} slots hold other bytes"
+            )

@@ -1,0 +1,117 @@
+"""The `swa` component as a user gets it: found, given options, built."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from kvgraft import HOST_MIRROR, Kind, PluginError, Reach, Span, Tier, Trailing
+from kvgraft.dispatch import Mounted, mount, parse_options
+from kvgraft.pools import BuildContext, Component
+from kvgraft.reach import PageReach
+from kvgraft.registry import Plugin, discover
+
+CONTEXT = BuildContext(
+    page_size=16, device="cpu", device_tokens=160, host_tokens=320, pin_host=False
+)
+DEEPSEEK_V3 = {"kind": "mla", "latent_dim": 512, "rope_dim": 64}
+
+
+def installed() -> Plugin:
+    (found,) = (entry for entry in discover() if entry.name == "swa")
+    assert found.status == "ok"
+    assert found.plugin is not None
+    return found.plugin
+
+
+def built(options: dict[str, Any], context: BuildContext = CONTEXT) -> Mounted:
+    return mount(installed(), options, context)
+
+
+def test_the_entry_point_is_found_and_declares_a_mirrored_paged_component() -> None:
+    plugin = installed()
+    assert plugin.distribution == "kvgraft-swa"
+    declaration = plugin.declaration
+    assert (declaration.kind, declaration.home) == (Kind.PAGED, Tier.DEVICE)
+    assert declaration.capabilities == {HOST_MIRROR}
+
+
+def test_finding_it_imports_no_torch() -> None:
+    code = (
+        "import sys; from kvgraft.registry import select; select(['swa']); "
+        "assert 'kvgraft_swa.plugin' in sys.modules; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("window", [1, 100, 4096])
+def test_its_reach_is_the_trailing_window(window: int) -> None:
+    assert built({"window": window}).component.reach == Reach(Trailing(window))
+
+
+def test_a_window_that_is_not_whole_pages_keeps_every_page_it_touches() -> None:
+    reach = PageReach(built({"window": 17}).component.reach, CONTEXT.page_size)
+    assert reach.spans(5) == (Span(3, 5),)
+
+
+@pytest.mark.parametrize("options", [{}, DEEPSEEK_V3])
+def test_a_slot_takes_one_page_whatever_the_window(options: dict[str, Any]) -> None:
+    sizes = {
+        built({**options, "window": window}).component.device.slot_nbytes for window in (16, 64)
+    }
+    assert sizes == {16 * (2 * 576 * 2 if options else 32)}
+
+
+@pytest.mark.parametrize("options", [{}, {"head_dim": 3, "v_head_dim": 5}, DEEPSEEK_V3])
+def test_every_plane_survives_the_way_to_the_mirror_and_back(options: dict[str, Any]) -> None:
+    assert_planes_survive(built(options).component)
+
+
+def test_without_host_tokens_there_is_no_mirror() -> None:
+    component = built({"host_tokens": 0}).component
+    assert component.host is None
+    assert component.device.capacity == 10
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"window": 0}, "component 'swa': option window=0"),
+        ({"window": None}, "component 'swa': option window=None"),
+        ({"window_size": 64}, "component 'swa': option window_size=64: Extra inputs"),
+        ({"kind": "mla"}, "component 'swa': option latent_dim=None"),
+    ],
+)
+def test_impossible_options_are_refused_with_the_field_named(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(PluginError, match=message):
+        parse_options(installed(), options)
+
+
+def test_a_pool_smaller_than_a_page_is_refused_with_the_field_named() -> None:
+    with pytest.raises(PluginError, match="component 'swa': option device_tokens: 15 tokens"):
+        built({"device_tokens": 15})
+
+
+def assert_planes_survive(component: Component) -> None:
+    """Random bytes in slot 1, to host slot 2, back to slot 3, plane by plane."""
+    device, host = component.device, component.host
+    assert host is not None
+    assert [spec[:2] for spec in device.specs] == [spec[:2] for spec in host.specs]
+    noise = torch.Generator().manual_seed(7)
+    for lanes, mirrored in zip(device.lanes, host.lanes, strict=True):
+        info = torch.iinfo(lanes.dtype)
+        lanes[1] = torch.randint(
+            info.min, info.max, lanes[1].shape, dtype=lanes.dtype, generator=noise
+        )
+        mirrored[2] = lanes[1]
+    for lanes, mirrored in zip(device.lanes, host.lanes, strict=True):
+        lanes[3] = mirrored[2]
+    for plane, lanes in zip(device.planes, device.lanes, strict=True):
+        assert lanes[1].count_nonzero() > 0
+        assert torch.equal(plane[3].view(torch.uint8), plane[1].view(torch.uint8))
