@@ -177,6 +177,8 @@ def select(names: Sequence[str]) -> list[Plugin]:
         ConfigError: a component that is not installed.
         PluginError: one that is installed but cannot be used (P5).
     """
+    if not names:
+        return []
     found = {entry.name: entry for entry in discover()}
     plugins = []
     for name in names:

@@ -223,15 +223,26 @@ class HotBufferMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.buffer is not None)
     @rule(layer=st.sampled_from(LAYERS), n_queries=st.integers(1, 3), data=st.data())
-    def swap_in(self, layer: int, n_queries: int, data: st.DataObject) -> None:
-        assert self.buffer is not None
-        model = self.models[layer]
-        positions = st.integers(-1, len(model.truth) - 1)
+    def select_anything(self, layer: int, n_queries: int, data: st.DataObject) -> None:
+        positions = st.integers(-1, len(self.models[layer].truth) - 1)
         k = data.draw(st.integers(0, 2 * self.n_rows), label="k")
         chosen = data.draw(
             st.lists(positions, min_size=n_queries * k, max_size=n_queries * k), label="topk"
         )
-        topk = torch.tensor(chosen, dtype=torch.int32).reshape(n_queries, k)
+        self._select(layer, chosen, n_queries)
+
+    @precondition(lambda self: self.buffer is not None)
+    @rule(layer=st.sampled_from(LAYERS), start=st.floats(0, 1), slack=st.integers(-1, 3))
+    def sweep(self, layer: int, start: float, slack: int) -> None:
+        """As many neighbours as the buffer has rows, some fewer or one more."""
+        n_tokens = len(self.models[layer].truth)
+        first = int(start * n_tokens)
+        self._select(layer, list(range(first, n_tokens))[: max(0, self.n_rows - slack)], 1)
+
+    def _select(self, layer: int, chosen: list[int], n_queries: int) -> None:
+        assert self.buffer is not None
+        model = self.models[layer]
+        topk = torch.tensor(chosen, dtype=torch.int32).reshape(n_queries, -1 if chosen else 0)
         selected = set(chosen) - {-1}
         moved_before = self.buffer.statistics.rows_moved
         if not model.fits(selected):
@@ -697,6 +708,31 @@ def test_the_integrity_check_finds_a_hot_row_that_somebody_overwrote() -> None:
     row = int(buffer.swap_in(1, select(2))[0, 0])
     pool.layers[1][1].hot[row].view(torch.uint8)[0] ^= 1
     with pytest.raises(IntegrityError, match="layer 1 plane 1: the hot row of token 2 differs"):
+        buffer.check_integrity()
+
+
+@pytest.mark.parametrize(
+    ("table", "index", "value", "message"),
+    [
+        ("row_of", 0, 3, "9 tokens mapped to rows, 8 rows mapped to tokens"),
+        ("row_of", -1, 3, "9 tokens mapped to rows, 8 rows mapped to tokens"),
+        ("token_at", 2, 17, "not each other's inverse"),
+        ("token_at", -1, 5, "padding's row holds token 5, not -1"),
+        ("n_tokens", None, 19, "token 19 resident in a sequence of 19"),
+    ],
+)
+def test_the_integrity_check_finds_a_damaged_map(
+    table: str, index: int | None, value: int, message: str
+) -> None:
+    pool, _, host = make_pool()
+    buffer = open_buffer(pool, host, hot_tokens=4, n_pages=5)
+    decode(pool, buffer, 20)
+    row_map = buffer._maps[0]
+    if index is None:
+        setattr(row_map, table, value)
+    else:
+        getattr(row_map, table)[index] = value
+    with pytest.raises(IntegrityError, match=f"layer 0: .*{message}"):
         buffer.check_integrity()
 
 

@@ -46,8 +46,12 @@ def parse_component(text: str) -> tuple[str, dict[str, Any]]:
 
 def run_with_progress(workload: Workload, settings: Any, console: Console) -> ReplayResult:
     """Replay with a progress bar on stderr, if that is a terminal."""
+    import torch  # noqa: PLC0415 - slow to import, and only needed here
+
     from kvgraft.replay.replay import replay as run  # noqa: PLC0415 - imports torch
 
+    # The tensors are small: a second thread would only be waited for.
+    torch.set_num_threads(1)
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -93,13 +93,19 @@ class Player:
         return True
 
     def _stamp(self, job: Job, start: int, end: int) -> None:
+        """Stamp the pages completed by tokens `[start, end)`, and states at page boundaries.
+
+        Nothing else can be shared, so nothing else is ever read.
+        """
         page_size = self.cache.config.page_size
-        if self.verify is Verify.OFF:
+        first, last = start // page_size, end // page_size
+        if self.verify is Verify.OFF or first == last:
             return
-        first, last = start // page_size, -(-end // page_size)
         for each, track in zip(self.cache.mounted, self.cache.tree.tracks):
             lanes = each.component.device.lanes
             if track.is_state:
+                if end % page_size:
+                    continue
                 slot = self.cache.state_slot(job.running, each.name)
                 write_rows(lanes, np.array([slot]), job.digests.state(end))
                 continue

@@ -390,11 +390,11 @@ class _RowMap:
                 f"layer {layer}: {mapped} tokens mapped to rows, {len(rows)} rows mapped to "
                 "tokens, not each other's inverse",
             )
-        for name, table in (("row_of", self.row_of), ("token_at", self.token_at)):
-            if int(table[-1]) != -1:
-                raise IntegrityError(
-                    "H3", COMPONENT, f"layer {layer}: padding entry of {name} is {int(table[-1])}"
-                )
+        padding = int(self.token_at[-1])
+        if padding != -1:
+            raise IntegrityError(
+                "H3", COMPONENT, f"layer {layer}: padding's row holds token {padding}, not -1"
+            )
         if len(rows) and int(tokens.max()) >= self.n_tokens:
             raise IntegrityError(
                 "H3",

@@ -1,0 +1,290 @@
+"""Whether what vanished between two snapshots was allowed to.
+
+The model does not choose victims; it looks at what the cache evicted and asks, with nothing but
+prefixes and its own recency counters: was the cell unpinned, was a pool short that explains it,
+were the other components' cells inside the cascade, was there a victim used less recently, and did
+it stop in time.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+
+from .brute_force import BruteForce, ModelComponent, Prefix
+from .observing import NodeView, Snapshot
+
+__all__ = ["Pressure", "Recency", "check_losses"]
+
+
+class Recency:
+    """When each component's page was last used; a use of a page is a use of its prefix's pages
+    for a component that needs them all."""
+
+    def __init__(self, model: BruteForce) -> None:
+        self.model = model
+        self.clock = 0
+        self.used: dict[str, dict[Prefix, int]] = {each.name: {} for each in model.components}
+
+    def created(self, pages: set[Prefix]) -> None:
+        """Nodes for these pages appeared."""
+        self.clock += 1
+        for used in self.used.values():
+            for page in pages:
+                used[page] = self.clock
+
+    def resumed(self, namespace: object, tokens: tuple[int, ...], boundary: int) -> None:
+        """A request resumes, or continues, from a boundary."""
+        self.clock += 1
+        for component in self.model.components:
+            used = self.used[component.name]
+            for page in self.model.prefixes(component, namespace, tokens, boundary):
+                used[page] = self.clock
+
+    def of(self, component: ModelComponent, pages: tuple[Prefix, ...]) -> int:
+        return max(self.used[component.name].get(page, 0) for page in pages)
+
+
+@dataclass
+class Pressure:
+    """Which pools an operation may make room in.
+
+    Attributes:
+        device: slots asked for per component; a pool is short if it has fewer free.
+        host: components whose HOST pool may be short; slots where known, else None.
+        passing: pages pinned only while the operation ran, so it may have passed them over.
+    """
+
+    device: dict[str, int] = field(default_factory=dict)
+    host: dict[str, int | None] = field(default_factory=dict)
+    passing: set[Prefix] = field(default_factory=set)
+
+
+def _cut(nodes: list[NodeView], ends: set[Prefix]) -> list[NodeView]:
+    """Nodes split where the operation split them: an operation evicts after it splits."""
+    cut: list[NodeView] = []
+    position: list[int] = []
+    for view in nodes:
+        parent = position[view.parent] if view.parent >= 0 else -1
+        start = 0
+        for end, page in enumerate(view.pages, 1):
+            if page in ends or end == len(view.pages):
+                cut.append(NodeView(view.pages[start:end], parent))
+                parent, start = len(cut) - 1, end
+        position.append(parent)
+    return cut
+
+
+class _Tier:
+    """One tier of two snapshots, as eviction there sees it."""
+
+    def __init__(self, model: BruteForce, before: Snapshot, after: Snapshot, tier: str) -> None:
+        self.model, self.before, self.after, self.tier = model, before, after, tier
+        self.parts = {each.name: each for each in model.components}
+        self.lost = {
+            name: set(self._cells(before, name)) - set(self._cells(after, name))
+            for name in self.parts
+        }
+
+    def _cells(self, snapshot: Snapshot, name: str) -> dict[Prefix, tuple[int, ...]]:
+        held = snapshot.held[name]
+        return held.device if self.tier == "device" else held.host
+
+    def cells_of(self, view: NodeView, name: str) -> tuple[Prefix, ...]:
+        return view.pages[-1:] if self.parts[name].is_state else view.pages
+
+    def losers(self, view: NodeView) -> list[str]:
+        """Components that lost their cell on a node of the first snapshot."""
+        losers = []
+        for name, lost in self.lost.items():
+            gone = [page in lost for page in self.cells_of(view, name)]
+            if any(gone):
+                assert all(gone), f"E3: {name} lost part of a node: {view}"
+                losers.append(name)
+        return losers
+
+    def holders(self, snapshot: Snapshot, view: NodeView) -> list[str]:
+        return [
+            name
+            for name in self.parts
+            if self.cells_of(view, name)[-1] in self._cells(snapshot, name)
+        ]
+
+    def live_below(self, snapshot: Snapshot) -> set[Prefix]:
+        """Last pages of first-snapshot nodes under which something is held."""
+        live: set[Prefix] = set()
+        nodes = self.before.nodes
+        for view in reversed(nodes):
+            held = any(
+                page in self._cells(snapshot, name)
+                for name in self.parts
+                for page in self.cells_of(view, name)
+            )
+            if (held or view.pages[-1] in live) and view.parent >= 0:
+                live.add(nodes[view.parent].pages[-1])
+        return live
+
+    def pinned(self, snapshot: Snapshot, name: str, view: NodeView) -> bool:
+        held, last = snapshot.held[name], view.pages[-1]
+        if self.tier == "device":
+            return last in held.device_pinned
+        return last in held.host_pinned or (
+            self.parts[name].home_is_host and last in held.device_pinned
+        )
+
+    def candidates(self, name: str) -> list[NodeView]:
+        """Nodes that were victims of the component throughout the operation and remain."""
+        live = self.live_below(self.before)
+        return [
+            view
+            for view in self.before.nodes
+            if self.cells_of(view, name)[-1] in self._cells(self.before, name)
+            and self.cells_of(view, name)[-1] in self._cells(self.after, name)
+            and not self.pinned(self.before, name, view)
+            and not self.pinned(self.after, name, view)
+            and not (self.parts[name].is_everything and view.pages[-1] in live)
+        ]
+
+
+def _buried(model: BruteForce, after: Snapshot, page: Prefix) -> bool:
+    """Whether a prefix-closed component holds nothing on the page or on one before it."""
+    namespace, tokens = page
+    for component in model.components:
+        if component.is_everything:
+            readable = after.readable(component)
+            for number in range(model.page_of(page) + 1):
+                if model.prefix(namespace, tokens, number) not in readable:
+                    return True
+    return False
+
+
+def _lost_home(model: BruteForce, hosts: _Tier, view: NodeView, loser: str) -> bool:
+    """Whether the DEVICE cell went because a canonical copy on HOST did."""
+    return any(
+        component.home_is_host
+        and model.contains(component, hosts.parts[loser])
+        and view.pages[-1] in hosts.lost[component.name]
+        for component in model.components
+    )
+
+
+def check_losses(
+    model: BruteForce, before: Snapshot, after: Snapshot, pressure: Pressure, recency: Recency
+) -> None:
+    """Raise unless every cell that vanished did so by the rules E1 to E5."""
+    cut = replace(before, nodes=_cut(before.nodes, {view.pages[-1] for view in after.nodes}))
+    devices, hosts = _Tier(model, cut, after, "device"), _Tier(model, cut, after, "host")
+    if not any(devices.lost.values()) and not any(hosts.lost.values()):
+        return
+    device_short = {
+        name: needed - before.books[name, "device"].free
+        for name, needed in pressure.device.items()
+        if needed > before.books[name, "device"].free
+    }
+    host_short = {
+        name: None if needed is None else needed - before.books[name, "host"].free
+        for name, needed in pressure.host.items()
+        if (name, "host") in before.books
+        and (needed is None or needed > before.books[name, "host"].free)
+    }
+    _check_tier(devices, hosts, device_short, pressure, recency)
+    _check_tier(hosts, hosts, host_short, pressure, recency)
+
+
+def _check_tier(
+    tier: _Tier,
+    hosts: _Tier,
+    short: dict[str, int] | dict[str, int | None],
+    pressure: Pressure,
+    recency: Recency,
+) -> None:
+    model = tier.model
+    live_before, live_after = tier.live_below(tier.before), tier.live_below(tier.after)
+    sole: dict[str, list[int]] = defaultdict(list)
+    kept = {name: tier.candidates(name) for name in short}
+    for view in tier.before.nodes:
+        losers = tier.losers(view)
+        if not losers:
+            continue
+        for name in losers:
+            assert not tier.pinned(tier.before, name, view) or tier.tier == "host", (
+                f"E1: {name} lost a pinned cell on {tier.tier}: {view.pages[-1]}"
+            )
+            assert not tier.pinned(tier.before, name, view) or not tier.pinned(
+                tier.after, name, view
+            ), f"E1: {name} lost a pinned cell on {tier.tier}: {view.pages[-1]}"
+        if _buried(model, tier.after, view.pages[-1]):
+            # Nothing below a gap of a prefix-closed component can be resumed from. The node's own
+            # losers still need a reason, found below unless the gap lies above.
+            reasons = ["buried"]
+        else:
+            reasons = []
+        if tier.tier == "device" and all(
+            _lost_home(model, hosts, view, name) for name in losers
+        ):
+            reasons.append("home")
+        starters = [
+            name
+            for name in losers
+            if name in short
+            and _cascade_fits(tier, view, name, losers, live_after)
+            and _least_recent(tier, view, name, kept[name], pressure, recency)
+        ]
+        assert starters or reasons, (
+            f"E2/E3: {losers} left {tier.tier} at {view.pages[-1]}; short were {short}; "
+            + "; ".join(
+                f"{name}: cascade {_cascade_fits(tier, view, name, losers, live_after)}, "
+                f"least recent {_least_recent(tier, view, name, kept[name], pressure, recency)}"
+                for name in losers
+                if name in short
+            )
+        )
+        if starters and not reasons and view.pages[-1] not in live_before:
+            left = [
+                name
+                for name in tier.holders(tier.after, view)
+                if not tier.pinned(tier.before, name, view)
+            ]
+            pinned = any(
+                tier.pinned(tier.before, name, view) for name in tier.holders(tier.before, view)
+            )
+            assert not left or pinned, (
+                f"E3: {losers} left {tier.tier} at the leaf {view.pages[-1]}, {left} did not"
+            )
+        if len(starters) == 1 and len(losers) == 1:
+            name = starters[0]
+            parts = tier.parts[name]
+            n_cells = 1 if parts.is_state else len(view.pages) * parts.slots_per_page
+            sole[name].append(n_cells)
+    for name, sizes in sole.items():
+        wanted = short[name]
+        assert wanted is None or sum(sizes) - max(sizes) < wanted, (
+            f"E2: {name} was short of {wanted} {tier.tier} slots and evicted {sizes}"
+        )
+
+
+def _cascade_fits(
+    tier: _Tier, view: NodeView, starter: str, losers: list[str], live_after: set[Prefix]
+) -> bool:
+    """Whether an eviction started by one component explains all that left the node (E3)."""
+    if view.pages[-1] not in live_after:
+        return True
+    return all(tier.model.contains(tier.parts[starter], tier.parts[name]) for name in losers)
+
+
+def _least_recent(
+    tier: _Tier,
+    view: NodeView,
+    name: str,
+    kept: list[NodeView],
+    pressure: Pressure,
+    recency: Recency,
+) -> bool:
+    """Whether no victim that was kept had been used before the node."""
+    component = tier.parts[name]
+    used = recency.of(component, tier.cells_of(view, name))
+    return not any(
+        recency.of(component, tier.cells_of(other, name)) < used
+        for other in kept
+        if other.pages[-1] not in pressure.passing
+    )

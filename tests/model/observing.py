@@ -1,0 +1,140 @@
+"""What a cache holds, copied into plain dictionaries keyed by token prefixes.
+
+The only part of the model that reads the tree's nodes; it calls none of the tree's functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from .brute_force import BruteForce, ModelComponent, Prefix
+
+__all__ = ["Books", "Held", "NodeView", "Snapshot", "observe"]
+
+
+class Books(NamedTuple):
+    """One pool's ledger, in slots."""
+
+    capacity: int
+    free: int
+    evictable: int
+    promised: int
+
+    @property
+    def headroom(self) -> int:
+        return self.free + self.evictable - self.promised
+
+
+class NodeView(NamedTuple):
+    """One node: its pages, first to last, and the position of its parent among the views."""
+
+    pages: tuple[Prefix, ...]
+    parent: int
+
+
+@dataclass
+class Held:
+    """What one component holds, page by page; a state by the last page before its boundary.
+
+    Attributes:
+        device, host: slots of every page present there.
+        arriving: pages for which DEVICE slots are reserved.
+        device_pinned, host_pinned: pages somebody pins, data or not.
+    """
+
+    device: dict[Prefix, tuple[int, ...]] = field(default_factory=dict)
+    host: dict[Prefix, tuple[int, ...]] = field(default_factory=dict)
+    arriving: set[Prefix] = field(default_factory=set)
+    device_pinned: set[Prefix] = field(default_factory=set)
+    host_pinned: set[Prefix] = field(default_factory=set)
+
+
+@dataclass
+class Snapshot:
+    """The cache between two operations.
+
+    Attributes:
+        held: per component.
+        nodes: parents before children.
+        books: per component and tier (`"device"`, `"host"`).
+    """
+
+    held: dict[str, Held]
+    nodes: list[NodeView]
+    books: dict[tuple[str, str], Books]
+
+    def known(self) -> set[Prefix]:
+        """Every page the tree has a node for."""
+        return {page for node in self.nodes for page in node.pages}
+
+    def on_device(self, component: ModelComponent) -> set[Prefix]:
+        """Pages the component can read at once."""
+        held = self.held[component.name]
+        if component.home_is_host:
+            return held.device.keys() & held.host.keys()
+        return set(held.device)
+
+    def readable(self, component: ModelComponent) -> set[Prefix]:
+        """Pages the component can read at once or after a load-back."""
+        held = self.held[component.name]
+        if component.home_is_host:
+            return set(held.host)
+        return held.device.keys() | held.host.keys()
+
+
+def _numbers(data: bytes) -> list[int]:
+    return memoryview(data).cast("i").tolist()
+
+
+def _walk(cache: object, page_size: int) -> Iterator[tuple[object, NodeView]]:
+    tree = cache.tree  # type: ignore[attr-defined]
+    count = 0
+    for namespace, root in tree.roots.items():
+        stack = [(child, (), -1) for child in (root.children or {}).values()]
+        while stack:
+            node, before, parent = stack.pop()
+            tokens = (*before, *_numbers(node.key))
+            pages = tuple(
+                (namespace, tokens[:end])
+                for end in range(len(before) + page_size, len(tokens) + 1, page_size)
+            )
+            yield node, NodeView(pages, parent)
+            stack.extend((child, tokens, count) for child in (node.children or {}).values())
+            count += 1
+
+
+def observe(cache: object, model: BruteForce) -> Snapshot:
+    """Copy what the cache's tree and ledgers say."""
+    tracks = {track.name: track for track in cache.tree.tracks}  # type: ignore[attr-defined]
+    held = {component.name: Held() for component in model.components}
+    nodes = []
+    for node, view in _walk(cache, model.page_size):
+        nodes.append(view)
+        for component in model.components:
+            cell = node.cells[tracks[component.name].index]  # type: ignore[attr-defined]
+            mine = held[component.name]
+            pages = view.pages[-1:] if component.is_state else view.pages
+            per_page = 1 if component.is_state else component.slots_per_page
+            for slots, there in ((cell.device, mine.device), (cell.host, mine.host)):
+                if slots is not None:
+                    numbers = _numbers(slots)
+                    for position, page in enumerate(pages):
+                        there[page] = tuple(
+                            numbers[position * per_page : (position + 1) * per_page]
+                        )
+            if cell.incoming is not None and not cell.incoming.operation.to_host:
+                mine.arriving.update(pages)
+            if cell.device_pins:
+                mine.device_pinned.update(pages)
+            if cell.host_pins:
+                mine.host_pinned.update(pages)
+    books = {}
+    for name, track in tracks.items():
+        for tier, ledger in (("device", track.device), ("host", track.host)):
+            if ledger is not None:
+                books[name, tier] = Books(
+                    ledger.capacity, ledger.free, ledger.evictable, ledger.promised
+                )
+    return Snapshot(held, nodes, books)
