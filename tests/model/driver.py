@@ -42,6 +42,7 @@ class Driver:
         live: running requests, oldest first.
         ended: sequences that were finished lately, for conversations that go on.
         counts: what happened, for reports.
+        sound: whether the last operation passed its checks.
     """
 
     def __init__(self, setup: Setup, sizes: Sizes) -> None:
@@ -54,6 +55,7 @@ class Driver:
         self.live: list[Live] = []
         self.ended: deque[Prefix] = deque(maxlen=6)
         self.counts: Counter[str] = Counter()
+        self.sound = True
         self.paged = [each for each in setup.components if not each.is_state]
         self.states = [each for each in setup.components if each.is_state]
         self.slot_nbytes = {
@@ -82,6 +84,7 @@ class Driver:
         """Run an operation, then check the books, what changed and every byte."""
         before = self.seen
         pressure = pressure if pressure is not None else Pressure()
+        self.sound = False
         result = operation()
         self.counts[name] += 1
         self.payloads.poison()
@@ -104,6 +107,7 @@ class Driver:
         check_promises(self.model, after, self.live)
         check_flights(self.payloads, self.engine, after)
         check_payloads(self.model, self.payloads, after)
+        self.sound = True
         return result
 
     def _touching(self, live: Live, limit: int) -> tuple[Prediction, Pressure]:

@@ -58,7 +58,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.driver = Driver(self.setup, Sizes(page_size, policy, load, device, host))
 
     def teardown(self) -> None:
-        if hasattr(self, "driver"):
+        if hasattr(self, "driver") and self.driver.sound:
             self.driver.close()
             self.total.update(self.driver.counts)
             self.total["examples"] += 1
@@ -125,6 +125,44 @@ class CacheMachine(RuleBasedStateMachine):
             tokens = tokens[:8]
         live = self.driver.begin(namespace, tokens + tail, reserve, chunk)
         self._along(live, along)
+
+    @precondition(lambda self: len(self.driver.live) < MOST_REQUESTS)
+    @rule(
+        stem=st.sampled_from(STEMS),
+        length=st.integers(1, 24),
+        tail=tails,
+        chunk=chunks,
+        output=tails,
+        on=st.booleans(),
+    )
+    def serve(
+        self,
+        stem: tuple[int, ...],
+        length: int,
+        tail: tuple[int, ...],
+        chunk: int | None,
+        output: tuple[int, ...],
+        on: bool,  # noqa: FBT001
+    ) -> None:
+        """A whole request, or the next turn of a conversation, from match to finish."""
+        driver = self.driver
+        namespace, tokens = None, stem[:length] + tail
+        if on and driver.ended and len(driver.ended[-1][1]) < 40:
+            namespace, before = driver.ended[-1]
+            tokens = before + tail
+        live = driver.begin(namespace, tokens, len(output), chunk)
+        self._along(live, 2)
+        if not live.admitted:
+            return
+        if live.waiting:
+            driver.engine.run_all()
+            driver.poll()
+        while live.computed < live.prompt:
+            driver.prefill(live, None)
+            driver.checkpoint(live)
+        for token in output:
+            driver.decode(live, token)
+        driver.finish(live)
 
     def _along(self, live: Live, far: int) -> None:
         """Take a request some of its way in one step."""
@@ -222,6 +260,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.driver.engine.run_all()
         self.driver.poll()
 
+    @precondition(lambda self: self.driver.cache.journal.n_in_flight)
     @rule()
     def poll(self) -> None:
         self.driver.poll()

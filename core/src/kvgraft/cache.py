@@ -21,29 +21,25 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from kvgraft.admission.account import Account
 from kvgraft.admission.budget import Budget
 from kvgraft.admission.decision import Decision, Outcome
-from kvgraft.config import CacheConfig, WritePolicy
-from kvgraft.dispatch import Mounted, mount
+from kvgraft.building import build_books, default_engine, mount_all
+from kvgraft.config import CacheConfig, parse_config
 from kvgraft.errors import ConfigError, KvgraftError, LeaseError
 from kvgraft.leasing import Leasing
 from kvgraft.mirroring import Mirroring
-from kvgraft.pools import SLOT_BYTES, BuildContext
-from kvgraft.registry import Plugin, select
+from kvgraft.pools import SLOT_BYTES
+from kvgraft.private import PrivateSlots
+from kvgraft.registry import Plugin
 from kvgraft.request import Request, Stage
 from kvgraft.room import Room
-from kvgraft.transfers import CpuTransferEngine, Fence, Journal, Transfer, TransferEngine
+from kvgraft.transfers import Fence, Journal, Transfer, TransferEngine
 from kvgraft.tree import inserting, operations, pinning
 from kvgraft.tree.explaining import Explanation, explain
-from kvgraft.tree.integrity import SlotOwner, check_integrity
+from kvgraft.tree.integrity import check_integrity
 from kvgraft.tree.keys import TokenKey
-from kvgraft.tree.ledger import Ledger
-from kvgraft.tree.track import ordered
-from kvgraft.tree.tree import Tree
-from kvgraft.types import Direction, Span, Tier
+from kvgraft.types import Direction, Tier
 
 __all__ = ["Cache"]
 
@@ -70,45 +66,17 @@ class Cache:
         transfers: TransferEngine | None = None,
     ) -> None:
         self.config = config
-        given = {plugin.name: plugin for plugin in plugins}
-        names = list(config.components)
-        installed = {p.name: p for p in select([name for name in names if name not in given])}
-        context = BuildContext(
-            page_size=config.page_size,
-            device=config.device,
-            device_tokens=config.device_tokens,
-            host_tokens=config.host_tokens,
-            pin_host=torch.device(config.device).type == "cuda",
-        )
-        mounted = {
-            name: mount(given.get(name) or installed[name], config.components[name], context)
-            for name in names
-        }
-        shapes = [each.shape for each in mounted.values()]
-        self.mounted: list[Mounted] = [mounted[shape.name] for shape in ordered(shapes)]
-        device, host = _ledgers(self.mounted)
-        self.private: list[tuple[Ledger, ...]] = [
-            tuple(Ledger(each.name, Tier.DEVICE, pool.allocator) for pool in each.component.private)
-            for each in self.mounted
-        ]
-        self.tree = Tree(
-            config.page_size,
-            shapes,
-            device,
-            host,
-            prefix_closed_host=config.write_policy is not WritePolicy.WRITE_BACK,
-        )
-        engine = transfers if transfers is not None else _default_engine(config)
+        self.mounted = mount_all(config, plugins)
+        self.tree, self.private = build_books(config, self.mounted)
+        engine = transfers if transfers is not None else default_engine(config)
         self.journal = Journal(self.tree, self.mounted, engine)
         self.room = Room(self.tree, self.journal, config.write_policy, config.transfer_timeout_s)
         self.mirroring = Mirroring(self.tree, self.journal, self.room, config.write_policy)
         self.leasing = Leasing(self.tree, self.mounted, self.mirroring, config.load)
         self.budget = Budget(self.tree, self.mounted, self.private)
         self.requests: dict[int, Request] = {}
-        self._state_tracks = tuple(track for track in self.tree.tracks if track.is_state)
-        self._paged_tracks = tuple(track for track in self.tree.tracks if not track.is_state)
-        self._bounded_tracks = tuple(t for t in self._paged_tracks if not t.is_everything)
-        self.copies_on_write = 0
+        self.slots = PrivateSlots(self.tree, self.mounted, self.room)
+        self._loosens = len(self.tree.everything) < len(self.tree.tracks)
         self.checkpoints = 0
         self.declined_checkpoints = 0
 
@@ -243,15 +211,11 @@ class Cache:
                 raise LeaseError("allocate before the load-back delivered; poll, or restart")
             request.waits = []
             pinning.release_host_copy(self.tree, request.receipt)
-        page_size = self.tree.page_size
-        pages = -(-(request.computed + n_tokens) // page_size) - request.allocated
-        if pages > 0 and not self._allocate_pages(request, pages):
+        pages = -(-(request.computed + n_tokens) // self.tree.page_size) - request.allocated
+        if pages > 0 and not self.slots.allocate_pages(request, pages):
             return False
-        for track in self._state_tracks:
-            states = request.states[track.index]
-            assert states is not None
-            if states.live is None:
-                self._set_up_state(request, track.index)
+        if self.tree.has_state:
+            self.slots.set_up_states(request)
         return True
 
     def computed(self, request: Request, n_tokens: int) -> None:
@@ -264,11 +228,10 @@ class Cache:
         before = request.computed // self.tree.page_size
         request.computed += n_tokens
         page, rest = divmod(request.computed, self.tree.page_size)
-        if not rest and self._state_tracks:
-            self._capture_states(request, page)
-        if page > before and (self._bounded_tracks or self._state_tracks):
-            for track in self._bounded_tracks:
-                self._give_back_behind(request, track.index, page)
+        if not rest and self.tree.has_state:
+            self.slots.note_boundary(request, page)
+        if page > before and self._loosens:
+            self.slots.give_back_behind(request, page)
             pinning.slide(self.tree, request.receipt, page)
 
     def checkpoint(self, request: Request, fence: Fence | None = None) -> bool:
@@ -280,9 +243,11 @@ class Cache:
         """
         self._expect(request, Stage.ADMITTED)
         page = request.computed // self.tree.page_size
-        for track in self._state_tracks:
+        for track in self.slots.state_tracks:
             states = request.states[track.index]
             assert states is not None
+            if states.due_is_checkpoint:
+                self.slots.keep_due(request, track, states)
             page = min(page, max(states.captured, default=0))
         if page <= request.receipt.anchor.end:
             return False
@@ -304,8 +269,8 @@ class Cache:
         """
         self._expect(request, Stage.ADMITTED)
         page = request.computed // self.tree.page_size
-        for track in self._state_tracks:
-            page = min(page, self._offer_states(request, track.index))
+        for track in self.slots.state_tracks:
+            page = min(page, self.slots.offer_states(request, track))
         anchor = request.receipt.anchor
         if page > anchor.end:
             inserted = self._insert(request, page)
@@ -409,7 +374,8 @@ class Cache:
         Raises:
             IntegrityError: naming the rule that is broken, with the numbers.
         """
-        check_integrity(self.tree, self._owners())
+        owners = [owner for each in self.requests.values() for owner in self.slots.owners(each)]
+        check_integrity(self.tree, owners)
         self.budget.check(self.requests.values())
 
     def close(self) -> None:
@@ -426,150 +392,9 @@ class Cache:
                 "see the order of calls in kvgraft.cache"
             )
 
-    def _allocate_pages(self, request: Request, pages: int) -> bool:
-        accounts = request.accounts
-        first, end = request.allocated, request.allocated + pages
-        for track in self._paged_tracks:
-            short = accounts[track.index].short(pages * track.slots_per_page)
-            if short > track.device.headroom and short:
-                return False
-            host_account = request.host_accounts[track.index]
-            if host_account is not None:
-                short = host_account.short(pages * track.slots_per_page)
-                if short > host_account.ledger.headroom and short:
-                    return False
-        for track in self._paged_tracks:
-            n = pages * track.slots_per_page
-            account = accounts[track.index]
-            if n > account.promised:
-                account.extend(n - account.promised)
-            if n > track.device.free:
-                self.room.on_device(track, n)
-            slots = account.take(n)
-            host_account = request.host_accounts[track.index]
-            mirror = None
-            if host_account is not None:
-                if n > host_account.promised:
-                    host_account.extend(n - host_account.promised)
-                self.room.on_host(track, n)
-                mirror = host_account.take(n)
-            _append(request.runs[track.index], first, end, slots, mirror)
-        request.allocated = end
-        return True
-
-    def _take_state(self, request: Request, index: int) -> bytes | None:
-        """One promised state slot, or one from the headroom; None if there is neither."""
-        account = request.accounts[index]
-        if account.promised < 1:
-            if account.ledger.headroom < 1:
-                return None
-            account.extend(1)
-        self.room.on_device(self.tree.tracks[index], 1)
-        return account.take(1)
-
-    def _set_up_state(self, request: Request, index: int) -> None:
-        states = request.states[index]
-        assert states is not None
-        states.live = self._take_state(request, index)
-        assert states.live is not None
-        anchor = request.receipt.anchor
-        if anchor.parent is not None:
-            source = anchor.cells[index].device
-            assert source is not None
-            self.mounted[index].component.device.copy_slots(source, states.live)
-            self.copies_on_write += 1
-
-    def _capture_states(self, request: Request, page: int) -> None:
-        due = page in request.checkpoints
-        if due:
-            request.checkpoints.remove(page)
-        decoding = request.computed >= request.prompt
-        for track in self._state_tracks:
-            states = request.states[track.index]
-            assert states is not None
-            assert states.live is not None
-            if due:
-                slot = self._take_state(request, track.index)
-                if slot is not None:
-                    self.mounted[track.index].component.device.copy_slots(states.live, slot)
-                    states.captured[page] = slot
-            elif decoding and request.total > request.prompt:
-                if states.tracked is None:
-                    states.tracked = self._take_state(request, track.index)
-                if states.tracked is not None:
-                    self.mounted[track.index].component.device.copy_slots(
-                        states.live, states.tracked
-                    )
-                    states.tracked_page = page
-
-    def _offer_states(self, request: Request, index: int) -> int:
-        """Put what a finishing request can donate among its captured states; deepest boundary."""
-        states = request.states[index]
-        assert states is not None
-        if states.tracked is not None and states.tracked_page >= 0:
-            duplicate = states.captured.pop(states.tracked_page, None)
-            if duplicate is not None:
-                self.tree.tracks[index].device.give_private(duplicate)
-                request.accounts[index].held -= 1
-            states.captured[states.tracked_page] = states.tracked
-            states.tracked, states.tracked_page = None, -1
-        page, rest = divmod(request.computed, self.tree.page_size)
-        if not rest and states.live is not None and page not in states.captured and page:
-            states.captured[page] = states.live
-            states.live = None
-        return max(states.captured, default=0)
-
-    def _give_back_behind(self, request: Request, index: int, page: int) -> None:
-        """Free private pages that a bounded reach at `page` no longer covers (L6, I3)."""
-        runs = request.runs[index]
-        if not runs:
-            return
-        track = self.tree.tracks[index]
-        spans = track.reach_pages.spans(page)
-        if len(runs) == 1 and len(spans) == 1 and runs[0].first >= spans[0].start:
-            return
-        kept: list[inserting.Run] = []
-        freed = b""
-        for run in runs:
-            position = run.first
-            for span in (*spans, Span(page, run.end)):
-                start, end = max(position, span.start), min(run.end, span.end)
-                if start >= end:
-                    continue
-                if start > position:
-                    freed += run.cut(position, start).device
-                kept.append(run.cut(start, end))
-                position = end
-            if position < run.end:
-                freed += run.cut(position, run.end).device
-        if freed:
-            request.runs[index] = _joined(kept)
-            track.device.give_private(freed)
-            request.accounts[index].part(len(freed) // SLOT_BYTES)
-
     def _insert(self, request: Request, page: int) -> inserting.Inserted:
-        """Offer private data up to `page` to the tree; what lies beyond stays private."""
-        holdings: list[inserting.Holding] = []
-        for track in self.tree.tracks:
-            runs = request.runs[track.index]
-            states = request.states[track.index]
-            if states is not None:
-                offered = {p: s for p, s in states.captured.items() if p <= page}
-                for boundary in offered:
-                    del states.captured[boundary]
-                request.accounts[track.index].part(len(offered))
-                holdings.append(inserting.Holding([], offered))
-                continue
-            below = [run.cut(run.first, min(run.end, page)) for run in runs if run.first < page]
-            request.runs[track.index] = [
-                run.cut(max(run.first, page), run.end) for run in runs if run.end > page
-            ]
-            n_slots = sum(len(run.device) for run in below) // SLOT_BYTES
-            request.accounts[track.index].part(n_slots)
-            host_account = request.host_accounts[track.index]
-            if host_account is not None:
-                host_account.part(n_slots)
-            holdings.append(inserting.Holding(below, {}))
+        """Offer private data up to boundary `page` to the tree."""
+        holdings = self.slots.take_out(request, page)
         result = inserting.insert(self.tree, request.receipt.anchor, request.key, page, holdings)
         for track, holding in zip(self.tree.tracks, holdings):
             for slots in holding.states.values():
@@ -578,20 +403,8 @@ class Cache:
 
     def _give_up(self, request: Request) -> None:
         """Return everything a request holds: private slots, promises, pins (H8)."""
-        for track in self.tree.tracks:
-            if not request.runs:
-                break
-            for run in request.runs[track.index]:
-                track.device.give_private(run.device)
-                if run.host is not None and track.host is not None:
-                    track.host.give_private(run.host)
-            states = request.states[track.index]
-            if states is not None:
-                for slots in (states.live, states.tracked, *states.captured.values()):
-                    if slots is not None:
-                        track.device.give_private(slots)
+        self.slots.give_back_all(request)
         self.budget.close(request)
-        request.runs, request.states = [], []
         request.allocated = request.computed = 0
         request.waits = []
         self.leasing.release(request)
@@ -599,81 +412,3 @@ class Cache:
     def _forget(self, request: Request) -> None:
         request.stage = Stage.CLOSED
         del self.requests[id(request)]
-
-    def _owners(self) -> list[SlotOwner]:
-        owners: list[SlotOwner] = []
-        for request in self.requests.values():
-            who = f"the request of {request.prompt} tokens"
-            for track in self.tree.tracks:
-                if not request.runs:
-                    continue
-                for run in request.runs[track.index]:
-                    owners.append((track.name, Tier.DEVICE, who, run.device))
-                    if run.host is not None:
-                        owners.append((track.name, Tier.HOST, who, run.host))
-                states = request.states[track.index]
-                if states is not None:
-                    for slots in (states.live, states.tracked, *states.captured.values()):
-                        if slots is not None:
-                            owners.append((track.name, Tier.DEVICE, who, slots))
-        return owners
-
-
-def _append(
-    runs: list[inserting.Run], first: int, end: int, device: bytes, host: bytes | None
-) -> None:
-    """Add slots for pages `[first, end)` behind the runs held already."""
-    if runs and runs[-1].end == first:
-        last = runs[-1]
-        joined = None if host is None or last.host is None else last.host + host
-        runs[-1] = inserting.Run(last.first, end, last.device + device, joined)
-    else:
-        runs.append(inserting.Run(first, end, device, host))
-
-
-def _joined(runs: list[inserting.Run]) -> list[inserting.Run]:
-    """Adjacent runs as one."""
-    joined: list[inserting.Run] = []
-    for run in runs:
-        _append(joined, run.first, run.end, run.device, run.host)
-    return joined
-
-
-def _ledgers(mounted: Sequence[Mounted]) -> tuple[dict[str, Ledger], dict[str, Ledger]]:
-    device = {
-        each.name: Ledger(each.name, Tier.DEVICE, each.component.device.allocator)
-        for each in mounted
-    }
-    host = {
-        each.name: Ledger(each.name, Tier.HOST, each.component.host.allocator)
-        for each in mounted
-        if each.component.host is not None
-    }
-    return device, host
-
-
-def _default_engine(config: CacheConfig) -> TransferEngine:
-    if torch.device(config.device).type == "cuda":
-        from kvgraft.transfers.cuda import CudaTransferEngine  # noqa: PLC0415 - needs CUDA
-
-        return CudaTransferEngine(config.device)
-    return CpuTransferEngine()
-
-
-def parse_config(settings: dict[str, Any]) -> CacheConfig:
-    """Settings as a `CacheConfig`.
-
-    Raises:
-        ConfigError: the first field that is unknown or impossible, named.
-    """
-    from pydantic import ValidationError  # noqa: PLC0415 - only where settings are parsed
-
-    try:
-        return CacheConfig.model_validate(settings)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        known = ", ".join(CacheConfig.model_fields)
-        raise ConfigError(
-            f"setting {field}={first.get('input')!r}: {first['msg']}; settings: {known}"
-        ) from error

@@ -5,9 +5,19 @@ from __future__ import annotations
 import enum
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+)
 
-__all__ = ["CacheConfig", "ComponentOptions", "LoadModel", "WritePolicy"]
+from kvgraft.errors import ConfigError
+
+__all__ = ["CacheConfig", "ComponentOptions", "LoadModel", "WritePolicy", "parse_config"]
 
 
 class WritePolicy(str, enum.Enum):
@@ -74,3 +84,20 @@ class CacheConfig(BaseModel):
     write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
     load: LoadModel | None = LoadModel()
     transfer_timeout_s: PositiveFloat = 30.0
+
+
+def parse_config(settings: dict[str, Any]) -> CacheConfig:
+    """Settings as a `CacheConfig`.
+
+    Raises:
+        ConfigError: the first field that is unknown or impossible, named.
+    """
+    try:
+        return CacheConfig.model_validate(settings)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        known = ", ".join(CacheConfig.model_fields)
+        raise ConfigError(
+            f"setting {field}={first.get('input')!r}: {first['msg']}; settings: {known}"
+        ) from error

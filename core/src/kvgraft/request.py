@@ -33,15 +33,24 @@ class StateSlots:
         tracked: the state at the last page boundary passed while decoding, overwritten at the
             next; it is what a finished request leaves behind.
         tracked_page: that boundary.
+        due: boundary at which `live` stands and is to be kept before the model goes on; 0 if none.
+        due_is_checkpoint: whether it is kept as a captured or as the tracked state.
     """
 
-    __slots__ = ("captured", "live", "tracked", "tracked_page")
+    __slots__ = ("captured", "due", "due_is_checkpoint", "live", "tracked", "tracked_page")
 
     def __init__(self) -> None:
         self.live: bytes | None = None
         self.captured: dict[int, bytes] = {}
         self.tracked: bytes | None = None
-        self.tracked_page = -1
+        self.tracked_page = 0
+        self.due = 0
+        self.due_is_checkpoint = False
+
+    def owned(self) -> list[bytes]:
+        """Every slot held."""
+        slots = (self.live, self.tracked, *self.captured.values())
+        return [slot for slot in slots if slot is not None]
 
 
 class Request:

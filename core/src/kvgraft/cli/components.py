@@ -75,8 +75,8 @@ def describe(found: Found) -> dict[str, object]:
 
 def _reach(found: Found) -> str | None:
     """The reach with default options, from a component built with the smallest pools."""
-    from kvgraft.dispatch import mount  # noqa: PLC0415 - builds pools, which needs torch
-    from kvgraft.pools import BuildContext  # noqa: PLC0415
+    from kvgraft.dispatch import mount
+    from kvgraft.pools import BuildContext
 
     assert found.plugin is not None
     context = BuildContext(

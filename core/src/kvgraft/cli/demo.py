@@ -13,13 +13,20 @@ from kvgraft.report import print_tables
 
 __all__ = ["demo"]
 
+
 @click.command()
-@click.option("--html", "html_path", type=click.Path(path_type=Path), default="kvgraft-demo.html",
-              show_default=True, help="Where the report goes.")
+@click.option(
+    "--html",
+    "html_path",
+    type=click.Path(path_type=Path),
+    default="kvgraft-demo.html",
+    show_default=True,
+    help="Where the report goes.",
+)
 def demo(html_path: Path) -> None:
     """Watch hybrid traffic go through a cache small enough that everything happens."""
-    from kvgraft.replay.engine import EngineModel  # noqa: PLC0415 - imports torch
-    from kvgraft.replay.replay import ReplaySettings  # noqa: PLC0415
+    from kvgraft.replay.engine import EngineModel
+    from kvgraft.replay.replay import ReplaySettings
 
     workload = synthetic_workload("agents", requests=300, seed=0)
     settings = ReplaySettings(

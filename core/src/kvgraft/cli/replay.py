@@ -46,9 +46,9 @@ def parse_component(text: str) -> tuple[str, dict[str, Any]]:
 
 def run_with_progress(workload: Workload, settings: Any, console: Console) -> ReplayResult:
     """Replay with a progress bar on stderr, if that is a terminal."""
-    import torch  # noqa: PLC0415 - slow to import, and only needed here
+    import torch
 
-    from kvgraft.replay.replay import replay as run  # noqa: PLC0415 - imports torch
+    from kvgraft.replay.replay import replay as run
 
     # The tensors are small: a second thread would only be waited for.
     torch.set_num_threads(1)
@@ -118,18 +118,48 @@ def save(result: ReplayResult, json_path: Path | None, html_path: Path | None) -
 )
 @click.option("--users", type=click.IntRange(min=1), help="Closed loop with that many users.")
 @click.option("--limit", type=click.IntRange(min=1), help="Replay the first N requests only.")
-@click.option("--requests", type=click.IntRange(min=1), default=2000, show_default=True,
-              help="Size of a synthetic workload.")
-@click.option("--chunk-tokens", type=click.IntRange(min=1), default=8192, show_default=True,
-              help="Most prompt tokens computed in one step.")
-@click.option("--max-running", type=click.IntRange(min=1), default=256, show_default=True,
-              help="Most requests running at a time.")
-@click.option("--reserve-tokens", type=click.IntRange(min=0), default=512, show_default=True,
-              help="Decode tokens admission keeps slots for, per request.")
-@click.option("--prefill-rate", type=click.FloatRange(min=1), default=100_000.0, show_default=True,
-              help="Prompt tokens per second of the pretended engine.")
-@click.option("--decode-rate", type=click.FloatRange(min=1), default=100.0, show_default=True,
-              help="Output tokens per second and request of the pretended engine.")
+@click.option(
+    "--requests",
+    type=click.IntRange(min=1),
+    default=2000,
+    show_default=True,
+    help="Size of a synthetic workload.",
+)
+@click.option(
+    "--chunk-tokens",
+    type=click.IntRange(min=1),
+    default=8192,
+    show_default=True,
+    help="Most prompt tokens computed in one step.",
+)
+@click.option(
+    "--max-running",
+    type=click.IntRange(min=1),
+    default=256,
+    show_default=True,
+    help="Most requests running at a time.",
+)
+@click.option(
+    "--reserve-tokens",
+    type=click.IntRange(min=0),
+    default=512,
+    show_default=True,
+    help="Decode tokens admission keeps slots for, per request.",
+)
+@click.option(
+    "--prefill-rate",
+    type=click.FloatRange(min=1),
+    default=100_000.0,
+    show_default=True,
+    help="Prompt tokens per second of the pretended engine.",
+)
+@click.option(
+    "--decode-rate",
+    type=click.FloatRange(min=1),
+    default=100.0,
+    show_default=True,
+    help="Output tokens per second and request of the pretended engine.",
+)
 @click.option(
     "--verify",
     type=click.Choice(["full", "sampled", "off"]),
@@ -148,9 +178,9 @@ def replay(path: Path | None, **options: Any) -> None:
     the cache, its pools and its copies are real. Exits with 1 if memory ran out, a payload was
     wrong or a ledger did not balance.
     """
-    from kvgraft.replay.engine import EngineModel  # noqa: PLC0415 - imports torch
-    from kvgraft.replay.payload import Verify  # noqa: PLC0415
-    from kvgraft.replay.replay import ReplaySettings  # noqa: PLC0415
+    from kvgraft.replay.engine import EngineModel
+    from kvgraft.replay.payload import Verify
+    from kvgraft.replay.replay import ReplaySettings
 
     workload = _workload(path, options)
     components = dict(parse_component(text) for text in options["components"] or ("full",))

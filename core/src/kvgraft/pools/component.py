@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from kvgraft.pools.device import DevicePool
 from kvgraft.pools.host import HostMirror
-from kvgraft.slots import SlotAllocator
 from kvgraft.reach import Reach
+from kvgraft.slots import SlotAllocator
 
 __all__ = ["BuildContext", "Component", "PrivatePool"]
 

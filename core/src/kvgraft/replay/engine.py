@@ -241,9 +241,7 @@ class ReplayEngine:
                 if not self._setup(job, tokens):
                     break
                 done += request.computed - started
-                self.meter.run(
-                    "checkpoint", job.trace.index, self.cache.checkpoint, request
-                )
+                self.meter.run("checkpoint", job.trace.index, self.cache.checkpoint, request)
             if job.request is None:
                 continue
             if request.computed >= request.prompt:
@@ -256,9 +254,7 @@ class ReplayEngine:
         fresh = job.running.computed == job.running.anchor_tokens
         try:
             if fresh:
-                self.meter.run(
-                    "allocate", job.trace.index, self.cache.allocate, job.running, 0
-                )
+                self.meter.run("allocate", job.trace.index, self.cache.allocate, job.running, 0)
                 self.player.verify_states(job)
             if self.player.compute(job, tokens):
                 return True

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import kvgraft
-from kvgraft.cache import Cache, parse_config
+from kvgraft.cache import Cache
+from kvgraft.config import parse_config
 from kvgraft.errors import ConfigError
 from kvgraft.replay.arrivals import Arrivals, ClosedLoop, OpenLoop
 from kvgraft.replay.engine import EngineModel, ReplayEngine
@@ -184,7 +185,7 @@ def _result(
         "deferrals": totals.deferrals,
         "retractions": totals.retractions,
         "rejections": totals.rejections,
-        "copies_on_write": cache.copies_on_write,
+        "copies_on_write": cache.slots.copies_on_write,
         "checkpoints": cache.checkpoints,
         "out_of_memory": totals.out_of_memory,
         "payload_mismatches": engine.player.checks.mismatches,

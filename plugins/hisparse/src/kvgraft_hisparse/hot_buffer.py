@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 import torch
 
-from kvgraft.errors import BudgetError, ConfigError, ContractViolation, IntegrityError
+from kvgraft import BudgetError, ConfigError, ContractViolation, IntegrityError
 from kvgraft.pools import SLOT_BYTES, slot_index
-from kvgraft_hisparse.hot_pool import HotPool, PlanePair, hot_rows
+from kvgraft_hisparse.hot_pool import HotPool, hot_rows
 
 __all__ = ["HotBuffer", "SwapStatistics"]
 
@@ -141,11 +141,8 @@ class HotBuffer:
         self._require_open("replace_host_pages")
         end = first_page + len(host_slots) // SLOT_BYTES
         if first_page < 0 or end > len(self._host_slots):
-            raise ContractViolation(
-                "H4",
-                COMPONENT,
-                f"pages {first_page}..{end} of a sequence of {len(self._host_slots)} pages",
-            )
+            pages = f"pages {first_page}..{end} of a sequence of {len(self._host_slots)} pages"
+            raise ContractViolation("H4", COMPONENT, f"replace_host_pages: {pages}")
         self._host_slots[first_page:end] = slot_index(host_slots)
 
     def append(self, layer: int, position: int, rows: Sequence[torch.Tensor]) -> None:
@@ -167,7 +164,7 @@ class HotBuffer:
         """
         self._require_open("append")
         row_map, pairs = self._map(layer), self._pool.layers[layer]
-        n_new = _check_rows(layer, pairs, rows)
+        n_new = self._pool.check_rows(layer, rows)
         if position != row_map.n_tokens:
             raise ContractViolation(
                 "H1",
@@ -292,23 +289,16 @@ class HotBuffer:
         return self._host_slots[pages], tokens - pages * page_size
 
     def _map(self, layer: int) -> _RowMap:
-        try:
-            return self._maps[layer]
-        except KeyError:
-            known = f"{min(self._maps)}..{max(self._maps)}"
-            raise ConfigError(
-                f"component 'hisparse': no layer {layer} in the hot pool; it has "
-                f"{len(self._maps)} in {known}"
-            ) from None
+        row_map = self._maps.get(layer)
+        if row_map is None:
+            known = f"{len(self._maps)} layers, {min(self._maps)}..{max(self._maps)}"
+            raise ConfigError(f"component 'hisparse': no layer {layer} in the hot pool of {known}")
+        return row_map
 
     def _require_open(self, verb: str) -> bytes:
         if self._slots is None:
-            raise ContractViolation(
-                "H8",
-                COMPONENT,
-                f"{verb} on a closed hot buffer of {self.n_rows} rows; close it once, at finish, "
-                "abort or retraction",
-            )
+            closed = f"{verb} on a closed hot buffer of {self.n_rows} rows; close it once, at the"
+            raise ContractViolation("H8", COMPONENT, f"{closed} request's end")
         return self._slots
 
 
@@ -382,26 +372,19 @@ class _RowMap:
     def check_integrity(self, layer: int) -> None:
         tokens = self.token_at[:-1]
         rows = (tokens >= 0).nonzero()[:, 0]
-        mapped = int((self.row_of >= 0).sum())
+        mapped, padding = int((self.row_of >= 0).sum()), int(self.token_at[-1])
+        problem = None
         if mapped != len(rows) or not bool((self.rows_of(tokens[rows]) == rows).all()):
-            raise IntegrityError(
-                "H3",
-                COMPONENT,
-                f"layer {layer}: {mapped} tokens mapped to rows, {len(rows)} rows mapped to "
-                "tokens, not each other's inverse",
+            problem = (
+                f"{mapped} tokens mapped to rows, {len(rows)} rows mapped to tokens, not each "
+                "other's inverse"
             )
-        padding = int(self.token_at[-1])
-        if padding != -1:
-            raise IntegrityError(
-                "H3", COMPONENT, f"layer {layer}: padding's row holds token {padding}, not -1"
-            )
-        if len(rows) and int(tokens.max()) >= self.n_tokens:
-            raise IntegrityError(
-                "H3",
-                COMPONENT,
-                f"layer {layer}: token {int(tokens.max())} resident in a sequence of "
-                f"{self.n_tokens}",
-            )
+        elif padding != -1:
+            problem = f"padding's row holds token {padding}, not -1"
+        elif len(rows) and int(tokens.max()) >= self.n_tokens:
+            problem = f"token {int(tokens.max())} resident in a sequence of {self.n_tokens}"
+        if problem is not None:
+            raise IntegrityError("H3", COMPONENT, f"layer {layer}: {problem}")
 
 
 def _pool_rows(slots: bytes, pool: HotPool) -> torch.Tensor:
@@ -409,20 +392,6 @@ def _pool_rows(slots: bytes, pool: HotPool) -> torch.Tensor:
     first = slot_index(slots) * pool.page_size
     rows = (first[:, None] + torch.arange(pool.page_size)).flatten()
     return torch.cat([rows, rows.new_tensor([-1])]).to(pool.torch_device)
-
-
-def _check_rows(layer: int, pairs: Sequence[PlanePair], rows: Sequence[torch.Tensor]) -> int:
-    want = [(tuple(pair.host.shape[2:]), pair.host.dtype) for pair in pairs]
-    given = [(tuple(new.shape[1:]), new.dtype) for new in rows]
-    n_new = {len(new) for new in rows if new.dim()}
-    if given != want or len(n_new) != 1 or 0 in n_new:
-        shapes = ", ".join(f"{tuple(new.shape)} {new.dtype}" for new in rows)
-        expected = ", ".join(f"(n, {str(shape)[1:-1]}) {dtype}" for shape, dtype in want)
-        raise ConfigError(
-            f"component 'hisparse': layer {layer}: append of [{shapes}] to planes [{expected}]; "
-            "give one tensor per plane, one row per new token"
-        )
-    return n_new.pop()
 
 
 def _as_bytes(rows: torch.Tensor) -> torch.Tensor:

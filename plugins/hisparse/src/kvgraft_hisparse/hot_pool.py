@@ -9,9 +9,10 @@ This module imports no torch, so that a budget can be computed without it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvgraft.errors import ConfigError
+from kvgraft import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -87,3 +88,22 @@ class HotPool:
             pair = PlanePair(plane.flatten(0, 1), host.plane(spec.layer, spec.name))
             layers.setdefault(spec.layer, []).append(pair)
         self.layers = {layer: tuple(pairs) for layer, pairs in layers.items()}
+
+    def check_rows(self, layer: int, rows: Sequence[torch.Tensor]) -> int:
+        """How many tokens `rows` has: one tensor `[n_new, *row_shape]` per plane of the layer.
+
+        Raises:
+            ConfigError: another shape or dtype than the planes, or no token at all.
+        """
+        pairs = self.layers[layer]
+        want = [(tuple(pair.host.shape[2:]), pair.host.dtype) for pair in pairs]
+        given = [(tuple(new.shape[1:]), new.dtype) for new in rows]
+        n_new = {len(new) for new in rows if new.dim()}
+        if given != want or len(n_new) != 1 or 0 in n_new:
+            shapes = ", ".join(f"{tuple(new.shape)} {new.dtype}" for new in rows)
+            expected = ", ".join(f"(n, {str(shape)[1:-1]}) {dtype}" for shape, dtype in want)
+            raise ConfigError(
+                f"component 'hisparse': layer {layer}: append of [{shapes}] to planes "
+                f"[{expected}]; give one tensor per plane, one row per new token"
+            )
+        return n_new.pop()

@@ -1,0 +1,83 @@
+"""Putting a cache together: components mounted, pools built, books opened."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from kvgraft.config import CacheConfig, WritePolicy
+from kvgraft.dispatch import Mounted, mount
+from kvgraft.pools import BuildContext
+from kvgraft.registry import Plugin, select
+from kvgraft.transfers import CpuTransferEngine, TransferEngine
+from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.track import ordered
+from kvgraft.tree.tree import Tree
+from kvgraft.types import Tier
+
+__all__ = ["build_books", "default_engine", "mount_all"]
+
+
+def mount_all(config: CacheConfig, plugins: Sequence[Plugin]) -> list[Mounted]:
+    """The configured components, built, in the tree's order.
+
+    Args:
+        config: names the components.
+        plugins: packages used instead of installed ones of the same name.
+
+    Raises:
+        ConfigError: a component that is not installed.
+        PluginError: one that cannot be used.
+    """
+    given = {plugin.name: plugin for plugin in plugins}
+    names = list(config.components)
+    installed = {each.name: each for each in select([n for n in names if n not in given])}
+    context = BuildContext(
+        page_size=config.page_size,
+        device=config.device,
+        device_tokens=config.device_tokens,
+        host_tokens=config.host_tokens,
+        pin_host=torch.device(config.device).type == "cuda",
+    )
+    mounted = {
+        name: mount(given.get(name) or installed[name], config.components[name], context)
+        for name in names
+    }
+    return [mounted[shape.name] for shape in ordered([each.shape for each in mounted.values()])]
+
+
+def build_books(
+    config: CacheConfig, mounted: Sequence[Mounted]
+) -> tuple[Tree, list[tuple[Ledger, ...]]]:
+    """The tree over the components' pools, and the ledgers of their private pools."""
+    device = {
+        each.name: Ledger(each.name, Tier.DEVICE, each.component.device.allocator)
+        for each in mounted
+    }
+    host = {
+        each.name: Ledger(each.name, Tier.HOST, each.component.host.allocator)
+        for each in mounted
+        if each.component.host is not None
+    }
+    private = [
+        tuple(Ledger(each.name, Tier.DEVICE, pool.allocator) for pool in each.component.private)
+        for each in mounted
+    ]
+    tree = Tree(
+        config.page_size,
+        [each.shape for each in mounted],
+        device,
+        host,
+        prefix_closed_host=config.write_policy is not WritePolicy.WRITE_BACK,
+    )
+    return tree, private
+
+
+def default_engine(config: CacheConfig) -> TransferEngine:
+    """Worker threads for CPU pools, side streams for CUDA pools."""
+    if torch.device(config.device).type == "cuda":
+        from kvgraft.transfers.cuda import CudaTransferEngine
+
+        return CudaTransferEngine(config.device)
+    return CpuTransferEngine()
