@@ -336,7 +336,8 @@ class Driver:
         size, request = self.model.page_size, live.request
         pages = -(-(live.computed + n_tokens) // size) - request.allocated
         wanted = {each.name: max(0, pages) * each.slots_per_page for each in self.paged}
-        wanted |= {each.name: 0 if live.started else 1 for each in self.states}
+        # The live state at first; later the copy of a state that is due to be kept.
+        wanted |= {each.name: 1 for each in self.states}
         host = {each.name: wanted[each.name] for each in self.paged if each.home_is_host}
         given = self.act(
             "allocate",
@@ -351,13 +352,8 @@ class Driver:
         self.read(live)
         self.write(live, live.computed + n_tokens)
         before, decoding = live.computed, live.computed + n_tokens >= live.prompt
-        captures = {each.name: 1 for each in self.states}
         live.computed += n_tokens
-        self.act(
-            "computed",
-            lambda: self.cache.computed(request, n_tokens),
-            pressure=Pressure(device=captures),
-        )
+        self.act("computed", lambda: self.cache.computed(request, n_tokens))
         page, rest = divmod(live.computed, size)
         if self.states and not rest:
             if page in live.due:
@@ -462,7 +458,9 @@ class Driver:
 
         write_through = self.sizes.policy is WritePolicy.WRITE_THROUGH
         pressure = Pressure(
-            host=dict.fromkeys(self.mirrored) if write_through else {}, passing=path
+            device={} if name == "finish" else {each.name: 1 for each in self.states},
+            host=dict.fromkeys(self.mirrored) if write_through else {},
+            passing=path,
         )
         return self.act(name, operation, pressure=pressure, inserted=inserted, uses=uses)
 
@@ -497,10 +495,10 @@ class Driver:
         boundary, rest = divmod(live.computed, size)
         states = set(live.captured)
         if self.states:
-            if live.tracked:
-                states.add(live.tracked)
             if not rest and live.started and boundary:
                 states.add(boundary)
+            elif live.tracked:
+                states.add(live.tracked)
             boundary = min(boundary, max(states, default=0))
         self.live.remove(live)
         cached = self._share(

@@ -157,7 +157,7 @@ class Leasing:
         return found, checkpoints
 
     def _recompute(self, found: Match) -> bool:
-        """Whether computing again is estimated faster than loading; never when a state is needed."""
+        """Whether computing is estimated faster than loading (R8); not if a state is needed."""
         if self.load is None or not found.device_anchor < found.anchor:
             return False
         nbytes = 0

@@ -44,9 +44,9 @@ class PrivateSlots:
                 request.accounts[track.index],
                 request.host_accounts[track.index],
             ):
-                if account is not None and n > account.promised:
-                    if n - account.promised > account.ledger.headroom:
-                        return False
+                short = 0 if account is None else n - account.promised
+                if account is not None and short > 0 and short > account.ledger.headroom:
+                    return False
         for track in self.paged_tracks:
             n = pages * track.slots_per_page
             account = request.accounts[track.index]

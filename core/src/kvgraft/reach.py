@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Union
 
 from kvgraft.errors import ConfigError
 from kvgraft.types import Span
@@ -79,7 +78,7 @@ class StateAt:
         return "state at b"
 
 
-Term = Union[Everything, Trailing, Leading, Chunk, StateAt]
+Term = Everything | Trailing | Leading | Chunk | StateAt
 
 
 def _contains(outer: Term, inner: Term) -> bool:

@@ -73,7 +73,7 @@ class Room:
             self.journal.settle(transfer, self.timeout_s)
 
     def _begin(self, victim: Victim) -> operations.Operation | None:
-        """Reserve HOST for what of the victim is not there yet; None if nothing is or HOST is full."""
+        """Reserve HOST for what is not there yet; None if all of it is, or HOST is full."""
         node = victim.node
         unbacked = [t for t in operations.needs_backup(self.tree, node) if t in victim.tracks]
         if not unbacked:

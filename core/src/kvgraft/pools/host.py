@@ -68,6 +68,6 @@ class HostMirror:
         for spec, start in zip(self.specs, self.offsets):
             if (spec.layer, spec.name) == (layer, name):
                 rows = self.slab[:, start : start + plane_nbytes(spec)].view(spec.dtype)
-                return rows.unflatten(1, spec.shape)
+                return rows.view(-1, *spec.shape)
         known = sorted({spec.name for spec in self.specs})
         raise ConfigError(f"host mirror: no plane {name!r} on layer {layer}; planes are {known}")

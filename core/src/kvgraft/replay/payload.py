@@ -67,7 +67,7 @@ class PageDigests:
         page, rest = divmod(n_tokens, self.page_size)
         base = self._digests[page - 1 : page] if page else np.zeros(1, dtype=np.int64)
         with np.errstate(over="ignore"):
-            return base + np.int64(rest)
+            return np.asarray(base + np.int64(rest), dtype=np.int64)
 
 
 def _pattern(stamps: npt.NDArray[np.int64], width: int, plane: int) -> torch.Tensor:

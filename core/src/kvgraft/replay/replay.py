@@ -116,7 +116,7 @@ def _run(
     cache.drain()
     engine.check_integrity()
     wall_s = time.perf_counter() - started
-    return _result(cache, engine, timeline, meter, workload, settings, wall_s)
+    return _result(engine, timeline, workload, settings, wall_s)
 
 
 def _take_due(due: list[bool]) -> bool:
@@ -127,15 +127,13 @@ def _take_due(due: list[bool]) -> bool:
 
 
 def _result(
-    cache: Cache,
     engine: ReplayEngine,
     timeline: Timeline,
-    meter: Meter,
     workload: Workload,
     settings: ReplaySettings,
     wall_s: float,
 ) -> ReplayResult:
-    totals = engine.totals
+    cache, meter, totals = engine.cache, engine.meter, engine.totals
     hits = totals.device_hits + totals.host_hits
     loads = cache.journal.counters[Direction.LOAD_BACK]
     backups = cache.journal.counters[Direction.BACKUP]

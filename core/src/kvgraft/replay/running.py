@@ -14,6 +14,8 @@ from kvgraft.replay.workload import TraceRequest
 from kvgraft.tree.keys import TokenKey
 
 if TYPE_CHECKING:
+    import torch
+
     from kvgraft.cache import Cache
     from kvgraft.request import Request
 
@@ -153,7 +155,7 @@ class Player:
         self,
         job: Job,
         component: str,
-        lanes: list[object],
+        lanes: list[torch.Tensor],
         table: npt.NDArray[np.int32],
         stamps: npt.NDArray[np.int64],
     ) -> None:
@@ -164,7 +166,7 @@ class Player:
         if not len(positions):
             return
         slots = table[positions].astype(np.int64)
-        good = matching_rows(lanes, slots, stamps[positions])  # type: ignore[arg-type]
+        good = matching_rows(lanes, slots, stamps[positions])
         self.checks.verified += len(positions)
         wrong = len(positions) - good
         if wrong:

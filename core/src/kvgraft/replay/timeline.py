@@ -100,7 +100,7 @@ def occupancy(cache: Cache) -> dict[str, Occupancy]:
             Tier.HOST.value: _tier(track.host) if track.host is not None else None,
         }
         for track in cache.tree.tracks
-    }  # type: ignore[return-value]
+    }
 
 
 def _residency(cell: Cell) -> Residency:

@@ -51,7 +51,7 @@ class CpuTransferEngine:
                 if fence is not None and fence.wait(self._fence_timeout_s) is False:
                     raise TransferError(f"the fence was not reached in {self._fence_timeout_s} s")
                 run_layers(ticket)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - whatever went wrong, the ticket says so
                 ticket.finish(error)
             else:
                 ticket.finish()

@@ -42,7 +42,7 @@ class CudaTransferEngine:
     def submit(self, copies: Sequence[PlaneCopy], fence: Fence | None = None) -> Ticket:
         """Queue the copies behind the current stream's work; see `TransferEngine.submit`."""
         ticket = Ticket(copies)
-        produced = torch.cuda.Event()
+        produced = torch.cuda.Event()  # type: ignore[no-untyped-call]
         produced.record(torch.cuda.current_stream(self.device))
         to_host = bool(copies) and copies[0].source.is_cuda
         self._lanes[to_host].queue.put((ticket, fence, produced))
@@ -61,7 +61,7 @@ class _Lane:
 
     def __init__(self, engine: CudaTransferEngine) -> None:
         self.engine = engine
-        self.stream = torch.cuda.Stream(engine.device)
+        self.stream = torch.cuda.Stream(engine.device)  # type: ignore[no-untyped-call]
         self.queue: queue.SimpleQueue[tuple[Ticket, Fence | None, torch.cuda.Event] | None]
         self.queue = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._work, name="kvgraft-cuda-copy", daemon=True)
@@ -76,7 +76,7 @@ class _Lane:
                 self.stream.wait_event(produced)
                 for layer, copies in _by_layer(ticket):
                     self._run_layer(layer, copies, ticket)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - whatever went wrong, the ticket says so
                 ticket.finish(error)
             else:
                 ticket.finish()
@@ -96,7 +96,7 @@ class _Lane:
                     moved = staging.to(self.engine.device, non_blocking=True)
                     rows = copy.target_rows.to(self.engine.device, non_blocking=True)
                     copy.target.index_copy_(0, rows, moved)
-            event = torch.cuda.Event()
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self.stream)
         self.engine.layer_events.setdefault(id(ticket), {})[layer] = event
         event.synchronize()

@@ -192,9 +192,9 @@ def bury_unreachable(tree: Tree, node: Node) -> None:
         return
     for track in tree.everything:
         cell = node.cells[track.index]
-        if cell.incoming is None and cell.host is None:
-            if cell.device is None or track.home_is_host:
-                break
+        on_device = cell.device is not None and not track.home_is_host
+        if cell.incoming is None and cell.host is None and not on_device:
+            break
     else:
         return
     stack = [node]

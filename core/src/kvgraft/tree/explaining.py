@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kvgraft.tree import matching
-from kvgraft.tree.keys import TokenKey
+from kvgraft.tree.keys import TokenKey, common_prefix_pages
 from kvgraft.tree.node import Node
 from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
@@ -90,7 +90,7 @@ def _follow(tree: Tree, key: TokenKey, limit: int) -> tuple[list[Node], int]:
         child = node.children.get(bytes(key.data[offset : offset + tree.page_bytes]))
         if child is None:
             break
-        agreed = matching.common_prefix_pages(key.data, offset, child.key, tree.page_bytes)
+        agreed = common_prefix_pages(key.data, offset, child.key, tree.page_bytes)
         nodes.append(child)
         page = min(child.start + agreed, limit)
         if page < child.end:
@@ -105,16 +105,18 @@ def _gap(track: Track, nodes: list[Node], boundary: int, *, device_only: bool) -
     if track.is_state:
         for node in nodes:
             if node.end == boundary:
-                if matching.readable(node.cells[track.index], track, device_only):
+                if matching.readable(node.cells[track.index], track, device_only=device_only):
                     return None
                 break
         return f"no state {tiers} at this boundary"
     for span in track.reach_pages.spans(boundary):
         for node in nodes:
-            if node.start < span.end and node.end > span.start:
-                if not matching.readable(node.cells[track.index], track, device_only):
-                    start, end = max(node.start, span.start), min(node.end, span.end)
-                    return f"pages [{start}, {end}) of its reach are not {tiers}"
+            inside = node.start < span.end and node.end > span.start
+            if inside and not matching.readable(
+                node.cells[track.index], track, device_only=device_only
+            ):
+                start, end = max(node.start, span.start), min(node.end, span.end)
+                return f"pages [{start}, {end}) of its reach are not {tiers}"
     return None
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import Union
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +19,7 @@ __all__ = ["TOKEN_BYTES", "TokenKey", "Tokens", "common_prefix_pages"]
 TOKEN_BYTES = 4
 """Bytes of one token (int32)."""
 
-Tokens = Union[Sequence[int], npt.NDArray[np.integer], Iterable[int]]
+Tokens = Sequence[int] | npt.NDArray[np.integer] | Iterable[int]
 
 
 class TokenKey:

@@ -81,7 +81,7 @@ def walk(tree: Tree, root: Node, key: TokenKey, limit: int) -> Path:
     return Path(nodes, offset // page_bytes)
 
 
-def readable(cell: Cell, track: Track, device_only: bool) -> bool:
+def readable(cell: Cell, track: Track, *, device_only: bool) -> bool:
     """Whether a cell's data can be used: at once, or after a load-back."""
     if track.home_is_host:
         return cell.host is not None and (not device_only or cell.device is not None)
@@ -89,30 +89,32 @@ def readable(cell: Cell, track: Track, device_only: bool) -> bool:
 
 
 def _first_gap(
-    nodes: list[Node], index: int, boundary: int, track: Track, device_only: bool
+    nodes: list[Node], index: int, boundary: int, track: Track, *, device_only: bool
 ) -> int:
     """Index of the deepest node up to `index` on which `track` lacks data it needs; -1 if none."""
     position = track.index
     if track.is_state:
         node = nodes[index]
         cell = node.cells[position]
-        return -1 if node.end == boundary and readable(cell, track, device_only) else index
+        return (
+            -1 if node.end == boundary and readable(cell, track, device_only=device_only) else index
+        )
     if track.is_everything:
         # DEVICE data is prefix closed (T5), and `walk` went only where every tier together is.
-        if not device_only or readable(nodes[index].cells[position], track, True):
+        if not device_only or readable(nodes[index].cells[position], track, device_only=True):
             return -1
         return index
     if track.window_pages is not None:
         low = boundary - track.window_pages
         while index >= 0 and nodes[index].end > low:
-            if not readable(nodes[index].cells[position], track, device_only):
+            if not readable(nodes[index].cells[position], track, device_only=device_only):
                 return index
             index -= 1
         return -1
     for span in reversed(track.reach_pages.spans(boundary)):
         while index >= 0 and nodes[index].end > span.start:
             if nodes[index].start < span.end and not readable(
-                nodes[index].cells[position], track, device_only
+                nodes[index].cells[position], track, device_only=device_only
             ):
                 return index
             if nodes[index].start <= span.start:
@@ -121,14 +123,14 @@ def _first_gap(
     return -1
 
 
-def _deepest(tree: Tree, nodes: list[Node], boundary: int, device_only: bool) -> tuple[int, int]:
+def _deepest(tree: Tree, nodes: list[Node], boundary: int, *, device_only: bool) -> tuple[int, int]:
     """Deepest accepted boundary at most `boundary`, and the index of its node; (0, -1) if none."""
     index = len(nodes) - 1
     while index >= 0 and nodes[index].start >= boundary:
         index -= 1
     while index >= 0:
         for track in tree.checks:
-            gap = _first_gap(nodes, index, boundary, track, device_only)
+            gap = _first_gap(nodes, index, boundary, track, device_only=device_only)
             if gap >= 0:
                 index = gap - 1
                 boundary = nodes[index].end if index >= 0 else 0
@@ -148,10 +150,10 @@ def match(tree: Tree, key: TokenKey, limit: int) -> Match:
 def resolve(tree: Tree, path: Path, root: Node, limit: int) -> Match:
     """Anchors at most `limit` pages deep on a path walked already."""
     nodes, end = path.nodes, min(path.end, limit)
-    device_anchor, index = _deepest(tree, nodes, end, True)
+    device_anchor, index = _deepest(tree, nodes, end, device_only=True)
     anchor = device_anchor
     if device_anchor < end:
-        anchor, index = _deepest(tree, nodes, end, False)
+        anchor, index = _deepest(tree, nodes, end, device_only=False)
     return Match(nodes[: index + 1], anchor, device_anchor, path.end, root)
 
 

@@ -253,7 +253,7 @@ def begin_load_back(tree: Tree, receipt: Receipt) -> Operation | None:
             track.device.cancel(taken)
         return None
     operation = Operation(filled, pins, to_host=False)
-    for track, nodes in zip(tree.tracks, plan):
+    for track in tree.tracks:
         device, host = b"", b""
         for owner, node, slots in reserved:
             if owner is track:
