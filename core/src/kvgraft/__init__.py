@@ -45,6 +45,7 @@ from kvgraft.types import (
 if TYPE_CHECKING:
     from kvgraft.cache import Cache
     from kvgraft.pools import BuildContext, Component, DevicePool, HostMirror, PlaneSpec
+    from kvgraft.request import Request
 
 __version__ = "0.1.0"
 
@@ -55,6 +56,7 @@ _LAZY = {
     "DevicePool": "kvgraft.pools",
     "HostMirror": "kvgraft.pools",
     "PlaneSpec": "kvgraft.pools",
+    "Request": "kvgraft.request",
 }
 
 __all__ = [
@@ -93,6 +95,7 @@ __all__ = [
     "PluginError",
     "PluginHookError",
     "Reach",
+    "Request",
     "Span",
     "StateAt",
     "Tier",

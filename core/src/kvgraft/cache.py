@@ -333,8 +333,21 @@ class Cache:
             parts.append(slots if slots is not None else b"\xff" * (track.n_slots(node) * 4))
             node = node.parent
         parts.reverse()
-        parts += [run.host for run in request.runs[track.index] if run.host is not None]
+        for run in request.runs[track.index] if request.runs else ():
+            if run.host is not None:
+                parts.append(run.host)
         return np.frombuffer(b"".join(parts), dtype=np.int32)
+
+    def private_slots(self, request: Request, component: str) -> tuple[bytes, ...]:
+        """Slots of a component's private pools, in their order: the request's until it ends (H8).
+
+        Each is int32 `[n]` as bytes, taken at admission; `restart` takes them back too.
+
+        Raises:
+            LeaseError: the request is not admitted, or has ended.
+        """
+        self._expect(request, Stage.ADMITTED)
+        return request.private[self.tree.by_name[component].index]
 
     def state_slot(self, request: Request, component: str) -> int:
         """The slot of a state component that the model writes for this request."""

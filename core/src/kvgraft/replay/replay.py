@@ -174,8 +174,8 @@ def _result(
         },
         "evictions": {
             track.name: {
-                "device": track.device_evictions.by_cause(),
-                "host": track.host_evictions.by_cause(),
+                "device": {**track.device_evictions},
+                "host": {**track.host_evictions},
             }
             for track in cache.tree.tracks
         },

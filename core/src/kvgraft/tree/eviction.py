@@ -10,6 +10,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+from kvgraft.slots import SLOT_BYTES
 from kvgraft.tree.node import ON_DEVICE, ON_HOST, Node
 from kvgraft.tree.track import Cause, Track
 from kvgraft.tree.tree import Tree
@@ -30,7 +31,7 @@ class Victim(NamedTuple):
 
     node: Node
     track: Track
-    tracks: tuple[Track, ...]
+    tracks: list[Track]
     at_leaf: bool
 
 
@@ -42,19 +43,24 @@ def next_device_victim(tree: Tree, track: Track) -> Victim | None:
         stamp, node = heappop(heap)
         cell = node.cells[index]
         cell.queued &= ~ON_DEVICE
-        if node.parent is None or not tree.is_device_candidate(node, track):
+        if cell.device is None or cell.device_pins or node.parent is None:
             continue
         if cell.stamp != stamp:
             cell.queued |= ON_DEVICE
             heappush(heap, (cell.stamp, node))
             continue
-        held = [other for other in tree.tracks if node.cells[other.index].device is not None]
-        if tree.is_device_leaf(node) and not any(
-            node.cells[other.index].device_pins for other in held
-        ):
-            return Victim(node, track, tuple(held), True)
-        narrower = tuple(other for other in held if other.index in track.narrower)
-        if any(node.cells[other.index].device_pins for other in narrower):
+        held = []
+        pinned = False
+        for other, its in zip(tree.tracks, node.cells):
+            if its.device is not None:
+                held.append(other)
+                pinned = pinned or its.device_pins > 0
+        if node.live_device == len(held) and not pinned:
+            return Victim(node, track, held, True)
+        if track.is_everything:
+            continue
+        narrower = [other for other in held if other.index in track.narrower]
+        if pinned and any(node.cells[other.index].device_pins for other in narrower):
             continue
         return Victim(node, track, narrower, False)
     return None
@@ -70,15 +76,23 @@ def evict_victim(tree: Tree, victim: Victim) -> None:
     node = victim.node
     parent = node.parent
     assert parent is not None
+    along: Cause = "leaf" if victim.at_leaf else "cascade"
     for track in victim.tracks:
         cell = node.cells[track.index]
+        slots = cell.device
+        assert slots is not None
+        cell.device = None
+        n_slots = len(slots) // SLOT_BYTES
+        track.device.evictable -= n_slots
+        track.device.allocator.free(slots)
         if track is not victim.track:
-            cause = Cause.LEAF if victim.at_leaf else Cause.CASCADE
+            track.device_evictions[along] += n_slots
         else:
-            cause = Cause.DEMOTED if cell.host is not None else Cause.DELETED
-        tree.drop_device(node, track, cause)
+            track.device_evictions["deleted" if cell.host is None else "demoted"] += n_slots
+    tree.sink_device(node, len(victim.tracks))
     lift_recency(tree, node, parent)
-    bury_unreachable(tree, node)
+    if node.live_host or node.operations is not None or node.children is not None:
+        bury_unreachable(tree, node)
     tree.remove_dead(node)
 
 
@@ -89,7 +103,7 @@ def lift_recency(tree: Tree, node: Node, parent: Node) -> None:
     """
     if parent.parent is None:
         return
-    leaf = tree.is_device_leaf(parent)
+    leaf = not node.live_device and tree.is_device_leaf(parent)
     for track in tree.everything:
         above = parent.cells[track.index]
         below = node.cells[track.index]
@@ -149,10 +163,10 @@ def _evict_host_node(tree: Tree, node: Node, track: Track) -> None:
     assert parent is not None
     for other in held:
         if other is not track:
-            cause = Cause.LEAF if at_leaf else Cause.CASCADE
+            cause = "leaf" if at_leaf else "cascade"
         else:
             on_device = node.cells[other.index].device is not None and not other.home_is_host
-            cause = Cause.DEMOTED if on_device else Cause.DELETED
+            cause = "demoted" if on_device else "deleted"
         tree.drop_host(node, other, cause)
         if other.home_is_host:
             _lose_home(tree, node, other)
@@ -178,7 +192,7 @@ def _lose_home(tree: Tree, node: Node, track: Track) -> None:
         other = tree.tracks[index]
         cell = node.cells[index]
         if cell.device is not None and not cell.device_pins:
-            cause = Cause.DELETED if other is track else Cause.CASCADE
+            cause = "deleted" if other is track else "cascade"
             tree.drop_device(node, other, cause)
 
 
@@ -208,8 +222,8 @@ def bury_unreachable(tree: Tree, node: Node) -> None:
         for track in tree.tracks:
             cell = below.cells[track.index]
             if cell.device is not None and not cell.device_pins:
-                tree.drop_device(below, track, Cause.CASCADE)
+                tree.drop_device(below, track, "cascade")
             if cell.host is not None and not cell.host_pins:
-                tree.drop_host(below, track, Cause.CASCADE)
+                tree.drop_host(below, track, "cascade")
         if below is not node:
             tree.remove_dead(below)

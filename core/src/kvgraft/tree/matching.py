@@ -61,9 +61,15 @@ def walk(tree: Tree, root: Node, key: TokenKey, limit: int) -> Path:
         children = node.children
         if children is None:
             break
-        child = children.get(bytes(data[offset : offset + page_bytes]))
-        if child is None:
-            break
+        if len(children) == 1:
+            (child,) = children.values()
+            if not data.startswith(child.key[:page_bytes], offset):
+                break
+        else:
+            found = children.get(bytes(data[offset : offset + page_bytes]))
+            if found is None:
+                break
+            child = found
         for track in everything:
             cell = child.cells[track.index]
             if cell.host is None and (cell.device is None or track.home_is_host):

@@ -53,6 +53,7 @@ class Node:
         cells: one per component, in the tree's order.
         live_device, live_host: own cells with data in the tier plus children that are live there.
         operations: transfers in flight over this node, or None.
+        receipts: how many receipts are anchored here; the node outlives its data for them.
         hits: times a match used this node as anchor.
         ident: creation order, for determinism and reports.
     """
@@ -68,6 +69,7 @@ class Node:
         "live_host",
         "operations",
         "parent",
+        "receipts",
         "start",
     )
 
@@ -81,6 +83,7 @@ class Node:
         self.live_device = 0
         self.live_host = 0
         self.operations: list[Operation] | None = None
+        self.receipts = 0
         self.hits = 0
         self.ident = ident
 

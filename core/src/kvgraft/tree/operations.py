@@ -12,7 +12,7 @@ from kvgraft.slots import SLOT_BYTES
 from kvgraft.tree.eviction import bury_unreachable
 from kvgraft.tree.node import Node
 from kvgraft.tree.pinning import Receipt, acquire, acquire_node, release
-from kvgraft.tree.track import Cause, Track
+from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 
 __all__ = [
@@ -150,7 +150,7 @@ def begin_backup(tree: Tree, node: Node, tracks: list[Track]) -> Operation | Non
     return operation
 
 
-def begin_demotion(tree: Tree, node: Node, victims: tuple[Track, ...]) -> Operation | None:
+def begin_demotion(tree: Tree, node: Node, victims: list[Track]) -> Operation | None:
     """Victims leave DEVICE through HOST (write-back, E4); None if HOST is short.
 
     The DEVICE slots belong to the operation until the copy ends, whichever way it ends.
@@ -169,7 +169,7 @@ def begin_demotion(tree: Tree, node: Node, victims: tuple[Track, ...]) -> Operat
             operation.detached.append((track, slots))
         else:
             track.device.allocator.free(slots)
-        track.device_evictions.add(Cause.DEMOTED, len(slots) // SLOT_BYTES)
+        track.device_evictions["demoted"] += len(slots) // SLOT_BYTES
     return operation
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
 from heapq import heapify, heappush
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from kvgraft.errors import ConfigError
 from kvgraft.reach import PageReach, Reach
@@ -14,20 +12,19 @@ from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import ON_DEVICE, ON_HOST, Node
 from kvgraft.types import Kind, Tier
 
-__all__ = ["Cause", "ComponentShape", "Evictions", "Track", "ordered"]
+__all__ = ["Cause", "ComponentShape", "Track", "ordered"]
 
 
-class Cause(enum.Enum):
-    """Why slots left a tier."""
+Cause = Literal["demoted", "deleted", "cascade", "leaf"]
+"""Why slots left a tier.
 
-    DEMOTED = "demoted"
-    """The pool was short; a copy stays on HOST."""
-    DELETED = "deleted"
-    """The pool was short; no copy was left."""
-    CASCADE = "cascade"
-    """A component of wider or equal reach lost its data on the node (E3)."""
-    LEAF = "leaf"
-    """Another component's pool was short, at a leaf, where everything goes (E3)."""
+    demoted    the pool was short; a copy stays on another tier
+    deleted    the pool was short; no copy was left
+    cascade    a component of wider or equal reach lost its data on the node (E3)
+    leaf       another component's pool was short, at a leaf, where everything goes (E3)
+"""
+
+CAUSES: tuple[Cause, ...] = ("demoted", "deleted", "cascade", "leaf")
 
 
 class ComponentShape(NamedTuple):
@@ -74,24 +71,6 @@ def ordered(shapes: Sequence[ComponentShape]) -> list[ComponentShape]:
     )
 
 
-@dataclass(slots=True)
-class Evictions:
-    """Slots that left a tier, by cause, since the cache was made."""
-
-    demoted: int = 0
-    deleted: int = 0
-    cascade: int = 0
-    leaf: int = 0
-
-    def add(self, cause: Cause, n_slots: int) -> None:
-        """Count `n_slots` under `cause`."""
-        setattr(self, cause.value, getattr(self, cause.value) + n_slots)
-
-    def by_cause(self) -> dict[str, int]:
-        """Slots by the cause's name."""
-        return {cause.value: getattr(self, cause.value) for cause in Cause}
-
-
 class Track:
     """One component's constants and books inside a tree.
 
@@ -100,6 +79,7 @@ class Track:
         narrower: indexes of components whose reach this one contains, itself included: what
             loses its use on a node where this component's data is gone (E3).
         wider: indexes of components whose reach contains this one's and is not contained in it.
+        device_evictions, host_evictions: slots that left a tier so far, by cause.
         device_heap, host_heap: eviction candidates as `(stamp, node)`. An entry's stamp may lag
             behind the cell's; whoever pops it looks again (exact least-recently-used order, since
             stamps only grow). One entry per cell and tier at most, see `Cell.queued`.
@@ -156,8 +136,8 @@ class Track:
         self.device_heap: list[tuple[int, Node]] = []
         self.host_heap: list[tuple[int, Node]] = []
         self.stale = 0
-        self.device_evictions = Evictions()
-        self.host_evictions = Evictions()
+        self.device_evictions: dict[Cause, int] = dict.fromkeys(CAUSES, 0)
+        self.host_evictions: dict[Cause, int] = dict.fromkeys(CAUSES, 0)
 
     def n_slots(self, node: Node) -> int:
         """Slots this component takes for the whole of `node`."""

@@ -183,34 +183,36 @@ class Tree:
         """DEVICE data arrives; pinned on arrival if the cell is pinned (L4)."""
         cell = node.cells[track.index]
         cell.device = slots
-        n_slots = len(slots) // SLOT_BYTES
         if cell.device_pins:
-            track.device.pinned += n_slots
+            track.device.pinned += len(slots) // SLOT_BYTES
         else:
-            track.device.evictable += n_slots
-        above: Node | None = node
-        while above is not None:
-            above.live_device += 1
-            if above.live_device > 1:
-                break
-            above = above.parent
+            track.device.evictable += len(slots) // SLOT_BYTES
+        self.raise_device(node, 1)
 
     def put_host(self, node: Node, track: Track, slots: bytes) -> None:
         """HOST data arrives; pinned on arrival if the cell is pinned (L4)."""
         cell = node.cells[track.index]
         assert track.host is not None
         cell.host = slots
-        n_slots = len(slots) // SLOT_BYTES
         if cell.host_pins:
-            track.host.pinned += n_slots
+            track.host.pinned += len(slots) // SLOT_BYTES
         else:
-            track.host.evictable += n_slots
+            track.host.evictable += len(slots) // SLOT_BYTES
         above: Node | None = node
         while above is not None:
             above.live_host += 1
             if above.live_host > 1:
                 break
             above = above.parent
+
+    def raise_device(self, node: Node, n_cells: int) -> None:
+        """`n_cells` cells of `node` gained DEVICE data: keep the live counts."""
+        was_live = node.live_device
+        node.live_device += n_cells
+        while not was_live and node.parent is not None:
+            node = node.parent
+            was_live = node.live_device
+            node.live_device += 1
 
     # -- data leaving a cell
 
@@ -222,19 +224,21 @@ class Tree:
         assert not cell.device_pins
         cell.device = None
         track.device.evictable -= len(slots) // SLOT_BYTES
-        below: Node | None = node
-        while below is not None:
-            below.live_device -= 1
-            if below.live_device:
-                break
-            below = below.parent
+        self.sink_device(node, 1)
         return slots
+
+    def sink_device(self, node: Node, n_cells: int) -> None:
+        """`n_cells` cells of `node` lost DEVICE data: keep the live counts."""
+        node.live_device -= n_cells
+        while not node.live_device and node.parent is not None:
+            node = node.parent
+            node.live_device -= 1
 
     def drop_device(self, node: Node, track: Track, cause: Cause) -> None:
         """An unpinned cell's DEVICE slots become free."""
         slots = self.detach_device(node, track)
         track.device.allocator.free(slots)
-        track.device_evictions.add(cause, len(slots) // SLOT_BYTES)
+        track.device_evictions[cause] += len(slots) // SLOT_BYTES
 
     def drop_host(self, node: Node, track: Track, cause: Cause) -> None:
         """An unpinned cell's HOST slots become free."""
@@ -246,7 +250,7 @@ class Tree:
         cell.host = None
         track.host.evictable -= len(slots) // SLOT_BYTES
         track.host.allocator.free(slots)
-        track.host_evictions.add(cause, len(slots) // SLOT_BYTES)
+        track.host_evictions[cause] += len(slots) // SLOT_BYTES
         below: Node | None = node
         while below is not None:
             below.live_host -= 1

@@ -20,13 +20,10 @@ import torch
 
 from kvgraft import BudgetError, ConfigError, ContractViolation, IntegrityError
 from kvgraft.pools import SLOT_BYTES, slot_index
-from kvgraft_hisparse.hot_pool import HotPool, hot_rows
+from kvgraft_hisparse.hot_pool import COMPONENT, HotPool, hot_rows
+from kvgraft_hisparse.row_map import RowMap
 
 __all__ = ["HotBuffer", "SwapStatistics"]
-
-COMPONENT = "hisparse"
-NEVER = torch.iinfo(torch.int64).max
-"""An age no clock reaches: this row is not a victim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,40 +42,41 @@ class SwapStatistics:
 class HotBuffer:
     """Hot rows of one request, in every layer.
 
-    The request takes `hot_rows(hot_tokens, page_size)` rows when it is opened and keeps them until
-    `close`. Host slots are handed in and never given up here: the caller pins them for the life of
-    the request (H4), and frees or donates those it computed.
+    It owns nothing. The hot slots are those the cache took for the request at admission and takes
+    back when it is finished, aborted, retracted or restarted (H8); the host slots are pinned for
+    the life of the request (H4). `close` it before either goes: what it held belongs to others
+    then. `SparseComponent.open_buffer` opens one for a request.
 
     Args:
         pool: hot rows shared by all requests, and their host planes.
+        slots: the request's hot slots, int32 `[n_rows / page_size]` as bytes.
         hot_tokens: tokens that can be selected at once per layer, the newest aside.
 
     Attributes:
-        n_rows: rows per layer.
+        n_rows: rows per layer, `hot_rows(hot_tokens, page_size)`.
 
     Raises:
-        BudgetError: the pool has too few free slots; nothing is taken.
+        BudgetError: fewer or more slots than the rows take.
 
     Cost: besides its rows, 4 bytes per token and layer on the device for the maps. One thread, the
     one that enqueues the layer's work; copies are ordered on the current stream.
     Contract: H1 H2 H3 H4 H5 H6 H7 H8.
     """
 
-    def __init__(self, pool: HotPool, hot_tokens: int) -> None:
+    def __init__(self, pool: HotPool, slots: bytes, hot_tokens: int) -> None:
         self.n_rows = hot_rows(hot_tokens, pool.page_size)
-        n_slots = self.n_rows // pool.page_size
-        slots = pool.allocator.allocate(n_slots)
-        if slots is None:
+        given, needed = len(slots) // SLOT_BYTES, self.n_rows // pool.page_size
+        if given != needed:
             raise BudgetError(
-                f"component 'hisparse': hot pool: {n_slots} slots needed for {self.n_rows} hot "
-                f"rows, {pool.allocator.n_free} of {pool.allocator.capacity} free; admit the "
-                "request when one has finished, or lower hot_tokens"
+                f"component 'hisparse': hot buffer: {given} slots given, {self.n_rows} hot rows "
+                f"take {needed}; give the slots of one admitted request, and the hot_tokens it was "
+                "admitted with"
             )
         self._pool = pool
-        self._slots: bytes | None = slots
+        self._open = True
         self._pool_rows = _pool_rows(slots, pool)
         self._host_slots = torch.empty(0, dtype=torch.int64)
-        self._maps = {layer: _RowMap(self.n_rows, pool.torch_device) for layer in pool.layers}
+        self._maps = {layer: RowMap(self.n_rows, pool.torch_device) for layer in pool.layers}
         self._rows_touched = torch.zeros((), dtype=torch.int64, device=pool.torch_device)
         self._rows_moved = 0
 
@@ -101,15 +99,18 @@ class HotBuffer:
         tokens = self._map(layer).token_at[:-1]
         return tokens[tokens >= 0]
 
-    def adopt_prefix(self, host_slots: bytes) -> None:
+    def adopt_prefix(self, host_slots: bytes, n_tokens: int | None = None) -> None:
         """Start from a prefix whose rows are on the host; moves no row (H5).
 
         Its rows come to the device when they are first selected.
 
         Args:
-            host_slots: int32 `[n_pages]` as bytes, whole pages from position 0; empty is a miss.
+            host_slots: int32 `[n_pages]` as bytes, from position 0; empty is a miss. Pages beyond
+                the prefix are for tokens to come.
+            n_tokens: length of the prefix; whole pages by default.
 
         Raises:
+            BudgetError: fewer pages than the prefix needs; nothing is adopted.
             ContractViolation: the sequence has tokens or pages already, or the buffer is closed.
         """
         self._require_open("adopt_prefix")
@@ -118,10 +119,17 @@ class HotBuffer:
             raise ContractViolation(
                 "H5", COMPONENT, f"adopt_prefix on a sequence of {n_pages} pages; open a new buffer"
             )
+        given = len(host_slots) // SLOT_BYTES
+        length = given * self._pool.page_size if n_tokens is None else n_tokens
+        if length > given * self._pool.page_size:
+            raise BudgetError(
+                f"component 'hisparse': a prefix of {length} tokens needs "
+                f"{-(-length // self._pool.page_size)} host pages, {given} given; give its whole "
+                "host table"
+            )
         self.add_host_pages(host_slots)
-        n_tokens = len(self._host_slots) * self._pool.page_size
         for row_map in self._maps.values():
-            row_map.extend(n_tokens)
+            row_map.extend(length)
 
     def add_host_pages(self, host_slots: bytes) -> None:
         """Append host slots for tokens to come: int32 `[n_pages]` as bytes. Contract: H1 H4."""
@@ -224,14 +232,13 @@ class HotBuffer:
         return self._pool_rows[rows.long()].to(torch.int32)
 
     def close(self) -> None:
-        """Give every hot slot back, at finish, abort or retraction alike (H8).
+        """The request is about to end: every later use is an error. Frees nothing (H8).
 
         Raises:
-            ContractViolation: closed already; nothing is given back twice.
+            ContractViolation: closed already.
         """
-        slots = self._require_open("close")
-        self._slots = None
-        self._pool.allocator.free(slots)
+        self._require_open("close")
+        self._open = False
 
     def check_integrity(self) -> None:
         """Compare maps with each other and every hot row with its host row, bit by bit.
@@ -256,7 +263,7 @@ class HotBuffer:
                         "its host row; something wrote to a row it does not own",
                     )
 
-    def _fetch(self, layer: int, row_map: _RowMap, topk: torch.Tensor) -> None:
+    def _fetch(self, layer: int, row_map: RowMap, topk: torch.Tensor) -> None:
         wanted = torch.unique(topk[topk >= 0].long())
         last = int(wanted[-1])
         if last >= row_map.n_tokens:
@@ -288,103 +295,20 @@ class HotBuffer:
         pages = torch.div(tokens, page_size, rounding_mode="floor")
         return self._host_slots[pages], tokens - pages * page_size
 
-    def _map(self, layer: int) -> _RowMap:
+    def _map(self, layer: int) -> RowMap:
         row_map = self._maps.get(layer)
         if row_map is None:
             known = f"{len(self._maps)} layers, {min(self._maps)}..{max(self._maps)}"
             raise ConfigError(f"component 'hisparse': no layer {layer} in the hot pool of {known}")
         return row_map
 
-    def _require_open(self, verb: str) -> bytes:
-        if self._slots is None:
-            closed = f"{verb} on a closed hot buffer of {self.n_rows} rows; close it once, at the"
-            raise ContractViolation("H8", COMPONENT, f"{closed} request's end")
-        return self._slots
-
-
-class _RowMap:
-    """Which token sits in which row of one layer, and when each row was last selected.
-
-    Every table has one entry more than it needs, at its end and hence at index -1: padding reads
-    it, and evicting an empty row writes it. It says -1 for ever, so neither needs a branch.
-
-    Attributes:
-        n_tokens: length of the sequence in this layer.
-        row_of: token to row, int32 `[capacity + 1]`; -1 where not resident.
-        token_at: row to token, int64 `[n_rows + 1]`; -1 where empty.
-        last_used: row to clock value, int64 `[n_rows + 1]`; 0 where empty.
-    """
-
-    __slots__ = ("clock", "last_used", "n_rows", "n_tokens", "row_of", "token_at")
-
-    def __init__(self, n_rows: int, device: torch.device) -> None:
-        self.n_rows = n_rows
-        self.n_tokens = 0
-        self.clock = 0
-        self.row_of = torch.full((1,), -1, dtype=torch.int32, device=device)
-        self.token_at = torch.full((n_rows + 1,), -1, dtype=torch.int64, device=device)
-        self.last_used = torch.zeros(n_rows + 1, dtype=torch.int64, device=device)
-
-    def extend(self, n_tokens: int) -> None:
-        """Lengthen the sequence to `n_tokens`; none of the new tokens is resident yet."""
-        self.n_tokens = n_tokens
-        capacity = len(self.row_of) - 1
-        if n_tokens > capacity:
-            grown = self.row_of.new_full((max(n_tokens, capacity + capacity // 2) + 1,), -1)
-            grown[:capacity] = self.row_of[:capacity]
-            self.row_of = grown
-
-    def rows_of(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Rows of tokens, int32, -1 where padding, unknown or not resident."""
-        return self.row_of[tokens.long().clamp(-1, len(self.row_of) - 1)]
-
-    def newest_row(self) -> torch.Tensor:
-        """Row of the newest token, int32 `[1]`; -1 when it is not resident."""
-        return self.row_of[self.n_tokens - 1 : self.n_tokens]
-
-    def make_room(self, tokens: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
-        """Empty one row for each token, sparing the rows in `keep`; int64 `[n]`.
-
-        At least `n` rows must be outside `keep`.
-        """
-        if self.n_tokens <= self.n_rows:
-            return tokens
-        age = self.last_used.clone()
-        age[keep.long()] = NEVER
-        age[-1] = NEVER
-        rows = torch.sort(age, stable=True).indices[: len(tokens)]
-        self.row_of[self.token_at[rows]] = -1
-        self.token_at[rows] = -1
-        self.last_used[rows] = 0
-        return rows
-
-    def place(self, tokens: torch.Tensor, rows: torch.Tensor) -> None:
-        """Say that `rows`, empty until now, hold `tokens`; their bytes must be there already."""
-        self.row_of[tokens] = rows.to(torch.int32)
-        self.token_at[rows] = tokens
-
-    def touch(self, rows: torch.Tensor) -> torch.Tensor:
-        """Mark rows as just selected; how many distinct ones, a scalar on the device."""
-        self.clock += 1
-        self.last_used[rows.long()] = self.clock
-        return (self.last_used[:-1] == self.clock).sum()
-
-    def check_integrity(self, layer: int) -> None:
-        tokens = self.token_at[:-1]
-        rows = (tokens >= 0).nonzero()[:, 0]
-        mapped, padding = int((self.row_of >= 0).sum()), int(self.token_at[-1])
-        problem = None
-        if mapped != len(rows) or not bool((self.rows_of(tokens[rows]) == rows).all()):
-            problem = (
-                f"{mapped} tokens mapped to rows, {len(rows)} rows mapped to tokens, not each "
-                "other's inverse"
+    def _require_open(self, verb: str) -> None:
+        if not self._open:
+            raise ContractViolation(
+                "H8",
+                COMPONENT,
+                f"{verb} on a closed hot buffer of {self.n_rows} rows; its slots belong to others",
             )
-        elif padding != -1:
-            problem = f"padding's row holds token {padding}, not -1"
-        elif len(rows) and int(tokens.max()) >= self.n_tokens:
-            problem = f"token {int(tokens.max())} resident in a sequence of {self.n_tokens}"
-        if problem is not None:
-            raise IntegrityError("H3", COMPONENT, f"layer {layer}: {problem}")
 
 
 def _pool_rows(slots: bytes, pool: HotPool) -> torch.Tensor:

@@ -1,8 +1,9 @@
 """The hot rows all running requests share, paired with the host rows they are copies of.
 
-One slot of the pool is `page_size` token rows in *every* layer. A request takes its slots once and
-each layer arranges its own tokens in them, so the rows rotated in any layer are, over all layers,
-the rows of these slots: the budget counts slots, and one `free` gives everything back (H7, H8).
+One slot of the pool is `page_size` token rows in *every* layer. The cache takes a request's slots
+once, at admission, and each layer arranges its own tokens in them, so the rows rotated in any layer
+are, over all layers, the rows of these slots: the budget counts slots, and giving these back gives
+everything back (H7, H8). Who owns which slot is in the cache's books alone.
 
 This module imports no torch, so that a budget can be computed without it.
 """
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
 
     from kvgraft.pools import DevicePool, HostMirror
 
-__all__ = ["HotPool", "PlanePair", "hot_rows"]
+__all__ = ["COMPONENT", "HotPool", "PlanePair", "hot_rows"]
+
+COMPONENT = "hisparse"
+"""The component's name, for messages and for finding its slots in a cache."""
 
 
 def hot_rows(hot_tokens: int, page_size: int) -> int:
@@ -61,7 +65,7 @@ class HotPool:
     Attributes:
         layers: the planes of every layer in the order of `device.specs`, by model layer.
         page_size: tokens per slot.
-        allocator: which hot slots are free.
+        torch_device: where the hot rows are.
 
     Raises:
         ConfigError: planes that differ between the tiers or in their page size.
@@ -72,7 +76,6 @@ class HotPool:
             raise ConfigError("component 'hisparse': hot pool: no planes; give at least one layer")
         self.page_size = device.specs[0].shape[0]
         self.torch_device = device.device
-        self.allocator = device.allocator
         layers: dict[int, list[PlanePair]] = {}
         for spec, plane in zip(device.specs, device.planes, strict=True):
             if spec not in host.specs:

@@ -11,6 +11,7 @@ keys, so a load-back moves nothing else (H5); keys and values move when they are
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kvgraft import ConfigError, Everything, Reach
 from kvgraft.pools import (
@@ -19,13 +20,16 @@ from kvgraft.pools import (
     DevicePool,
     PlaneSpec,
     PrivatePool,
-    SlotAllocator,
     attention_planes,
     paged_pools,
     torch_dtype,
 )
-from kvgraft_hisparse.hot_pool import HotPool, hot_rows
+from kvgraft_hisparse.hot_buffer import HotBuffer
+from kvgraft_hisparse.hot_pool import COMPONENT, HotPool, hot_rows
 from kvgraft_hisparse.options import HisparseOptions
+
+if TYPE_CHECKING:
+    from kvgraft import Cache, Request
 
 __all__ = ["SparseComponent", "build", "index_planes"]
 
@@ -36,11 +40,45 @@ class SparseComponent(Component):
 
     Attributes:
         hot: the rows hot buffers are cut from.
+        hot_tokens: tokens a running request can select at once per layer.
         hot_slots: slots of the private pool each running request takes.
     """
 
     hot: HotPool
+    hot_tokens: int
     hot_slots: int
+
+    @classmethod
+    def of(cls, cache: Cache) -> SparseComponent:
+        """The component of a cache.
+
+        Raises:
+            ConfigError: the cache was opened without it.
+        """
+        for each in cache.mounted:
+            if isinstance(each.component, cls):
+                return each.component
+        names = ", ".join(each.name for each in cache.mounted)
+        raise ConfigError(f"component 'hisparse' is not among the cache's: {names}; name it there")
+
+    def open_buffer(self, cache: Cache, request: Request) -> HotBuffer:
+        """The hot buffer of an admitted request, in the slots the cache took for it.
+
+        It starts from what is computed: the prefix that was hit, or more when it is opened later,
+        such as before the first decode. Moves no row (H5); needs no load-back to have ended.
+        Close it before the request is finished, aborted, retracted or restarted.
+
+        Args:
+            cache: the cache this component is in.
+            request: admitted by it; one buffer at a time.
+
+        Raises:
+            LeaseError: the request is not admitted, or has ended.
+        """
+        (slots,) = cache.private_slots(request, COMPONENT)
+        buffer = HotBuffer(self.hot, slots, self.hot_tokens)
+        buffer.adopt_prefix(cache.host_table(request, COMPONENT).tobytes(), request.computed)
+        return buffer
 
 
 def index_planes(options: HisparseOptions, page_size: int) -> list[PlaneSpec]:
@@ -70,7 +108,8 @@ def build(options: HisparseOptions, context: BuildContext) -> SparseComponent:
         reach=Reach(Everything()),
         device=device,
         host=host,
-        private=(PrivatePool("hot", SlotAllocator(hot.capacity)),),
+        private=(PrivatePool("hot", hot.allocator),),
         hot=HotPool(hot, host),
+        hot_tokens=options.hot_tokens,
         hot_slots=hot_slots,
     )

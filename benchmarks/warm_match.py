@@ -1,0 +1,111 @@
+"""Warm match and lease of 128K tokens: what a request costs that finds its whole prefix.
+
+The path of 131,072 tokens stands in the tree in 1, 30 or 256 nodes; the key has been built, and
+one page more than the tree holds. `match` is `kvgraft.tree.matching.match`; `begin + abort` is the
+same with pins, hooks and the request's own books, taken and given back. The window's edge falls
+inside a node: the first lease splits it, before anything is timed.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from time import thread_time_ns
+
+import numpy as np
+from _measure import Row, Unit, arguments, heading, table
+from _shapes import grow
+
+from kvgraft import Cache, TokenKey
+from kvgraft.tree import matching
+
+TOKENS = 128 * 1024
+PAGE = 64
+SETS = {
+    "full": ({"full": {}}, 4),
+    "full + swa 4096 + mamba": (
+        {"full": {}, "swa": {"window": 4096}, "mamba": {"states": 1024}},
+        7,
+    ),
+}
+NODES = (1, 30, 256)
+BARRED = 30
+BATCH = 4
+
+
+class Case:
+    """One cache holding the path, and a key that finds it."""
+
+    def __init__(self, components: dict[str, dict[str, int]], nodes: int) -> None:
+        self.cache = Cache.open(components, page_size=PAGE, device_tokens=2 * TOKENS)
+        rng = np.random.default_rng(nodes)
+        self.key = TokenKey(rng.integers(0, 100_000, TOKENS + PAGE, dtype=np.int32))
+        tree = self.cache.tree
+        node = tree.root(None)
+        pages = TOKENS // PAGE
+        for part in range(1, nodes + 1):
+            node = grow(tree, node, self.key, pages * part // nodes)
+        self.lease()
+        self.limit = pages
+        found = matching.match(tree, self.key, pages)
+        assert found.anchor == pages
+        self.path = len(found.path)
+
+    def match(self) -> None:
+        """The tree's part alone."""
+        matching.match(self.cache.tree, self.key, self.limit)
+
+    def lease(self) -> None:
+        """Match, pin, release."""
+        cache = self.cache
+        request = cache.begin(self.key)
+        assert request.anchor_tokens == TOKENS
+        cache.abort(request)
+
+
+def timed(operation: Callable[[], None]) -> float:
+    """CPU ns per call, after one that is not timed, as with the unit."""
+    operation()
+    start = thread_time_ns()
+    for _ in range(BATCH):
+        operation()
+    return (thread_time_ns() - start) / BATCH
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--repeats", type=int, help="samples per number (default 400, quick 80)")
+    given = parser.parse_args()
+    repeats = given.repeats or (80 if given.quick else 400)
+    heading(
+        "warm match and lease, 128K tokens",
+        page=f"{PAGE} tokens",
+        repetitions=f"median of {repeats} samples of {BATCH} calls",
+    )
+    unit = Unit()
+    for name, (components, bar) in SETS.items():
+        cases = {nodes: Case(components, nodes) for nodes in NODES}
+        samples: dict[tuple[str, int], list[float]] = {}
+        for _ in range(repeats):
+            for nodes, case in cases.items():
+                unit.sample()
+                samples.setdefault(("match", nodes), []).append(timed(case.match))
+                samples.setdefault(("begin + abort", nodes), []).append(timed(case.lease))
+        one = unit.take()
+        rows = [
+            Row(
+                f"{what}, {nodes} nodes (path now {cases[nodes].path})",
+                statistics.median(costs),
+                one,
+                bar if nodes == BARRED else None,
+            )
+            for (what, nodes), costs in sorted(samples.items())
+        ]
+        print(f"unit {one}")
+        table(rows, name)
+        for case in cases.values():
+            case.cache.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,287 @@
+"""Workload W: the CPU cost of whole requests, by component set.
+
+200 conversations of 20 turns, 1,024 new tokens a turn behind one system prompt of 2,048 tokens
+that all share; 40 conversations active at a time, the next turn drawn among them; a pool of 1M
+tokens, pages of 64. A request extends the conversation's key, begins (match, pin), is admitted,
+gathers its slots, makes room and allocates, computes, and finishes (insert, unpin). The pools are
+real tensors, small ones; copying states is part of the cost, running a model is not.
+
+New tokens are drawn before the clock starts. The first pass times whole requests; a second one
+times each operation, so that its timers are not part of the first's numbers.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Iterator
+from time import thread_time_ns
+from typing import Any, NamedTuple
+
+import numpy as np
+from _measure import Row, Scale, Unit, arguments, grid, heading, least, table
+
+from kvgraft import (
+    HOST_MIRROR,
+    AttentionOptions,
+    BuildContext,
+    Cache,
+    CacheConfig,
+    Component,
+    ComponentDeclaration,
+    Kind,
+    Reach,
+    TokenKey,
+    Trailing,
+    hookimpl,
+)
+from kvgraft.pools import attention_planes, paged_pools
+from kvgraft.registry import Plugin, load_plugin
+
+CONVERSATIONS, TURNS, ACTIVE = 200, 20, 40
+SYSTEM_TOKENS, NEW_TOKENS, VOCABULARY = 2048, 1024, 100_000
+PAGE, POOL_TOKENS = 64, 1_000_000
+UNIT_EVERY = 25
+OPERATIONS = ("extend", "begin", "admit", "table", "next_chunk", "allocate", "computed", "finish")
+
+
+class LocalOptions(AttentionOptions):
+    """Options of the third-party component."""
+
+    window: int = 4096
+
+
+class LocalAttention:
+    """A component as a third party would write it: the reach of `swa`, another name."""
+
+    @hookimpl
+    def declare_component(self) -> ComponentDeclaration:
+        return ComponentDeclaration(
+            name="local",
+            api_version="1.0",
+            kind=Kind.PAGED,
+            summary="the last tokens before the boundary",
+            options=LocalOptions,
+            capabilities=frozenset({HOST_MIRROR}),
+        )
+
+    @hookimpl
+    def create_component(self, options: LocalOptions, context: BuildContext) -> Component:
+        device, host = paged_pools(options, context, attention_planes(options, context.page_size))
+        return Component(Reach(Trailing(options.window)), device, host)
+
+
+class Variant(NamedTuple):
+    """A component set and its bar in units."""
+
+    name: str
+    components: dict[str, dict[str, Any]]
+    bar: float | None
+    paged: tuple[str, ...]
+    plugins: tuple[Plugin, ...] = ()
+
+
+def variants() -> list[Variant]:
+    full: dict[str, Any] = {"full": {}}
+    wide: dict[str, Any] = {"window": 4096}
+    states: dict[str, Any] = {"states": 4096}
+    local = load_plugin("local", LocalAttention())
+    return [
+        Variant("full", full, 10, ("full",)),
+        Variant("full + swa 4096", {**full, "swa": wide}, 18, ("full", "swa")),
+        Variant("full + local 4096", {**full, "local": wide}, 18, ("full", "local"), (local,)),
+        Variant("full + swa 128", {**full, "swa": {"window": 128}}, None, ("full", "swa")),
+        Variant("full + mamba", {**full, "mamba": states}, 11, ("full",)),
+        Variant(
+            "full + swa 4096 + mamba",
+            {**full, "swa": wide, "mamba": states},
+            24,
+            ("full", "swa"),
+        ),
+    ]
+
+
+class Turn(NamedTuple):
+    """One request to come: which conversation, whether it is its first, what is new."""
+
+    conversation: int
+    first: bool
+    new: list[int]
+
+
+def turns(conversations: int) -> Iterator[Turn]:
+    """The same requests each time."""
+    order = random.Random(0)
+    rng = np.random.default_rng(0)
+    waiting = list(range(conversations))[::-1]
+    active: list[int] = []
+    done = [0] * conversations
+    while waiting or active:
+        while waiting and len(active) < ACTIVE:
+            active.append(waiting.pop())
+        chosen = order.choice(active)
+        yield Turn(chosen, not done[chosen], rng.integers(0, VOCABULARY, NEW_TOKENS).tolist())
+        done[chosen] += 1
+        if done[chosen] == TURNS:
+            active.remove(chosen)
+
+
+class Pass(NamedTuple):
+    """What one pass over the workload measured; ns of CPU."""
+
+    costs: list[float]
+    scale: Scale
+    hit_rate: float
+
+
+def system_prompt() -> list[int]:
+    return [int(t) for t in np.random.default_rng(1).integers(0, VOCABULARY, SYSTEM_TOKENS)]
+
+
+def open_cache(variant: Variant) -> Cache:
+    config = CacheConfig(
+        components=variant.components, page_size=PAGE, device_tokens=POOL_TOKENS, load=None
+    )
+    return Cache(config, plugins=variant.plugins)
+
+
+def whole_requests(variant: Variant, conversations: int) -> Pass:
+    """Time each request as one."""
+    cache, system, unit = open_cache(variant), system_prompt(), Unit()
+    keys: dict[int, TokenKey] = {}
+    costs: list[float] = []
+    hit = total = 0
+    paged = variant.paged
+    for turn in turns(conversations):
+        if len(costs) % UNIT_EVERY == 0:
+            unit.sample()
+        start = thread_time_ns()
+        key = TokenKey(system) if turn.first else keys[turn.conversation]
+        key.extend(turn.new)
+        request = cache.begin(key)
+        admitted = cache.admit(request).admitted
+        for component in paged:
+            cache.table(request, component)
+        while admitted and request.computed < request.prompt:
+            n_tokens = cache.next_chunk(request)
+            cache.allocate(request, n_tokens)
+            cache.computed(request, n_tokens)
+        anchor = request.anchor_tokens
+        cache.finish(request)
+        costs.append(thread_time_ns() - start)
+        assert admitted
+        keys[turn.conversation] = key
+        hit += anchor
+        total += key.n_tokens
+    cache.check_integrity()
+    cache.close()
+    return Pass(costs, unit.take(), hit / total)
+
+
+class Laps:
+    """Time since the last lap, booked under the operation that ended."""
+
+    def __init__(self) -> None:
+        self.costs: dict[str, list[int]] = {name: [] for name in OPERATIONS}
+        self.start()
+
+    def start(self) -> None:
+        """A request begins."""
+        self.spent = dict.fromkeys(OPERATIONS, 0)
+        self.at = thread_time_ns()
+
+    def lap(self, operation: str) -> None:
+        """An operation ended."""
+        now = thread_time_ns()
+        self.spent[operation] += now - self.at
+        self.at = thread_time_ns()
+
+    def stop(self) -> None:
+        """A request ended."""
+        for name, cost in self.spent.items():
+            self.costs[name].append(cost)
+
+
+def by_operation(variant: Variant, conversations: int) -> dict[str, float]:
+    """Time each operation; the median over requests of an operation's ns in one request."""
+    cache, system, laps = open_cache(variant), system_prompt(), Laps()
+    keys: dict[int, TokenKey] = {}
+    for turn in turns(conversations):
+        laps.start()
+        key = TokenKey(system) if turn.first else keys[turn.conversation]
+        key.extend(turn.new)
+        laps.lap("extend")
+        request = cache.begin(key)
+        laps.lap("begin")
+        cache.admit(request)
+        laps.lap("admit")
+        for component in variant.paged:
+            cache.table(request, component)
+        laps.lap("table")
+        while request.computed < request.prompt:
+            n_tokens = cache.next_chunk(request)
+            laps.lap("next_chunk")
+            cache.allocate(request, n_tokens)
+            laps.lap("allocate")
+            cache.computed(request, n_tokens)
+            laps.lap("computed")
+        cache.finish(request)
+        laps.lap("finish")
+        laps.stop()
+        keys[turn.conversation] = key
+    cache.close()
+    return {name: statistics.median(values) for name, values in laps.costs.items()}
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--passes", type=int, help="passes per component set (default 3, quick 1)")
+    parser.add_argument("--only", help="component sets whose name contains this")
+    given = parser.parse_args()
+    passes = given.passes or (1 if given.quick else 3)
+    conversations = 80 if given.quick else CONVERSATIONS
+    chosen = [v for v in variants() if given.only is None or given.only in v.name]
+    heading(
+        "workload W",
+        page=f"{PAGE} tokens",
+        pool=f"{POOL_TOKENS:,} tokens",
+        requests=f"{conversations} conversations x {TURNS} turns",
+        repetitions=f"median over requests, least of {passes} passes",
+    )
+    runs: dict[str, list[Pass]] = {variant.name: [] for variant in chosen}
+    for _ in range(passes):
+        for variant in chosen:
+            runs[variant.name].append(whole_requests(variant, conversations))
+    scale = least(done.scale for passed in runs.values() for done in passed)
+    print("unit", scale)
+    table(
+        (Row(v.name, min(statistics.median(p.costs) for p in runs[v.name]), scale, v.bar) for v in chosen),
+        "median request",
+    )
+    table(
+        (Row(v.name, min(statistics.fmean(p.costs) for p in runs[v.name]), scale) for v in chosen),
+        "mean request",
+    )
+    for variant in chosen:
+        print(f"hit rate {runs[variant.name][0].hit_rate:.4f}: {variant.name}")
+    print()
+    if {"full + local 4096", "full + swa 4096"} <= set(runs):
+        pairs = zip(runs["full + local 4096"], runs["full + swa 4096"])
+        ratios = [statistics.median(a.costs) / statistics.median(b.costs) for a, b in pairs]
+        print(
+            "third-party component / built-in of the same reach, per pass: "
+            + ", ".join(f"{ratio:.3f}" for ratio in ratios)
+        )
+        print()
+    spent = {variant.name: by_operation(variant, conversations) for variant in chosen}
+    grid(
+        ["µs by operation, median", *OPERATIONS, "sum"],
+        [
+            [name, *(f"{cost / 1e3:.1f}" for cost in costs.values()), f"{sum(costs.values()) / 1e3:.1f}"]
+            for name, costs in spent.items()
+        ],
+    )
+
+
+if __name__ == "__main__":
+    main()
