@@ -1,9 +1,12 @@
 """What the size of the tree costs: evicting one node, matching, pinning and inserting.
 
 Trees of 1K to 1M nodes, one page each: conversations of ten turns below one shared prompt. No
-tensors: `kvgraft.tree` with ledgers alone. In every round a few nodes are evicted and as many
-inserted again, so that the tree keeps its size; matches and pins take conversations at random.
-Conversations grow in turns, so that what is least recently used lies scattered in memory.
+tensors: `kvgraft.tree` with ledgers alone. Conversations were grown in turns, so that neighbours in
+the tree are not neighbours in memory. Nodes are evicted and as many inserted again, so that the
+tree keeps its size and shape.
+
+Matches and pins come twice: of the conversation just matched, and of one drawn at random. The
+second shows what the machine's memory adds, since ten nodes out of a million are in no cache.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Callable
+from functools import partial
 from time import thread_time_ns
 
 import numpy as np
@@ -35,7 +39,7 @@ class Forest:
 
     def __init__(self, names: tuple[str, ...], page: int, n_nodes: int) -> None:
         self.page = page
-        self.tree = bare_tree(names, page, n_nodes + 4 * BATCH, WINDOW_PAGES * page)
+        self.tree = bare_tree(names, page, n_nodes + BATCH, WINDOW_PAGES * page)
         self.random = random.Random(0)
         self.rng = np.random.default_rng(0)
         self.system = self.rng.integers(0, 100_000, page, dtype=np.int32)
@@ -46,6 +50,7 @@ class Forest:
         for turn in range(DEPTH):
             for index, key in enumerate(self.keys):
                 ends[index] = grow(self.tree, ends[index], key, turn + 2)
+        self.fresh, self.fresh_end, self.fresh_node = self.new_key(), 1, self.top
         # A hold on the shared prompt, as running requests have one.
         self.held = pinning.acquire(self.tree, self.top)
 
@@ -54,7 +59,7 @@ class Forest:
         key.extend(self.rng.integers(0, 100_000, DEPTH * self.page, dtype=np.int32))
         return key
 
-    def evict(self, component: str) -> None:
+    def evict(self, component: str, _: TokenKey) -> None:
         """One node loses what `component` holds there, and what that takes along."""
         eviction.evict_device(self.tree, self.tree.by_name[component], 1)
 
@@ -70,15 +75,19 @@ class Forest:
 
     def refill(self) -> float:
         """Insert what the evictions of a round took away; ns per node."""
-        fresh = [self.new_key() for _ in range(BATCH)]
-        for track in self.tree.tracks:
-            need = BATCH - track.device.free
-            if need > 0:
-                eviction.evict_device(self.tree, track, need)
+        planned: list[tuple[TokenKey, int]] = []
+        for _ in range(BATCH):
+            if self.fresh_end > DEPTH:
+                self.fresh, self.fresh_end = self.new_key(), 1
+            self.fresh_end += 1
+            planned.append((self.fresh, self.fresh_end))
+        node = self.fresh_node
         start = thread_time_ns()
-        for key in fresh:
-            grow(self.tree, self.top, key, 2)
-        return (thread_time_ns() - start) / BATCH
+        for key, end in planned:
+            node = grow(self.tree, node if end > 2 else self.top, key, end)
+        cost = (thread_time_ns() - start) / BATCH
+        self.fresh_node = node
+        return cost
 
     def some(self) -> list[TokenKey]:
         return self.random.choices(self.keys, k=BATCH)
@@ -92,24 +101,33 @@ def timed(operation: Callable[[TokenKey], None], keys: list[TokenKey]) -> float:
     return (thread_time_ns() - start) / len(keys)
 
 
-def measure(names: tuple[str, ...], page: int, size: int, rounds: int) -> tuple[dict[str, float], Scale]:
+def measure(
+    names: tuple[str, ...], page: int, size: int, rounds: int
+) -> tuple[dict[str, float], Scale]:
     """Medians in ns, by operation."""
     forest, unit = Forest(names, page, size), Unit()
     samples: dict[str, list[float]] = {}
+
+    def sample(name: str, operation: Callable[[TokenKey], None], keys: list[TokenKey]) -> None:
+        samples.setdefault(name, []).append(timed(operation, keys))
+
     for _ in range(rounds):
         unit.sample()
-        samples.setdefault("match", []).append(timed(forest.match, forest.some()))
-        samples.setdefault("match + pin + unpin", []).append(timed(forest.pin, forest.some()))
-        samples.setdefault("evict one, full", []).append(
-            timed(lambda _: forest.evict("full"), forest.keys[:BATCH])
-        )
+        keys = forest.some()
+        sample("match, at random", forest.match, keys)
+        sample("match, again", forest.match, keys)
+    for _ in range(rounds):
+        keys = forest.some()
+        sample("match + pin + unpin, at random", forest.pin, keys)
+        sample("match + pin + unpin, again", forest.pin, keys)
+    for _ in range(rounds):
+        unit.sample()
+        sample("evict one, full", partial(forest.evict, "full"), forest.keys[:BATCH])
         samples.setdefault("insert one", []).append(forest.refill())
     # These leave nodes without data of the component, so they come last and take a tenth at most.
     for name in names[1:]:
         for _ in range(min(rounds, size // DEPTH // BATCH)):
-            samples.setdefault(f"evict one, {name}", []).append(
-                timed(lambda _, name=name: forest.evict(name), forest.keys[:BATCH])  # type: ignore[misc]
-            )
+            sample(f"evict one, {name}", partial(forest.evict, name), forest.keys[:BATCH])
     return {name: statistics.median(costs) for name, costs in samples.items()}, unit.take()
 
 
@@ -121,7 +139,7 @@ def main() -> None:
     rounds = given.rounds or (50 if given.quick else ROUNDS)
     sizes = SIZES[:-1] if given.quick else SIZES
     heading(
-        "growth: one eviction, match, pin and insert by tree size",
+        "growth: eviction, match, pin and insert by tree size",
         page=f"{given.page} tokens, one page per node, window {WINDOW_PAGES} pages",
         tree=f"conversations of {DEPTH} nodes below a shared one",
         repetitions=f"median of {rounds} rounds of {BATCH}",

@@ -1,1 +1,1 @@
-"""Tests that span distributions."""
+"""What spans distributions."""

@@ -157,6 +157,9 @@ class CacheMachine(RuleBasedStateMachine):
         if live.waiting:
             driver.engine.run_all()
             driver.poll()
+        if live.waiting:
+            driver.abort(live)
+            return
         while live.computed < live.prompt:
             driver.prefill(live, None)
             driver.checkpoint(live)

@@ -409,6 +409,7 @@ class Cache:
         """Offer private data up to boundary `page` to the tree."""
         holdings = self.slots.take_out(request, page)
         result = inserting.insert(self.tree, request.receipt.anchor, request.key, page, holdings)
+        request.key.trail = result.anchor
         for track, holding in zip(self.tree.tracks, holdings):
             for slots in holding.states.values():
                 track.device.give_private(slots)

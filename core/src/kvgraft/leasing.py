@@ -55,6 +55,7 @@ class Leasing:
             for track, each in zip(tree.tracks, mounted)
             if each.acquire_component_lock is not None
         ]
+        self._no_slots = (0,) * len(tree.tracks)
         self._pins_host = any(track.home_is_host for track in tree.tracks)
         self._cannot_copy = any(track.is_state and not track.can_copy for track in tree.tracks)
 
@@ -86,6 +87,7 @@ class Leasing:
             receipt = pinning.acquire(tree, anchor, touch=False)
             assert receipt is not None
         request.receipt = receipt
+        request.key.trail = anchor if anchor.parent is not None else None
         request.anchor_tokens = found.anchor * tree.page_size
         request.device_tokens = found.device_anchor * tree.page_size
         request.computed = request.anchor_tokens
@@ -96,7 +98,7 @@ class Leasing:
                 for track, nodes in zip(tree.tracks, operations.load_plan(receipt, tree.tracks))
             )
             if host_from is not None
-            else (0,) * len(tree.tracks)
+            else self._no_slots
         )
         request.checkpoints = self._boundaries(request, found.anchor, checkpoints)
         if anchor.parent is not None:

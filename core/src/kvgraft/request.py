@@ -9,6 +9,7 @@ from kvgraft.transfers.journal import Transfer
 from kvgraft.tree.inserting import Run
 from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.pinning import Receipt
+from kvgraft.types import Demand
 
 __all__ = ["Request", "Stage", "StateSlots"]
 
@@ -68,6 +69,7 @@ class Request:
         anchor_tokens: length of the prefix it resumes from.
         device_tokens: how much of that can be resumed from DEVICE alone.
         host_slots: per component, DEVICE slots its load-back takes (M4).
+        demands: per component, the demand it was last decided on.
         checkpoints: boundaries (in pages) ahead at which states are captured.
         stage: where it is in its life.
         limited: why the match is shorter than what the tree holds; None if it is not.
@@ -80,6 +82,7 @@ class Request:
         "checkpoints",
         "chunk",
         "computed",
+        "demands",
         "device_tokens",
         "host_accounts",
         "host_slots",
@@ -106,6 +109,7 @@ class Request:
         self.anchor_tokens = 0
         self.device_tokens = 0
         self.host_slots: tuple[int, ...] = ()
+        self.demands: list[Demand] = []
         self.checkpoints: list[int] = []
         self.stage = Stage.LEASED
         self.limited: str | None = None

@@ -154,12 +154,9 @@ def test_the_private_pool_fits_exactly_the_hot_buffers_of_max_running_requests()
     component = built({})
     (private,) = component.private
     assert private.name == "hot"
-    assert private.allocator.capacity == component.hot.allocator.capacity == 2 * 3
-    buffers = [HotBuffer(component.hot, 20) for _ in range(2)]
-    assert component.hot.allocator.n_free == 0
-    for buffer in buffers:
-        assert buffer.n_rows == component.hot_slots * CONTEXT.page_size
-        buffer.close()
+    assert private.allocator.capacity == 2 * component.hot_slots == 2 * 3
+    rows = {pair.hot.shape[0] for pairs in component.hot.layers.values() for pair in pairs}
+    assert rows == {private.allocator.capacity * CONTEXT.page_size}
 
 
 def test_a_decoded_token_is_on_the_host_and_comes_back_when_selected() -> None:
@@ -168,7 +165,10 @@ def test_a_decoded_token_is_on_the_host_and_comes_back_when_selected() -> None:
     assert host is not None
     pages = host.allocator.allocate(4)
     assert pages is not None
-    buffer = HotBuffer(component.hot, 20)
+    (private,) = component.private
+    hot_slots = private.allocator.allocate(component.hot_slots)
+    assert hot_slots is not None
+    buffer = HotBuffer(component.hot, hot_slots, component.hot_tokens)
     buffer.add_host_pages(pages)
     keys = torch.arange(60 * 4).reshape(60, 1, 4).to(torch.bfloat16)
     buffer.append(0, 0, [keys, -keys])

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from array import array
 from collections.abc import Iterable
+from random import Random
 
 import pytest
 import torch
@@ -51,6 +52,14 @@ def make_pool(
 
 def slots(*numbers: int) -> bytes:
     return array("i", numbers).tobytes()
+
+
+def taken(hot: DevicePool, hot_tokens: int) -> bytes:
+    """The slots of one more request."""
+    page_size = hot.specs[0].shape[0]
+    given = hot.allocator.allocate(hot_rows(hot_tokens, page_size) // page_size)
+    assert given is not None
+    return given
 
 
 def random_rows(pool: HotPool, layer: int, n: int, seed: int) -> list[torch.Tensor]:
@@ -172,12 +181,24 @@ class HotBufferMachine(RuleBasedStateMachine):
             rows=rows, dtype=dtype, layers=self.LAYERS, page_size=page_size,
             hot_slots=n_slots, host_slots=200,
         )  # fmt: skip
-        self.neighbour = HotBuffer(self.pool, hot_tokens)
+        self.hot_slots = self.n_rows // page_size
+        self.free = list(range(n_slots))
+        self.neighbour = HotBuffer(self.pool, self._take(Random(0)), hot_tokens)
         self.neighbour.add_host_pages(self.host.allocator.allocate(1) or b"")
         self.neighbour_row = {
             layer: self._append(self.neighbour, layer, 1)[0] for layer in self.LAYERS
         }
         self.buffer: HotBuffer | None = None
+
+    def _take(self, order: Random) -> bytes:
+        """Any of the free slots, in any order."""
+        mine = order.sample(self.free, self.hot_slots)
+        self.free = [slot for slot in self.free if slot not in mine]
+        self.free_bits = self._free_bits()
+        return slots(*mine)
+
+    def _free_bits(self) -> list[bytes]:
+        return [bits(plane[self.free]) for plane in self.hot.planes]
 
     def _append(self, buffer: HotBuffer, layer: int, n: int) -> list[list[bytes]]:
         self.seed += 1
@@ -186,9 +207,14 @@ class HotBufferMachine(RuleBasedStateMachine):
         return [[bits(plane[i]) for plane in rows] for i in range(n)]
 
     @precondition(lambda self: self.buffer is None)
-    @rule(prefix_pages=st.integers(0, 8))
-    def open(self, prefix_pages: int) -> None:
-        self.buffer = HotBuffer(self.pool, self.hot_tokens)
+    @rule(
+        prefix_pages=st.integers(0, 8),
+        unfilled=st.integers(0, 3),
+        order=st.randoms(use_true_random=False),
+    )
+    def open(self, prefix_pages: int, unfilled: int, order: Random) -> None:
+        self.slots = self._take(order)
+        self.buffer = HotBuffer(self.pool, self.slots, self.hot_tokens)
         self.models = {layer: Model(self.n_rows) for layer in self.LAYERS}
         self.pages = array("i", self.host.allocator.allocate(prefix_pages) or b"").tolist()
         self.rows_seen: set[int] = set()
@@ -201,8 +227,11 @@ class HotBufferMachine(RuleBasedStateMachine):
                 self.models[layer].truth += [
                     [bits(plane[i]) for plane in page] for i in range(self.pool.page_size)
                 ]
+        n_tokens = max(0, prefix_pages * self.pool.page_size - unfilled)
+        for model in self.models.values():
+            del model.truth[n_tokens:]
         before = [plane.clone() for plane in self.hot.planes]
-        self.buffer.adopt_prefix(slots(*self.pages))
+        self.buffer.adopt_prefix(slots(*self.pages), n_tokens)
         for old, new in zip(before, self.hot.planes, strict=True):
             assert bits(old) == bits(new)  # H5
         assert self.buffer.statistics == SwapStatistics(0, 0)
@@ -264,19 +293,23 @@ class HotBufferMachine(RuleBasedStateMachine):
             assert self.buffer.statistics.rows_moved == moved_before  # H6
 
     @precondition(lambda self: self.buffer is not None)
-    @rule(how=st.sampled_from(["finish", "abort", "retraction"]))
-    def close(self, how: str) -> None:
+    @rule()
+    def close(self) -> None:
         assert self.buffer is not None
-        held = set(range(self.hot.capacity)) - set(self.hot.allocator.free_slots())
+        mine = array("i", self.slots)
+        assert {row // self.pool.page_size for row in self.rows_seen} <= set(mine)  # H8
         self.buffer.close()
-        still_held = set(range(self.hot.capacity)) - set(self.hot.allocator.free_slots())
-        freed = held - still_held
-        assert len(freed) == self.n_rows // self.pool.page_size
-        assert {row // self.pool.page_size for row in self.rows_seen} <= freed  # H8
         with pytest.raises(ContractViolation, match="H8"):
             self.buffer.close()
         self.host.allocator.free(slots(*self.pages))
         self.buffer = None
+        self.free += mine
+        self.free_bits = self._free_bits()
+
+    @invariant()
+    def rows_of_nobody_are_left_alone(self) -> None:
+        if hasattr(self, "free_bits"):
+            assert self._free_bits() == self.free_bits
 
     @invariant()
     def the_buffer_equals_the_model(self) -> None:
@@ -326,13 +359,13 @@ def test_sparse_attention_through_the_hot_buffer_equals_attention_over_the_host_
     rows: dict[str, tuple[int, ...]], dtype: torch.dtype, device: str
 ) -> None:
     layers, page_size, k, prefix_pages = (0, 1, 2), 4, 8, 6
-    pool, _, host = make_pool(rows=rows, dtype=dtype, layers=layers, device=device)
+    pool, hot, host = make_pool(rows=rows, dtype=dtype, layers=layers, device=device)
     generator = torch.Generator().manual_seed(7)
     for layer in layers:
         for pair in pool.layers[layer]:
             pair.host.copy_(torch.randn(pair.host.shape, generator=generator))
     pages = array("i", host.allocator.allocate(prefix_pages + 8) or b"").tolist()
-    buffer = HotBuffer(pool, hot_tokens=10)
+    buffer = HotBuffer(pool, taken(hot, 10), 10)
     buffer.adopt_prefix(slots(*pages[:prefix_pages]))
     buffer.add_host_pages(slots(*pages[prefix_pages:]))
 
@@ -363,15 +396,17 @@ def test_sparse_attention_through_the_hot_buffer_equals_attention_over_the_host_
 # --- the rules, one by one ------------------------------------------------------------------------
 
 
-def open_buffer(pool: HotPool, host: HostMirror, hot_tokens: int, n_pages: int) -> HotBuffer:
-    buffer = HotBuffer(pool, hot_tokens)
+def open_buffer(
+    pool: HotPool, hot: DevicePool, host: HostMirror, hot_tokens: int, n_pages: int
+) -> HotBuffer:
+    buffer = HotBuffer(pool, taken(hot, hot_tokens), hot_tokens)
     buffer.add_host_pages(host.allocator.allocate(n_pages) or b"")
     return buffer
 
 
 def test_a_decoded_token_is_on_the_host_before_its_hot_row_is_reused() -> None:
-    pool, _, host = make_pool()
-    buffer = open_buffer(pool, host, hot_tokens=4, n_pages=5)
+    pool, hot, host = make_pool()
+    buffer = open_buffer(pool, hot, host, hot_tokens=4, n_pages=5)
     truth = decode(pool, buffer, 20)
     evicted = set(range(20)) - set(buffer.resident_tokens(0).tolist())
     assert len(evicted) == 12
@@ -383,7 +418,7 @@ def test_a_decoded_token_is_on_the_host_before_its_hot_row_is_reused() -> None:
 
 def test_an_append_without_a_host_page_is_refused_and_changes_nothing() -> None:
     pool, hot, host = make_pool()
-    buffer = open_buffer(pool, host, hot_tokens=4, n_pages=2)
+    buffer = open_buffer(pool, hot, host, hot_tokens=4, n_pages=2)
     decode(pool, buffer, 8)
     before = [bits(plane) for plane in hot.planes], bits(host.slab)
     with pytest.raises(BudgetError, match=r"layer 0: 9 tokens need 3 host pages.*has 2"):
@@ -394,8 +429,8 @@ def test_an_append_without_a_host_page_is_refused_and_changes_nothing() -> None:
 
 
 def test_the_newest_token_survives_selections_that_replace_every_other_row() -> None:
-    pool, _, host = make_pool()
-    buffer = open_buffer(pool, host, hot_tokens=4, n_pages=6)
+    pool, hot, host = make_pool()
+    buffer = open_buffer(pool, hot, host, hot_tokens=4, n_pages=6)
     truth = decode(pool, buffer, 24)
     n_rows = buffer.n_rows
     row = int(buffer.swap_in(0, select(23))[0, 0])
@@ -409,8 +444,8 @@ def test_the_newest_token_survives_selections_that_replace_every_other_row() -> 
 
 
 def test_the_previous_newest_token_can_be_evicted_once_another_is_appended() -> None:
-    pool, _, host = make_pool()
-    buffer = open_buffer(pool, host, hot_tokens=4, n_pages=6)
+    pool, hot, host = make_pool()
+    buffer = open_buffer(pool, hot, host, hot_tokens=4, n_pages=6)
     decode(pool, buffer, 21)
     buffer.swap_in(0, select(*range(7)))
     assert 20 in buffer.resident_tokens(0).tolist()
@@ -421,7 +456,7 @@ def test_the_previous_newest_token_can_be_evicted_once_another_is_appended() -> 
 
 def test_a_selection_that_fills_the_buffer_is_served_and_one_token_more_is_refused() -> None:
     pool, hot, host = make_pool()
-    buffer = open_buffer(pool, host, hot_tokens=4, n_pages=6)
+    buffer = open_buffer(pool, hot, host, hot_tokens=4, n_pages=6)
     truth = decode(pool, buffer, 24)
     full = [*range(7), 23]
     assert served(pool, buffer, 0, select(*full)) == {t: truth[t] for t in full}
@@ -435,8 +470,8 @@ def test_a_selection_that_fills_the_buffer_is_served_and_one_token_more_is_refus
 
 
 def test_the_least_recently_selected_rows_make_room_first() -> None:
-    pool, _, host = make_pool()
-    buffer = open_buffer(pool, host, hot_tokens=4, n_pages=4)
+    pool, hot, host = make_pool()
+    buffer = open_buffer(pool, hot, host, hot_tokens=4, n_pages=4)
     decode(pool, buffer, 16)
     assert sorted(buffer.resident_tokens(0).tolist()) == list(range(8, 16))
     buffer.swap_in(0, select(8, 10))
@@ -445,8 +480,8 @@ def test_the_least_recently_selected_rows_make_room_first() -> None:
 
 
 def test_a_selection_never_evicts_what_it_selects_itself() -> None:
-    pool, _, host = make_pool()
-    buffer = open_buffer(pool, host, hot_tokens=4, n_pages=4)
+    pool, hot, host = make_pool()
+    buffer = open_buffer(pool, hot, host, hot_tokens=4, n_pages=4)
     truth = decode(pool, buffer, 16)
     oldest = [8, 9, 10]
     selection = [*oldest, 0, 1, 2, 3]
@@ -457,8 +492,8 @@ def test_a_selection_never_evicts_what_it_selects_itself() -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("n_tokens", [3, 20])
 def test_padding_stays_padding(n_tokens: int, device: str) -> None:
-    pool, _, host = make_pool(device=device)
-    buffer = open_buffer(pool, host, hot_tokens=4, n_pages=5)
+    pool, hot, host = make_pool(device=device)
+    buffer = open_buffer(pool, hot, host, hot_tokens=4, n_pages=5)
     decode(pool, buffer, n_tokens)
     nothing = torch.full((2, 5), -1, dtype=torch.int32, device=device)
     assert torch.equal(buffer.swap_in(0, nothing), nothing)
@@ -470,14 +505,14 @@ def test_padding_stays_padding(n_tokens: int, device: str) -> None:
 
 
 def test_an_empty_sequence_serves_a_selection_of_padding() -> None:
-    pool, _, _ = make_pool()
-    buffer = HotBuffer(pool, hot_tokens=4)
+    pool, hot, _ = make_pool()
+    buffer = HotBuffer(pool, taken(hot, 4), 4)
     assert buffer.swap_in(0, select(-1, -1)).tolist() == [[-1, -1]]
 
 
 def test_k_larger_than_the_sequence_serves_every_token() -> None:
-    pool, _, host = make_pool()
-    buffer = open_buffer(pool, host, hot_tokens=4, n_pages=1)
+    pool, hot, host = make_pool()
+    buffer = open_buffer(pool, hot, host, hot_tokens=4, n_pages=1)
     truth = decode(pool, buffer, 3)
     padded = select(0, 1, 2, *[-1] * 61)
     rows = buffer.swap_in(0, padded)
@@ -486,8 +521,8 @@ def test_k_larger_than_the_sequence_serves_every_token() -> None:
 
 
 def test_a_token_selected_by_many_queries_moves_once() -> None:
-    pool, _, host = make_pool()
-    buffer = open_buffer(pool, host, hot_tokens=4, n_pages=5)
+    pool, hot, host = make_pool()
+    buffer = open_buffer(pool, hot, host, hot_tokens=4, n_pages=5)
     truth = decode(pool, buffer, 20)
     topk = torch.tensor([[0, 0, 1], [1, 0, 19], [-1, 1, 1]], dtype=torch.int64)
     rows = buffer.swap_in(0, topk)
@@ -499,7 +534,7 @@ def test_a_token_selected_by_many_queries_moves_once() -> None:
 
 def test_layers_arrange_their_own_tokens_in_the_same_slots() -> None:
     pool, hot, host = make_pool(layers=(3, 7), hot_slots=3)
-    buffer = open_buffer(pool, host, hot_tokens=5, n_pages=5)
+    buffer = open_buffer(pool, hot, host, hot_tokens=5, n_pages=5)
     truth = {layer: decode(pool, buffer, 20, layer) for layer in (3, 7)}
     selections = {3: [0, 1, 2, 3], 7: [4, 5, 6]}
     rows = {layer: buffer.swap_in(layer, select(*tokens)) for layer, tokens in selections.items()}
@@ -512,8 +547,8 @@ def test_layers_arrange_their_own_tokens_in_the_same_slots() -> None:
 
 
 def test_a_position_outside_the_sequence_is_refused_by_name() -> None:
-    pool, _, host = make_pool()
-    buffer = open_buffer(pool, host, hot_tokens=4, n_pages=5)
+    pool, hot, host = make_pool()
+    buffer = open_buffer(pool, hot, host, hot_tokens=4, n_pages=5)
     decode(pool, buffer, 6)
     for token in (6, 7, 5000):
         with pytest.raises(ContractViolation, match=rf"H3.*token {token} selected from.* of 6"):
@@ -525,7 +560,7 @@ def test_a_prefix_hit_moves_no_row_and_later_selections_move_only_what_they_sele
     host.slab.copy_(torch.randint(0, 256, host.slab.shape, dtype=torch.uint8))
     before = [bits(plane) for plane in hot.planes]
     pages = array("i", host.allocator.allocate(10) or b"")
-    buffer = HotBuffer(pool, hot_tokens=8)
+    buffer = HotBuffer(pool, taken(hot, 8), 8)
     buffer.adopt_prefix(pages.tobytes())
     assert buffer.statistics == SwapStatistics(0, 0)
     assert [bits(plane) for plane in hot.planes] == before
@@ -534,9 +569,33 @@ def test_a_prefix_hit_moves_no_row_and_later_selections_move_only_what_they_sele
     assert buffer.statistics == SwapStatistics(rows_hit=0, rows_moved=3)
 
 
+def test_a_prefix_may_end_inside_a_page_and_goes_on_there() -> None:
+    pool, hot, host = make_pool()
+    host.slab.copy_(torch.randint(0, 256, host.slab.shape, dtype=torch.uint8))
+    pages = array("i", host.allocator.allocate(4) or b"")
+    buffer = HotBuffer(pool, taken(hot, 8), 8)
+    buffer.adopt_prefix(pages.tobytes(), 10)
+    assert buffer.n_tokens(0) == 10
+    with pytest.raises(ContractViolation, match=r"H3.*token 10 selected from a sequence of 10"):
+        buffer.swap_in(0, select(10))
+    truth = decode(pool, buffer, 3)
+    assert served(pool, buffer, 0, select(11, 9)) == {
+        11: truth[11],
+        9: host_bits(pool, 0, pages[2], 1),
+    }
+
+
+def test_a_prefix_longer_than_its_host_pages_is_refused_and_not_adopted() -> None:
+    pool, hot, host = make_pool()
+    buffer = HotBuffer(pool, taken(hot, 8), 8)
+    with pytest.raises(BudgetError, match="prefix of 9 tokens needs 3 host pages, 2 given"):
+        buffer.adopt_prefix(host.allocator.allocate(2) or b"", 9)
+    assert (buffer.n_tokens(0), buffer.host_slots) == (0, b"")
+
+
 def test_a_prefix_is_adopted_by_a_new_sequence_only() -> None:
-    pool, _, host = make_pool()
-    buffer = HotBuffer(pool, hot_tokens=8)
+    pool, hot, host = make_pool()
+    buffer = HotBuffer(pool, taken(hot, 8), 8)
     buffer.adopt_prefix(b"")
     buffer.adopt_prefix(host.allocator.allocate(2) or b"")
     with pytest.raises(ContractViolation, match=r"H5.*sequence of 2 pages"):
@@ -544,10 +603,10 @@ def test_a_prefix_is_adopted_by_a_new_sequence_only() -> None:
 
 
 def test_a_sequence_that_fits_reads_nothing_from_the_host_once_it_is_resident() -> None:
-    pool, _, host = make_pool()
+    pool, hot, host = make_pool()
     prefix = host.allocator.allocate(2) or b""
     host.slab.copy_(torch.randint(0, 256, host.slab.shape, dtype=torch.uint8))
-    buffer = HotBuffer(pool, hot_tokens=12)
+    buffer = HotBuffer(pool, taken(hot, 12), 12)
     buffer.adopt_prefix(prefix)
     buffer.add_host_pages(host.allocator.allocate(2) or b"")
     truth = served(pool, buffer, 0, select(*range(8)))
@@ -562,8 +621,8 @@ def test_a_sequence_that_fits_reads_nothing_from_the_host_once_it_is_resident() 
 
 
 def test_a_decoded_sequence_that_fits_never_moves_a_row_from_the_host() -> None:
-    pool, _, host = make_pool()
-    buffer = open_buffer(pool, host, hot_tokens=12, n_pages=4)
+    pool, hot, host = make_pool()
+    buffer = open_buffer(pool, hot, host, hot_tokens=12, n_pages=4)
     for _ in range(buffer.n_rows):
         decode(pool, buffer, 1)
         buffer.swap_in(0, select(*range(buffer.n_tokens(0))))
@@ -571,8 +630,8 @@ def test_a_decoded_sequence_that_fits_never_moves_a_row_from_the_host() -> None:
 
 
 def test_more_tokens_at_once_than_rows_leaves_the_last_ones_resident() -> None:
-    pool, _, host = make_pool()
-    buffer = open_buffer(pool, host, hot_tokens=4, n_pages=8)
+    pool, hot, host = make_pool()
+    buffer = open_buffer(pool, hot, host, hot_tokens=4, n_pages=8)
     rows = random_rows(pool, 0, 30, seed=5)
     buffer.append(0, 0, rows)
     assert sorted(buffer.resident_tokens(0).tolist()) == list(range(22, 30))
@@ -581,8 +640,8 @@ def test_more_tokens_at_once_than_rows_leaves_the_last_ones_resident() -> None:
 
 
 def test_pages_shared_by_a_checkpoint_are_read_from_their_new_slots() -> None:
-    pool, _, host = make_pool()
-    buffer = open_buffer(pool, host, hot_tokens=4, n_pages=5)
+    pool, hot, host = make_pool()
+    buffer = open_buffer(pool, hot, host, hot_tokens=4, n_pages=5)
     truth = decode(pool, buffer, 20)
     old = array("i", buffer.host_slots)
     shared = array("i", host.allocator.allocate(2) or b"")
@@ -605,9 +664,8 @@ def test_the_budget_is_the_padded_buffer_and_one_page(
 ) -> None:
     assert hot_rows(hot_tokens, page_size) == rows
     pool, hot, _ = make_pool(page_size=page_size, hot_slots=8)
-    buffer = HotBuffer(pool, hot_tokens)
+    buffer = HotBuffer(pool, taken(hot, hot_tokens), hot_tokens)
     assert buffer.n_rows == rows
-    assert hot.allocator.n_free == 8 - rows // page_size
 
 
 @pytest.mark.parametrize(("hot_tokens", "page_size"), [(0, 4), (4, 0), (-1, 4)])
@@ -616,37 +674,42 @@ def test_a_budget_of_no_tokens_is_refused(hot_tokens: int, page_size: int) -> No
         hot_rows(hot_tokens, page_size)
 
 
-def test_a_pool_that_is_too_small_refuses_the_request_and_keeps_its_slots() -> None:
-    pool, hot, _ = make_pool(hot_slots=5)
-    HotBuffer(pool, hot_tokens=8)
-    with pytest.raises(BudgetError, match=r"3 slots needed for 12 hot rows, 2 of 5 free"):
-        HotBuffer(pool, hot_tokens=8)
-    assert hot.allocator.n_free == 2
+@pytest.mark.parametrize("numbers", [(), (5,), (5, 6), (5, 6, 7, 8)])
+def test_slots_that_are_not_one_buffer_are_refused(numbers: tuple[int, ...]) -> None:
+    pool, _, _ = make_pool()
+    with pytest.raises(BudgetError, match=rf"{len(numbers)} slots given, 12 hot rows take 3;"):
+        HotBuffer(pool, slots(*numbers), 8)
 
 
-def test_closing_gives_the_slots_of_all_layers_back_exactly_once() -> None:
-    pool, hot, host = make_pool(layers=(0, 1, 2))
-    other = HotBuffer(pool, hot_tokens=4)
-    buffer = open_buffer(pool, host, hot_tokens=4, n_pages=5)
-    union: set[int] = set()
+def test_every_layer_keeps_to_the_slots_it_was_given() -> None:
+    pool, hot, host = make_pool(layers=(0, 1, 2), hot_slots=9)
+    mine = (7, 0, 4)
+    buffer = HotBuffer(pool, slots(*mine), 8)
+    buffer.add_host_pages(host.allocator.allocate(10) or b"")
     for layer in range(3):
-        decode(pool, buffer, 20, layer)
-        union |= set(buffer.swap_in(layer, select(*range(layer, layer + 5)))[0].tolist())
-    before = set(hot.allocator.free_slots())
+        truth = decode(pool, buffer, 40, layer)
+        used = buffer.swap_in(layer, select(*range(11)))
+        assert {row // 4 for row in used[0].tolist()} == set(mine)
+        assert served(pool, buffer, layer, select(2, 30)) == {t: truth[t] for t in (2, 30)}
+    others = [slot for slot in range(9) if slot not in mine]
+    for plane in hot.planes:
+        assert not plane[others].count_nonzero()
+        assert all(plane[slot].count_nonzero() for slot in mine)
+
+
+def test_closing_frees_nothing_and_happens_once() -> None:
+    pool, hot, host = make_pool()
+    buffer = open_buffer(pool, hot, host, hot_tokens=4, n_pages=5)
+    free = hot.allocator.free_slots()
     buffer.close()
-    freed = sorted(hot.allocator.free_slots())
-    assert len(freed) == len(set(freed)) == 14
-    assert {row // 4 for row in union} <= set(freed) - before
     with pytest.raises(ContractViolation, match=r"H8.*close on a closed hot buffer of 8 rows"):
         buffer.close()
-    assert hot.allocator.n_free == 14
-    other.close()
-    assert sorted(hot.allocator.free_slots()) == list(range(16))
+    assert hot.allocator.free_slots() == free
 
 
 def test_a_closed_buffer_serves_nothing() -> None:
-    pool, _, host = make_pool()
-    buffer = open_buffer(pool, host, hot_tokens=4, n_pages=2)
+    pool, hot, host = make_pool()
+    buffer = open_buffer(pool, hot, host, hot_tokens=4, n_pages=2)
     buffer.close()
     for use in (
         lambda: buffer.swap_in(0, select(-1)),
@@ -660,8 +723,8 @@ def test_a_closed_buffer_serves_nothing() -> None:
 
 
 def test_an_append_out_of_order_is_refused() -> None:
-    pool, _, host = make_pool()
-    buffer = open_buffer(pool, host, hot_tokens=4, n_pages=2)
+    pool, hot, host = make_pool()
+    buffer = open_buffer(pool, hot, host, hot_tokens=4, n_pages=2)
     decode(pool, buffer, 3)
     for position in (2, 4):
         with pytest.raises(ContractViolation, match=f"position {position} of a sequence of 3"):
@@ -669,8 +732,8 @@ def test_an_append_out_of_order_is_refused() -> None:
 
 
 def test_rows_that_do_not_fit_the_planes_are_refused_before_anything_is_written() -> None:
-    pool, _, host = make_pool()
-    buffer = open_buffer(pool, host, hot_tokens=4, n_pages=2)
+    pool, hot, host = make_pool()
+    buffer = open_buffer(pool, hot, host, hot_tokens=4, n_pages=2)
     latent, rope = random_rows(pool, 0, 1, seed=3)
     before = bits(host.slab)
     for rows in (
@@ -701,8 +764,8 @@ def test_a_pool_over_other_planes_than_the_host_has_is_refused() -> None:
 
 
 def test_the_integrity_check_finds_a_hot_row_that_somebody_overwrote() -> None:
-    pool, _, host = make_pool(layers=(0, 1))
-    buffer = open_buffer(pool, host, hot_tokens=4, n_pages=5)
+    pool, hot, host = make_pool(layers=(0, 1))
+    buffer = open_buffer(pool, hot, host, hot_tokens=4, n_pages=5)
     decode(pool, buffer, 20, layer=1)
     buffer.check_integrity()
     row = int(buffer.swap_in(1, select(2))[0, 0])
@@ -724,8 +787,8 @@ def test_the_integrity_check_finds_a_hot_row_that_somebody_overwrote() -> None:
 def test_the_integrity_check_finds_a_damaged_map(
     table: str, index: int | None, value: int, message: str
 ) -> None:
-    pool, _, host = make_pool()
-    buffer = open_buffer(pool, host, hot_tokens=4, n_pages=5)
+    pool, hot, host = make_pool()
+    buffer = open_buffer(pool, hot, host, hot_tokens=4, n_pages=5)
     decode(pool, buffer, 20)
     row_map = buffer._maps[0]
     if index is None:

@@ -23,6 +23,8 @@ from kvgraft.types import Demand, DemandQuery
 
 __all__ = ["Budget"]
 
+_ADMITTED = Decision(Outcome.ADMITTED)
+
 
 class Budget:
     """Admission over the pools of one cache."""
@@ -33,28 +35,33 @@ class Budget:
         self.tree = tree
         self.mounted = mounted
         self.private = private
+        self._hooks = [each.budget_contribution for each in mounted]
 
-    def _demand(self, request: Request, track: Track, chunk: int) -> Demand:
+    def _demands(self, request: Request, chunk: int) -> list[Demand]:
+        """The request's demand on every component, in the tree's order."""
         query = DemandQuery(
             self.tree.page_size,
             request.computed,
-            chunk,
+            min(chunk, request.prompt - request.computed),
             request.prompt,
             request.total,
-            request.host_slots[track.index],
+            0,
             len(request.checkpoints),
         )
-        hook = self.mounted[track.index].budget_contribution
-        demand: Demand | None = hook(query) if hook is not None else None
-        if demand is None:
-            return default_demand(track, query)
-        if demand.now < query.host_slots or demand.later < 0 or min(demand.private, default=0) < 0:
-            raise ContractViolation(
-                "A3",
-                track.name,
-                f"budget_contribution {demand} does not hold its {query.host_slots} host hits",
-            )
-        return demand
+        demands = []
+        for track, hook, host_slots in zip(self.tree.tracks, self._hooks, request.host_slots):
+            asked = query._replace(host_slots=host_slots) if host_slots else query
+            demand: Demand | None = hook(asked) if hook is not None else None
+            if demand is None:
+                demand = default_demand(track, asked)
+            elif demand.now < host_slots or min(demand.later, *demand.private, 0) < 0:
+                raise ContractViolation(
+                    "A3",
+                    track.name,
+                    f"budget_contribution {demand} does not hold its {host_slots} host hits",
+                )
+            demands.append(demand)
+        return demands
 
     def _remaining(self, request: Request, track: Track, demand: Demand) -> int:
         """Slots the request takes until its reservation ends, give-backs not counted."""
@@ -66,33 +73,40 @@ class Budget:
     def decide(self, request: Request) -> Decision:
         """Whether every pool can promise the request's demand; changes nothing (A9).
 
-        The chunk is made smaller only if the full one could never fit (A6).
+        The chunk is made smaller only if the full one could never fit (A6). The demand decided on
+        is kept on the request for `open`.
         """
-        shortages = self._shortages(request, request.chunk)
+        request.demands = self._demands(request, request.chunk)
+        shortages = self._shortages(request, request.demands)
         if not shortages:
-            return Decision(Outcome.ADMITTED)
+            return _ADMITTED
         if not self._never(request, shortages):
             return Decision(Outcome.DEFERRED, shortages)
+        chunk = self._largest_chunk(request)
+        if not chunk:
+            return Decision(Outcome.NEVER_FITS, shortages)
+        request.chunk = chunk
+        request.demands = self._demands(request, chunk)
+        shortages = self._shortages(request, request.demands)
+        return Decision(Outcome.DEFERRED, shortages) if shortages else _ADMITTED
+
+    def _largest_chunk(self, request: Request) -> int:
+        """The largest page-aligned chunk that could ever fit; 0 if none."""
         page_size = self.tree.page_size
         low, high = 1, (request.chunk - 1) // page_size
         best = 0
         while low <= high:
             middle = (low + high) // 2
-            if self._never(request, self._shortages(request, middle * page_size)):
+            demands = self._demands(request, middle * page_size)
+            if self._never(request, self._shortages(request, demands)):
                 high = middle - 1
             else:
                 best, low = middle, middle + 1
-        if not best:
-            return Decision(Outcome.NEVER_FITS, shortages)
-        request.chunk = best * page_size
-        shortages = self._shortages(request, request.chunk)
-        return Decision(Outcome.DEFERRED if shortages else Outcome.ADMITTED, shortages)
+        return best * page_size
 
-    def _shortages(self, request: Request, chunk: int) -> tuple[Shortage, ...]:
+    def _shortages(self, request: Request, demands: list[Demand]) -> tuple[Shortage, ...]:
         found: list[Shortage] = []
-        chunk = min(chunk, request.prompt - request.computed)
-        for track in self.tree.tracks:
-            demand = self._demand(request, track, chunk)
+        for track, demand in zip(self.tree.tracks, demands):
             ledger = track.device
             need = demand.now + demand.later
             if need > ledger.headroom:
@@ -106,14 +120,17 @@ class Budget:
                     found.append(
                         Shortage(track.name, "host", need, max(0, room), track.host.capacity)
                     )
-            for pool, need, books in zip(
-                self.mounted[track.index].component.private,
-                demand.private,
-                self.private[track.index],
-            ):
-                if need > books.free:
-                    found.append(Shortage(track.name, pool.name, need, books.free, books.capacity))
+            if demand.private:
+                found += self._private_shortages(track, demand)
         return tuple(found)
+
+    def _private_shortages(self, track: Track, demand: Demand) -> list[Shortage]:
+        pools = self.mounted[track.index].component.private
+        return [
+            Shortage(track.name, pool.name, need, books.free, books.capacity)
+            for pool, need, books in zip(pools, demand.private, self.private[track.index])
+            if need > books.free
+        ]
 
     def _never(self, request: Request, shortages: tuple[Shortage, ...]) -> bool:
         """Whether a shortage would remain in a cache holding nothing but the request's prefix."""
@@ -129,11 +146,8 @@ class Budget:
         return False
 
     def open(self, request: Request) -> None:
-        """Promise an admitted request its demand and hand it its private slots."""
-        chunk = min(request.chunk, request.prompt - request.computed)
-        for track in self.tree.tracks:
-            demand = self._demand(request, track, chunk)
-            load = request.host_slots[track.index]
+        """Promise an admitted request the demand it was decided on, and its private slots."""
+        for track, demand, load in zip(self.tree.tracks, request.demands, request.host_slots):
             peak = demand.now + demand.later - load
             remaining = self._remaining(request, track, demand)
             account = Account(track.device)
@@ -146,12 +160,15 @@ class Budget:
             request.host_accounts.append(host_account)
             request.runs.append([])
             request.states.append(StateSlots() if track.is_state else None)
-            taken = []
-            for need, books in zip(demand.private, self.private[track.index]):
-                slots = books.take_private(need)
-                assert slots is not None
-                taken.append(slots)
-            request.private.append(tuple(taken))
+            request.private.append(self._take_private(track, demand) if demand.private else ())
+
+    def _take_private(self, track: Track, demand: Demand) -> tuple[bytes, ...]:
+        taken = []
+        for need, books in zip(demand.private, self.private[track.index]):
+            slots = books.take_private(need)
+            assert slots is not None
+            taken.append(slots)
+        return tuple(taken)
 
     def close(self, request: Request) -> None:
         """Take promises and private slots back (H8)."""

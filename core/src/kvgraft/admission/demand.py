@@ -28,17 +28,18 @@ def default_demand(track: Track, query: DemandQuery) -> Demand:
     if track.is_state:
         # The live state, one per boundary to capture, one that follows the decode.
         return Demand(1 + query.host_slots, query.checkpoints + 1)
-    held = pages_up(query.computed, query.page_size)
-    total = pages_up(query.total, query.page_size) - held + SLACK_PAGES
-    chunk = pages_up(query.computed + query.chunk, query.page_size) - held
+    page_size, computed, step, prompt, tokens, host_slots, _ = query
+    held = -(-computed // page_size)
+    total = -(-tokens // page_size) - held + SLACK_PAGES
+    chunk = -(-(computed + step) // page_size) - held
     peak = total
     if not track.is_everything:
         reach = track.widest_pages
-        extend = pages_up(query.prompt, query.page_size) - held
+        extend = -(-prompt // page_size) - held
         if extend > chunk:
             peak = min(total, reach + chunk + 1)
         else:
             peak = min(total, max(extend, reach + 1) + SLACK_PAGES)
     per_page = track.slots_per_page
     now = min(peak, chunk + SLACK_PAGES)
-    return Demand(now * per_page + query.host_slots, (peak - now) * per_page)
+    return Demand(now * per_page + host_slots, (peak - now) * per_page)

@@ -174,8 +174,8 @@ def _result(
         },
         "evictions": {
             track.name: {
-                "device": {**track.device_evictions},
-                "host": {**track.host_evictions},
+                "device": {str(cause): n for cause, n in track.device_evictions.items()},
+                "host": {str(cause): n for cause, n in track.host_evictions.items()},
             }
             for track in cache.tree.tracks
         },

@@ -155,7 +155,12 @@ def _evict_host_node(tree: Tree, node: Node, track: Track) -> None:
     at_leaf = tree.is_host_leaf(node)
     held = [other for other in tree.tracks if node.cells[other.index].host is not None]
     if not at_leaf or any(not _host_idle(node, other) for other in held):
-        held = [other for other in held if other.index in track.narrower]
+        # A canonical copy on HOST is of use as long as DEVICE has the wider component's data.
+        held = [
+            other
+            for other in held
+            if other.index in track.narrower and (other is track or not other.home_is_host)
+        ]
         at_leaf = False
         if any(not _host_idle(node, other) for other in held):
             return
@@ -163,7 +168,7 @@ def _evict_host_node(tree: Tree, node: Node, track: Track) -> None:
     assert parent is not None
     for other in held:
         if other is not track:
-            cause = "leaf" if at_leaf else "cascade"
+            cause: Cause = "leaf" if at_leaf else "cascade"
         else:
             on_device = node.cells[other.index].device is not None and not other.home_is_host
             cause = "demoted" if on_device else "deleted"
@@ -192,7 +197,7 @@ def _lose_home(tree: Tree, node: Node, track: Track) -> None:
         other = tree.tracks[index]
         cell = node.cells[index]
         if cell.device is not None and not cell.device_pins:
-            cause = "deleted" if other is track else "cascade"
+            cause: Cause = "deleted" if other is track else "cascade"
             tree.drop_device(node, other, cause)
 
 

@@ -99,7 +99,7 @@ def insert(tree: Tree, start: Node, key: TokenKey, end: int, holdings: list[Hold
 
 def _breakpoints(start: int, end: int, holding: Holding) -> list[int]:
     """Pages inside `(start, end)` where a component's coverage changes or a state stands."""
-    points = [page for page in holding.states if start < page < end]
+    points = [page for page in holding.states if start < page < end] if holding.states else []
     for run in holding.runs:
         if start < run.first < end:
             points.append(run.first)
@@ -115,16 +115,15 @@ def _grow(
     page_bytes = tree.page_bytes
     start = node.end
     tree.clock += 1
-    points = {end}
+    points = [end]
     for holding in holdings:
-        points.update(_breakpoints(start, end, holding))
-    for stop in sorted(points):
+        points += _breakpoints(start, end, holding)
+    for stop in sorted(set(points)) if len(points) > 1 else points:
         edge = bytes(data[start * page_bytes : stop * page_bytes])
         node = tree.new_node(edge, node, start, stop)
         tree.link(node)
-        for cell in node.cells:
-            cell.stamp = tree.clock
         for track, holding in zip(tree.tracks, holdings):
+            node.cells[track.index].stamp = tree.clock
             _adopt(tree, node, track, holding)
         tree.queue_candidates(node)
         gained.append(node)
@@ -156,9 +155,10 @@ def _adopt(tree: Tree, node: Node, track: Track, holding: Holding) -> bool:
 
     What a wider component's gap on the node would make useless is freed as well (T4).
     """
-    wanted = node.cells[track.index].device is None and all(
-        node.cells[index].device is not None for index in track.wider
-    )
+    cells = node.cells
+    wanted = cells[track.index].device is None
+    for index in track.wider:
+        wanted = wanted and cells[index].device is not None
     if track.is_state:
         slots = holding.states.pop(node.end, None)
         if slots is None:

@@ -56,7 +56,9 @@ def _check_shape(tree: Tree, node: Node) -> None:
     pages, rest = divmod(len(node.key), tree.page_bytes)
     if rest or not pages or node.start != parent.end or node.end != node.start + pages:
         raise IntegrityError("T2", None, f"{node!r} has {len(node.key)} key bytes below {parent!r}")
-    if not (node.live_device or node.live_host or node.children or node.operations):
+    if not (
+        node.live_device or node.live_host or node.children or node.operations or node.receipts
+    ):
         pinned = any(cell.device_pins or cell.host_pins for cell in node.cells)
         if not pinned:
             raise IntegrityError("T3", None, f"{node!r} is dead: no data, no children, no pins")

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from kvgraft.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kvgraft.tree.node import Node
 
 __all__ = ["TOKEN_BYTES", "TokenKey", "Tokens", "common_prefix_pages"]
 
@@ -34,18 +38,25 @@ class TokenKey:
         ConfigError: a token id that does not fit int32.
     """
 
-    __slots__ = ("data", "namespace")
+    __slots__ = ("data", "namespace", "trail")
 
     def __init__(self, tokens: Tokens = (), namespace: object = None) -> None:
         self.namespace = namespace
         self.data = bytearray()
         """int32 `[n_tokens]` as bytes; append through `extend` only."""
+        self.trail: Node | None = None
+        """A node this key was found or inserted at; its path need not be compared again."""
         self.extend(tokens)
 
     def extend(self, tokens: Tokens) -> None:
         """Append token ids; O(new tokens)."""
         if isinstance(tokens, np.ndarray):
             if tokens.dtype != np.int32:
+                if tokens.size and tokens.dtype.kind not in "iu":
+                    raise ConfigError(
+                        f"token ids of dtype {tokens.dtype} are not integers that fit int32; "
+                        "convert them first"
+                    )
                 if tokens.size and (tokens.min() < -(2**31) or tokens.max() >= 2**31):
                     raise ConfigError(
                         f"token ids {int(tokens.min())}..{int(tokens.max())} do not fit int32; "
@@ -54,6 +65,8 @@ class TokenKey:
                 tokens = tokens.astype(np.int32)
             self.data += tokens.tobytes()
             return
+        if isinstance(tokens, (bytes, bytearray)):
+            tokens = list(tokens)  # array() would read them as int32 memory
         try:
             self.data += array("i", tokens).tobytes()
         except (OverflowError, TypeError) as error:
@@ -65,6 +78,7 @@ class TokenKey:
     def truncate(self, n_tokens: int) -> None:
         """Drop tokens behind the first `n_tokens`."""
         del self.data[n_tokens * TOKEN_BYTES :]
+        self.trail = None
 
     @property
     def n_tokens(self) -> int:

@@ -52,11 +52,20 @@ class Match(NamedTuple):
 
 
 def walk(tree: Tree, root: Node, key: TokenKey, limit: int) -> Path:
-    """Follow `key` for at most `limit` pages; stops where a prefix-closed component has no data."""
+    """Follow `key` for at most `limit` pages; stops where a prefix-closed component has no data.
+
+    Starts at the node the key was last found at, if it still stands: keys only grow and nodes keep
+    the boundary at their end, so what lies above needs no comparing.
+    """
     data, page_bytes, everything = key.data, tree.page_bytes, tree.everything
     limit_bytes = limit * page_bytes
-    nodes: list[Node] = []
-    node, offset = root, 0
+    nodes = _trail(key, root, limit)
+    node = nodes[-1] if nodes else root
+    if everything:
+        for position, passed in enumerate(nodes):
+            if not _walkable(passed, everything):
+                return Path(nodes[:position], passed.start)
+    offset = node.end * page_bytes
     while offset < limit_bytes:
         children = node.children
         if children is None:
@@ -70,21 +79,39 @@ def walk(tree: Tree, root: Node, key: TokenKey, limit: int) -> Path:
             if found is None:
                 break
             child = found
-        for track in everything:
-            cell = child.cells[track.index]
-            if cell.host is None and (cell.device is None or track.home_is_host):
-                break
-        else:
-            edge = child.key
-            end = offset + len(edge)
-            nodes.append(child)
-            if end <= limit_bytes and data.startswith(edge, offset):
-                node, offset = child, end
-                continue
+        if not _walkable(child, everything):
+            break
+        edge = child.key
+        end = offset + len(edge)
+        nodes.append(child)
+        if end > limit_bytes or not data.startswith(edge, offset):
             pages = common_prefix_pages(data, offset, edge, page_bytes)
             return Path(nodes, min(child.start + pages, limit))
-        break
+        node, offset = child, end
     return Path(nodes, offset // page_bytes)
+
+
+def _trail(key: TokenKey, root: Node, limit: int) -> list[Node]:
+    """The path to the node the key was last found at, as far as it lies within `limit`."""
+    nodes: list[Node] = []
+    node = key.trail
+    while node is not None and node is not root:
+        if node.end <= limit:
+            nodes.append(node)
+        node = node.parent
+    if node is None:
+        return []  # the node left the tree, or belongs to another
+    nodes.reverse()
+    return nodes
+
+
+def _walkable(node: Node, everything: tuple[Track, ...]) -> bool:
+    """Whether every prefix-closed component has data on some tier."""
+    for track in everything:
+        cell = node.cells[track.index]
+        if cell.host is None and (cell.device is None or track.home_is_host):
+            return False
+    return True
 
 
 def readable(cell: Cell, track: Track, *, device_only: bool) -> bool:

@@ -137,14 +137,20 @@ def _fill(operation: Operation, node: Node, tracks: list[Track], reserved: list[
 
 
 def begin_backup(tree: Tree, node: Node, tracks: list[Track]) -> Operation | None:
-    """Reserve HOST slots for the node's components, all or none (B2); None if HOST is short.
+    """Reserve HOST slots for the node's components, all or none (B2).
 
-    The caller holds a receipt over the node.
+    None if HOST is short, or if the node cannot be pinned meanwhile (A12).
     """
     reserved = _reserve_host(node, tracks)
     if reserved is None:
         return None
-    operation = Operation([node], acquire_node(tree, node), to_host=True)
+    receipt = acquire_node(tree, node)
+    if receipt is None:
+        for track, slots in zip(tracks, reserved):
+            assert track.host is not None
+            track.host.cancel(slots)
+        return None
+    operation = Operation([node], receipt, to_host=True)
     _fill(operation, node, tracks, reserved)
     _join(operation)
     return operation
@@ -288,9 +294,10 @@ def commit(tree: Tree, operation: Operation) -> bool:
             ledger = track.host if operation.to_host else track.device
             assert ledger is not None
             present = cell.host if operation.to_host else cell.device
-            if present is not None or gap:
+            hangs = gap or not _holds_up(tree, node, track, to_host=operation.to_host)
+            if present is not None or hangs:
                 ledger.cancel(slots)
-                complete = complete and not gap
+                complete = complete and not hangs
             elif operation.to_host:
                 ledger.in_flight -= len(slots) // SLOT_BYTES
                 tree.put_host(node, track, slots)
@@ -300,6 +307,28 @@ def commit(tree: Tree, operation: Operation) -> bool:
         tree.queue_candidates(node)
     _leave(tree, operation)
     return complete
+
+
+def _holds_up(tree: Tree, node: Node, track: Track, *, to_host: bool) -> bool:
+    """Whether what `track`'s data on `node` hangs from is there (T4, T5).
+
+    It is not if another transfer, on which this one relied, delivered nothing.
+    """
+    if to_host:
+        base = tree.tracks[0]
+        return (
+            not tree.prefix_closed_host
+            or track.home_is_host
+            or track is base
+            or base.host is None
+            or track.index not in base.narrower
+            or node.cells[0].host is not None
+        )
+    parent = node.parent
+    if track.is_everything and parent is not None and parent.parent is not None:
+        if parent.cells[track.index].device is None:
+            return False
+    return all(node.cells[index].device is not None for index in track.wider)
 
 
 def _parent_on_host(tree: Tree, node: Node) -> bool:

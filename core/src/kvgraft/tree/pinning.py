@@ -102,6 +102,7 @@ def acquire(
             ledger.evictable -= moved
             ledger.pinned += moved
             broken = broken or ledger.headroom < 0
+    anchor.receipts += 1
     receipt = Receipt(anchor, taken, host_from)
     if host_from is not None:
         for track, segment in zip(tree.tracks, taken):
@@ -113,11 +114,12 @@ def acquire(
     return receipt
 
 
-def acquire_node(tree: Tree, node: Node) -> Receipt:
+def acquire_node(tree: Tree, node: Node) -> Receipt | None:
     """Pin one whole node for a transfer (L8).
 
     Prefix-closed components are pinned from the root, as everywhere (T6); the others on the node
-    itself. The caller holds a receipt over the node, so no headroom is taken.
+    itself. Returns None, with nothing pinned, when that would take slots that were promised to
+    admitted requests: the caller's receipt need not cover every component there (A12).
     """
     segments: list[tuple[Span, ...]] = []
     for track in tree.tracks:
@@ -127,6 +129,7 @@ def acquire_node(tree: Tree, node: Node) -> Receipt:
             segments.append((Span(node.end, node.end),))
         else:
             segments.append((Span(node.start, node.end),))
+    broken = False
     for track, segment in zip(tree.tracks, segments):
         if track.is_state:
             moved = _pin_state(track, node, 0)
@@ -134,7 +137,13 @@ def acquire_node(tree: Tree, node: Node) -> Receipt:
             moved = _pin_span(tree, track, node, segment[0], 0)
         track.device.evictable -= moved
         track.device.pinned += moved
-    return Receipt(node, segments, None)
+        broken = broken or (moved > 0 and track.device.headroom < 0)
+    node.receipts += 1
+    receipt = Receipt(node, segments, None)
+    if broken:
+        release(tree, receipt)
+        return None
+    return receipt
 
 
 def release(tree: Tree, receipt: Receipt) -> None:
@@ -151,6 +160,7 @@ def release(tree: Tree, receipt: Receipt) -> None:
         )
     receipt.released = True
     anchor = receipt.anchor
+    anchor.receipts -= 1
     if receipt.host_from is not None:
         release_host(tree, receipt)
     for track, segment in zip(tree.tracks, receipt.segments):
@@ -203,17 +213,21 @@ def slide(tree: Tree, receipt: Receipt, position: int) -> None:
 
 
 def _whole_nodes(anchor: Node, spans: tuple[Span, ...]) -> tuple[Span, ...]:
-    """Spans grown downwards to the node boundaries they begin inside."""
+    """Spans grown to the boundaries of the nodes they begin and end inside."""
     grown: list[Span] = []
-    for span in spans:
+    for start, end in spans:
+        low, high = start, end
         node: Node | None = anchor
-        start = span.start
-        while node is not None and node.parent is not None:
-            if node.start <= span.start < node.end:
-                start = node.start
-                break
+        while node is not None and node.parent is not None and node.end > start:
+            if node.start < end < node.end:
+                high = node.end
+            if node.start < start:
+                low = node.start
             node = node.parent
-        grown.append(Span(start, span.end))
+        if grown and low <= grown[-1].end:
+            grown[-1] = Span(grown[-1].start, max(grown[-1].end, high))
+        else:
+            grown.append(Span(low, high))
     return tuple(grown)
 
 

@@ -51,7 +51,7 @@ class ComponentShape(NamedTuple):
 
 
 def ordered(shapes: Sequence[ComponentShape]) -> list[ComponentShape]:
-    """Components in the tree's order: widest reach first, the base at 0 (T4).
+    """Components in the tree's order: containing before contained, then widest reach first (T4).
 
     The order depends on the set of components only, not on how it was listed (D1).
 
@@ -66,8 +66,22 @@ def ordered(shapes: Sequence[ComponentShape]) -> list[ComponentShape]:
             raise ConfigError(
                 f"component {name!r} is given {names.count(name)} times; give it once"
             )
+
+    def containers(shape: ComponentShape) -> int:
+        """How many reaches strictly contain this one; more than any of those have."""
+        return sum(
+            other.reach.contains(shape.reach) and not shape.reach.contains(other.reach)
+            for other in shapes
+        )
+
     return sorted(
-        shapes, key=lambda shape: (-shape.reach.width_tokens, shape.home is Tier.HOST, shape.name)
+        shapes,
+        key=lambda shape: (
+            containers(shape),
+            -shape.reach.width_tokens,
+            shape.home is Tier.HOST,
+            shape.name,
+        ),
     )
 
 

@@ -80,7 +80,7 @@ class Tree:
         """A node with empty cells, not yet listed by its parent."""
         node = Node(key, parent, start, end, self._next_ident)
         self._next_ident += 1
-        node.cells = tuple([Cell() for _ in self.tracks])
+        node.cells = tuple([Cell() for _ in self.tracks])  # faster than from a generator
         return node
 
     def root(self, namespace: object) -> Node:
@@ -161,6 +161,7 @@ class Tree:
             and not node.live_host
             and node.children is None
             and node.operations is None
+            and not node.receipts
         ):
             parent = node.parent
             if parent is None:
@@ -230,9 +231,15 @@ class Tree:
     def sink_device(self, node: Node, n_cells: int) -> None:
         """`n_cells` cells of `node` lost DEVICE data: keep the live counts."""
         node.live_device -= n_cells
+        if node.live_device or node.parent is None:
+            return
         while not node.live_device and node.parent is not None:
             node = node.parent
             node.live_device -= 1
+        if node.parent is not None:
+            for track in self.everything:
+                if self.is_device_candidate(node, track):
+                    track.queue_device(node)
 
     def drop_device(self, node: Node, track: Track, cause: Cause) -> None:
         """An unpinned cell's DEVICE slots become free."""
@@ -255,6 +262,10 @@ class Tree:
         while below is not None:
             below.live_host -= 1
             if below.live_host:
+                if below is not node and below.parent is not None:
+                    for other in self.everything:
+                        if self.is_host_candidate(below, other):
+                            other.queue_host(below)
                 break
             below = below.parent
 
@@ -292,8 +303,10 @@ class Tree:
         """Enter whatever on `node` has become a victim."""
         if node.parent is None:
             return
-        for track in self.tracks:
-            if self.is_device_candidate(node, track):
+        leaf = self.is_device_leaf(node)
+        for track, cell in zip(self.tracks, node.cells):
+            idle = cell.device is not None and not cell.device_pins
+            if idle and (leaf or not track.is_everything):
                 track.queue_device(node)
-            if node.live_host and self.is_host_candidate(node, track):
+            if cell.host is not None and self.is_host_candidate(node, track):
                 track.queue_host(node)

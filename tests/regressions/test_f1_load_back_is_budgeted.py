@@ -1,0 +1,197 @@
+"""F1: the window budget forgot the load-back, so an admitted request ran out of memory (A3, A7)."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+
+from kvgraft import ContractViolation, Demand, DemandQuery, Reach, Trailing, hookimpl
+from kvgraft.admission import Outcome
+from kvgraft.admission.budget import Budget
+from kvgraft.request import Request
+
+from ..serving.components import PagedPackage
+from ..serving.server import OutOfMemory, Server
+from ..serving.setups import SETUPS, Setup, mixed
+
+PROMPT = list(range(100, 112))
+CASES = [
+    ("full", "full"),
+    ("swa", "swa"),
+    ("hisparse", "hisparse"),
+    ("full+swa", "swa"),
+    ("full+swa", "full"),
+    ("full+sinks", "sinks"),
+    ("full+chunked", "chunked"),
+    ("full+quartered+ssm", "quartered"),
+    ("full+mamba", "mamba"),
+    ("swa+ssm", "ssm"),
+    ("full+swa+mamba", "swa"),
+]
+
+
+class Resumed(NamedTuple):
+    """What became of the request: the answer, and its host hits in the squeezed component."""
+
+    outcome: Outcome
+    host_slots: int
+
+
+def resume_under_pressure(
+    setup: Setup, component: str, spare: int, n_others: int, *, only_narrow: bool = False
+) -> Resumed:
+    """Resume a prefix from HOST while other requests hold promises in every pool.
+
+    Args:
+        setup: the components.
+        component: whose pool is small.
+        spare: slots of that pool beyond the smallest.
+        n_others: requests admitted before; each holds a promise of two pages, or two states.
+        only_narrow: the base keeps its prefix on DEVICE; only narrower components are evicted.
+    """
+    state = setup.open().tree.by_name[component].is_state
+    if state:
+        size: dict[str, Any] = {"states": 9 + spare}
+    else:
+        size = {"device_tokens": 2 * (14 + spare)}
+    cache = setup.open(**{component: size})
+    server = Server(cache)
+    try:
+        server.serve(PROMPT)
+        if only_narrow:
+            server.serve([*PROMPT, *range(200, 210)])
+            holder = server.begin([*PROMPT, *range(200, 211)])
+            server.empty_device()
+            cache.abort(holder)
+        else:
+            server.empty_device()
+        for number in range(n_others):
+            other = server.begin([900 + number])
+            if not cache.admit(other).admitted:
+                return Resumed(Outcome.DEFERRED, 0)
+        request = server.begin([*PROMPT, *range(300, 304)], reserve=3, chunk=4)
+        hits = request.host_slots[cache.tree.by_name[component].index]
+        if only_narrow and request.limited is None:
+            assert request.device_tokens < request.anchor_tokens == len(PROMPT)
+            assert request.host_slots[0] == 0
+        decision = cache.admit(request)
+        if decision.admitted:
+            server.load_back(request)
+            server.prefill(request)
+            server.decode(request, 3)
+            cache.check_integrity()
+            if cache.finish(request) != 18:
+                raise OutOfMemory("a state that was promised was not captured")
+        return Resumed(decision.outcome, hits)
+    finally:
+        cache.close()
+
+
+def sweep(setup: Setup, component: str, **mode: bool) -> list[Resumed]:
+    """The scenario at every level of pressure, until nothing is admitted any more."""
+    return [
+        resume_under_pressure(setup, component, spare, n_others, **mode)
+        for spare in (0, 1)
+        for n_others in range(8)
+    ]
+
+
+def forget_the_load_back(patch: pytest.MonkeyPatch) -> None:
+    """The field bug: demands hold no host hits."""
+    demands_of = Budget._demands
+
+    def forgetful(self: Budget, request: Request, chunk: int) -> list[Demand]:
+        return [
+            demand._replace(now=demand.now - host_slots)
+            for demand, host_slots in zip(demands_of(self, request, chunk), request.host_slots)
+        ]
+
+    patch.setattr(Budget, "_demands", forgetful)
+
+
+@pytest.mark.parametrize(("name", "component"), CASES)
+def test_an_admitted_request_has_room_for_its_load_back_and_its_prefill(
+    name: str, component: str
+) -> None:
+    outcomes = sweep(SETUPS[name], component)
+    assert any(each.outcome is Outcome.ADMITTED and each.host_slots for each in outcomes)
+    assert any(each.outcome is Outcome.DEFERRED for each in outcomes)
+
+
+@pytest.mark.parametrize(("name", "component"), CASES)
+def test_with_the_bug_an_admitted_request_runs_out_of_memory(
+    name: str, component: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forget_the_load_back(monkeypatch)
+    with pytest.raises(OutOfMemory):
+        sweep(SETUPS[name], component)
+
+
+NARROW = [case for case in CASES if case[0].startswith("full+") and case[1] != "full"]
+
+
+@pytest.mark.parametrize(("name", "component"), NARROW)
+def test_a_window_or_state_comes_from_host_while_the_base_is_on_the_device(
+    name: str, component: str
+) -> None:
+    outcomes = sweep(SETUPS[name], component, only_narrow=True)
+    assert any(each.outcome is Outcome.ADMITTED and each.host_slots for each in outcomes)
+
+
+@pytest.mark.parametrize(("name", "component"), NARROW)
+def test_with_the_bug_a_window_alone_is_enough_to_run_out_of_memory(
+    name: str, component: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forget_the_load_back(monkeypatch)
+    with pytest.raises(OutOfMemory):
+        sweep(SETUPS[name], component, only_narrow=True)
+
+
+@pytest.mark.parametrize("name", sorted(SETUPS))
+def test_host_hits_are_charged_once_and_not_again_while_running(name: str) -> None:
+    cache = SETUPS[name].open()
+    server = Server(cache)
+    server.serve(PROMPT)
+    server.empty_device()
+    request = server.begin([*PROMPT, 1, 2, 3, 4], reserve=4, chunk=2)
+    tracks = cache.tree.tracks
+    assert cache.admit(request).admitted
+    promised = [track.device.promised for track in tracks]
+    server.load_back(request)
+    spent = [before - track.device.promised for before, track in zip(promised, tracks)]
+    assert spent == list(request.host_slots)
+    server.prefill(request)
+    server.decode(request, 4)
+    for track in tracks:
+        assert 0 <= track.device.promised <= promised[track.index] - spent[track.index]
+    cache.abort(request)
+    assert [track.device.promised for track in tracks] == [0] * len(tracks)
+    cache.close()
+
+
+class ForgetfulPackage(PagedPackage):
+    """A component that budgets for itself and forgets what its load-back takes."""
+
+    @hookimpl
+    def budget_contribution(self, component: object, query: DemandQuery) -> Demand:
+        pages = -(-(query.total - query.computed) // query.page_size) + 1
+        chunk = min(pages, -(-query.chunk // query.page_size) + 1)
+        return Demand(chunk, pages - chunk)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 8])
+def test_a_component_whose_own_demand_forgets_its_host_hits_is_stopped_by_name(chunk: int) -> None:
+    setup = mixed(("full",), ForgetfulPackage("forgetful", Reach(Trailing(8))))
+    cache = setup.open()
+    server = Server(cache)
+    server.serve(PROMPT)
+    server.empty_device()
+    request = server.begin([*PROMPT, *range(8)], chunk=chunk)
+    assert request.host_slots == (6, 4)
+    with pytest.raises(ContractViolation, match="A3: component 'forgetful'") as stopped:
+        cache.admit(request)
+    assert stopped.value.component == "forgetful"
+    cache.abort(request)
+    cache.check_integrity()
+    cache.close()

@@ -1,0 +1,1 @@
+"""Pieces of the tree one by one, each against a definition written out token by token."""

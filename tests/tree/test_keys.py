@@ -1,0 +1,101 @@
+"""Token keys: any source of integers, int32 inside, whole pages compared."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvgraft import ConfigError, TokenKey
+from kvgraft.tree.keys import TOKEN_BYTES, common_prefix_pages
+
+ids = st.integers(-(2**31), 2**31 - 1)
+
+
+@given(tokens=st.lists(ids))
+def test_a_key_holds_the_tokens_it_was_given(tokens: list[int]) -> None:
+    key = TokenKey(tokens)
+    assert key.tokens().tolist() == tokens
+    assert key.n_tokens == len(key) == len(tokens)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        (7, 8, 9),
+        iter([7, 8, 9]),
+        range(7, 10),
+        array("q", [7, 8, 9]),
+        bytes([7, 8, 9]),
+        np.array([7, 8, 9], dtype=np.int64),
+        np.array([7, 8, 9], dtype=np.uint8),
+        np.array([0, 7, 0, 8, 0, 9], dtype=np.int32)[1::2],
+    ],
+    ids=lambda source: type(source).__name__,
+)
+def test_any_source_of_integers_gives_the_same_key(source: Any) -> None:
+    assert TokenKey(source).data == TokenKey([7, 8, 9]).data
+
+
+@given(parts=st.lists(st.lists(ids)))
+def test_extending_is_concatenating(parts: list[list[int]]) -> None:
+    key = TokenKey()
+    for part in parts:
+        key.extend(part)
+    assert key.tokens().tolist() == sum(parts, [])
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        [1, 2**31],
+        [1, -(2**31) - 1],
+        [1, 2.5],
+        ["one"],
+        "text",
+        np.array([1, 2**31]),
+        np.array([1, 2**63], dtype=np.uint64),
+        np.array([1.5, 2.0]),
+        np.array([True, False]),
+    ],
+    ids=repr,
+)
+def test_what_is_no_int32_token_is_refused_and_the_key_stays_as_it_was(tokens: Any) -> None:
+    key = TokenKey([5])
+    with pytest.raises(ConfigError, match="int32"):
+        key.extend(tokens)
+    assert key.tokens().tolist() == [5]
+
+
+@given(tokens=st.lists(ids, max_size=20), keep=st.integers(0, 25))
+def test_truncating_keeps_the_first_tokens(tokens: list[int], keep: int) -> None:
+    key = TokenKey(tokens)
+    key.truncate(keep)
+    assert key.tokens().tolist() == tokens[:keep]
+
+
+@given(
+    shared=st.lists(ids, max_size=12),
+    mine=st.lists(ids, max_size=6),
+    theirs=st.lists(ids, max_size=6),
+    offset=st.integers(0, 5),
+    page_size=st.integers(1, 4),
+)
+def test_the_common_prefix_is_counted_in_whole_pages(
+    shared: list[int], mine: list[int], theirs: list[int], offset: int, page_size: int
+) -> None:
+    key = TokenKey([0] * offset + shared + mine)
+    edge = TokenKey(shared + theirs)
+    agreed = 0
+    for one, two in zip(key.tokens()[offset:], edge.tokens()):
+        if one != two:
+            break
+        agreed += 1
+    found = common_prefix_pages(
+        key.data, offset * TOKEN_BYTES, bytes(edge.data), page_size * TOKEN_BYTES
+    )
+    assert found == agreed // page_size
