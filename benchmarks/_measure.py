@@ -56,7 +56,9 @@ class Unit:
         content = random.Random(0).randbytes(UNIT_TOKENS * 4)
         copies = [bytes(bytearray(content)) for _ in range(2)]
         padding: list[bytes] = []
-        while not (unlike := _pair(copies, alike=False)) or not (alike := _pair(copies, alike=True)):
+        while not (unlike := _pair(copies, alike=False)) or not (
+            alike := _pair(copies, alike=True)
+        ):
             padding.append(bytes(16 * (1 + len(padding) % 7) + UNIT_TOKENS))
             copies.append(bytes(bytearray(content)))
         self._pairs = (unlike, alike)
@@ -102,7 +104,9 @@ class Row(NamedTuple):
         bar = verdict = ""
         if self.bar is not None:
             bar = f"{self.bar:g}"
-            verdict = "ok" if alike <= self.bar else "ok, not alike" if unlike <= self.bar else "over"
+            verdict = (
+                "ok" if alike <= self.bar else "ok, not alike" if unlike <= self.bar else "over"
+            )
         return [self.name, f"{self.cost / 1e3:.2f}", f"{unlike:.2f}", f"{alike:.2f}", bar, verdict]
 
 

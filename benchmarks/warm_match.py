@@ -1,15 +1,19 @@
 """Warm match and lease of 128K tokens: what a request costs that finds its whole prefix.
 
-The path of 131,072 tokens stands in the tree in 1, 30 or 256 nodes; the key has been built, and
-one page more than the tree holds. `match` is `kvgraft.tree.matching.match`; `begin + abort` is the
-same with pins, hooks and the request's own books, taken and given back. The window's edge falls
-inside a node: the first lease splits it, before anything is timed.
+The path of 131,072 tokens stands in the tree in 1, 30 or 256 nodes; the key has been built, and is
+one page longer than the path. `match` is `kvgraft.tree.matching.match`; `begin + abort` is the same
+with pins, hooks and the request's own books, taken and given back. The window's edge falls inside a
+node: the first lease splits it, before anything is timed.
+
+A *new* key is compared with the tree from the root, all 512 KiB. A *kept* key, that of a
+conversation's next turn, remembers the node it was found at, and only what follows is compared.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from functools import partial
 from time import thread_time_ns
 
 import numpy as np
@@ -47,16 +51,28 @@ class Case:
             node = grow(tree, node, self.key, pages * part // nodes)
         self.lease()
         self.limit = pages
+        self.found_at = self.key.trail
         found = matching.match(tree, self.key, pages)
         assert found.anchor == pages
         self.path = len(found.path)
 
-    def match(self) -> None:
-        """The tree's part alone."""
+    def match_new(self) -> None:
+        """The tree's part alone, from the root."""
+        self.key.trail = None
         matching.match(self.cache.tree, self.key, self.limit)
 
+    def match_kept(self) -> None:
+        """The tree's part alone, for a key found before."""
+        self.key.trail = self.found_at
+        matching.match(self.cache.tree, self.key, self.limit)
+
+    def lease_new(self) -> None:
+        """Match from the root, pin, release."""
+        self.key.trail = None
+        self.lease()
+
     def lease(self) -> None:
-        """Match, pin, release."""
+        """Match, pin, release; the key remembers."""
         cache = self.cache
         request = cache.begin(self.key)
         assert request.anchor_tokens == TOKENS
@@ -85,24 +101,34 @@ def main() -> None:
     unit = Unit()
     for name, (components, bar) in SETS.items():
         cases = {nodes: Case(components, nodes) for nodes in NODES}
+        operations = {
+            "begin + abort, new key": Case.lease_new,
+            "begin + abort, kept key": Case.lease,
+            "match, new key": Case.match_new,
+            "match, kept key": Case.match_kept,
+        }
         samples: dict[tuple[str, int], list[float]] = {}
         for _ in range(repeats):
             for nodes, case in cases.items():
                 unit.sample()
-                samples.setdefault(("match", nodes), []).append(timed(case.match))
-                samples.setdefault(("begin + abort", nodes), []).append(timed(case.lease))
-        one = unit.take()
-        rows = [
-            Row(
-                f"{what}, {nodes} nodes (path now {cases[nodes].path})",
-                statistics.median(costs),
-                one,
-                bar if nodes == BARRED else None,
-            )
-            for (what, nodes), costs in sorted(samples.items())
-        ]
-        print(f"unit {one}")
-        table(rows, name)
+                for what, operation in operations.items():
+                    costs = samples.setdefault((what, nodes), [])
+                    costs.append(timed(partial(operation, case)))
+        scale = unit.take()
+        print("unit", scale)
+        table(
+            (
+                Row(
+                    f"{what}, {nodes} nodes (path now {cases[nodes].path})",
+                    statistics.median(samples[what, nodes]),
+                    scale,
+                    bar if nodes == BARRED else None,
+                )
+                for what in operations
+                for nodes in NODES
+            ),
+            name,
+        )
         for case in cases.values():
             case.cache.close()
 

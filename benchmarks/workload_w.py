@@ -6,7 +6,9 @@ tokens, pages of 64. A request extends the conversation's key, begins (match, pi
 gathers its slots, makes room and allocates, computes, and finishes (insert, unpin). The pools are
 real tensors, small ones; copying states is part of the cost, running a model is not.
 
-New tokens are drawn before the clock starts. The first pass times whole requests; a second one
+New tokens are drawn before the clock starts; they come as a list of Python integers. A conversation
+keeps its key. The rows "new keys" show the other way: every request comes as an int32 array of its
+whole prompt, a key is built of it and compared from the root. The first pass times whole requests; a second one
 times each operation, so that its timers are not part of the first's numbers.
 """
 
@@ -79,6 +81,7 @@ class Variant(NamedTuple):
     bar: float | None
     paged: tuple[str, ...]
     plugins: tuple[Plugin, ...] = ()
+    keeps_keys: bool = True
 
 
 def variants() -> list[Variant]:
@@ -97,6 +100,14 @@ def variants() -> list[Variant]:
             {**full, "swa": wide, "mamba": states},
             24,
             ("full", "swa"),
+        ),
+        Variant("full, new keys", full, None, ("full",), keeps_keys=False),
+        Variant(
+            "full + swa 4096 + mamba, new keys",
+            {**full, "swa": wide, "mamba": states},
+            None,
+            ("full", "swa"),
+            keeps_keys=False,
         ),
     ]
 
@@ -155,9 +166,15 @@ def whole_requests(variant: Variant, conversations: int) -> Pass:
     for turn in turns(conversations):
         if len(costs) % UNIT_EVERY == 0:
             unit.sample()
+        if not variant.keeps_keys:
+            before = system if turn.first else keys[turn.conversation].tokens()
+            prompt = np.concatenate([before, turn.new], dtype=np.int32)
         start = thread_time_ns()
-        key = TokenKey(system) if turn.first else keys[turn.conversation]
-        key.extend(turn.new)
+        if variant.keeps_keys:
+            key = TokenKey(system) if turn.first else keys[turn.conversation]
+            key.extend(turn.new)
+        else:
+            key = TokenKey(prompt)
         request = cache.begin(key)
         admitted = cache.admit(request).admitted
         for component in paged:
@@ -255,7 +272,10 @@ def main() -> None:
     scale = least(done.scale for passed in runs.values() for done in passed)
     print("unit", scale)
     table(
-        (Row(v.name, min(statistics.median(p.costs) for p in runs[v.name]), scale, v.bar) for v in chosen),
+        (
+            Row(v.name, min(statistics.median(p.costs) for p in runs[v.name]), scale, v.bar)
+            for v in chosen
+        ),
         "median request",
     )
     table(
@@ -273,11 +293,15 @@ def main() -> None:
             + ", ".join(f"{ratio:.3f}" for ratio in ratios)
         )
         print()
-    spent = {variant.name: by_operation(variant, conversations) for variant in chosen}
+    spent = {v.name: by_operation(v, conversations) for v in chosen if v.keeps_keys}
     grid(
         ["µs by operation, median", *OPERATIONS, "sum"],
         [
-            [name, *(f"{cost / 1e3:.1f}" for cost in costs.values()), f"{sum(costs.values()) / 1e3:.1f}"]
+            [
+                name,
+                *(f"{cost / 1e3:.1f}" for cost in costs.values()),
+                f"{sum(costs.values()) / 1e3:.1f}",
+            ]
             for name, costs in spent.items()
         ],
     )

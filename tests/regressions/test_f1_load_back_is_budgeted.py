@@ -15,7 +15,7 @@ from ..serving.components import PagedPackage
 from ..serving.server import OutOfMemory, Server
 from ..serving.setups import SETUPS, Setup, mixed
 
-PROMPT = list(range(100, 112))
+PROMPT = list(range(100, 116))
 CASES = [
     ("full", "full"),
     ("swa", "swa"),
@@ -25,10 +25,11 @@ CASES = [
     ("full+sinks", "sinks"),
     ("full+chunked", "chunked"),
     ("full+quartered+ssm", "quartered"),
-    ("full+mamba", "mamba"),
-    ("swa+ssm", "ssm"),
     ("full+swa+mamba", "swa"),
 ]
+STATES = [("full+mamba", "mamba"), ("swa+ssm", "ssm")]
+"""Not among the cases of the bug: the slot of the state a request resumed from comes back once it
+has moved on, in time for the last of those it was promised, so one forgotten goes unnoticed."""
 
 
 class Resumed(NamedTuple):
@@ -54,7 +55,7 @@ def resume_under_pressure(
     if state:
         size: dict[str, Any] = {"states": 9 + spare}
     else:
-        size = {"device_tokens": 2 * (14 + spare)}
+        size = {"device_tokens": 2 * (20 + spare)}
     cache = setup.open(**{component: size})
     server = Server(cache)
     try:
@@ -70,7 +71,7 @@ def resume_under_pressure(
             other = server.begin([900 + number])
             if not cache.admit(other).admitted:
                 return Resumed(Outcome.DEFERRED, 0)
-        request = server.begin([*PROMPT, *range(300, 304)], reserve=3, chunk=4)
+        request = server.begin([*PROMPT, *range(300, 314)], reserve=3)
         hits = request.host_slots[cache.tree.by_name[component].index]
         if only_narrow and request.limited is None:
             assert request.device_tokens < request.anchor_tokens == len(PROMPT)
@@ -81,7 +82,7 @@ def resume_under_pressure(
             server.prefill(request)
             server.decode(request, 3)
             cache.check_integrity()
-            if cache.finish(request) != 18:
+            if cache.finish(request) != 32:
                 raise OutOfMemory("a state that was promised was not captured")
         return Resumed(decision.outcome, hits)
     finally:
@@ -93,7 +94,7 @@ def sweep(setup: Setup, component: str, **mode: bool) -> list[Resumed]:
     return [
         resume_under_pressure(setup, component, spare, n_others, **mode)
         for spare in (0, 1)
-        for n_others in range(8)
+        for n_others in range(10)
     ]
 
 
@@ -110,7 +111,7 @@ def forget_the_load_back(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Budget, "_demands", forgetful)
 
 
-@pytest.mark.parametrize(("name", "component"), CASES)
+@pytest.mark.parametrize(("name", "component"), CASES + STATES)
 def test_an_admitted_request_has_room_for_its_load_back_and_its_prefill(
     name: str, component: str
 ) -> None:
@@ -128,7 +129,7 @@ def test_with_the_bug_an_admitted_request_runs_out_of_memory(
         sweep(SETUPS[name], component)
 
 
-NARROW = [case for case in CASES if case[0].startswith("full+") and case[1] != "full"]
+NARROW = [case for case in CASES + STATES if case[0].startswith("full+") and case[1] != "full"]
 
 
 @pytest.mark.parametrize(("name", "component"), NARROW)
@@ -139,7 +140,7 @@ def test_a_window_or_state_comes_from_host_while_the_base_is_on_the_device(
     assert any(each.outcome is Outcome.ADMITTED and each.host_slots for each in outcomes)
 
 
-@pytest.mark.parametrize(("name", "component"), NARROW)
+@pytest.mark.parametrize(("name", "component"), [case for case in NARROW if case in CASES])
 def test_with_the_bug_a_window_alone_is_enough_to_run_out_of_memory(
     name: str, component: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,8 +176,8 @@ class ForgetfulPackage(PagedPackage):
 
     @hookimpl
     def budget_contribution(self, component: object, query: DemandQuery) -> Demand:
-        pages = -(-(query.total - query.computed) // query.page_size) + 1
-        chunk = min(pages, -(-query.chunk // query.page_size) + 1)
+        pages = -(-(query.total - query.computed) // query.page_size)
+        chunk = -(-query.chunk // query.page_size)
         return Demand(chunk, pages - chunk)
 
 
@@ -188,7 +189,7 @@ def test_a_component_whose_own_demand_forgets_its_host_hits_is_stopped_by_name(c
     server.serve(PROMPT)
     server.empty_device()
     request = server.begin([*PROMPT, *range(8)], chunk=chunk)
-    assert request.host_slots == (6, 4)
+    assert request.host_slots == (8, 4)
     with pytest.raises(ContractViolation, match="A3: component 'forgetful'") as stopped:
         cache.admit(request)
     assert stopped.value.component == "forgetful"

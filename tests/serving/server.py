@@ -63,11 +63,22 @@ class Server:
         self.write(request, request.computed + n_tokens)
         self.cache.computed(request, n_tokens)
 
-    def prefill(self, request: Request, limit: int | None = None) -> None:
+    def promised_chunk(self, request: Request) -> int:
+        """The prefill step admission promised: cut at states to capture, else at whole pages."""
+        size, start = self.cache.tree.page_size, request.computed
+        end = min(request.prompt, start + request.chunk)
+        end = min([end, *(page * size for page in request.checkpoints if page * size > start)])
+        if end < request.prompt and end // size * size > start:
+            end = end // size * size
+        return end - start
+
+    def prefill(self, request: Request) -> None:
+        """Compute the prompt in the steps that were promised."""
         while request.computed < request.prompt:
-            n_tokens = self.cache.next_chunk(request, limit)
-            if n_tokens < 1:
-                raise OutOfMemory(f"the chunk at {request.computed} was promised and deferred")
+            promised = self.promised_chunk(request)
+            n_tokens = self.cache.next_chunk(request)
+            if n_tokens != promised:
+                raise OutOfMemory(f"{n_tokens} tokens instead of {promised} at {request.computed}")
             self.step(request, n_tokens)
 
     def decode(self, request: Request, n_tokens: int) -> None:

@@ -184,7 +184,7 @@ def test_device_data_without_its_home_copy_breaks_t4() -> None:
     node = insert(tree, [1, 2, 3, 4])
     check_integrity(tree)
     tree.drop_host(node, tree.by_name["homed"], "deleted")
-    with pytest.raises(IntegrityError, match="T4: component 'homed'.*without its home copy"):
+    with pytest.raises(IntegrityError, match=r"T4: component 'homed'.*without its home copy"):
         check_integrity(tree)
 
 
@@ -203,7 +203,7 @@ def test_a_slot_of_a_request_that_is_also_in_the_tree_breaks_t9() -> None:
     node = insert(tree, [1, 2])
     slots = node.cells[0].device
     assert slots is not None
-    with pytest.raises(IntegrityError, match="T9: component 'full'.* and the request of 2 tokens"):
+    with pytest.raises(IntegrityError, match=r"T9: component 'full'.* and the request of 2 tokens"):
         check_integrity(tree, [("full", Tier.DEVICE, "the request of 2 tokens", slots)])
 
 

@@ -46,7 +46,7 @@ def test_extending_is_concatenating(parts: list[list[int]]) -> None:
     key = TokenKey()
     for part in parts:
         key.extend(part)
-    assert key.tokens().tolist() == sum(parts, [])
+    assert key.tokens().tolist() == [token for part in parts for token in part]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -104,7 +106,7 @@ def test_spans_are_exactly_the_pages_that_hold_a_needed_token(
     spans = PageReach(reach, page_size).spans(boundary)
     assert {page for span in spans for page in range(span.start, span.end)} == pages
     assert all(span.start < span.end for span in spans)
-    assert all(one.end < two.start for one, two in zip(spans, spans[1:]))
+    assert all(one.end < two.start for one, two in pairwise(spans))
 
 
 @given(reach=unions, page_size=st.integers(1, 5))

@@ -132,7 +132,7 @@ def _check_declaration(name: str, declaration: object) -> None:
             name, f"unknown capabilities {sorted(unknown)}; known are {sorted(CAPABILITIES)}"
         )
     options = declaration.options
-    if not issubclass(options, BaseModel):
+    if not (isinstance(options, type) and issubclass(options, BaseModel)):
         raise PluginError(name, f"options must be a pydantic model, not {options!r}")
     if options.model_config.get("extra") != "forbid":
         raise PluginError(name, f"{options.__name__} must forbid unknown fields: extra='forbid'")
@@ -164,7 +164,7 @@ def _find(name: str, points: Sequence[importlib_metadata.EntryPoint]) -> Found:
         plugin = load_plugin(name, implementation, distribution, version)
     except PluginError as error:
         return Found(name, distribution, version, None, str(error))
-    except Exception as error:  # noqa: BLE001 - a plugin may raise anything; it is reported (P5)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - raised by a plugin, reported (P5)
         problem = f"import failed: {type(error).__name__}: {error}"
         return Found(name, distribution, version, None, problem)
     return Found(name, distribution, version, plugin, None)

@@ -54,18 +54,21 @@ class Account:
         slots = self.ledger.take_private(n)
         assert slots is not None
         self.held += n
-        self.remaining = max(0, self.remaining - n)
-        self.spend(n)
+        self.remaining = self.remaining - n if n < self.remaining else 0
+        self.promised -= n
+        self.ledger.promised -= n
         return slots
 
     def spend(self, n: int) -> None:
-        """`n` promised slots were taken, by the request or by its load-back."""
+        """The request's load-back took `n` promised slots."""
         self.promised -= n
         self.ledger.promised -= n
 
     def renewal(self, n: int) -> int:
         """How far the promise rises when `n` held slots go to the tree or back to the pool."""
-        return max(0, min(self.remaining, self.peak - self.held + n) - self.promised)
+        target = self.peak - self.held + n
+        target = min(target, self.remaining)
+        return target - self.promised if target > self.promised else 0
 
     def part(self, n: int) -> None:
         """`n` held slots left the request: to the tree, or free again."""

@@ -325,9 +325,9 @@ def _holds_up(tree: Tree, node: Node, track: Track, *, to_host: bool) -> bool:
             or node.cells[0].host is not None
         )
     parent = node.parent
-    if track.is_everything and parent is not None and parent.parent is not None:
-        if parent.cells[track.index].device is None:
-            return False
+    below_a_node = track.is_everything and parent is not None and parent.parent is not None
+    if below_a_node and parent.cells[track.index].device is None:
+        return False
     return all(node.cells[index].device is not None for index in track.wider)
 
 

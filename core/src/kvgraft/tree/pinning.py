@@ -194,6 +194,16 @@ def slide(tree: Tree, receipt: Receipt, position: int) -> None:
         segment = receipt.segments[track.index]
         if not segment or track.is_everything:
             continue
+        window = track.window_pages
+        if window is not None and position - window <= segment[0].start:
+            continue
+        if track.is_state:
+            if position != anchor.end:
+                receipt.segments[track.index] = ()
+                if receipt.host_from is not None:
+                    _pin_host(tree, track, anchor, segment, receipt.host_from, -1)
+                _unpin(tree, track, anchor, segment)
+            continue
         kept = tuple(
             Span(max(span.start, old.start), min(span.end, old.end))
             for span in default_segment(track, position)

@@ -231,12 +231,13 @@ class Tree:
     def sink_device(self, node: Node, n_cells: int) -> None:
         """`n_cells` cells of `node` lost DEVICE data: keep the live counts."""
         node.live_device -= n_cells
-        if node.live_device or node.parent is None:
+        parent = node.parent
+        if node.live_device or parent is None:
             return
-        while not node.live_device and node.parent is not None:
-            node = node.parent
+        while not node.live_device and parent is not None:
+            node, parent = parent, parent.parent
             node.live_device -= 1
-        if node.parent is not None:
+        if parent is not None:
             for track in self.everything:
                 if self.is_device_candidate(node, track):
                     track.queue_device(node)

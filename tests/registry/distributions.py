@@ -1,0 +1,94 @@
+"""Throw-away distributions: a module and a dist-info directory on a path of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+__all__ = ["COMPONENT", "Shelf"]
+
+COMPONENT = '''
+from kvgraft import ComponentDeclaration, ComponentOptions, Everything, Kind, Reach, hookimpl
+
+@hookimpl
+def declare_component():
+    return ComponentDeclaration(
+        name={name!r}, api_version="1.0", kind=Kind.PAGED, summary="thrown away after the test",
+        options=ComponentOptions,
+    )
+
+@hookimpl
+def create_component(options, context):
+    import torch
+    from kvgraft.pools import Component, PlaneSpec, paged_pools
+
+    planes = [PlaneSpec(0, "kv", (context.page_size,), torch.uint8)]
+    device, _ = paged_pools(options, context, planes)
+    return Component(Reach(Everything()), device)
+'''
+"""A whole component; `.format(name=...)` it, and change what a test is about."""
+
+DISCOVER = """
+import json
+from kvgraft.registry import discover
+print(json.dumps({each.name: [each.distribution, each.version, each.problem]
+                  for each in discover()}))
+"""
+
+
+class Shelf:
+    """A directory on `sys.path` holding distributions.
+
+    Args:
+        directory: where to put them.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def put(
+        self,
+        distribution: str,
+        source: str,
+        *,
+        name: str = "thrown",
+        module: str | None = None,
+        version: str = "2.1",
+    ) -> None:
+        """Install a distribution publishing one component, as an installer leaves it."""
+        module = module or distribution.replace("-", "_")
+        (self.directory / f"{module}.py").write_text(textwrap.dedent(source), encoding="utf-8")
+        info = self.directory / f"{distribution.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n", encoding="utf-8"
+        )
+        (info / "entry_points.txt").write_text(
+            f"[kvgraft.components]\n{name} = {module}\n", encoding="utf-8"
+        )
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """A Python process that sees the shelf first."""
+        return subprocess.run(
+            [sys.executable, *arguments],
+            env={**os.environ, "PYTHONPATH": str(self.directory), "NO_COLOR": "1"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    def discovered(self) -> dict[str, list[Any]]:
+        """Name to distribution, version and problem, as another process finds them."""
+        done = self.run("-c", DISCOVER)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+    def problem(self, name: str = "thrown") -> str:
+        """Why a component cannot be used; empty if it can."""
+        return self.discovered()[name][2] or ""

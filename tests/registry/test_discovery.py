@@ -1,0 +1,209 @@
+"""Packages are found by entry point and refused one by one (P1 to P8).
+
+Every case is a distribution on a path of its own, looked at by another process.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from kvgraft.contract import API_VERSION, check_api_version
+from kvgraft.errors import PluginError
+
+from ..commands import KVGRAFT
+from .distributions import COMPONENT, Shelf
+
+SOUND = COMPONENT.format(name="thrown")
+INSTALLED = {"full", "swa", "mamba", "hisparse"}
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    return Shelf(tmp_path)
+
+
+def test_a_distribution_is_found_by_its_entry_point_and_gone_when_removed(shelf: Shelf) -> None:
+    shelf.put("kvgraft-thrown", SOUND)
+    found = shelf.discovered()
+    assert found["thrown"] == ["kvgraft-thrown", "2.1", None]
+    assert found.keys() >= INSTALLED
+    shutil.rmtree(shelf.directory / "kvgraft_thrown-2.1.dist-info")
+    assert "thrown" not in shelf.discovered()
+
+
+def test_a_leftover_dist_info_without_metadata_hides_nothing(shelf: Shelf, tmp_path: Path) -> None:
+    shelf.put("kvgraft-thrown", SOUND)
+    (tmp_path / "kvgraft_thrown-1.0.dist-info").mkdir()
+    assert shelf.discovered()["thrown"] == ["kvgraft-thrown", "2.1", None]
+
+
+def test_a_found_component_opens_a_cache(shelf: Shelf) -> None:
+    shelf.put("kvgraft-thrown", SOUND)
+    code = """
+from kvgraft import Cache, TokenKey
+cache = Cache.open(["thrown", "full"], page_size=4, device_tokens=64)
+request = cache.begin(TokenKey(range(8)))
+assert cache.admit(request).admitted
+assert cache.allocate(request, 8)
+cache.computed(request, 8)
+print(cache.finish(request), cache.begin(TokenKey(range(9))).anchor_tokens)
+"""
+    done = shelf.run("-c", code)
+    assert (done.stdout, done.stderr) == ("8 8\n", "")
+
+
+def test_two_distributions_of_one_name_are_refused_and_both_named(shelf: Shelf) -> None:
+    shelf.put("kvgraft-thrown", SOUND)
+    shelf.put("thrown-fork", SOUND)
+    assert shelf.problem() == "published by kvgraft-thrown and thrown-fork; uninstall all but one"
+    assert all(shelf.discovered()[name][2] is None for name in INSTALLED)
+
+
+BROKEN = {
+    "import fails": ("raise RuntimeError('no luck')", "import failed: RuntimeError: no luck"),
+    "import exits": ("raise SystemExit(3)", "import failed: SystemExit: 3"),
+    "module missing": (None, "import failed: ModuleNotFoundError"),
+    "not a component": ("x = 1", "declare_component is missing; every component implements it"),
+    "no create_component": (
+        SOUND.replace("@hookimpl\ndef create_component", "def build"),
+        "create_component is missing; every component implements it",
+    ),
+    "unmarked override": (
+        SOUND + "\ndef budget_contribution(component, query):\n    return None\n",
+        "budget_contribution is not marked with @hookimpl, so it would never run",
+    ),
+    "misspelt hook": (
+        SOUND + "\n@hookimpl\ndef budget_contributions(component, query):\n    return None\n",
+        "unknown hook",
+    ),
+    "argument missing": (
+        SOUND + "\n@hookimpl\ndef budget_contribution(query):\n    return None\n",
+        "budget_contribution takes (query); it must take (component, query)",
+    ),
+    "argument misspelt": (
+        SOUND + "\n@hookimpl\ndef finalize_match_result(component, match):\n    return None\n",
+        "match",
+    ),
+    "arguments swapped": (
+        SOUND + "\n@hookimpl\ndef budget_contribution(query, component):\n    return None\n",
+        "budget_contribution takes (query, component); it must take (component, query)",
+    ),
+    "lock without release": (
+        SOUND + "\n@hookimpl\ndef acquire_component_lock(component, query):\n    return None\n",
+        "acquire_component_lock is implemented without its inverse release_component_lock",
+    ),
+    "transfers without abort": (
+        SOUND
+        + "\n@hookimpl\ndef build_hicache_transfers(component, query):\n    return None\n"
+        + "\n@hookimpl\ndef commit_hicache_transfers(component, query):\n    return None\n",
+        "build_hicache_transfers is implemented without its inverse abort_hicache_transfers",
+    ),
+    "declaration raises": (
+        SOUND.replace("    return ComponentDeclaration(", "    1 / 0\n    ComponentDeclaration("),
+        "hook declare_component raised ZeroDivisionError: division by zero",
+    ),
+    "declaration of another type": (
+        SOUND.replace("    return ComponentDeclaration(", "    return dict("),
+        "declare_component returned dict, not a ComponentDeclaration",
+    ),
+    "another name": (
+        COMPONENT.format(name="other"),
+        "declares the name 'other'; entry point and name must agree",
+    ),
+    "newer minor version": (
+        SOUND.replace('"1.0"', '"1.9"'),
+        f"written for API 1.9, this core has API {API_VERSION}",
+    ),
+    "newer major version": (
+        SOUND.replace('"1.0"', '"2.0"'),
+        f"written for API 2.0, this core has API {API_VERSION}",
+    ),
+    "older major version": (
+        SOUND.replace('"1.0"', '"0.9"'),
+        f"written for API 0.9, this core has API {API_VERSION}",
+    ),
+    "garbage version": (
+        SOUND.replace('"1.0"', '"latest"'),
+        "API version 'latest' is not MAJOR.MINOR; write a literal such as '1.0'",
+    ),
+    "version that is a number": (
+        SOUND.replace('"1.0"', "1.0"),
+        "API version 1.0 is not MAJOR.MINOR",
+    ),
+    "unknown capability": (
+        SOUND.replace(
+            "options=ComponentOptions,",
+            "options=ComponentOptions, capabilities=frozenset({'time_travel'}),",
+        ),
+        "unknown capabilities ['time_travel']; known are ['copy_on_write', 'host_mirror']",
+    ),
+    "options of no model": (
+        SOUND.replace("options=ComponentOptions,", "options=dict,"),
+        "options must be a pydantic model, not <class 'dict'>",
+    ),
+    "options that are no type": (
+        SOUND.replace("options=ComponentOptions,", "options={},"),
+        "options must be a pydantic model, not {}",
+    ),
+    "options that ignore unknown fields": (
+        SOUND.replace("options=ComponentOptions,", "options=Loose,")
+        + "\nfrom pydantic import BaseModel\nclass Loose(BaseModel):\n    x: int = 1\n",
+        "Loose must forbid unknown fields: extra='forbid'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_package_is_reported_and_leaves_the_others_alone(shelf: Shelf, case: str) -> None:
+    source, reason = BROKEN[case]
+    shelf.put("kvgraft-thrown", source or "")
+    if source is None:
+        (shelf.directory / "kvgraft_thrown.py").unlink()
+    found = shelf.discovered()
+    problem = found["thrown"][2]
+    assert problem is not None
+    assert reason in problem
+    assert "\n" not in problem
+    assert all(found[name][2] is None for name in INSTALLED)
+
+
+def test_asked_for_a_broken_package_is_an_error_and_others_still_work(shelf: Shelf) -> None:
+    shelf.put("kvgraft-thrown", "raise RuntimeError('no luck')")
+    code = "from kvgraft.registry import select; select(['full', 'swa']); select(['thrown'])"
+    done = shelf.run("-c", code)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "kvgraft.errors.PluginError: component 'thrown': import failed: RuntimeError: no luck"
+    )
+
+
+def test_the_command_lists_a_broken_package_as_broken_with_its_reason(shelf: Shelf) -> None:
+    shelf.put("kvgraft-thrown", "raise RuntimeError('no luck')")
+    listed = shelf.run(KVGRAFT, "components", "--json")
+    rows = {row["name"]: row for row in json.loads(listed.stdout)}
+    assert rows["thrown"]["status"] == "import failed: RuntimeError: no luck"
+    assert {name for name, row in rows.items() if row["status"] == "ok"} == INSTALLED
+    table = shelf.run(KVGRAFT, "components")
+    assert table.returncode == 0
+    assert "thrown: import failed: RuntimeError: no luck" in table.stdout
+
+
+def test_a_missing_component_is_an_error_that_says_what_is_installed(shelf: Shelf) -> None:
+    done = shelf.run("-c", "from kvgraft.registry import select; select(['sinks'])")
+    assert "component 'sinks' is not installed; installed: full, hisparse, mamba, swa; " in (
+        done.stderr.splitlines()[-1]
+    )
+
+
+@pytest.mark.parametrize("version", ["", "1", "1.0.0", "1.x", None, 1.0])
+def test_only_major_dot_minor_is_a_version(version: object) -> None:
+    with pytest.raises(PluginError, match=r"is not MAJOR\.MINOR"):
+        check_api_version("thrown", version)  # type: ignore[arg-type]
+
+
+def test_the_cores_own_version_is_accepted() -> None:
+    check_api_version("thrown", API_VERSION)
