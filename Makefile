@@ -29,7 +29,7 @@ $(STAMP): Makefile constraints.txt $(DISTS:=/pyproject.toml)
 	@touch $@
 
 demo: setup ## run the demonstration
-	$(VENV)/bin/kvgraft demo
+	$(VENV)/bin/python examples/demo.py
 
 test: setup ## run the tests, except the long ones
 	$(PY) -m pytest -m 'not long' $(PYTEST_ARGS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvgraft import Everything, Reach, StateAt, Tier, TokenKey, Trailing
+from kvgraft.reach import Term
 from kvgraft.slots import SlotAllocator
 from kvgraft.tree import inserting
 from kvgraft.tree.inserting import Holding, Run
@@ -18,7 +19,7 @@ __all__ = ["bare_tree", "grow", "shapes"]
 
 def shapes(names: Sequence[str], window: int = 4096) -> list[ComponentShape]:
     """`full`, `swa` and `mamba` as the tree sees them."""
-    reaches = {"full": Everything(), "swa": Trailing(window), "mamba": StateAt()}
+    reaches: dict[str, Term] = {"full": Everything(), "swa": Trailing(window), "mamba": StateAt()}
     return [ComponentShape(name, Reach(reaches[name])) for name in names]
 
 

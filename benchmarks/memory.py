@@ -71,7 +71,8 @@ def bytes_per_node(count: Count) -> float:
     before = counter()
     populate(tree, "counted", count.n_nodes, count.pages)
     gc.collect()
-    return (counter() - before) / (tree.n_nodes - warm) - count.pages * PAGE * 4
+    grown = counter() - before
+    return grown / (tree.n_nodes - warm) - count.pages * PAGE * 4
 
 
 def main() -> None:

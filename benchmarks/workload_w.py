@@ -8,8 +8,10 @@ real tensors, small ones; copying states is part of the cost, running a model is
 
 New tokens are drawn before the clock starts; they come as a list of Python integers. A conversation
 keeps its key. The rows "new keys" show the other way: every request comes as an int32 array of its
-whole prompt, a key is built of it and compared from the root. The first pass times whole requests; a second one
-times each operation, so that its timers are not part of the first's numbers.
+whole prompt, a key is built of it and compared from the root.
+
+The first passes time whole requests; the last one times each operation, so that its timers are not
+part of the others' numbers.
 """
 
 from __future__ import annotations

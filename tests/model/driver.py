@@ -100,6 +100,7 @@ class Driver:
             before,
             after,
             inserted=inserted if inserted is not None and result is not False else {},
+            remade=any(pressure.device.values()),
             loads_may_end=acknowledges,
             backups_may_end=acknowledges or evicts,
         )

@@ -12,7 +12,7 @@ from typing import Any
 
 __all__ = ["COMPONENT", "Shelf"]
 
-COMPONENT = '''
+COMPONENT = """
 from kvgraft import ComponentDeclaration, ComponentOptions, Everything, Kind, Reach, hookimpl
 
 @hookimpl
@@ -30,7 +30,7 @@ def create_component(options, context):
     planes = [PlaneSpec(0, "kv", (context.page_size,), torch.uint8)]
     device, _ = paged_pools(options, context, planes)
     return Component(Reach(Everything()), device)
-'''
+"""
 """A whole component; `.format(name=...)` it, and change what a test is about."""
 
 DISCOVER = """

@@ -12,7 +12,7 @@ from kvgraft.request import Request
 from kvgraft.tree import matching, operations, pinning
 from kvgraft.tree.matching import Match
 from kvgraft.tree.node import Node
-from kvgraft.tree.pinning import Receipt, default_segment
+from kvgraft.tree.pinning import Receipt, default_segment, segment_ahead
 from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 from kvgraft.types import ComponentMatch, LockQuery, MatchView, Span
@@ -117,8 +117,18 @@ class Leasing:
         self.lease(request, (request.prompt - 1) // self.tree.page_size)
 
     def repin(self, request: Request, anchor: Node) -> None:
-        """New pins at a deeper anchor; the caller releases the old receipt afterwards (I5)."""
-        receipt = self._acquire(anchor, 0 if self._pins_host else None, request, enforce=False)
+        """New pins at a deeper anchor; the caller releases the old receipt afterwards (I5).
+
+        Where the request got further than the anchor, what it left behind is not pinned: its own
+        slots there are given back already, so others' pages would come out of the headroom (A12).
+        """
+        position = request.computed // self.tree.page_size
+        ahead: list[tuple[Span, ...] | None] | None = None
+        if position > anchor.end:
+            ahead = [segment_ahead(track, anchor.end, position) for track in self.tree.tracks]
+        receipt = self._acquire(
+            anchor, 0 if self._pins_host else None, request, enforce=False, segments=ahead
+        )
         assert receipt is not None
         request.receipt = receipt
 
@@ -176,12 +186,21 @@ class Leasing:
         return tokens / self.load.prefill_tokens_s < load_s
 
     def _acquire(
-        self, anchor: Node, host_from: int | None, request: Request, *, enforce: bool = True
+        self,
+        anchor: Node,
+        host_from: int | None,
+        request: Request,
+        *,
+        enforce: bool = True,
+        segments: list[tuple[Span, ...] | None] | None = None,
     ) -> Receipt | None:
         tree = self.tree
         if not self._lockers:
-            return pinning.acquire(tree, anchor, host_from=host_from, enforce=enforce)
-        segments: list[tuple[Span, ...] | None] = [None] * len(tree.tracks)
+            return pinning.acquire(
+                tree, anchor, host_from=host_from, enforce=enforce, segments=segments
+            )
+        if segments is None:
+            segments = [None] * len(tree.tracks)
         for track, each in self._lockers:
             assert each.acquire_component_lock is not None
             answer = each.acquire_component_lock(LockQuery(anchor.end, tree.page_size))

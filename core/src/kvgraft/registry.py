@@ -131,7 +131,7 @@ def _check_declaration(name: str, declaration: object) -> None:
         raise PluginError(
             name, f"unknown capabilities {sorted(unknown)}; known are {sorted(CAPABILITIES)}"
         )
-    options = declaration.options
+    options: object = declaration.options
     if not (isinstance(options, type) and issubclass(options, BaseModel)):
         raise PluginError(name, f"options must be a pydantic model, not {options!r}")
     if options.model_config.get("extra") != "forbid":

@@ -6,7 +6,7 @@ be compared with what was computed, wherever it was copied in between.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
 
@@ -44,6 +44,15 @@ BESIDE_OTHERS = {
     "hisparse": HISPARSE,
 }
 BOTH = pytest.mark.parametrize("components", [ALONE, BESIDE_OTHERS], ids=["alone", "beside others"])
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tensors are tiny: on a busy machine, waiting for a second thread costs more than the work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def computed(plane: str, layer: int, tokens: list[int], start: int, end: int) -> torch.Tensor:

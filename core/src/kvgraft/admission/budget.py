@@ -54,14 +54,25 @@ class Budget:
             demand: Demand | None = hook(asked) if hook is not None else None
             if demand is None:
                 demand = default_demand(track, asked)
-            elif demand.now < host_slots or min(demand.later, *demand.private, 0) < 0:
-                raise ContractViolation(
-                    "A3",
-                    track.name,
-                    f"budget_contribution {demand} does not hold its {host_slots} host hits",
-                )
+            else:
+                self._check_demand(track, asked, demand)
             demands.append(demand)
         return demands
+
+    def _check_demand(self, track: Track, query: DemandQuery, demand: Demand) -> None:
+        """Refuse a component's own demand that forgets what it is about to take (A1, A3)."""
+        step = 1
+        if not track.is_state:
+            held = pages_up(query.computed, query.page_size)
+            pages = pages_up(query.computed + query.chunk, query.page_size) - held
+            step = pages * track.slots_per_page
+        if demand.now < query.host_slots + step or min(demand.later, *demand.private, 0) < 0:
+            raise ContractViolation(
+                "A3",
+                track.name,
+                f"budget_contribution {demand} does not hold the next step({step}) + "
+                f"host hits({query.host_slots})",
+            )
 
     def _remaining(self, request: Request, track: Track, demand: Demand) -> int:
         """Slots the request takes until its reservation ends, give-backs not counted."""

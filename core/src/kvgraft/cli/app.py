@@ -8,7 +8,6 @@ import click
 
 import kvgraft
 from kvgraft.cli.components import components
-from kvgraft.cli.demo import demo
 from kvgraft.cli.replay import replay
 from kvgraft.errors import KvgraftError
 
@@ -22,7 +21,6 @@ def cli() -> None:
 
 
 cli.add_command(components)
-cli.add_command(demo)
 cli.add_command(replay)
 
 

@@ -9,10 +9,11 @@ from rich.console import Console
 from rich.table import Table
 
 from kvgraft.contract import API_VERSION
-from kvgraft.errors import ConfigError
+from kvgraft.errors import KvgraftError
 from kvgraft.registry import Found, discover
+from kvgraft.tree.track import ComponentShape, ordered
 
-__all__ = ["components"]
+__all__ = ["components", "describe", "widest"]
 
 
 @click.command()
@@ -74,15 +75,31 @@ def describe(found: Found) -> dict[str, object]:
 
 
 def _reach(found: Found) -> str | None:
-    """The reach with default options, from a component built with the smallest pools."""
-    from kvgraft.dispatch import mount
-    from kvgraft.pools import BuildContext
+    shape = _shape(found)
+    return None if shape is None else str(shape.reach)
 
-    assert found.plugin is not None
+
+def _shape(found: Found) -> ComponentShape | None:
+    """The component with default options, built over the smallest pools; None if it refuses."""
+    from kvgraft.dispatch import mount  # noqa: PLC0415 - builds pools, which needs torch
+    from kvgraft.pools import BuildContext  # noqa: PLC0415
+
+    if found.plugin is None:
+        return None
     context = BuildContext(
         page_size=1, device="cpu", device_tokens=1, host_tokens=1, pin_host=False
     )
     try:
-        return str(mount(found.plugin, {}, context).component.reach)
-    except ConfigError:
+        return mount(found.plugin, {}, context).shape
+    except KvgraftError:
         return None
+
+
+def widest() -> str:
+    """The installed component that needs most before a boundary: the base of any set.
+
+    Raises:
+        ConfigError: no usable component is installed.
+    """
+    shapes = [shape for found in discover() if (shape := _shape(found)) is not None]
+    return ordered(shapes)[0].name

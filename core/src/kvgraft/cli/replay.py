@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from kvgraft.cli.components import widest
 from kvgraft.config import WritePolicy
 from kvgraft.errors import ConfigError
 from kvgraft.replay.detect import open_workload
@@ -24,7 +25,7 @@ MUST_BE_ZERO = ("out_of_memory", "payload_mismatches", "ledger_violations")
 
 
 def parse_component(text: str) -> tuple[str, dict[str, Any]]:
-    """`swa:window=4096,n_layers=2` as a name and options.
+    """`NAME:window=4096,n_layers=2` as a name and options.
 
     Raises:
         ConfigError: not of that form.
@@ -36,7 +37,7 @@ def parse_component(text: str) -> tuple[str, dict[str, Any]]:
         if not equals or not field.strip():
             raise ConfigError(
                 f"--component {text!r}: {item!r} is not OPTION=VALUE; "
-                "write for example swa:window=4096"
+                "write for example NAME:window=4096"
             )
         options[field.strip()] = value.strip()
     if not name.strip():
@@ -96,7 +97,8 @@ def save(result: ReplayResult, json_path: Path | None, html_path: Path | None) -
     "components",
     multiple=True,
     metavar="NAME[:OPTION=VALUE,...]",
-    help="A component and its options, such as swa:window=4096; repeat for more. Default: full.",
+    help="A component and its options, such as NAME:window=4096; repeat for more. "
+    "Default: the installed component of the widest reach.",
 )
 @click.option("--page-size", default=64, show_default=True, help="Tokens per page.")
 @click.option("--device", default="cpu", show_default=True, help="Torch device of the pools.")
@@ -183,7 +185,7 @@ def replay(path: Path | None, **options: Any) -> None:
     from kvgraft.replay.replay import ReplaySettings
 
     workload = _workload(path, options)
-    components = dict(parse_component(text) for text in options["components"] or ("full",))
+    components = dict(parse_component(text) for text in options["components"] or [widest()])
     cache: dict[str, Any] = {
         "components": components,
         "page_size": options["page_size"],

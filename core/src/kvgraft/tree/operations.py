@@ -325,7 +325,8 @@ def _holds_up(tree: Tree, node: Node, track: Track, *, to_host: bool) -> bool:
             or node.cells[0].host is not None
         )
     parent = node.parent
-    below_a_node = track.is_everything and parent is not None and parent.parent is not None
+    assert parent is not None
+    below_a_node = track.is_everything and parent.parent is not None
     if below_a_node and parent.cells[track.index].device is None:
         return False
     return all(node.cells[index].device is not None for index in track.wider)

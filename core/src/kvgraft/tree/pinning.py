@@ -24,6 +24,7 @@ __all__ = [
     "release",
     "release_host",
     "release_host_copy",
+    "segment_ahead",
     "slide",
 ]
 
@@ -54,6 +55,24 @@ def default_segment(track: Track, boundary: int) -> tuple[Span, ...]:
     if track.is_state:
         return (Span(boundary, boundary),) if boundary else ()
     return track.reach_pages.spans(boundary)
+
+
+def segment_ahead(track: Track, boundary: int, position: int) -> tuple[Span, ...]:
+    """Of the reach at a boundary, what a request that got to page `position` still needs (L6)."""
+    segment = default_segment(track, boundary)
+    if position <= boundary or track.is_everything:
+        return segment
+    return _common(default_segment(track, position), segment)
+
+
+def _common(segment: tuple[Span, ...], other: tuple[Span, ...]) -> tuple[Span, ...]:
+    """Pages in both."""
+    return tuple(
+        Span(max(mine.start, its.start), min(mine.end, its.end))
+        for mine in segment
+        for its in other
+        if max(mine.start, its.start) < min(mine.end, its.end)
+    )
 
 
 def acquire(
@@ -204,12 +223,7 @@ def slide(tree: Tree, receipt: Receipt, position: int) -> None:
                     _pin_host(tree, track, anchor, segment, receipt.host_from, -1)
                 _unpin(tree, track, anchor, segment)
             continue
-        kept = tuple(
-            Span(max(span.start, old.start), min(span.end, old.end))
-            for span in default_segment(track, position)
-            for old in segment
-            if max(span.start, old.start) < min(span.end, old.end)
-        )
+        kept = _common(default_segment(track, position), segment)
         if kept == segment:
             continue
         kept = _whole_nodes(anchor, kept)

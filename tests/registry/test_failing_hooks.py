@@ -1,0 +1,338 @@
+"""A hook that raises, or answers what the contract forbids, does no damage (I8).
+
+Two components with every hook implemented; the second in the tree's order misbehaves, so that
+whatever the first was asked has to be undone. Books are compared page by page.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvgraft import (
+    Cache,
+    CacheConfig,
+    ComponentMatch,
+    ContractViolation,
+    Demand,
+    Everything,
+    PluginHookError,
+    Reach,
+    Span,
+    Tier,
+    TokenKey,
+    Trailing,
+)
+from kvgraft.request import Request, Stage
+from kvgraft.transfers import SteppedTransferEngine
+
+from .switchable import Package
+
+PAGE = 4
+PROMPT = list(range(32))
+
+
+class Scene:
+    """A cache of two components with every hook, over pools of 16 pages."""
+
+    def __init__(self, host_tokens: int = 0, device_tokens: int = 64) -> None:
+        self.first = Package("first", Reach(Everything()))
+        self.second = Package("second", Reach(Trailing(8)))
+        self.engine = SteppedTransferEngine()
+        config = CacheConfig(
+            components={"first": {}, "second": {}},
+            page_size=PAGE,
+            device_tokens=device_tokens,
+            host_tokens=host_tokens,
+            load=None,
+        )
+        plugins = [self.first.plugin, self.second.plugin]
+        self.cache = Cache(config, plugins=plugins, transfers=self.engine)
+
+    def admitted(self, tokens: list[int], chunk: int | None = None) -> Request:
+        request = self.cache.begin(TokenKey(tokens), chunk=chunk)
+        assert self.cache.admit(request).admitted
+        self.cache.load_back(request)
+        return request
+
+    def computed(self, tokens: list[int]) -> Request:
+        """A request whose prompt is computed and not shared yet."""
+        request = self.admitted(tokens)
+        left = request.prompt - request.computed
+        assert self.cache.allocate(request, left)
+        self.cache.computed(request, left)
+        return request
+
+    def cached(self, tokens: list[int]) -> None:
+        self.cache.finish(self.computed(tokens))
+        self.engine.run_all()
+        self.cache.drain()
+
+    def on_host_only(self, tokens: list[int]) -> None:
+        self.cached(tokens)
+        for name in ("first", "second"):
+            self.cache.evict(name, 16)
+
+    def books(self) -> dict[str, Any]:
+        """Every page's slots and pins, every ledger, every request's accounts."""
+        tree = self.cache.tree
+        books: dict[str, Any] = {}
+        for node in tree.nodes():
+            for track in tree.tracks:
+                cell = node.cells[track.index]
+                for tier, slots, pins in (
+                    ("device", cell.device, cell.device_pins),
+                    ("host", cell.host, cell.host_pins),
+                ):
+                    for page in range(node.start, node.end):
+                        at = (page - node.start) * 4
+                        books[f"{track.name} {tier} {_prefix(node)[: (page + 1) * PAGE]}"] = (
+                            slots[at : at + 4] if slots else None,
+                            pins,
+                        )
+        for track in tree.tracks:
+            for ledger in (track.device, track.host):
+                if ledger is not None:
+                    books[f"{track.name} {ledger.tier}"] = (
+                        *ledger.counts().items(),
+                        ledger.promised,
+                    )
+        for request in self.cache.requests.values():
+            books[f"request {request.prompt}"] = (
+                request.stage,
+                request.computed,
+                request.allocated,
+                request.anchor_tokens,
+                [list(runs) for runs in request.runs],
+                [(account.held, account.promised) for account in request.accounts],
+            )
+        return books
+
+    def assert_nothing_is_held(self) -> None:
+        """Every request ended: all there is belongs to the free list or the tree, unpinned."""
+        self.first.failing.clear()
+        self.second.failing.clear()
+        for request in list(self.cache.requests.values()):
+            self.cache.abort(request)
+        self.engine.run_all()
+        self.cache.drain()
+        self.cache.check_integrity()
+        assert not self.first.segments
+        assert not self.second.segments
+        for track in self.cache.tree.tracks:
+            for ledger in (track.device, track.host):
+                if ledger is not None:
+                    held = (ledger.pinned, ledger.private, ledger.in_flight, ledger.promised)
+                    assert held == (0, 0, 0, 0)
+
+
+def _prefix(node: Any) -> list[int]:
+    parts: list[bytes] = []
+    while node.parent is not None:
+        parts.append(node.key)
+        node = node.parent
+    return memoryview(b"".join(reversed(parts))).cast("i").tolist()
+
+
+def fails(scene: Scene, hook: str, call: Any, *, after: int = 0) -> dict[str, Any]:
+    """`call` raises what the hook raised, with both named; returns the books before it."""
+    scene.second.failing[hook] = after
+    before = scene.books()
+    with pytest.raises(PluginHookError, match=f"component 'second': hook {hook} raised ") as caught:
+        call()
+    assert (caught.value.plugin, caught.value.hook) == ("second", hook)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    scene.second.failing.clear()
+    return before
+
+
+@pytest.mark.parametrize("hook", ["finalize_match_result", "acquire_component_lock"])
+def test_a_match_that_fails_leaves_no_request_and_no_pin(hook: str) -> None:
+    scene = Scene()
+    scene.cached(PROMPT)
+    before = fails(scene, hook, lambda: scene.cache.begin(TokenKey(PROMPT)))
+    assert scene.books() == before
+    assert not scene.cache.requests
+    assert not scene.first.segments
+    scene.assert_nothing_is_held()
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_an_admission_that_fails_promises_nothing(after: int) -> None:
+    """The budget is asked for twice, to decide and to open; neither leaves a trace."""
+    scene = Scene()
+    scene.cached(PROMPT[:16])
+    request = scene.cache.begin(TokenKey(PROMPT))
+    scene.second.calls.clear()
+    before = fails(scene, "budget_contribution", lambda: scene.cache.admit(request), after=after)
+    assert scene.books() == before
+    assert request.stage is Stage.LEASED
+    assert scene.cache.admit(request).admitted
+    scene.assert_nothing_is_held()
+
+
+def test_a_load_back_that_fails_keeps_its_promise_and_can_be_tried_again() -> None:
+    scene = Scene(host_tokens=64)
+    scene.on_host_only(PROMPT)
+    request = scene.cache.begin(TokenKey([*PROMPT, 99]))
+    assert request.needs_load_back
+    assert scene.cache.admit(request).admitted
+    before = fails(scene, "build_hicache_transfers", lambda: scene.cache.load_back(request))
+    assert scene.books() == before
+    assert scene.cache.load_back(request)
+    scene.engine.run_all()
+    scene.cache.drain()
+    assert scene.cache.allocate(request, 1)
+    scene.assert_nothing_is_held()
+
+
+@pytest.mark.parametrize("hook", ["acquire_component_lock", "build_hicache_transfers"])
+@pytest.mark.parametrize("ending", ["checkpoint", "finish"])
+def test_a_request_that_cannot_share_what_it_computed_can_still_be_dropped(
+    hook: str, ending: str
+) -> None:
+    scene = Scene(host_tokens=64)
+    scene.cached(PROMPT[:8])
+    request = scene.computed([*PROMPT[:8], *range(100, 116)])
+    fails(scene, hook, lambda: getattr(scene.cache, ending)(request))
+    scene.cache.check_integrity()
+    scene.assert_nothing_is_held()
+
+
+def test_a_checkpoint_whose_pin_fails_leaves_books_and_request_as_they_were() -> None:
+    scene = Scene()
+    scene.cached(PROMPT[:8])
+    request = scene.computed([*PROMPT[:8], *range(100, 116)])
+    before = fails(scene, "acquire_component_lock", lambda: scene.cache.checkpoint(request))
+    assert scene.books() == before
+    assert scene.cache.checkpoint(request)
+    scene.assert_nothing_is_held()
+
+
+def test_a_restart_that_fails_leaves_a_request_that_can_be_dropped() -> None:
+    scene = Scene()
+    scene.cached(PROMPT[:16])
+    request = scene.admitted(PROMPT)
+    fails(scene, "acquire_component_lock", lambda: scene.cache.restart(request))
+    scene.cache.check_integrity()
+    scene.assert_nothing_is_held()
+
+
+@pytest.mark.parametrize("ending", ["abort", "finish", "checkpoint"])
+def test_a_release_that_fails_leaves_no_pin_behind(ending: str) -> None:
+    scene = Scene()
+    request = scene.computed(PROMPT)
+    fails(scene, "release_component_lock", lambda: getattr(scene.cache, ending)(request))
+    scene.cache.check_integrity()
+    scene.second.segments.clear()
+    for each in list(scene.cache.requests.values()):
+        scene.cache.abort(each)
+    assert all(track.device.pinned == 0 for track in scene.cache.tree.tracks)
+    assert all(track.device.private == 0 for track in scene.cache.tree.tracks)
+    assert all(track.device.promised == 0 for track in scene.cache.tree.tracks)
+
+
+@pytest.mark.parametrize("hook", ["commit_hicache_transfers", "abort_hicache_transfers"])
+def test_a_transfer_whose_end_cannot_be_told_has_ended_all_the_same(hook: str) -> None:
+    scene = Scene(host_tokens=64)
+    scene.cache.finish(scene.computed(PROMPT))
+    while scene.engine.pending:
+        if hook.startswith("commit"):
+            scene.engine.step()
+        else:
+            scene.engine.fail()
+    fails(scene, hook, scene.cache.poll)
+    scene.cache.check_integrity()
+    scene.cache.poll()
+    scene.assert_nothing_is_held()
+
+
+@pytest.mark.parametrize("hook", ["build_hicache_transfers"])
+def test_no_transfer_is_left_in_flight_when_its_copies_cannot_be_built(hook: str) -> None:
+    scene = Scene(host_tokens=64)
+    request = scene.computed(PROMPT)
+    fails(scene, hook, lambda: scene.cache.finish(request))
+    assert not scene.engine.pending
+    assert scene.cache.journal.n_in_flight == 0
+
+
+# -- answers the contract forbids
+
+
+def test_a_match_made_longer_breaks_m5() -> None:
+    scene = Scene()
+    scene.cached(PROMPT)
+    scene.second.answers["finalize_match_result"] = lambda view: ComponentMatch(view.anchor + 1)
+    before = scene.books()
+    with pytest.raises(ContractViolation, match="lengthened the match from 7 to 8 pages") as caught:
+        scene.cache.begin(TokenKey(PROMPT))
+    assert (caught.value.rule, caught.value.component) == ("M5", "second")
+    assert scene.books() == before
+    scene.assert_nothing_is_held()
+
+
+def test_a_match_made_shorter_is_taken_by_all_components() -> None:
+    scene = Scene()
+    scene.cached(PROMPT)
+    scene.cached(PROMPT[:16])
+    scene.second.answers["finalize_match_result"] = lambda view: ComponentMatch(4)
+    assert scene.cache.begin(TokenKey(PROMPT)).anchor_tokens == 16
+    scene.assert_nothing_is_held()
+
+
+@pytest.mark.parametrize(
+    ("spans", "rule"),
+    [
+        ([Span(6, 7)], "L3"),
+        ([], "L3"),
+        ([Span(5, 9)], "T6"),
+    ],
+)
+def test_a_pin_that_leaves_out_the_reach_or_escapes_the_base_is_refused(
+    spans: list[Span], rule: str
+) -> None:
+    scene = Scene()
+    scene.cached(PROMPT)
+    scene.second.answers["acquire_component_lock"] = lambda query: spans
+    before = scene.books()
+    with pytest.raises(ContractViolation, match=r"acquire_component_lock pins ") as caught:
+        scene.cache.begin(TokenKey(PROMPT))
+    assert (caught.value.rule, caught.value.component) == (rule, "second")
+    assert scene.books() == before
+    assert not scene.cache.requests
+    assert not scene.first.segments
+
+
+def test_a_pin_wider_than_the_reach_is_kept_and_undone_by_its_release() -> None:
+    scene = Scene()
+    scene.cached(PROMPT)
+    scene.second.answers["acquire_component_lock"] = lambda query: [Span(0, query.boundary)]
+    request = scene.cache.begin(TokenKey(PROMPT))
+    assert scene.cache.tree.by_name["second"].device.pinned >= 2
+    scene.cache.abort(request)
+    scene.assert_nothing_is_held()
+
+
+@pytest.mark.parametrize("demand", [Demand(0, 0), Demand(5, -1), Demand(5, 5, (-1,))], ids=repr)
+def test_a_budget_that_forgets_the_host_hits_or_is_negative_breaks_a3(demand: Demand) -> None:
+    scene = Scene(host_tokens=64)
+    scene.on_host_only(PROMPT)
+    request = scene.cache.begin(TokenKey([*PROMPT, 99]))
+    scene.second.answers["budget_contribution"] = lambda query: demand
+    before = scene.books()
+    with pytest.raises(ContractViolation, match="budget_contribution") as caught:
+        scene.cache.admit(request)
+    assert (caught.value.rule, caught.value.component) == ("A3", "second")
+    assert scene.books() == before
+    scene.assert_nothing_is_held()
+
+
+def test_evicting_calls_no_hook() -> None:
+    scene = Scene()
+    scene.cached(PROMPT)
+    scene.first.calls.clear()
+    scene.second.calls.clear()
+    assert scene.cache.evict("first", 4, Tier.DEVICE) >= 4
+    assert not scene.first.calls
+    assert not scene.second.calls
