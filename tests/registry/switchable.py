@@ -98,7 +98,9 @@ class Package:
     @hookimpl
     def acquire_component_lock(self, component: Component, query: LockQuery) -> Sequence[Span]:
         answer: Sequence[Span] | None = self._enter("acquire_component_lock", query)
-        spans = [Span(0, query.boundary)] if answer is None else answer
+        if answer is None:
+            answer = [Span(0, query.boundary)] if query.boundary else []
+        spans = list(answer)
         self.segments.append(spans)
         return spans
 

@@ -20,7 +20,7 @@ from kvgraft.types import Tier
 
 __all__ = ["Timeline"]
 
-MAX_POINTS = 300
+MAX_POINTS = 120
 MAX_TREE_NODES = 600
 
 
