@@ -139,7 +139,8 @@ class _Tier:
             view
             for view in self.before.nodes
             if self.cells_of(view, name)[-1] in self._cells(self.before, name)
-            and self.cells_of(view, name)[-1] in self._cells(self.after, name)
+            and self._cells(self.before, name)[self.cells_of(view, name)[-1]]
+            == self._cells(self.after, name).get(self.cells_of(view, name)[-1])
             and not self.pinned(self.before, name, view)
             and not self.pinned(self.after, name, view)
             and not (self.parts[name].is_everything and view.pages[-1] in live)

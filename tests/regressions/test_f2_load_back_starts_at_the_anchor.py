@@ -86,12 +86,12 @@ def walk_from_the_last_host_node(patch: pytest.MonkeyPatch) -> None:
     def from_below(receipt: pinning.Receipt, tracks: tuple[Track, ...]) -> list[list[Node]]:
         if receipt.host_from is None:
             return plan(receipt, tracks)
-        node = receipt.anchor
-        while node.children:
-            below = [each for each in node.children.values() if each.cells[0].host is not None]
-            if not below:
-                break
-            node = below[0]
+        node, below = receipt.anchor, [receipt.anchor]
+        while below:
+            each = below.pop()
+            below += (each.children or {}).values()
+            if each.cells[0].host is not None and each.end > node.end:
+                node = each
         segments = [pinning.default_segment(track, node.end) for track in tracks]
         return plan(pinning.Receipt(node, segments, 0), tracks)
 

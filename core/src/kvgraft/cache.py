@@ -114,7 +114,7 @@ class Cache:
                 "give at least 1 token, reserve >= 0 and chunk >= 1"
             )
         request = Request(key, prompt, prompt + reserve, chunk if chunk is not None else prompt)
-        self.leasing.lease(request, (prompt - 1) // self.tree.page_size)
+        self.leasing.lease(request, self._limit(request))
         self.requests[id(request)] = request
         return request
 
@@ -125,12 +125,11 @@ class Cache:
         """
         self._expect(request, Stage.LEASED)
         if request.limited == Leasing.CROWDED:
-            self.leasing.renew(request)
+            self.leasing.renew(request, self._limit(request))
         decision = self.budget.decide(request)
         if decision.outcome is Outcome.NEVER_FITS and request.anchor_tokens:
             # Holding a prefix can take more than computing it again; try as a miss (A8).
-            self.leasing.release(request)
-            self.leasing.lease(request, 0)
+            self.leasing.renew(request, 0)
             decision = self.budget.decide(request)
         if decision.admitted:
             self.budget.open(request)
@@ -157,9 +156,9 @@ class Cache:
             operation = operations.begin_load_back(self.tree, request.receipt)
             if operation is None:
                 raise KvgraftError("load-back of an admitted request found no room; report this")
+            request.waits.append(self.journal.submit(operation, Direction.LOAD_BACK, fence))
             for pair in operation.pairs:
                 request.accounts[pair.track.index].spend(len(pair.device) // SLOT_BYTES)
-            request.waits.append(self.journal.submit(operation, Direction.LOAD_BACK, fence))
         return request.waits
 
     def restart(self, request: Request) -> None:
@@ -173,7 +172,7 @@ class Cache:
         request.prompt = max(request.prompt, request.key.n_tokens)
         request.total = max(request.total, request.prompt)
         request.stage = Stage.LEASED
-        self.leasing.lease(request, (request.prompt - 1) // self.tree.page_size)
+        self.leasing.renew(request, self._limit(request))
 
     def next_chunk(self, request: Request, limit: int | None = None) -> int:
         """Prefill tokens the next step may compute; 0 defers it, unchanged (A5, A6).
@@ -254,11 +253,7 @@ class Cache:
         if not self.budget.can_part(request, page):
             self.declined_checkpoints += 1
             return False
-        inserted = self._insert(request, page)
-        held = request.receipt
-        self.leasing.repin(request, inserted.anchor)
-        self.mirroring.inserted(inserted.nodes, fence)
-        pinning.release(self.tree, held)
+        self._share(request, page, fence)
         self.checkpoints += 1
         return True
 
@@ -273,14 +268,11 @@ class Cache:
             page = min(page, self.slots.offer_states(request, track))
         anchor = request.receipt.anchor
         if page > anchor.end:
-            inserted = self._insert(request, page)
             if self.mirroring.enabled:
-                held = request.receipt
-                self.leasing.repin(request, inserted.anchor)
-                self.mirroring.inserted(inserted.nodes, fence)
-                pinning.release(self.tree, held)
-        self._give_up(request)
-        self._forget(request)
+                self._share(request, page, fence)
+            else:
+                self._insert(request, page)
+        self._end(request)
         return max(page, anchor.end) * self.tree.page_size
 
     def retract(self, request: Request, fence: Fence | None = None) -> int:
@@ -297,8 +289,7 @@ class Cache:
         """
         if request.stage is Stage.CLOSED:
             raise LeaseError("request is closed; it was finished or aborted before")
-        self._give_up(request)
-        self._forget(request)
+        self._end(request)
 
     # -- what the engine reads
 
@@ -415,14 +406,34 @@ class Cache:
                 track.device.give_private(slots)
         return result
 
+    def _share(self, request: Request, page: int, fence: Fence | None) -> None:
+        """Insert up to boundary `page`, pin it there before the old pins go (I5), back it up.
+
+        Components are asked what to pin first: if one fails, nothing has changed (I8).
+        """
+        locks = self.leasing.lock(page)
+        inserted = self._insert(request, page)
+        held = request.receipt
+        self.leasing.repin(request, inserted.anchor, locks)
+        try:
+            self.mirroring.inserted(inserted.nodes, fence)
+        finally:
+            self.leasing.unpin(held)
+
+    def _limit(self, request: Request) -> int:
+        """Deepest boundary the request may resume from: one token is left to compute (M2)."""
+        return (request.prompt - 1) // self.tree.page_size
+
     def _give_up(self, request: Request) -> None:
-        """Return everything a request holds: private slots, promises, pins (H8)."""
+        """Return what a request owns, but for its pins: private slots and promises (H8)."""
         self.slots.give_back_all(request)
         self.budget.close(request)
         request.allocated = request.computed = 0
         request.waits = []
-        self.leasing.release(request)
 
-    def _forget(self, request: Request) -> None:
+    def _end(self, request: Request) -> None:
+        """The request is over: give up everything it holds."""
+        self._give_up(request)
         request.stage = Stage.CLOSED
         del self.requests[id(request)]
+        self.leasing.unpin(request.receipt)

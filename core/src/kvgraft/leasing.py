@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import NamedTuple
 
 from kvgraft.config import LoadModel
 from kvgraft.dispatch import Mounted
@@ -17,7 +19,19 @@ from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 from kvgraft.types import ComponentMatch, LockQuery, MatchView, Span
 
-__all__ = ["Leasing"]
+__all__ = ["Leasing", "Locks"]
+
+
+class Locks(NamedTuple):
+    """What components want pinned at a boundary.
+
+    Attributes:
+        segments: per component that has an answer of its own, by its index.
+        undo: their inverse hooks.
+    """
+
+    segments: dict[int, tuple[Span, ...]]
+    undo: ExitStack
 
 
 class Leasing:
@@ -63,9 +77,9 @@ class Leasing:
         """Match at most `limit` pages of the request's key, pin the anchor, fill the request in."""
         tree = self.tree
         found = matching.match(tree, request.key, limit)
-        request.limited = None
+        limited = None
         if self._cannot_copy and found.anchor:
-            request.limited = self.NO_COPY
+            limited = self.NO_COPY
             found = self._shorten(found, 0)
         checkpoints: set[int] = set()
         if self._finalizers:
@@ -73,20 +87,27 @@ class Leasing:
         host_from = None
         if found.device_anchor != found.anchor:
             if self._recompute(found):
-                request.limited = self.RECOMPUTE
+                limited = self.RECOMPUTE
                 self.skipped_loads += 1
                 found = self._shorten(found, found.device_anchor)
             else:
                 host_from = matching.missing_from(tree, found)
         anchor = matching.anchor_node(tree, found)
-        receipt = self._acquire(anchor, 0 if self._pins_host else host_from, request)
+        receipt = self._acquire(anchor, 0 if self._pins_host else host_from)
         if receipt is None:
-            request.limited = self.CROWDED
+            limited = self.CROWDED
             found = self._shorten(found, 0)
             anchor, host_from = found.root, None
             receipt = pinning.acquire(tree, anchor, touch=False)
             assert receipt is not None
+        if anchor.parent is not None:
+            try:
+                self.mirroring.hit(anchor)
+            except BaseException:
+                self.unpin(receipt)
+                raise
         request.receipt = receipt
+        request.limited = limited
         request.key.trail = anchor if anchor.parent is not None else None
         request.anchor_tokens = found.anchor * tree.page_size
         request.device_tokens = found.device_anchor * tree.page_size
@@ -101,8 +122,6 @@ class Leasing:
             else self._no_slots
         )
         request.checkpoints = self._boundaries(request, found.anchor, checkpoints)
-        if anchor.parent is not None:
-            self.mirroring.hit(anchor)
 
     def _boundaries(self, request: Request, anchor: int, extra: set[int]) -> list[int]:
         """Pages ahead at which states are captured: the components' own and the prompt's end."""
@@ -111,12 +130,13 @@ class Leasing:
         last = request.prompt // self.tree.page_size
         return sorted(page for page in extra | {last} if anchor < page <= last)
 
-    def renew(self, request: Request) -> None:
-        """Match again for a request whose lease was cut short."""
-        self.release(request)
-        self.lease(request, (request.prompt - 1) // self.tree.page_size)
+    def renew(self, request: Request, limit: int) -> None:
+        """Match again, at most `limit` pages; the old pins go once the new ones stand (I8)."""
+        held = request.receipt
+        self.lease(request, limit)
+        self.unpin(held)
 
-    def repin(self, request: Request, anchor: Node) -> None:
+    def repin(self, request: Request, anchor: Node, locks: Locks | None) -> None:
         """New pins at a deeper anchor; the caller releases the old receipt afterwards (I5).
 
         Where the request got further than the anchor, what it left behind is not pinned: its own
@@ -126,19 +146,33 @@ class Leasing:
         ahead: list[tuple[Span, ...] | None] | None = None
         if position > anchor.end:
             ahead = [segment_ahead(track, anchor.end, position) for track in self.tree.tracks]
-        receipt = self._acquire(
-            anchor, 0 if self._pins_host else None, request, enforce=False, segments=ahead
-        )
+        host_from = 0 if self._pins_host else None
+        receipt = self._pin(anchor, host_from, locks, ahead, enforce=False)
         assert receipt is not None
         request.receipt = receipt
 
-    def release(self, request: Request) -> None:
-        """Give up the request's pins (L1)."""
-        for track, each in self._lockers:
-            segment = request.locks.pop(track.index, None)
-            if segment is not None and each.release_component_lock is not None:
-                each.release_component_lock(segment)
-        pinning.release(self.tree, request.receipt)
+    def unpin(self, receipt: Receipt) -> None:
+        """Give up a receipt; every component is told, even if another's hook raises (L1, I8)."""
+        pinning.release(self.tree, receipt)
+        if receipt.locks is not None:
+            receipt.locks.close()
+
+    def lock(self, boundary: int) -> Locks | None:
+        """Ask components what to pin at a boundary, given in pages: all, or none (I8)."""
+        if not self._lockers:
+            return None
+        segments: dict[int, tuple[Span, ...]] = {}
+        with ExitStack() as undo:
+            for track, each in self._lockers:
+                assert each.acquire_component_lock is not None
+                assert each.release_component_lock is not None
+                answer = each.acquire_component_lock(LockQuery(boundary, self.tree.page_size))
+                if answer is not None:
+                    undo.callback(each.release_component_lock, answer)
+                    segments[track.index] = tuple(Span(*span) for span in answer)
+                    _check_segment(self.tree, track, boundary, segments[track.index])
+            held = undo.pop_all()
+        return Locks(segments, held)
 
     # -- inside
 
@@ -185,33 +219,33 @@ class Leasing:
         tokens = (found.anchor - found.device_anchor) * self.tree.page_size
         return tokens / self.load.prefill_tokens_s < load_s
 
-    def _acquire(
+    def _acquire(self, anchor: Node, host_from: int | None) -> Receipt | None:
+        """Pin a match; None, with nothing pinned or locked, if that would break a promise."""
+        locks = self.lock(anchor.end)
+        receipt = self._pin(anchor, host_from, locks, None, enforce=True)
+        if receipt is None and locks is not None:
+            locks.undo.close()
+        return receipt
+
+    def _pin(
         self,
         anchor: Node,
         host_from: int | None,
-        request: Request,
+        locks: Locks | None,
+        segments: list[tuple[Span, ...] | None] | None,
         *,
-        enforce: bool = True,
-        segments: list[tuple[Span, ...] | None] | None = None,
+        enforce: bool,
     ) -> Receipt | None:
-        tree = self.tree
-        if not self._lockers:
-            return pinning.acquire(
-                tree, anchor, host_from=host_from, enforce=enforce, segments=segments
-            )
-        if segments is None:
-            segments = [None] * len(tree.tracks)
-        for track, each in self._lockers:
-            assert each.acquire_component_lock is not None
-            answer = each.acquire_component_lock(LockQuery(anchor.end, tree.page_size))
-            if answer is not None:
-                segment = tuple(Span(*span) for span in answer)
-                _check_segment(tree, track, anchor.end, segment)
-                segments[track.index] = segment
-                request.locks[track.index] = segment
-        return pinning.acquire(
-            tree, anchor, host_from=host_from, enforce=enforce, segments=segments
+        if locks is not None and locks.segments:
+            segments = segments or [None] * len(self.tree.tracks)
+            for index, segment in locks.segments.items():
+                segments[index] = segment
+        receipt = pinning.acquire(
+            self.tree, anchor, host_from=host_from, enforce=enforce, segments=segments
         )
+        if receipt is not None and locks is not None:
+            receipt.locks = locks.undo
+        return receipt
 
 
 def _missing_pages(found: Match, track: Track) -> int:

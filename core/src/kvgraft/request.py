@@ -88,7 +88,6 @@ class Request:
         "host_slots",
         "key",
         "limited",
-        "locks",
         "private",
         "prompt",
         "receipt",
@@ -114,7 +113,6 @@ class Request:
         self.stage = Stage.LEASED
         self.limited: str | None = None
         self.receipt: Receipt
-        self.locks: dict[int, object] = {}
         self.waits: list[Transfer] = []
         self.runs: list[list[Run]] = []
         self.states: list[StateSlots | None] = []

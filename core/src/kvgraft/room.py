@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvgraft.config import WritePolicy
+from kvgraft.slots import SLOT_BYTES
 from kvgraft.transfers.journal import Journal, Transfer
 from kvgraft.tree import eviction, operations
 from kvgraft.tree.eviction import Victim
@@ -52,25 +53,31 @@ class Room:
         return track.host.free >= n_slots
 
     def _demote(self, track: Track, n_slots: int) -> None:
-        """Evict with a backup first; what HOST cannot take is dropped, so that room is made."""
+        """Evict with a backup first; what HOST cannot take is dropped, so that room is made.
+
+        Waits for the copies, each a bounded time; what is still missing then is taken from other
+        victims, unbacked, because a slow or failed backup never blocks device progress (E4).
+        """
         leaving: list[Transfer] = []
         on_their_way = 0
         while track.device.free + on_their_way < n_slots:
             victim = eviction.next_device_victim(self.tree, track)
             if victim is None:
                 break
-            before = track.device.free
             operation = self._begin(victim)
-            if operation is None:
+            if operation is not None:
+                on_their_way += sum(
+                    len(slots) // SLOT_BYTES
+                    for other, slots in operation.detached
+                    if other is track
+                )
+                leaving.append(self.journal.submit(operation, Direction.BACKUP))
+            elif _still_there(victim):
                 eviction.evict_victim(self.tree, victim)
-                continue
-            on_their_way += sum(
-                pair.track.n_slots(victim.node) for pair in operation.pairs if pair.track is track
-            )
-            assert track.device.free >= before
-            leaving.append(self.journal.submit(operation, Direction.BACKUP))
         for transfer in leaving:
             self.journal.settle(transfer, self.timeout_s)
+        if track.device.free < n_slots:
+            eviction.evict_device(self.tree, track, n_slots - track.device.free)
 
     def _begin(self, victim: Victim) -> operations.Operation | None:
         """Reserve HOST for what is not there yet; None if all of it is, or HOST is full."""
@@ -82,8 +89,15 @@ class Room:
             if not self.on_host(track, track.n_slots(node)):
                 return None
         parent = node.parent
-        assert parent is not None
+        if parent is None or not _still_there(victim):
+            return None
         operation = operations.begin_demotion(self.tree, node, victim.tracks)
         if operation is not None:
             eviction.lift_recency(self.tree, node, parent)
         return operation
+
+
+def _still_there(victim: Victim) -> bool:
+    """Whether the victim's cells survived the host eviction made for their backup."""
+    cells = victim.node.cells
+    return all(cells[track.index].device is not None for track in victim.tracks)

@@ -274,6 +274,7 @@ def test_a_prefix_is_computed_shared_and_resumed_without_moving_a_key_or_value(
     assert moved.keys() == components.keys()
     assert len(moved["hisparse"].device_slots) == n_cached // PAGE * SLOT_BYTES
     assert moved["hisparse"].host_slots == engine.cache.host_table(request, "hisparse").tobytes()
+    assert engine.cache.evict("hisparse", 10_000, tier=Tier.HOST) == 0
     engine.wait()
     counted = engine.cache.journal.counters[Direction.LOAD_BACK].slots
     assert counted["hisparse"] == n_cached // PAGE

@@ -81,8 +81,8 @@ def _reach(found: Found) -> str | None:
 
 def _shape(found: Found) -> ComponentShape | None:
     """The component with default options, built over the smallest pools; None if it refuses."""
-    from kvgraft.dispatch import mount  # noqa: PLC0415 - builds pools, which needs torch
-    from kvgraft.pools import BuildContext  # noqa: PLC0415
+    from kvgraft.dispatch import mount
+    from kvgraft.pools import BuildContext
 
     if found.plugin is None:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from kvgraft.dispatch import Hook, Mounted
 from kvgraft.errors import TransferError
@@ -159,7 +160,9 @@ class Journal:
 
 
 def _call(transfer: Transfer, hook: str) -> None:
-    for mounted, query in transfer.queries:
-        function: Hook | None = getattr(mounted, hook)
-        if function is not None:
-            function(query)
+    """Tell every component how it ended, even if another's hook raises (I8)."""
+    with ExitStack() as calls:
+        for mounted, query in reversed(transfer.queries):
+            function: Hook | None = getattr(mounted, hook)
+            if function is not None:
+                calls.callback(function, query)

@@ -9,6 +9,7 @@ data inside a segment are counted too: data that arrives on them later is pinned
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from kvgraft.errors import LeaseError
 from kvgraft.slots import SLOT_BYTES
@@ -37,9 +38,10 @@ class Receipt:
         segments: per component, the pinned pages; a state's pin is the empty span at the anchor.
         host_from: HOST is pinned too from this page on; None if it is not.
         released: whether it was consumed.
+        locks: what components undo when it is released; None for nothing.
     """
 
-    __slots__ = ("anchor", "host_from", "released", "segments")
+    __slots__ = ("anchor", "host_from", "locks", "released", "segments")
 
     def __init__(
         self, anchor: Node, segments: list[tuple[Span, ...]], host_from: int | None
@@ -48,6 +50,7 @@ class Receipt:
         self.segments = segments
         self.host_from = host_from
         self.released = False
+        self.locks: ExitStack | None = None
 
 
 def default_segment(track: Track, boundary: int) -> tuple[Span, ...]:

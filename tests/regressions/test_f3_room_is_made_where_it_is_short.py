@@ -1,0 +1,134 @@
+"""F3: one pool was short and another's data was evicted; availability is per pool (R3, E2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from kvgraft import Reach, TokenKey, Trailing
+from kvgraft.room import Room
+from kvgraft.tree import eviction
+from kvgraft.tree.track import Track
+
+from ..serving.components import PagedPackage
+from ..serving.server import Server
+from ..serving.setups import SINKS, SSM, Setup, installed, mixed
+
+UNRELATED = list(range(500, 524))
+STATES = {"states": 12, "host_states": 64}
+
+
+def window(tokens: int) -> Setup:
+    return mixed(("full",), PagedPackage("narrow", Reach(Trailing(tokens))))
+
+
+def swa(tokens: int) -> Setup:
+    setup = installed("full", "swa")
+    return Setup(f"swa {tokens}", {**setup.options, "swa": {"window": tokens}}, setup.plugins)
+
+
+CASES = [
+    *[(swa(tokens), tokens + 2) for tokens in (2, 3, 4, 8)],
+    (window(5), 7),
+    (mixed(("full",), SINKS), 10),
+    (mixed(("full",), PagedPackage("quartered", Reach(Trailing(4)), 4)), 6),
+    (mixed(("full",), SSM), 6),
+    (installed("full", "mamba"), 6),
+    (mixed(("hisparse",), SINKS), 10),
+]
+IDS = [setup.name for setup, _ in CASES]
+
+
+def load_back_with_the_narrow_pool_short(setup: Setup, chain: int) -> None:
+    """The field's scenario: a chain on HOST, the narrow pool one page short of its window.
+
+    Page size 1. The wide pool has room for the whole chain.
+    """
+    narrow = next(name for name in setup.options if name not in ("full", "hisparse"))
+    states = narrow in ("mamba", "ssm")
+    options = {narrow: STATES if states else {"device_tokens": 64}}
+    if "hisparse" in setup.options:
+        options["hisparse"] = {"max_running": 64}
+    cache = setup.open(page_size=1, device_tokens=256, host_tokens=256, **options)
+    server = Server(cache)
+    try:
+        wide, short = cache.tree.tracks
+        server.serve(range(chain))
+        server.empty_device()
+        for end in range(1, len(UNRELATED) + 1):
+            server.serve(UNRELATED[:end])
+        request = server.begin([*range(chain), 77])
+        assert request.anchor_tokens == chain
+        loaded, wanted = request.host_slots
+        assert loaded == chain
+        per_page = short.slots_per_page
+        surplus = (short.device.free - wanted) // per_page + 1
+        for size in [2] * surplus if states else [surplus]:
+            holder = server.start(range(900, 900 + size))
+            assert cache.allocate(holder, size)
+        assert short.device.free == wanted - per_page
+        assert wide.device.free >= loaded
+        lost = {track.name: sum(_evicted(track)) for track in (wide, short)}
+        decision = cache.admit(request)
+        assert decision.admitted, decision
+        server.load_back(request)
+        assert sum(_evicted(wide)) == lost[wide.name], "the wide pool lost data it had room for"
+        assert sum(_evicted(short)) == lost[short.name] + per_page, "more than the shortfall"
+        told = cache.explain(TokenKey([*UNRELATED, 1])).components[0]
+        assert told.device_accepts == len(UNRELATED), "an unrelated prefix was lost"
+        server.prefill(request)
+        cache.check_integrity()
+    finally:
+        cache.close()
+
+
+def _evicted(track: Track) -> list[int]:
+    return list(track.device_evictions.by_cause().values())
+
+
+@pytest.mark.parametrize(("setup", "chain"), CASES, ids=IDS)
+def test_a_load_back_makes_room_in_the_short_pool_alone_and_for_its_own_shortfall(
+    setup: Setup, chain: int
+) -> None:
+    load_back_with_the_narrow_pool_short(setup, chain)
+
+
+Bug = Callable[[pytest.MonkeyPatch], None]
+
+
+def take_the_minimum_over_the_pools(patch: pytest.MonkeyPatch) -> None:
+    """The field bug: what is available is the least that any pool has."""
+
+    def on_device(self: Room, track: Track, n_slots: int) -> bool:
+        free = min(each.device.free // each.slots_per_page for each in self.tree.tracks)
+        shortfall = n_slots - free * track.slots_per_page
+        if shortfall > 0:
+            eviction.evict_device(self.tree, track, shortfall)
+        return track.device.free >= n_slots
+
+    patch.setattr(Room, "on_device", on_device)
+
+
+def evict_the_base_for_another_pool(patch: pytest.MonkeyPatch) -> None:
+    """Its twin: whichever pool is short, the base gives."""
+
+    def on_device(self: Room, track: Track, n_slots: int) -> bool:
+        base = self.tree.tracks[0]
+        while track.device.free < n_slots and eviction.evict_device(self.tree, base, 1):
+            pass
+        return track.device.free >= n_slots
+
+    patch.setattr(Room, "on_device", on_device)
+
+
+@pytest.mark.parametrize(("setup", "chain"), CASES, ids=IDS)
+@pytest.mark.parametrize(
+    "bug", [take_the_minimum_over_the_pools, evict_the_base_for_another_pool]
+)
+def test_with_the_bug_an_unrelated_prefix_is_evicted(
+    setup: Setup, chain: int, bug: Bug, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bug(monkeypatch)
+    with pytest.raises(AssertionError, match="lost data it had room for"):
+        load_back_with_the_narrow_pool_short(setup, chain)
