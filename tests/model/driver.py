@@ -125,7 +125,8 @@ class Driver:
         return found, Pressure(host=dict.fromkeys(self.mirrored) if selective else {})
 
     def _resumed(self, live: Live, boundary: int) -> Callable[[Any], None]:
-        return lambda result: self.recency.resumed(live.namespace, live.tuple, boundary)
+        sequence = (live.namespace, live.tuple)
+        return lambda result: self.recency.resumed(sequence, boundary, self.seen)
 
     # -- the life of a request
 
@@ -455,7 +456,7 @@ class Driver:
         def uses(result: Any) -> None:
             if result is not False and deeper:
                 self.recency.created(path - known)
-                self.recency.resumed(live.namespace, live.tuple, boundary)
+                self.recency.resumed((live.namespace, live.tuple), boundary, self.seen)
 
         write_through = self.sizes.policy is WritePolicy.WRITE_THROUGH
         pressure = Pressure(

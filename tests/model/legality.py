@@ -18,31 +18,48 @@ __all__ = ["Pressure", "Recency", "check_losses"]
 
 
 class Recency:
-    """When each component's page was last used; a use of a page is a use of its prefix's pages
-    for a component that needs them all."""
+    """When each component's page was last used.
+
+    A use of a page is a use of its whole prefix for a component that needs all of it. The cache
+    keeps that lazily, tier by tier: a stamp climbs when the nodes below leave the tier. So of a
+    page below which a tier had a gap when it was used, the model knows the latest use (`used`),
+    and the latest the tier is certain to know of (`known`).
+    """
 
     def __init__(self, model: BruteForce) -> None:
         self.model = model
         self.clock = 0
         self.used: dict[str, dict[Prefix, int]] = {each.name: {} for each in model.components}
+        self.known: dict[tuple[str, str], dict[Prefix, int]] = {
+            (each.name, tier): {} for each in model.components for tier in ("device", "host")
+        }
 
     def created(self, pages: set[Prefix]) -> None:
         """Nodes for these pages appeared."""
         self.clock += 1
-        for used in self.used.values():
+        for uses in (*self.used.values(), *self.known.values()):
             for page in pages:
-                used[page] = self.clock
+                uses[page] = self.clock
 
-    def resumed(self, namespace: object, tokens: tuple[int, ...], boundary: int) -> None:
+    def resumed(self, sequence: Prefix, boundary: int, after: Snapshot) -> None:
         """A request resumes, or continues, from a boundary."""
         self.clock += 1
         for component in self.model.components:
-            used = self.used[component.name]
-            for page in self.model.prefixes(component, namespace, tokens, boundary):
-                used[page] = self.clock
+            pages = self.model.prefixes(component, *sequence, boundary)
+            self.used[component.name].update(dict.fromkeys(pages, self.clock))
+            held = after.held[component.name]
+            for tier, cells in (("device", held.device), ("host", held.host)):
+                known = self.known[component.name, tier]
+                for page in reversed(pages):
+                    if component.is_everything and page not in cells:
+                        break
+                    known[page] = self.clock
 
-    def of(self, component: ModelComponent, pages: tuple[Prefix, ...]) -> int:
+    def latest(self, component: ModelComponent, pages: tuple[Prefix, ...]) -> int:
         return max(self.used[component.name].get(page, 0) for page in pages)
+
+    def certain(self, component: ModelComponent, tier: str, pages: tuple[Prefix, ...]) -> int:
+        return max(self.known[component.name, tier].get(page, 0) for page in pages)
 
 
 @dataclass
@@ -110,6 +127,11 @@ class _Tier:
             if self.cells_of(view, name)[-1] in self._cells(snapshot, name)
         ]
 
+    def remade(self, name: str, view: NodeView) -> bool:
+        """Whether the cell went and came back within the operation."""
+        page = self.cells_of(view, name)[-1]
+        return self._cells(self.before, name).get(page) != self._cells(self.after, name).get(page)
+
     def live_below(self, snapshot: Snapshot) -> set[Prefix]:
         """Last pages of first-snapshot nodes under which something is held."""
         live: set[Prefix] = set()
@@ -139,8 +161,7 @@ class _Tier:
             view
             for view in self.before.nodes
             if self.cells_of(view, name)[-1] in self._cells(self.before, name)
-            and self._cells(self.before, name)[self.cells_of(view, name)[-1]]
-            == self._cells(self.after, name).get(self.cells_of(view, name)[-1])
+            and not self.remade(name, view)
             and not self.pinned(self.before, name, view)
             and not self.pinned(self.after, name, view)
             and not (self.parts[name].is_everything and view.pages[-1] in live)
@@ -244,7 +265,7 @@ def _check_tier(
             left = [
                 name
                 for name in tier.holders(tier.after, view)
-                if not tier.pinned(tier.before, name, view)
+                if not tier.pinned(tier.before, name, view) and not tier.remade(name, view)
             ]
             pinned = any(
                 tier.pinned(tier.before, name, view) for name in tier.holders(tier.before, view)
@@ -283,9 +304,9 @@ def _least_recent(
 ) -> bool:
     """Whether no victim that was kept had been used before the node."""
     component = tier.parts[name]
-    used = recency.of(component, tier.cells_of(view, name))
+    used = recency.certain(component, tier.tier, tier.cells_of(view, name))
     return not any(
-        recency.of(component, tier.cells_of(other, name)) < used
+        recency.latest(component, tier.cells_of(other, name)) < used
         for other in kept
         if other.pages[-1] not in pressure.passing
     )

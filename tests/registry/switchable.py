@@ -106,8 +106,8 @@ class Package:
 
     @hookimpl
     def release_component_lock(self, component: Component, segment: Sequence[Span]) -> None:
-        self._enter("release_component_lock", segment)
         self.segments.remove(list(segment))
+        self._enter("release_component_lock", segment)
 
     @hookimpl
     def build_hicache_transfers(

@@ -20,6 +20,7 @@ from kvgraft import (
     ContractViolation,
     Direction,
     LeaseError,
+    Request,
     Tier,
     TokenKey,
 )
@@ -136,7 +137,7 @@ class Engine:
 class Running:
     """One request of the engine and its hot buffer."""
 
-    def __init__(self, engine: Engine, request: Any, tokens: list[int]) -> None:
+    def __init__(self, engine: Engine, request: Request, tokens: list[int]) -> None:
         self.engine, self.cache, self.request = engine, engine.cache, request
         self.tokens = list(tokens)
         self.buffer = engine.sparse.open_buffer(self.cache, request)
@@ -162,7 +163,7 @@ class Running:
         assert self.cache.allocate(request, n_tokens)
         self.cache.check_integrity()
         host_slots = self.cache.host_table(request, "hisparse")
-        buffer.add_host_pages(host_slots[len(buffer.host_slots) // SLOT_BYTES :].tobytes())
+        buffer.add_host_pages(host_slots[buffer.n_host_pages :].tobytes())
         positions = torch.arange(start, end)
         pages, offsets = positions // PAGE, positions % PAGE
         on_device = torch.tensor(self.cache.table(request, "hisparse"))[pages].long()
@@ -226,7 +227,7 @@ class Running:
         self.buffer.replace_host_pages(0, table.tobytes())
         return shared
 
-    def end(self, how: Callable[[Any], object]) -> object:
+    def end(self, how: Callable[[Request], object]) -> object:
         self.buffer.close()
         ended = how(self.request)
         self.cache.check_integrity()
@@ -567,5 +568,5 @@ def test_the_slots_the_cache_took_are_the_only_ones_a_request_writes() -> None:
         each.decode(8)
     used = {slot for each in running for slot in each.hot_slots}
     for plane in engine.hot_planes():
-        written = plane.unflatten(0, (-1, PAGE)).flatten(1).count_nonzero(1).nonzero().flatten()
+        written = plane.reshape(len(plane) // PAGE, -1).count_nonzero(1).nonzero().flatten()
         assert set(written.tolist()) == used

@@ -327,6 +327,7 @@ class HotBufferMachine(RuleBasedStateMachine):
             sum(model.moved for model in self.models.values()),
         )
         assert self.buffer.host_slots == slots(*self.pages)
+        assert self.buffer.n_host_pages == len(self.pages)
 
     @invariant()
     def the_neighbour_keeps_its_rows(self) -> None:

@@ -86,6 +86,11 @@ class HotBuffer:
         return self._host_slots.to(torch.int32).numpy().tobytes()
 
     @property
+    def n_host_pages(self) -> int:
+        """Host pages of the sequence, those for tokens to come included."""
+        return len(self._host_slots)
+
+    @property
     def statistics(self) -> SwapStatistics:
         """What the selections so far hit and moved; waits for the device."""
         return SwapStatistics(int(self._rows_touched) - self._rows_moved, self._rows_moved)
