@@ -7,8 +7,8 @@ from random import Random
 from kvgraft.admission import Outcome
 from kvgraft.cache import Cache
 from kvgraft.request import Request
-from kvgraft.transfers import SteppedTransferEngine
 
+from ..serving.engines import PromptEngine
 from ..serving.server import Server
 
 __all__ = ["Crowd"]
@@ -27,16 +27,20 @@ class Crowd:
         outcomes: how often admission answered what.
     """
 
-    def __init__(self, cache: Cache, engine: SteppedTransferEngine, random: Random) -> None:
+    def __init__(self, cache: Cache, engine: PromptEngine, random: Random) -> None:
         self.cache, self.engine, self.random = cache, engine, random
         self.server = Server(cache)
         self.leased: list[Request] = []
         self.running: list[Request] = []
         self.outcomes = dict.fromkeys(Outcome, 0)
+        self.finished: list[list[int]] = []
         self.fresh = 100
 
     def tokens(self) -> list[int]:
-        """A prompt that may share a prefix with others."""
+        """A prompt that shares a prefix with others, or goes on where one of them ended."""
+        if self.finished and self.random.random() < 0.6:
+            self.fresh += 1
+            return [*self.random.choice(self.finished[-3:]), *[self.fresh] * 3]
         own = self.random.choice([0, 1, 2])
         self.fresh += 1
         tail = [own] * self.random.randint(0, 6) + [self.fresh] * self.random.randint(1, 6)
@@ -94,7 +98,9 @@ class Crowd:
         if done:
             request = self.random.choice(done)
             self.running.remove(request)
-            self.cache.finish(request)
+            cached = self.cache.finish(request)
+            if 0 < cached < 20:
+                self.finished.append(request.key.tokens()[:cached].tolist())
 
     def give_up(self) -> None:
         if self.random.random() < 0.3:
@@ -105,8 +111,11 @@ class Crowd:
                 self.cache.abort(request)
 
     def evict(self) -> None:
-        track = self.random.choice(self.cache.tree.tracks)
-        self.cache.evict(track.name, self.random.randint(1, track.device.capacity))
+        if self.random.random() < 0.5:
+            self.server.empty_device()
+        else:
+            track = self.random.choice(self.cache.tree.tracks)
+            self.cache.evict(track.name, self.random.randint(1, track.device.capacity))
 
     def transfer(self) -> None:
         while self.engine.pending and self.random.random() < 0.8:

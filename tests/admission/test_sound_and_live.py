@@ -12,8 +12,8 @@ from kvgraft import TokenKey, WritePolicy
 from kvgraft.admission import Outcome
 from kvgraft.cache import Cache
 from kvgraft.request import Request
-from kvgraft.transfers import SteppedTransferEngine
 
+from ..serving.engines import PromptEngine
 from ..serving.setups import SETUPS, Setup
 from .crowd import Crowd
 
@@ -25,8 +25,8 @@ def crowd_of(setup: Setup, random: Random) -> Crowd:
     return Crowd(*_small(setup, random), random)
 
 
-def _small(setup: Setup, random: Random) -> tuple[Cache, SteppedTransferEngine]:
-    engine = SteppedTransferEngine()
+def _small(setup: Setup, random: Random) -> tuple[Cache, PromptEngine]:
+    engine = PromptEngine()
     sizes = {
         "mamba": {"states": random.choice([3, 6, 9])},
         "ssm": {"states": random.choice([3, 6, 9])},
@@ -35,7 +35,7 @@ def _small(setup: Setup, random: Random) -> tuple[Cache, SteppedTransferEngine]:
     }
     cache = setup.open(
         device_tokens=random.choice([20, 30, 44]),
-        host_tokens=random.choice([16, 64]),
+        host_tokens=random.choice([24, 96, 96]),
         policy=random.choice(list(WritePolicy)),
         engine=engine,
         timeout_s=1e-3,
@@ -95,7 +95,7 @@ def test_a_busy_cache_refuses_for_ever_exactly_what_an_empty_one_refuses(
     empty_like = Cache(
         crowd.cache.config,
         plugins=list(SETUPS[name].plugins.values()),
-        transfers=SteppedTransferEngine(),
+        transfers=PromptEngine(),
     )
     alone = empty_like.begin(TokenKey(prompt), reserve=reserve, chunk=chunk)
     final = empty_like.admit(alone)
@@ -126,7 +126,7 @@ def test_an_idle_pool_of_two_windows_is_not_starved(
         host_tokens=512,
         **{narrow: {"device_tokens": 2 * n_windows * probe.widest_pages}},
     )
-    crowd = Crowd(cache, SteppedTransferEngine(), Random(0))
+    crowd = Crowd(cache, PromptEngine(), Random(0))
     server = crowd.server
     prompt = list(range(40))
     if resumed:

@@ -564,6 +564,10 @@ class Driver:
         self.drain()
         if waiting is not None:
             decision = self.admit(waiting)
+            if not decision.admitted:
+                # Matching again may have started a backup, whose pins end with it.
+                self.drain()
+                decision = self.admit(waiting)
             assert decision.admitted, f"A8: alone in the cache, and still {decision}"
 
     def close(self) -> None:

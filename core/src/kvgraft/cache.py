@@ -199,7 +199,8 @@ class Cache:
 
         Always succeeds within what was admitted (A7). Beyond it, succeeds if every pool has
         headroom; otherwise nothing changes, False is returned, and the engine retracts a request.
-        A state component's live state is set up here, by copy on write from the prefix (M8).
+        A state component's live state is set up here, by copy on write from the prefix (M8), and
+        a state due at the boundary just passed is kept: call it before every run of the model.
 
         Raises:
             LeaseError: a load-back the request waits for has not ended or has failed.
@@ -227,8 +228,8 @@ class Cache:
         before = request.computed // self.tree.page_size
         request.computed += n_tokens
         page, rest = divmod(request.computed, self.tree.page_size)
-        if not rest and self.tree.has_state:
-            self.slots.note_boundary(request, page)
+        if self.tree.has_state:
+            self.slots.note_boundary(request, 0 if rest else page)
         if page > before and self._loosens:
             self.slots.give_back_behind(request, page)
             pinning.slide(self.tree, request.receipt, page)

@@ -128,7 +128,9 @@ class Leasing:
         if not self.tree.has_state:
             return []
         last = request.prompt // self.tree.page_size
-        return sorted(page for page in extra | {last} if anchor < page <= last)
+        if not extra:
+            return [last] if anchor < last else []
+        return sorted([page for page in extra | {last} if anchor < page <= last])
 
     def renew(self, request: Request, limit: int) -> None:
         """Match again, at most `limit` pages; the old pins go once the new ones stand (I8)."""
@@ -185,7 +187,10 @@ class Leasing:
         """Let components shorten and annotate the match (M5)."""
         checkpoints: set[int] = set()
         for track, hook in self._finalizers:
-            view = MatchView(found.anchor, found.device_anchor, found.base, limit, 0)
+            host_slots = 0
+            if found.device_anchor != found.anchor:
+                host_slots = _missing_slots(found, track)
+            view = MatchView(found.anchor, found.device_anchor, found.base, limit, host_slots)
             assert hook is not None
             answer: ComponentMatch | None = hook(view)
             if answer is None:
@@ -213,8 +218,7 @@ class Leasing:
                 if node.cells[track.index].device is None:
                     return False
                 continue
-            pages = _missing_pages(found, track)
-            nbytes += pages * track.slots_per_page * each.component.device.slot_nbytes
+            nbytes += _missing_slots(found, track) * each.component.device.slot_nbytes
         load_s = self.load.latency_s + nbytes / self.load.bandwidth_bytes_s
         tokens = (found.anchor - found.device_anchor) * self.tree.page_size
         return tokens / self.load.prefill_tokens_s < load_s
@@ -248,15 +252,18 @@ class Leasing:
         return receipt
 
 
-def _missing_pages(found: Match, track: Track) -> int:
-    """Pages a load-back from the anchor would move for a paged component."""
+def _missing_slots(found: Match, track: Track) -> int:
+    """Slots a load-back from the anchor would move for one component, in its own units (M4)."""
+    if track.is_state:
+        return 1 if found.path and found.path[-1].cells[track.index].device is None else 0
     pages = 0
     for span in track.reach_pages.spans(found.anchor):
         for node in found.path:
             start, end = max(node.start, span.start), min(node.end, span.end)
-            if start < end and node.cells[track.index].device is None:
+            cell = node.cells[track.index]
+            if start < end and cell.device is None and cell.incoming is None:
                 pages += end - start
-    return pages
+    return pages * track.slots_per_page
 
 
 def _check_segment(tree: Tree, track: Track, boundary: int, segment: tuple[Span, ...]) -> None:

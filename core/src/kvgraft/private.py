@@ -118,13 +118,13 @@ class PrivateSlots:
         """The live states stand at boundary `page`: due to be kept before the model goes on.
 
         The copy waits until then, because a request that ends here donates the state itself (I7).
+        Page 0 stands for no boundary: whatever was due and not kept has been overwritten.
         """
         wanted = page in request.checkpoints
         if wanted:
             request.checkpoints.remove(page)
-        decoding = request.computed >= request.prompt and request.total > request.prompt
-        if not wanted and not decoding:
-            return
+        elif request.computed < request.prompt or request.total <= request.prompt:
+            page = 0
         for track in self.state_tracks:
             states = request.states[track.index]
             assert states is not None
@@ -195,9 +195,11 @@ class PrivateSlots:
             account = request.accounts[track.index]
             states = request.states[track.index]
             if states is not None:
-                offered = {p: s for p, s in states.captured.items() if p <= page}
-                for boundary in offered:
-                    del states.captured[boundary]
+                offered = states.captured
+                states.captured = {}
+                if offered and max(offered) > page:
+                    states.captured = {p: s for p, s in offered.items() if p > page}
+                    offered = {p: s for p, s in offered.items() if p <= page}
                 account.part(len(offered))
                 holdings.append(Holding([], offered))
                 continue

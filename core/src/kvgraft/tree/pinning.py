@@ -161,7 +161,14 @@ def acquire_node(tree: Tree, node: Node) -> Receipt | None:
         track.device.pinned += moved
         broken = broken or (moved > 0 and track.device.headroom < 0)
     node.receipts += 1
-    receipt = Receipt(node, segments, None)
+    # A canonical copy on HOST stays as long as the component's pins on DEVICE: no victim, and so
+    # not evictable in the ledger either.
+    host_from = 0 if any(track.home_is_host for track in tree.tracks) else None
+    receipt = Receipt(node, segments, host_from)
+    if host_from is not None:
+        for track, segment in zip(tree.tracks, segments):
+            _pin_host(tree, track, node, segment, host_from, 1)
+            broken = broken or (track.host is not None and track.host.headroom < 0)
     if broken:
         release(tree, receipt)
         return None

@@ -34,11 +34,12 @@ class CheckpointRule(NamedTuple):
         The branch comes first. Regular checkpoints that are too many are thinned by doubling
         their interval: what remains are still multiples of it, shared with other requests.
         """
-        marks: set[int] = set()
-        if self.at_branch and self.most > 0 and view.anchor < view.base <= view.limit:
-            marks.add(view.base)
+        branches = self.at_branch and self.most > 0 and view.anchor < view.base <= view.limit
+        if self.interval is None:
+            return (view.base,) if branches else ()
+        marks = {view.base} if branches else set()
         room = self.most - len(marks)
-        if self.interval is not None and room > 0:
+        if room > 0:
             stride = self.interval
             while view.limit // stride - view.anchor // stride > room:
                 stride *= 2
