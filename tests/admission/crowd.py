@@ -83,7 +83,8 @@ class Crowd:
             self.cache.restart(request)
             self.running.remove(request)
             self.leased.append(request)
-        elif request.computed < request.prompt:
+            return
+        if request.computed < request.prompt:
             promised = self.server.promised_chunk(request)
             given = self.cache.next_chunk(request)
             assert given == promised, f"{given} of {promised} promised tokens"

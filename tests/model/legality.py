@@ -9,12 +9,13 @@ it stop in time.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from .brute_force import BruteForce, ModelComponent, Prefix
 from .observing import NodeView, Snapshot
 
-__all__ = ["Pressure", "Recency", "check_losses"]
+__all__ = ["Pressure", "Recency", "check_losses", "remaining_victims"]
 
 
 class Recency:
@@ -132,19 +133,31 @@ class _Tier:
         page = self.cells_of(view, name)[-1]
         return self._cells(self.before, name).get(page) != self._cells(self.after, name).get(page)
 
-    def live_below(self, snapshot: Snapshot) -> set[Prefix]:
-        """Last pages of first-snapshot nodes under which something is held."""
+    def live_below(self, stays: Callable[[str, Prefix], bool]) -> set[Prefix]:
+        """Last pages of first-snapshot nodes under which a cell is held that `stays`."""
         live: set[Prefix] = set()
         nodes = self.before.nodes
         for view in reversed(nodes):
             held = any(
-                page in self._cells(snapshot, name)
+                page in self._cells(self.before, name) and stays(name, page)
                 for name in self.parts
-                for page in self.cells_of(view, name)
+                for page in self.cells_of(view, name)[-1:]
             )
             if (held or view.pages[-1] in live) and view.parent >= 0:
                 live.add(nodes[view.parent].pages[-1])
         return live
+
+    def live_before(self) -> set[Prefix]:
+        """Nodes under which something was held."""
+        return self.live_below(lambda name, page: True)
+
+    def live_throughout(self) -> set[Prefix]:
+        """Nodes under which something was held all the time: never leaves meanwhile."""
+        return self.live_below(
+            lambda name, page: (
+                self._cells(self.before, name)[page] == self._cells(self.after, name).get(page)
+            )
+        )
 
     def pinned(self, snapshot: Snapshot, name: str, view: NodeView) -> bool:
         held, last = snapshot.held[name], view.pages[-1]
@@ -156,7 +169,7 @@ class _Tier:
 
     def candidates(self, name: str) -> list[NodeView]:
         """Nodes that were victims of the component throughout the operation and remain."""
-        live = self.live_below(self.before)
+        live = self.live_before()
         return [
             view
             for view in self.before.nodes
@@ -190,6 +203,13 @@ def _lost_home(model: BruteForce, hosts: _Tier, view: NodeView, loser: str) -> b
     )
 
 
+def remaining_victims(
+    model: BruteForce, now: Snapshot, component: ModelComponent, tier: str
+) -> list[Prefix]:
+    """Nodes of which the component's cell could still be evicted."""
+    return [view.pages[-1] for view in _Tier(model, now, now, tier).candidates(component.name)]
+
+
 def check_losses(
     model: BruteForce, before: Snapshot, after: Snapshot, pressure: Pressure, recency: Recency
 ) -> None:
@@ -221,7 +241,7 @@ def _check_tier(
     recency: Recency,
 ) -> None:
     model = tier.model
-    live_before, live_after = tier.live_below(tier.before), tier.live_below(tier.after)
+    live_before, live = tier.live_before(), tier.live_throughout()
     sole: dict[str, list[int]] = defaultdict(list)
     kept = {name: tier.candidates(name) for name in short}
     for view in tier.before.nodes:
@@ -249,13 +269,13 @@ def _check_tier(
             name
             for name in losers
             if name in short
-            and _cascade_fits(tier, view, name, losers, live_after)
+            and _cascade_fits(tier, view, name, losers, live)
             and _least_recent(tier, view, name, kept[name], pressure, recency)
         ]
         assert starters or reasons, (
             f"E2/E3: {losers} left {tier.tier} at {view.pages[-1]}; short were {short}; "
             + "; ".join(
-                f"{name}: cascade {_cascade_fits(tier, view, name, losers, live_after)}, "
+                f"{name}: cascade {_cascade_fits(tier, view, name, losers, live)}, "
                 f"least recent {_least_recent(tier, view, name, kept[name], pressure, recency)}"
                 for name in losers
                 if name in short
@@ -273,7 +293,7 @@ def _check_tier(
             assert not left or pinned, (
                 f"E3: {losers} left {tier.tier} at the leaf {view.pages[-1]}, {left} did not"
             )
-        if len(starters) == 1 and len(losers) == 1:
+        if len(starters) == 1 and len(losers) == 1 and not reasons:
             name = starters[0]
             parts = tier.parts[name]
             n_cells = 1 if parts.is_state else len(view.pages) * parts.slots_per_page
@@ -286,10 +306,10 @@ def _check_tier(
 
 
 def _cascade_fits(
-    tier: _Tier, view: NodeView, starter: str, losers: list[str], live_after: set[Prefix]
+    tier: _Tier, view: NodeView, starter: str, losers: list[str], live: set[Prefix]
 ) -> bool:
     """Whether an eviction started by one component explains all that left the node (E3)."""
-    if view.pages[-1] not in live_after:
+    if view.pages[-1] not in live:
         return True
     return all(tier.model.contains(tier.parts[starter], tier.parts[name]) for name in losers)
 

@@ -29,7 +29,6 @@ from kvgraft.config import CacheConfig, parse_config
 from kvgraft.errors import ConfigError, KvgraftError, LeaseError
 from kvgraft.leasing import Leasing
 from kvgraft.mirroring import Mirroring
-from kvgraft.pools import SLOT_BYTES
 from kvgraft.private import PrivateSlots
 from kvgraft.registry import Plugin
 from kvgraft.request import Request, Stage
@@ -139,9 +138,12 @@ class Cache:
     def load_back(self, request: Request, fence: Fence | None = None) -> list[Transfer]:
         """Start what HOST must deliver; the transfers to wait for, others' included (R1 to R7).
 
-        The request may run once `request.ready`; if `request.load_failed`, call `restart`.
+        The request may run once `request.ready`; if `request.load_failed`, call `restart`. That is
+        so at once if a transfer failed that others had started and this request relied on.
         """
         self._expect(request, Stage.ADMITTED)
+        if request.load_failed:
+            return request.waits
         tracks = self.tree.tracks
         request.waits = [
             self.journal.find(operation)
@@ -157,8 +159,8 @@ class Cache:
             if operation is None:
                 raise KvgraftError("load-back of an admitted request found no room; report this")
             request.waits.append(self.journal.submit(operation, Direction.LOAD_BACK, fence))
-            for pair in operation.pairs:
-                request.accounts[pair.track.index].spend(len(pair.device) // SLOT_BYTES)
+        for account in request.accounts:
+            account.loaded()
         return request.waits
 
     def restart(self, request: Request) -> None:

@@ -121,6 +121,10 @@ class Leasing:
             if host_from is not None
             else self._no_slots
         )
+        request.waits = [
+            self.mirroring.journal.find(operation)
+            for operation in operations.waits_for(receipt, tree.tracks)
+        ]
         request.checkpoints = self._boundaries(request, found.anchor, checkpoints)
 
     def _boundaries(self, request: Request, anchor: int, extra: set[int]) -> list[int]:

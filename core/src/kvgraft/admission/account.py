@@ -20,12 +20,14 @@ class Account:
         remaining: slots it will still take until its reservation ends.
         held: private slots it holds.
         promised: slots it may take without asking.
+        load: how many of them are for its load-back.
     """
 
-    __slots__ = ("held", "ledger", "peak", "promised", "remaining")
+    __slots__ = ("held", "ledger", "load", "peak", "promised", "remaining")
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
+        self.load = 0
         self.peak = 0
         self.remaining = 0
         self.held = 0
@@ -35,6 +37,7 @@ class Account:
         """Promise the request its peak and the slots of its load-back (admission)."""
         self.peak = peak
         self.remaining = remaining
+        self.load = load
         self.promised = peak + load
         self.ledger.promised += peak + load
 
@@ -59,10 +62,11 @@ class Account:
         self.ledger.promised -= n
         return slots
 
-    def spend(self, n: int) -> None:
-        """The request's load-back took `n` promised slots."""
-        self.promised -= n
-        self.ledger.promised -= n
+    def loaded(self) -> None:
+        """The load-back took its slots; what another's brings is not promised twice (A11)."""
+        self.promised -= self.load
+        self.ledger.promised -= self.load
+        self.load = 0
 
     def renewal(self, n: int) -> int:
         """How far the promise rises when `n` held slots go to the tree or back to the pool."""
@@ -81,5 +85,6 @@ class Account:
         """Give the promise back; the slots are given back by their owner."""
         self.ledger.promised -= self.promised
         self.promised = 0
+        self.load = 0
         self.peak = 0
         self.remaining = 0

@@ -255,6 +255,9 @@ def _own_slots(request: Request, track: Track, *, host: bool) -> int:
     for node in segment_nodes(track, request.receipt):
         cell = node.cells[track.index]
         slots = cell.host if host else cell.device
+        if slots is None and cell.incoming is not None:
+            # Another request's load-back is bringing it; it will be pinned all the same.
+            slots = cell.incoming.slots if cell.incoming.operation.to_host is host else None
         if slots is not None:
             total += len(slots) // 4
     return total

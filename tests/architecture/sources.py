@@ -1,0 +1,84 @@
+"""The source files as syntax trees."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from ..commands import ROOT
+
+__all__ = ["CORE", "PLUGINS", "Module", "modules"]
+
+CORE = ROOT / "core" / "src"
+PLUGINS = sorted(path for path in (ROOT / "plugins").glob("*/src") if path.is_dir())
+
+
+class Module(NamedTuple):
+    """One source file.
+
+    Attributes:
+        name: dotted.
+        path: where it is.
+        tree: its syntax tree.
+    """
+
+    name: str
+    path: Path
+    tree: ast.Module
+
+    @property
+    def is_package(self) -> bool:
+        return self.path.name == "__init__.py"
+
+    def imports(self, *, known: frozenset[str]) -> set[str]:
+        """Modules of `known` it imports when it runs, those inside functions included."""
+        found: set[str] = set()
+        for node in _running(self.tree):
+            if isinstance(node, ast.Import):
+                found.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                assert not node.level, f"{self.path}: relative import"
+                assert node.module is not None
+                for alias in node.names:
+                    inner = f"{node.module}.{alias.name}"
+                    found.add(inner if inner in known else node.module)
+        return found
+
+    def public(self) -> set[str]:
+        """Functions, classes and constants it defines without a leading underscore."""
+        names: set[str] = set()
+        for node in self.tree.body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                names.add(node.name)
+        return {name for name in names if not name.startswith("_")}
+
+    def exported(self) -> list[str] | None:
+        """Its `__all__`, if it has one."""
+        for node in self.tree.body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+                names = ast.literal_eval(node.value)
+                assert isinstance(names, list)
+                return names
+        return None
+
+
+def _running(tree: ast.AST) -> Iterator[ast.AST]:
+    """Every node but what only type checkers read."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        yield node
+        yield from _running(node)
+
+
+def modules(*roots: Path) -> list[Module]:
+    """The modules below source directories."""
+    found = []
+    for root in roots:
+        for path in sorted(root.rglob("*.py")):
+            parts = path.relative_to(root).with_suffix("").parts
+            name = ".".join(part for part in parts if part != "__init__")
+            found.append(Module(name, path, ast.parse(path.read_text(encoding="utf-8"))))
+    return found

@@ -1,0 +1,134 @@
+"""Arrows point inward: cli, replay, report → cache → tree, admission, transfers → pools → types."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from .sources import CORE, PLUGINS, Module, modules
+
+MODULES = modules(CORE)
+NAMES = frozenset(module.name for module in MODULES)
+
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("errors", "types", "contract", "config", "geometry", "reach", "slots", "hookspecs"),
+    ("registry", "pools"),
+    ("tree", "admission", "transfers", "dispatch", "request"),
+    ("room", "private", "mirroring", "leasing", "building", "cache"),
+    ("report", "replay"),
+    ("cli",),
+)
+"""A layer imports itself and what stands above it in this list."""
+
+PURE = ("tree", "admission.decision", "admission.demand", "admission.account", "admission.waiting")
+"""What decides knows neither memory nor plugins."""
+
+OUTSIDE_PURE = ("pools", "transfers", "dispatch", "registry", "request", "cache", "hookspecs")
+
+OPEN_TO_PLUGINS = {"kvgraft", "kvgraft.pools", "kvgraft.transfers"}
+"""The modules whose names are a component package's to use."""
+
+NO_TORCH = [
+    "kvgraft",
+    "kvgraft.registry",
+    "kvgraft.hookspecs",
+    "kvgraft.contract",
+    *sorted(name for name in NAMES if name.startswith("kvgraft.tree")),
+    *(f"kvgraft.{name}" for name in PURE if name != "tree"),
+    "kvgraft_full",
+    "kvgraft_swa",
+    "kvgraft_mamba",
+    "kvgraft_hisparse",
+]
+
+
+def layer(name: str) -> int:
+    first = name.split(".")[1]
+    (found,) = (number for number, members in enumerate(LAYERS) if first in members)
+    return found
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.name)
+def test_a_module_imports_only_its_own_layer_and_those_below(module: Module) -> None:
+    if module.name == "kvgraft":
+        return
+    mine = layer(module.name)
+    for imported in module.imports(known=NAMES):
+        if imported == "kvgraft":
+            assert mine >= layer("kvgraft.replay"), f"{module.name} imports the package's root"
+        elif imported.startswith("kvgraft."):
+            assert layer(imported) <= mine, f"{module.name} imports {imported}, which is above it"
+
+
+def test_what_decides_imports_neither_memory_nor_plugins() -> None:
+    for module in MODULES:
+        if not module.name.startswith(tuple(f"kvgraft.{name}" for name in PURE)):
+            continue
+        for imported in module.imports(known=NAMES):
+            inner = imported.removeprefix("kvgraft.")
+            assert not inner.startswith(OUTSIDE_PURE), f"{module.name} imports {imported}"
+
+
+def test_modules_import_one_another_in_no_circle() -> None:
+    graph = {
+        module.name: module.imports(known=NAMES) & NAMES - {module.name, "kvgraft"}
+        for module in MODULES
+        if module.name != "kvgraft"
+    }
+    while free := [name for name, imported in graph.items() if not imported & graph.keys()]:
+        for name in free:
+            del graph[name]
+    assert not graph
+
+
+@pytest.mark.parametrize("source", PLUGINS, ids=lambda path: path.parent.name)
+def test_a_component_package_imports_only_what_is_public_and_no_other_package(
+    source: object,
+) -> None:
+    mine = modules(source)  # type: ignore[arg-type]
+    own = frozenset(module.name for module in mine)
+    for module in mine:
+        for imported in module.imports(known=own | NAMES):
+            if imported.startswith("kvgraft"):
+                allowed = imported in own or imported in OPEN_TO_PLUGINS
+                assert allowed, f"{module.name} imports {imported}"
+
+
+def test_what_must_run_without_torch_does() -> None:
+    code = (
+        "import importlib, sys\n"
+        f"for name in {NO_TORCH!r}:\n"
+        "    importlib.import_module(name)\n"
+        "    assert 'torch' not in sys.modules, f'{name} imports torch'\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_finding_and_declaring_components_loads_no_torch() -> None:
+    code = (
+        "import sys; from kvgraft.registry import discover\n"
+        "assert {each.status for each in discover()} == {'ok'}\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_core_names_no_component() -> None:
+    named = re.compile(r"\b(swa|mamba|hisparse|sliding_window|kvgraft_(full|swa|mamba|hisparse))\b")
+    found = [
+        f"{path.relative_to(CORE)}:{number}: {line.strip()}"
+        for path in sorted((CORE / "kvgraft").rglob("*"))
+        if path.suffix in (".py", ".j2", ".html", ".css", ".js")
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if named.search(line)
+    ]
+    assert not found

@@ -1,0 +1,63 @@
+"""What a module offers is what it says it offers."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+import kvgraft
+
+from .sources import CORE, PLUGINS, Module, modules
+
+LONGEST = 400
+ALL = modules(CORE, *PLUGINS)
+
+
+@pytest.mark.parametrize("module", ALL, ids=lambda module: module.name)
+def test_a_module_offers_what_its_list_of_names_says(module: Module) -> None:
+    exported = module.exported()
+    if exported is None:
+        names = module.public()
+        assert not names, f"{module.name} defines {sorted(names)} and has no __all__"
+        return
+    assert len(set(exported)) == len(exported)
+    imported = importlib.import_module(module.name)
+    missing = [name for name in exported if not hasattr(imported, name)]
+    assert not missing
+
+
+@pytest.mark.parametrize(
+    "package", ["kvgraft", "kvgraft.pools", "kvgraft.transfers", "kvgraft.admission"]
+)
+def test_everything_public_of_a_package_is_in_its_list(package: str) -> None:
+    imported = importlib.import_module(package)
+    defined = {
+        name
+        for name, value in vars(imported).items()
+        if not name.startswith("_")
+        and getattr(value, "__module__", "").startswith("kvgraft")
+        and callable(value)
+    }
+    assert defined <= set(imported.__all__)
+
+
+def test_names_that_need_torch_come_with_the_others() -> None:
+    assert set(kvgraft.__all__) >= set(kvgraft._LAZY)
+    assert all(getattr(kvgraft, name) is not None for name in kvgraft.__all__)
+    with pytest.raises(AttributeError, match="'kvgraft' has no attribute 'nothing'"):
+        _ = kvgraft.nothing
+
+
+@pytest.mark.parametrize("module", ALL, ids=lambda module: module.name)
+def test_a_module_says_why_it_exists_and_stays_short(module: Module) -> None:
+    first = module.tree.body[0] if module.tree.body else None
+    assert first is not None
+    lines = module.path.read_text(encoding="utf-8").count("\n")
+    assert lines <= LONGEST, f"{module.name}: {lines} lines; make it two modules"
+
+
+def test_every_distribution_says_that_it_is_typed() -> None:
+    for source in (CORE, *PLUGINS):
+        (package,) = (path for path in source.iterdir() if (path / "__init__.py").exists())
+        assert (package / "py.typed").exists()

@@ -1,0 +1,54 @@
+"""Small traces in the two formats the command reads."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+__all__ = ["agentic_lines", "mooncake_lines", "write_trace"]
+
+
+def mooncake_lines() -> list[dict[str, Any]]:
+    """Two conversations of three turns behind one system prompt of a block."""
+    return [
+        {
+            "timestamp": 1000 * turn + 300 * user,
+            "input_length": 512 * (turn + 1) + 100,
+            "output_length": 20,
+            "hash_ids": [0, *(100 * user + block for block in range(1, turn + 1)), 900 + 10 * user + turn],
+        }
+        for turn in range(3)
+        for user in range(2)
+    ]  # fmt: skip
+
+
+def agentic_lines() -> list[dict[str, Any]]:
+    """Two sessions of four calls that grow by a block of 64 tokens each."""
+    return [
+        {
+            "id": f"session {number}",
+            "block_size": 64,
+            "requests": [
+                {
+                    "t": 5.0 * call,
+                    "type": "n",
+                    "in": 64 * (call + 4) + 10,
+                    "out": 30,
+                    "api_time": 1.0,
+                    "think_time": 4.0,
+                    "runs": [[1, call + 4]],
+                }
+                for call in range(4)
+            ],
+        }
+        for number in range(2)
+    ]
+
+
+def write_trace(path: Path, lines: list[dict[str, Any]]) -> Path:
+    """Write JSON lines, gzipped if the name ends in .gz."""
+    data = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
