@@ -92,7 +92,7 @@ def _walk(cache: object, page_size: int) -> Iterator[tuple[object, NodeView]]:
     tree = cache.tree  # type: ignore[attr-defined]
     count = 0
     for namespace, root in tree.roots.items():
-        stack = [(child, (), -1) for child in (root.children or {}).values()]
+        stack = [(child, (), -1) for child in root.each_child()]
         while stack:
             node, before, parent = stack.pop()
             tokens = (*before, *_numbers(node.key))
@@ -101,7 +101,7 @@ def _walk(cache: object, page_size: int) -> Iterator[tuple[object, NodeView]]:
                 for end in range(len(before) + page_size, len(tokens) + 1, page_size)
             )
             yield node, NodeView(pages, parent)
-            stack.extend((child, tokens, count) for child in (node.children or {}).values())
+            stack.extend((child, tokens, count) for child in node.each_child())
             count += 1
 
 

@@ -89,7 +89,7 @@ def walk_from_the_last_host_node(patch: pytest.MonkeyPatch) -> None:
         node, below = receipt.anchor, [receipt.anchor]
         while below:
             each = below.pop()
-            below += (each.children or {}).values()
+            below += each.each_child()
             if each.cells[0].host is not None and each.end > node.end:
                 node = each
         segments = [pinning.default_segment(track, node.end) for track in tracks]

@@ -229,7 +229,7 @@ def slots_on(cache: Cache, tokens: Iterable[int], component: str, tier: Tier) ->
     page_bytes = cache.tree.page_bytes
     node = cache.tree.root(None)
     while node.children is not None:
-        child = node.children.get(bytes(key.data[node.end * page_bytes :][:page_bytes]))
+        child = node.child(bytes(key.data[node.end * page_bytes :][:page_bytes]))
         if child is None or not key.data.startswith(child.key, node.end * page_bytes):
             break
         node = child

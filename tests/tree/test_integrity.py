@@ -35,9 +35,11 @@ def miscounted_nodes(tree: Tree, nodes: list[Node]) -> None:
 def unlisted_child(tree: Tree, nodes: list[Node]) -> None:
     parent = nodes[-1].parent
     assert parent is not None
-    assert parent.children is not None
-    first = nodes[-1].key[: tree.page_bytes]
-    parent.children[bytes(tree.page_bytes)] = parent.children.pop(first)
+    if isinstance(parent.children, dict):
+        first = nodes[-1].key[: tree.page_bytes]
+        parent.children[bytes(tree.page_bytes)] = parent.children.pop(first)
+    else:
+        parent.children = None
 
 
 def torn_key(tree: Tree, nodes: list[Node]) -> None:

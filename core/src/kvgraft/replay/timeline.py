@@ -135,7 +135,7 @@ def snapshot(cache: Cache) -> TreeSnapshot:
                     "pinned": any(cell.device_pins for cell in node.cells),
                 }
             )
-            below += (node.children or {}).values()
+            below += node.each_child()
         level = sorted(below, key=lambda node: (-node.hits, node.ident))
     total = cache.tree.n_nodes + len(cache.tree.roots)
     return {"nodes": nodes, "truncated": total - len(nodes)}

@@ -221,8 +221,7 @@ def bury_unreachable(tree: Tree, node: Node) -> None:
     while stack:
         below = stack.pop()
         doomed.append(below)
-        if below.children is not None:
-            stack.extend(below.children.values())
+        stack.extend(below.each_child())
     for below in reversed(doomed):
         for track in tree.tracks:
             cell = below.cells[track.index]

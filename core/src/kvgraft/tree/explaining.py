@@ -87,7 +87,7 @@ def _follow(tree: Tree, key: TokenKey, limit: int) -> tuple[list[Node], int]:
     page = 0
     while page < limit and node.children is not None:
         offset = page * tree.page_bytes
-        child = node.children.get(bytes(key.data[offset : offset + tree.page_bytes]))
+        child = node.child(bytes(key.data[offset : offset + tree.page_bytes]))
         if child is None:
             break
         agreed = common_prefix_pages(key.data, offset, child.key, tree.page_bytes)

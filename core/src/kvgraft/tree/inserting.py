@@ -82,7 +82,7 @@ def insert(tree: Tree, start: Node, key: TokenKey, end: int, holdings: list[Hold
         offset = page * page_bytes
         child = None
         if node.children is not None:
-            child = node.children.get(bytes(data[offset : offset + page_bytes]))
+            child = node.child(bytes(data[offset : offset + page_bytes]))
         if child is None:
             node = _grow(tree, node, data, end, holdings, gained)
             break

@@ -51,7 +51,7 @@ def _check_shape(tree: Tree, node: Node) -> None:
     parent = node.parent
     if parent is None or parent.children is None:
         raise IntegrityError("T2", None, f"{node!r} has no parent that lists it")
-    if parent.children.get(node.key[: tree.page_bytes]) is not node:
+    if parent.child(node.key[: tree.page_bytes]) is not node:
         raise IntegrityError("T2", None, f"{node!r} is not listed under its first page")
     pages, rest = divmod(len(node.key), tree.page_bytes)
     if rest or not pages or node.start != parent.end or node.end != node.start + pages:
@@ -80,7 +80,7 @@ def _check_shape(tree: Tree, node: Node) -> None:
 
 
 def _check_live(node: Node) -> None:
-    children = node.children.values() if node.children else ()
+    children = tuple(node.each_child())
     device = sum(c.device is not None for c in node.cells) + sum(
         child.live_device > 0 for child in children
     )

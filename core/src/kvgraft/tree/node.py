@@ -6,6 +6,7 @@ nothing: where coverage changes, the tree splits the node, so no operation looks
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ class Node:
     Attributes:
         key: tokens of the edge, int32 bytes.
         parent: None only for a root.
-        children: by the bytes of their first page; None while there are none.
+        children: a single child itself, several by the bytes of their first page, or None. Most
+            nodes have one, and a dictionary and a copy of its page would double the node's size.
         start, end: pages `[start, end)` of the sequence.
         cells: one per component, in the tree's order.
         live_device, live_host: own cells with data in the tier plus children that are live there.
@@ -76,7 +78,7 @@ class Node:
     def __init__(self, key: bytes, parent: Node | None, start: int, end: int, ident: int) -> None:
         self.key = key
         self.parent = parent
-        self.children: dict[bytes, Node] | None = None
+        self.children: Node | dict[bytes, Node] | None = None
         self.start = start
         self.end = end
         self.cells: tuple[Cell, ...] = ()
@@ -86,6 +88,20 @@ class Node:
         self.receipts = 0
         self.hits = 0
         self.ident = ident
+
+    def child(self, page: bytes) -> Node | None:
+        """The child whose first page is `page`; None if there is none."""
+        children = self.children
+        if isinstance(children, dict):
+            return children.get(page)
+        return children if children is not None and children.key.startswith(page) else None
+
+    def each_child(self) -> Iterable[Node]:
+        """The children, in the order they came."""
+        children = self.children
+        if isinstance(children, dict):
+            return children.values()
+        return () if children is None else (children,)
 
     def __lt__(self, other: Node) -> bool:
         """Order among equal stamps: shallow first, then older first."""

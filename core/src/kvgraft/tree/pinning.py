@@ -13,7 +13,7 @@ from contextlib import ExitStack
 
 from kvgraft.errors import LeaseError
 from kvgraft.slots import SLOT_BYTES
-from kvgraft.tree.node import Node
+from kvgraft.tree.node import ON_DEVICE, Node
 from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Span
@@ -299,10 +299,23 @@ def _pin_span(tree: Tree, track: Track, anchor: Node, span: Span, stamp: int) ->
     """Pin a span from `anchor` upwards; slots that stopped being evictable."""
     index = track.index
     low, high = span
-    node = anchor
     moved = 0
+    cell = anchor.cells[index]
+    if track.is_everything and not low and high == anchor.end:
+        if stamp:
+            cell.stamp = stamp
+        above = anchor
+        while above.parent is not None:
+            cell = above.cells[index]
+            pins = cell.device_pins
+            if not pins and cell.device is not None:
+                moved += len(cell.device)
+            cell.device_pins = pins + 1
+            above = above.parent
+        return moved // SLOT_BYTES
+    node = anchor
     if stamp and track.is_everything:
-        anchor.cells[index].stamp = stamp
+        cell.stamp = stamp
         stamp = 0
     while node.end > low:
         if node.start >= high:
@@ -316,12 +329,10 @@ def _pin_span(tree: Tree, track: Track, anchor: Node, span: Span, stamp: int) ->
         cell = node.cells[index]
         if stamp:
             cell.stamp = stamp
-        if cell.device_pins:
-            cell.device_pins += 1
-        else:
-            cell.device_pins = 1
-            if cell.device is not None:
-                moved += len(cell.device)
+        pins = cell.device_pins
+        if not pins and cell.device is not None:
+            moved += len(cell.device)
+        cell.device_pins = pins + 1
         node = node.parent  # type: ignore[assignment]
     return moved // SLOT_BYTES
 
@@ -342,23 +353,22 @@ def _unpin(tree: Tree, track: Track, anchor: Node, segment: tuple[Span, ...]) ->
                 if track.home_is_host and tree.is_host_candidate(anchor, track):
                     track.queue_host(anchor)
     else:
+        everything, home_is_host = track.is_everything, track.home_is_host
         for low, high in segment:
             node = anchor
+            while node.end > high:
+                node = node.parent  # type: ignore[assignment]
             while node.end > low:
-                if node.end > high:
-                    node = node.parent  # type: ignore[assignment]
-                    continue
                 cell = node.cells[index]
-                pins = cell.device_pins - 1
-                cell.device_pins = pins
+                cell.device_pins = pins = cell.device_pins - 1
                 if not pins:
                     if cell.device is not None:
                         moved += len(cell.device)
-                        if not track.is_everything:
+                        if everything:
+                            deepest = deepest or node
+                        elif not cell.queued & ON_DEVICE:
                             track.queue_device(node)
-                        elif deepest is None:
-                            deepest = node
-                    if track.home_is_host and tree.is_host_candidate(node, track):
+                    if home_is_host and tree.is_host_candidate(node, track):
                         track.queue_host(node)
                 node = node.parent  # type: ignore[assignment]
     if moved:

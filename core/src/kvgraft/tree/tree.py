@@ -94,9 +94,14 @@ class Tree:
         """List `node` among its parent's children."""
         parent = node.parent
         assert parent is not None
-        if parent.children is None:
-            parent.children = {}
-        parent.children[node.key[: self.page_bytes]] = node
+        page_bytes = self.page_bytes
+        children = parent.children
+        if children is None:
+            parent.children = node
+        elif isinstance(children, dict):
+            children[node.key[:page_bytes]] = node
+        else:
+            parent.children = {children.key[:page_bytes]: children, node.key[:page_bytes]: node}
         self.n_nodes += 1
 
     def nodes(self) -> Iterator[Node]:
@@ -106,8 +111,7 @@ class Tree:
             node = stack.pop()
             if node.parent is not None:
                 yield node
-            if node.children is not None:
-                stack.extend(node.children.values())
+            stack.extend(node.each_child())
 
     def split(self, node: Node, at: int) -> Node:
         """Cut `node` before page `at`; returns the new upper part (T10, B5).
@@ -124,8 +128,12 @@ class Tree:
         node.key = node.key[pages * self.page_bytes :]
         node.start = at
         node.parent = upper
-        self.link(upper)
-        upper.children = {node.key[: self.page_bytes]: node}
+        if isinstance(parent.children, dict):
+            parent.children[upper.key[: self.page_bytes]] = upper
+        else:
+            parent.children = upper
+        self.n_nodes += 1
+        upper.children = node
         upper.hits = node.hits
         if node.operations is not None:
             upper.operations = list(node.operations)
@@ -168,9 +176,12 @@ class Tree:
                 return
             if any(cell.device_pins or cell.host_pins for cell in node.cells):
                 return
-            assert parent.children is not None
-            del parent.children[node.key[: self.page_bytes]]
-            if not parent.children:
+            siblings = parent.children
+            if isinstance(siblings, dict):
+                del siblings[node.key[: self.page_bytes]]
+                if len(siblings) == 1:
+                    (parent.children,) = siblings.values()
+            else:
                 parent.children = None
             node.parent = None
             self.n_nodes -= 1
