@@ -5,29 +5,38 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from ..commands import KVGRAFT
-from ..registry.distributions import COMPONENT, Shelf
+from ..registry.distributions import Shelf
 
-SWAPPING = COMPONENT.replace("return Component(Reach(Everything()), device)", "return build(device, planes, context)").replace(
-    "paged_pools(options, context, planes)", "paged_pools(options, context, planes)"
-) + '''
+SOURCE = """
+from kvgraft import (
+    HOST_MIRROR, ComponentDeclaration, ComponentOptions, Everything, Kind, Reach, hookimpl
+)
 
-def build(device, planes, context):
-    from kvgraft.pools import Component, HostMirror
+@hookimpl
+def declare_component():
+    return ComponentDeclaration(
+        name="thrown", api_version="1.0", kind=Kind.PAGED, summary="copies from the wrong slot",
+        options=ComponentOptions, capabilities=frozenset({HOST_MIRROR}),
+    )
 
-    return Component(Reach(Everything()), device, HostMirror(planes, context.host_tokens // context.page_size))
+@hookimpl
+def create_component(options, context):
+    import torch
+    from kvgraft.pools import Component, PlaneSpec, paged_pools
+
+    planes = [PlaneSpec(0, "kv", (context.page_size,), torch.uint8)]
+    return Component(Reach(Everything()), *paged_pools(options, context, planes))
 
 @hookimpl
 def build_hicache_transfers(component, query):
-    """Reads each load-back from the slot next to the right one."""
+    from kvgraft import Direction
     from kvgraft.transfers import pair_planes
 
     copies = pair_planes(component, query)
-    if query.direction.value == "load_back":
-        copies = [copy._replace(source_rows=(copy.source_rows + 1) % component.host.capacity)
-                  for copy in copies]
+    if query.direction is Direction.LOAD_BACK:
+        n = component.host.capacity
+        copies = [copy._replace(source_rows=(copy.source_rows + 1) % n) for copy in copies]
     return copies
 
 @hookimpl
@@ -37,25 +46,14 @@ def commit_hicache_transfers(component, query):
 @hookimpl
 def abort_hicache_transfers(component, query):
     pass
-'''  # fmt: skip
-
-
-@pytest.fixture
-def shelf(tmp_path: Path) -> Shelf:
-    return Shelf(tmp_path)
+"""
 
 
 def test_bytes_that_are_not_what_was_stored_count_as_mismatches_and_exit_with_1(
-    shelf: Shelf, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    source = SWAPPING.replace(
-        "options=ComponentOptions,",
-        'options=ComponentOptions, capabilities=frozenset({"host_mirror"}),',
-    )
-    shelf.put(
-        "kvgraft-thrown",
-        source.replace("{name!r}", "'thrown'").replace("{{", "{").replace("}}", "}"),
-    )
+    shelf = Shelf(tmp_path)
+    shelf.put("kvgraft-thrown", SOURCE)
     result = tmp_path / "result.json"
     done = shelf.run(
         *(KVGRAFT, "replay", "--synthetic", "chat", "--requests", "60", "--component", "thrown"),

@@ -11,17 +11,24 @@ __all__ = ["agentic_lines", "mooncake_lines", "write_trace"]
 
 
 def mooncake_lines() -> list[dict[str, Any]]:
-    """Two conversations of three turns behind one system prompt of a block."""
+    """Two conversations of three turns behind one system prompt of a block.
+
+    Every prompt ends 100 tokens into a block; every output has 20 tokens.
+    """
     return [
         {
             "timestamp": 1000 * turn + 300 * user,
-            "input_length": 512 * (turn + 1) + 100,
+            "input_length": 512 * (turn + 2) + 100,
             "output_length": 20,
-            "hash_ids": [0, *(100 * user + block for block in range(1, turn + 1)), 900 + 10 * user + turn],
+            "hash_ids": [
+                0,
+                *(100 * user + block for block in range(1, turn + 2)),
+                900 + 10 * user + turn,
+            ],
         }
         for turn in range(3)
         for user in range(2)
-    ]  # fmt: skip
+    ]
 
 
 def agentic_lines() -> list[dict[str, Any]]:

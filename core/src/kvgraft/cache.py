@@ -33,8 +33,10 @@ from kvgraft.private import PrivateSlots
 from kvgraft.registry import Plugin
 from kvgraft.request import Request, Stage
 from kvgraft.room import Room
+from kvgraft.sharing import Sharing
+from kvgraft.tables import device_table, host_table
 from kvgraft.transfers import Fence, Journal, Transfer, TransferEngine
-from kvgraft.tree import inserting, operations, pinning
+from kvgraft.tree import operations, pinning
 from kvgraft.tree.explaining import Explanation, explain
 from kvgraft.tree.integrity import check_integrity
 from kvgraft.tree.keys import TokenKey
@@ -75,6 +77,7 @@ class Cache:
         self.budget = Budget(self.tree, self.mounted, self.private)
         self.requests: dict[int, Request] = {}
         self.slots = PrivateSlots(self.tree, self.mounted, self.room)
+        self.sharing = Sharing(self.tree, self.slots, self.leasing, self.mirroring)
         self._loosens = len(self.tree.everything) < len(self.tree.tracks)
         self.checkpoints = 0
         self.declined_checkpoints = 0
@@ -256,7 +259,7 @@ class Cache:
         if not self.budget.can_part(request, page):
             self.declined_checkpoints += 1
             return False
-        self._share(request, page, fence)
+        self.sharing.share(request, page, fence)
         self.checkpoints += 1
         return True
 
@@ -272,9 +275,9 @@ class Cache:
         anchor = request.receipt.anchor
         if page > anchor.end:
             if self.mirroring.enabled:
-                self._share(request, page, fence)
+                self.sharing.share(request, page, fence)
             else:
-                self._insert(request, page)
+                self.sharing.insert(request, page)
         self._end(request)
         return max(page, anchor.end) * self.tree.page_size
 
@@ -301,36 +304,11 @@ class Cache:
 
         -1 where it holds none, such as behind a window.
         """
-        track = self.tree.by_name[component]
-        parts: list[bytes] = []
-        node = request.receipt.anchor
-        while node.parent is not None:
-            slots = node.cells[track.index].device
-            parts.append(slots if slots is not None else b"\xff" * (track.n_slots(node) * 4))
-            node = node.parent
-        parts.reverse()
-        page = request.receipt.anchor.end
-        for run in request.runs[track.index] if request.runs else ():
-            if run.first > page:
-                parts.append(b"\xff" * ((run.first - page) * track.slots_per_page * 4))
-            parts.append(run.device)
-            page = run.end
-        return np.frombuffer(b"".join(parts), dtype=np.int32)
+        return device_table(request, self.tree.by_name[component])
 
     def host_table(self, request: Request, component: str) -> npt.NDArray[np.int32]:
         """The request's HOST slots of a component at home there, int32 `[n_pages]`."""
-        track = self.tree.by_name[component]
-        parts: list[bytes] = []
-        node = request.receipt.anchor
-        while node.parent is not None:
-            slots = node.cells[track.index].host
-            parts.append(slots if slots is not None else b"\xff" * (track.n_slots(node) * 4))
-            node = node.parent
-        parts.reverse()
-        for run in request.runs[track.index] if request.runs else ():
-            if run.host is not None:
-                parts.append(run.host)
-        return np.frombuffer(b"".join(parts), dtype=np.int32)
+        return host_table(request, self.tree.by_name[component])
 
     def private_slots(self, request: Request, component: str) -> tuple[bytes, ...]:
         """Slots of a component's private pools, in their order: the request's until it ends (H8).
@@ -398,30 +376,6 @@ class Cache:
                 f"request is {request.stage.value}, this call needs it {stage.value}; "
                 "see the order of calls in kvgraft.cache"
             )
-
-    def _insert(self, request: Request, page: int) -> inserting.Inserted:
-        """Offer private data up to boundary `page` to the tree."""
-        holdings = self.slots.take_out(request, page)
-        result = inserting.insert(self.tree, request.receipt.anchor, request.key, page, holdings)
-        request.key.trail = result.anchor
-        for track, holding in zip(self.tree.tracks, holdings):
-            for slots in holding.states.values():
-                track.device.give_private(slots)
-        return result
-
-    def _share(self, request: Request, page: int, fence: Fence | None) -> None:
-        """Insert up to boundary `page`, pin it there before the old pins go (I5), back it up.
-
-        Components are asked what to pin first: if one fails, nothing has changed (I8).
-        """
-        locks = self.leasing.lock(page)
-        inserted = self._insert(request, page)
-        held = request.receipt
-        self.leasing.repin(request, inserted.anchor, locks)
-        try:
-            self.mirroring.inserted(inserted.nodes, fence)
-        finally:
-            self.leasing.unpin(held)
 
     def _limit(self, request: Request) -> int:
         """Deepest boundary the request may resume from: one token is left to compute (M2)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvgraft.dispatch import Mounted
+from kvgraft.errors import TransferError
 from kvgraft.request import Request, StateSlots
 from kvgraft.room import Room
 from kvgraft.slots import SLOT_BYTES
@@ -36,7 +37,11 @@ class PrivateSlots:
     # -- pages
 
     def allocate_pages(self, request: Request, pages: int) -> bool:
-        """Slots for the next `pages` pages, of every paged component or of none."""
+        """Slots for the next `pages` pages, of every paged component or of none.
+
+        Raises:
+            TransferError: copies of evicted data did not end in time, so the room is not there.
+        """
         first, end = request.allocated, request.allocated + pages
         for track in self.paged_tracks:
             n = pages * track.slots_per_page
@@ -49,18 +54,21 @@ class PrivateSlots:
                     return False
         for track in self.paged_tracks:
             n = pages * track.slots_per_page
+            if n > track.device.free:
+                self._make_room(track, n)
+            if request.host_accounts[track.index] is not None:
+                self.room.on_host(track, n)
+        for track in self.paged_tracks:
+            n = pages * track.slots_per_page
             account = request.accounts[track.index]
             if n > account.promised:
                 account.extend(n - account.promised)
-            if n > track.device.free:
-                self.room.on_device(track, n)
             slots = account.take(n)
             mirror = None
             host_account = request.host_accounts[track.index]
             if host_account is not None:
                 if n > host_account.promised:
                     host_account.extend(n - host_account.promised)
-                self.room.on_host(track, n)
                 mirror = host_account.take(n)
             _append(request.runs[track.index], Run(first, end, slots, mirror))
         request.allocated = end
@@ -180,8 +188,15 @@ class PrivateSlots:
                 return None
             account.extend(1)
         if not track.device.free:
-            self.room.on_device(track, 1)
+            self._make_room(track, 1)
         return account.take(1)
+
+    def _make_room(self, track: Track, n: int) -> None:
+        if not self.room.on_device(track, n):
+            raise TransferError(
+                f"component {track.name!r}: free({track.device.free}) < needed({n}) after waiting "
+                f"{self.room.timeout_s} s for copies of evicted data; check the transfer engine"
+            )
 
     def _copy(self, track: Track, source: bytes, target: bytes) -> None:
         self.mounted[track.index].component.device.copy_slots(source, target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,22 @@ def parse_component(text: str) -> tuple[str, dict[str, Any]]:
     return name.strip(), options
 
 
+def parse_components(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Several of them, each name once.
+
+    Raises:
+        ConfigError: one that is not of that form, or a name given twice.
+    """
+    parsed = [parse_component(text) for text in texts]
+    names = [name for name, _ in parsed]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"component {name!r} is given {names.count(name)} times; give it once"
+            )
+    return dict(parsed)
+
+
 def run_with_progress(workload: Workload, settings: Any, console: Console) -> ReplayResult:
     """Replay with a progress bar on stderr, if that is a terminal."""
     import torch
@@ -71,7 +88,7 @@ def run_with_progress(workload: Workload, settings: Any, console: Console) -> Re
 
 
 def save(result: ReplayResult, json_path: Path | None, html_path: Path | None) -> None:
-    """Write the result as JSON and HTML.
+    """Write the result as JSON and HTML, each where a path is given.
 
     Raises:
         ConfigError: a path that cannot be written.
@@ -185,7 +202,10 @@ def replay(path: Path | None, **options: Any) -> None:
     from kvgraft.replay.replay import ReplaySettings
 
     workload = _workload(path, options)
-    components = dict(parse_component(text) for text in options["components"] or [widest()])
+    for output in (options["json_path"], options["html_path"]):
+        if output is not None:
+            _expect_writable(output)
+    components = parse_components(options["components"] or [widest()])
     cache: dict[str, Any] = {
         "components": components,
         "page_size": options["page_size"],
@@ -216,6 +236,14 @@ def replay(path: Path | None, **options: Any) -> None:
     if any(result[name] for name in MUST_BE_ZERO):  # type: ignore[literal-required]
         click.echo(f"kvgraft: {result['first_problem']}", err=True)
         sys.exit(1)
+
+
+def _expect_writable(path: Path) -> None:
+    """Refuse an output path now rather than after the replay."""
+    try:
+        path.open("a", encoding="utf-8").close()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; choose another path") from error
 
 
 def _workload(path: Path | None, options: dict[str, Any]) -> Workload:
