@@ -127,7 +127,7 @@ def test_a_report_is_one_page_that_loads_nothing(tmp_path: Path) -> None:
     done = replay("--synthetic", "chat", "--requests", 10, "--html", page)
     assert done.returncode == 0
     text = page.read_text(encoding="utf-8")
-    assert text.startswith("<!doctype html>") or text.startswith("<!DOCTYPE html>")
+    assert text.lower().startswith("<!doctype html>")
     assert 'src="http' not in text
     assert "payload mismatches" in done.stdout
 

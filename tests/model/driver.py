@@ -446,7 +446,8 @@ class Driver:
     ) -> Any:
         """Run an operation that inserts up to a boundary."""
         inserted = adopted(self.model, self.seen, self._offer(live, boundary, states))
-        known = self.seen.known()
+        before = self.seen
+        known = before.known()
         path = {
             self.model.prefix(live.namespace, live.tuple, page) for page in range(max(boundary, 0))
         }
@@ -456,6 +457,10 @@ class Driver:
         def uses(result: Any) -> None:
             if result is not False and deeper:
                 self.recency.created(path - known)
+                for part, held in self.seen.held.items():
+                    self.recency.adopted(
+                        part, held.device.keys() - before.held[part].device.keys()
+                    )
                 self.recency.resumed((live.namespace, live.tuple), boundary, self.seen)
 
         write_through = self.sizes.policy is WritePolicy.WRITE_THROUGH

@@ -42,6 +42,12 @@ class Recency:
             for page in pages:
                 uses[page] = self.clock
 
+    def adopted(self, component: str, pages: set[Prefix]) -> None:
+        """The insert gave a component's data to nodes that were there already."""
+        for uses in (self.used[component], *(self.known[component, t] for t in ("device", "host"))):
+            for page in pages:
+                uses[page] = self.clock
+
     def resumed(self, sequence: Prefix, boundary: int, after: Snapshot) -> None:
         """A request resumes, or continues, from a boundary."""
         self.clock += 1

@@ -15,6 +15,7 @@ from kvgraft.request import Request
 from kvgraft.tree import matching, operations, pinning
 from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.node import Node
+from kvgraft.tree.segments import default_segment
 from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Span
@@ -92,7 +93,7 @@ def walk_from_the_last_host_node(patch: pytest.MonkeyPatch) -> None:
             below += each.each_child()
             if each.cells[0].host is not None and each.end > node.end:
                 node = each
-        segments = [pinning.default_segment(track, node.end) for track in tracks]
+        segments = [default_segment(track, node.end) for track in tracks]
         return plan(pinning.Receipt(node, segments, 0), tracks)
 
     patch.setattr(operations, "load_plan", from_below)

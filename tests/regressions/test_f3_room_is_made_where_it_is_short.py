@@ -127,9 +127,7 @@ def evict_the_base_for_another_pool(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("setup", "chain"), CASES, ids=IDS)
-@pytest.mark.parametrize(
-    "bug", [take_the_minimum_over_the_pools, evict_the_base_for_another_pool]
-)
+@pytest.mark.parametrize("bug", [take_the_minimum_over_the_pools, evict_the_base_for_another_pool])
 def test_with_the_bug_an_unrelated_prefix_is_evicted(
     setup: Setup, chain: int, bug: Bug, monkeypatch: pytest.MonkeyPatch
 ) -> None:

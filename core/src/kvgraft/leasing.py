@@ -14,7 +14,8 @@ from kvgraft.request import Request
 from kvgraft.tree import matching, operations, pinning
 from kvgraft.tree.matching import Match
 from kvgraft.tree.node import Node
-from kvgraft.tree.pinning import Receipt, default_segment, segment_ahead
+from kvgraft.tree.pinning import Receipt
+from kvgraft.tree.segments import default_segment, segment_ahead
 from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 from kvgraft.types import ComponentMatch, LockQuery, MatchView, Span

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 from typing import Generic, TypeVar
 
 __all__ = ["WaitingQueue"]
@@ -15,44 +16,59 @@ class WaitingQueue(Generic[T]):
     """First come first served, with bounded overtaking.
 
     A request that does not fit lets smaller ones behind it run, so that it does not starve them;
-    but only `patience` times, after which nobody passes until it runs, so that they do not starve
-    it.
+    but only `patience` times, after which nobody passes it until it runs, so that they do not
+    starve it.
 
     Args:
         lookahead: how many requests are tried in one round.
-        patience: rounds in which the first may be overtaken.
+        patience: how often a request may be overtaken.
     """
 
     def __init__(self, lookahead: int = 4, patience: int = 8) -> None:
         self.lookahead = lookahead
         self.patience = patience
-        self._items: deque[T] = deque()
-        self._overtaken = 0
+        self._line: deque[_Place[T]] = deque()
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._line)
 
     def append(self, item: T) -> None:
         """A new request, last in line."""
-        self._items.append(item)
+        self._line.append(_Place(item))
 
     def push_front(self, item: T) -> None:
         """A retracted request, first in line: it ran before the others."""
-        self._items.appendleft(item)
-        self._overtaken = 0
+        self._line.appendleft(_Place(item))
 
     def round(self) -> Iterator[T]:
         """The requests to try now, in order; call `take` for each that was admitted."""
-        if self._overtaken >= self.patience:
-            yield from list(self._items)[:1]
-            return
-        yield from list(self._items)[: self.lookahead]
+        for place in list(islice(self._line, self.lookahead)):
+            yield place.item
+            if place.waiting and place.overtaken >= self.patience:
+                return
 
     def take(self, item: T) -> None:
-        """`item` was admitted or rejected: it leaves the line."""
-        if self._items[0] is item:
-            self._items.popleft()
-            self._overtaken = 0
-            return
-        self._items.remove(item)
-        self._overtaken += 1
+        """`item` was admitted or rejected: it leaves the line.
+
+        Raises:
+            ValueError: it is not in the line.
+        """
+        for index, place in enumerate(self._line):
+            if place.item is item:
+                place.waiting = False
+                del self._line[index]
+                for passed in islice(self._line, index):
+                    passed.overtaken += 1
+                return
+        raise ValueError(f"{item!r} is not in the line of {len(self._line)}; append it first")
+
+
+class _Place(Generic[T]):
+    """A request in line and how often others passed it."""
+
+    __slots__ = ("item", "overtaken", "waiting")
+
+    def __init__(self, item: T) -> None:
+        self.item = item
+        self.overtaken = 0
+        self.waiting = True

@@ -78,6 +78,7 @@ def insert(tree: Tree, start: Node, key: TokenKey, end: int, holdings: list[Hold
     data, page_bytes = key.data, tree.page_bytes
     node, page = start, start.end
     gained: list[Node] = []
+    tree.clock += 1
     while page < end:
         offset = page * page_bytes
         child = None
@@ -114,7 +115,6 @@ def _grow(
     """Append new nodes below `node` up to page `end`."""
     page_bytes = tree.page_bytes
     start = node.end
-    tree.clock += 1
     points = [end]
     for holding in holdings:
         points += _breakpoints(start, end, holding)
@@ -144,7 +144,10 @@ def _merge(tree: Tree, child: Node, holdings: list[Holding]) -> bool:
     """Offer the holdings to an existing node; whether it gained anything."""
     gained = False
     for track, holding in zip(tree.tracks, holdings):
-        gained = _adopt(tree, child, track, holding) or gained
+        if _adopt(tree, child, track, holding):
+            # What was just computed is not the next victim, however old its node is.
+            child.cells[track.index].stamp = tree.clock
+            gained = True
     if gained:
         tree.queue_candidates(child)
     return gained

@@ -14,6 +14,13 @@ from contextlib import ExitStack
 from kvgraft.errors import LeaseError
 from kvgraft.slots import SLOT_BYTES
 from kvgraft.tree.node import ON_DEVICE, Node
+from kvgraft.tree.segments import (
+    common_pages,
+    default_segment,
+    pages_without,
+    segment_ahead,
+    whole_nodes,
+)
 from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Span
@@ -51,31 +58,6 @@ class Receipt:
         self.host_from = host_from
         self.released = False
         self.locks: ExitStack | None = None
-
-
-def default_segment(track: Track, boundary: int) -> tuple[Span, ...]:
-    """The pages a component's reach covers at a boundary; what a pin holds by default (L3)."""
-    if track.is_state:
-        return (Span(boundary, boundary),) if boundary else ()
-    return track.reach_pages.spans(boundary)
-
-
-def segment_ahead(track: Track, boundary: int, position: int) -> tuple[Span, ...]:
-    """Of the reach at a boundary, what a request that got to page `position` still needs (L6)."""
-    segment = default_segment(track, boundary)
-    if position <= boundary or track.is_everything:
-        return segment
-    return _common(default_segment(track, position), segment)
-
-
-def _common(segment: tuple[Span, ...], other: tuple[Span, ...]) -> tuple[Span, ...]:
-    """Pages in both."""
-    return tuple(
-        Span(max(mine.start, its.start), min(mine.end, its.end))
-        for mine in segment
-        for its in other
-        if max(mine.start, its.start) < min(mine.end, its.end)
-    )
 
 
 def acquire(
@@ -233,55 +215,17 @@ def slide(tree: Tree, receipt: Receipt, position: int) -> None:
                     _pin_host(tree, track, anchor, segment, receipt.host_from, -1)
                 _unpin(tree, track, anchor, segment)
             continue
-        kept = _common(default_segment(track, position), segment)
+        kept = common_pages(default_segment(track, position), segment)
         if kept == segment:
             continue
-        kept = _whole_nodes(anchor, kept)
+        kept = whole_nodes(anchor, kept)
         if kept == segment:
             continue
-        given = _difference(segment, kept)
+        given = pages_without(segment, kept)
         receipt.segments[track.index] = kept
         if receipt.host_from is not None:
             _pin_host(tree, track, anchor, given, receipt.host_from, -1)
         _unpin(tree, track, anchor, given)
-
-
-def _whole_nodes(anchor: Node, spans: tuple[Span, ...]) -> tuple[Span, ...]:
-    """Spans grown to the boundaries of the nodes they begin and end inside."""
-    grown: list[Span] = []
-    for start, end in spans:
-        low, high = start, end
-        node: Node | None = anchor
-        while node is not None and node.parent is not None and node.end > start:
-            if node.start < end < node.end:
-                high = node.end
-            if node.start < start:
-                low = node.start
-            node = node.parent
-        if grown and low <= grown[-1].end:
-            grown[-1] = Span(grown[-1].start, max(grown[-1].end, high))
-        else:
-            grown.append(Span(low, high))
-    return tuple(grown)
-
-
-def _difference(segment: tuple[Span, ...], kept: tuple[Span, ...]) -> tuple[Span, ...]:
-    """Pages of `segment` outside `kept`; a state's empty span when nothing is kept."""
-    given: list[Span] = []
-    for span in segment:
-        if span.start == span.end:
-            given.append(span)
-            continue
-        low = span.start
-        for keep in kept:
-            if keep.end <= low or keep.start >= span.end:
-                continue
-            if keep.start > low:
-                given.append(Span(low, keep.start))
-            low = max(low, keep.end)
-        if low < span.end:
-            given.append(Span(low, span.end))
-    return tuple(given)
 
 
 def _pin_state(track: Track, anchor: Node, stamp: int) -> int:

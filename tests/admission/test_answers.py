@@ -1,0 +1,167 @@
+"""What admission says, and what it leaves behind when it says no (A6, A8, A9, A11)."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvgraft.admission import Outcome
+
+from ..serving.server import Server, ledgers, tree_dump
+from ..serving.setups import SETUPS
+from .test_sound_and_live import crowd_of
+
+PROMPT = list(range(100, 112))
+
+
+@pytest.mark.parametrize("name", sorted(SETUPS))
+@given(random=st.randoms(use_true_random=False))
+def test_a_rejected_request_leaves_no_trace(name: str, random: Random) -> None:
+    crowd = crowd_of(SETUPS[name], random)
+    for _ in range(random.randint(5, 30)):
+        crowd.move()
+    cache = crowd.cache
+    crowd.settle()
+    before = ledgers(cache), tree_dump(cache)
+    request = crowd.server.begin(crowd.tokens(), reserve=random.choice([0, 9, 90]))
+    leased = ledgers(cache), tree_dump(cache), request.anchor_tokens
+    decision = cache.admit(request)
+    if decision.outcome is Outcome.DEFERRED and request.limited is None:
+        if request.anchor_tokens == leased[2]:
+            assert (ledgers(cache), tree_dump(cache), leased[2]) == leased
+        assert cache.admit(request) == decision
+    if not decision.admitted:
+        assert decision.shortages
+        assert request.accounts == []
+    cache.abort(request)
+    if not crowd.engine.pending:
+        assert (ledgers(cache), tree_dump(cache)) == before
+    cache.check_integrity()
+
+
+WINDOWED = {
+    "swa": "swa",
+    "full+swa": "swa",
+    "sinks": "sinks",
+    "full+sinks": "sinks",
+    "full+chunked": "chunked",
+    "full+quartered+ssm": "quartered",
+    "hisparse+sinks": "sinks",
+}
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_a_chunk_shrinks_only_when_the_full_one_could_never_fit(name: str, page_size: int) -> None:
+    """Over all chunks and a few pool sizes: shrunk chunks are aligned, not empty, and needed."""
+    seen = set()
+    for pages in (6, 9, 12, 15):
+        sizes = {WINDOWED[name]: {"device_tokens": pages * page_size}}
+        cache = SETUPS[name].open(page_size=page_size, device_tokens=256, host_tokens=256, **sizes)
+        server = Server(cache)
+        for chunk in range(1, 40):
+            request = server.begin(range(10_000, 10_040), chunk=chunk)
+            decision = cache.admit(request)
+            given = request.chunk
+            if not decision.admitted:
+                seen.add("never")
+                assert decision.outcome is Outcome.NEVER_FITS
+                assert given == chunk
+                cache.abort(request)
+                continue
+            server.prefill(request)
+            cache.abort(request)
+            seen.add("shrunk" if given < chunk else "whole")
+            if given < chunk:
+                assert given >= page_size
+                assert given % page_size == 0
+                larger = server.begin(range(20_000, 20_040), chunk=given + 1)
+                assert cache.admit(larger).admitted
+                assert larger.chunk == given
+                cache.abort(larger)
+        cache.check_integrity()
+        cache.close()
+    assert {"whole", "shrunk"} <= seen
+
+
+def test_a_chunk_that_only_has_to_wait_does_not_shrink() -> None:
+    cache = SETUPS["full+swa"].open(swa={"device_tokens": 40})
+    server = Server(cache)
+    other = server.start(range(30))
+    assert cache.allocate(other, 30)
+    request = server.begin(range(500, 530), chunk=26)
+    assert cache.admit(request).outcome is Outcome.DEFERRED
+    assert request.chunk == 26
+    cache.abort(other)
+    assert cache.admit(request).admitted
+    assert request.chunk == 26
+    cache.close()
+
+
+def test_the_pool_that_never_fits_is_named_with_its_numbers() -> None:
+    cache = SETUPS["full+swa"].open(device_tokens=40, swa={"device_tokens": 64})
+    request = Server(cache).begin(range(60), reserve=4)
+    decision = cache.admit(request)
+    assert str(decision) == (
+        "never fits; component 'full' device pool: needs 33 slots, 20 available of 20"
+    )
+    cache.close()
+
+
+@pytest.mark.parametrize("name", sorted(SETUPS))
+def test_a_batch_demands_the_sum_of_its_requests_without_what_they_share(name: str) -> None:
+    cache = SETUPS[name].open(device_tokens=256, host_tokens=256)
+    server = Server(cache)
+    server.serve(PROMPT)
+    batch = [server.begin([*PROMPT, *range(n, n + 6)], reserve=4, chunk=4) for n in (1, 20, 40)]
+    for track in cache.tree.tracks:
+        shared = {
+            id(node): len(node.cells[track.index].device or b"") // 4
+            for node in cache.tree.nodes()
+            if node.cells[track.index].device_pins
+        }
+        assert track.device.pinned == sum(shared.values()), "the shared prefix is pinned once"
+    sums = [0] * len(cache.tree.tracks)
+    for request in batch:
+        assert cache.admit(request).admitted
+        for track in cache.tree.tracks:
+            demand = request.demands[track.index]
+            sums[track.index] += demand.now + demand.later
+            assert track.device.promised == sums[track.index]
+    for request in batch:
+        cache.abort(request)
+    assert all(track.device.promised == 0 for track in cache.tree.tracks)
+    cache.close()
+
+
+@pytest.mark.parametrize("name", sorted(SETUPS))
+def test_requests_that_load_the_same_pages_are_promised_them_once(name: str) -> None:
+    cache = SETUPS[name].open(device_tokens=256, host_tokens=256)
+    server = Server(cache)
+    server.serve(PROMPT)
+    server.empty_device()
+    first = server.begin([*PROMPT, 1, 2])
+    second = server.begin([*PROMPT, 3, 4])
+    assert any(first.host_slots)
+    assert second.host_slots == first.host_slots
+    tracks = cache.tree.tracks
+    assert cache.admit(first).admitted
+    alone = [track.device.promised for track in tracks]
+    assert cache.admit(second).admitted
+    cache.load_back(first)
+    cache.load_back(second)
+    # the second's promise is what the first's was, without what the first brings
+    for track, promised, load in zip(tracks, alone, first.host_slots):
+        assert track.device.promised == 2 * (promised - load)
+    third = server.begin([*PROMPT, 5, 6])
+    if not third.ready:
+        assert not any(third.host_slots), "what is on its way is not demanded again"
+    cache.drain()
+    for request in (first, second):
+        assert request.ready
+        server.prefill(request)
+    cache.check_integrity()
+    cache.close()

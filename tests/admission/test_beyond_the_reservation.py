@@ -1,0 +1,85 @@
+"""Decoding past what was reserved: given from the headroom, or not at all (A12, A13)."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvgraft.request import Request
+
+from ..serving.server import Server, ledgers, tree_dump
+from ..serving.setups import SETUPS
+
+
+def decode_until_refused(server: Server, request: Request, most: int) -> int:
+    """Decode up to `most` tokens; how many were given."""
+    for given in range(most):
+        request.key.extend([request.computed + 10_000])
+        if not server.cache.allocate(request, 1):
+            return given
+        server.read(request)
+        server.write(request, request.computed + 1)
+        server.cache.computed(request, 1)
+    return most
+
+
+@pytest.mark.parametrize("name", sorted(SETUPS))
+def test_a_decode_that_outgrows_its_reservation_waits_for_a_retraction(name: str) -> None:
+    cache = SETUPS[name].open(device_tokens=48, host_tokens=96)
+    server = Server(cache)
+    long = server.start(range(8), reserve=2)
+    server.prefill(long)
+    others = []
+    while True:
+        other = server.begin(range(1000 * len(others) + 1000, 1000 * len(others) + 1008), reserve=2)
+        if not cache.admit(other).admitted:
+            cache.abort(other)
+            break
+        server.prefill(other)
+        others.append(other)
+    assert others
+    given = decode_until_refused(server, long, 200)
+    assert given >= 2
+    bounded = not cache.tree.everything
+    if bounded:
+        # windows recycle their own pages: it decodes for ever, within its peak
+        assert given == 200
+        cache.close()
+        return
+    assert given < 200
+    before = ledgers(cache), tree_dump(cache), long.computed, long.allocated
+    assert not cache.allocate(long, 1)
+    assert (ledgers(cache), tree_dump(cache), long.computed, long.allocated) == before
+    # whoever stays within its reservation is not hurt
+    for other in others:
+        server.decode(other, 2)
+    cache.retract(others.pop())
+    cache.drain()
+    assert cache.allocate(long, 1)
+    server.write(long, long.computed + 1)
+    cache.computed(long, 1)
+    cache.check_integrity()
+    for other in others:
+        cache.finish(other)
+    cache.finish(long)
+    cache.check_integrity()
+    cache.close()
+
+
+@pytest.mark.parametrize("name", sorted(SETUPS))
+def test_a_retracted_request_continues_from_what_it_had_computed(name: str) -> None:
+    cache = SETUPS[name].open(device_tokens=96, host_tokens=192)
+    server = Server(cache)
+    request = server.start(range(8), reserve=8)
+    server.prefill(request)
+    server.decode(request, 6)
+    cached = cache.retract(request)
+    assert cached == 14
+    request.key.extend([7])  # sampled by the last step, not computed yet
+    again = cache.begin(request.key, reserve=2)
+    assert again.anchor_tokens == 14
+    assert cache.admit(again).admitted
+    server.load_back(again)
+    server.prefill(again)
+    server.decode(again, 2)
+    cache.check_integrity()
+    cache.close()

@@ -1,0 +1,104 @@
+"""State slots are budgeted apart from token pages, copies on write included (A10, M8)."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvgraft.admission import Outcome
+
+from ..serving.components import StatePackage
+from ..serving.server import Server
+from ..serving.setups import SETUPS, mixed
+
+PROMPT = list(range(100, 112))
+SETS = [("full+mamba", "mamba"), ("swa+ssm", "ssm"), ("full+swa+mamba", "mamba")]
+
+
+@pytest.mark.parametrize(("name", "state"), SETS)
+@pytest.mark.parametrize("resume_from", ["device", "host"])
+def test_with_any_number_of_states_who_is_admitted_can_copy_and_capture(
+    name: str, state: str, resume_from: str
+) -> None:
+    answers = []
+    for states in range(1, 9):
+        cache = SETUPS[name].open(**{state: {"states": states}})
+        server = Server(cache)
+        first = server.begin(PROMPT)
+        if not cache.admit(first).admitted:
+            answers.append((states, "nothing fits"))
+            cache.close()
+            continue
+        server.prefill(first)
+        cache.finish(first)
+        cache.drain()
+        if resume_from == "host":
+            server.empty_device()
+        request = server.begin([*PROMPT, *range(20)], reserve=5, chunk=6)
+        decision = cache.admit(request)
+        if decision.admitted:
+            copies = cache.slots.copies_on_write
+            server.load_back(request)
+            server.prefill(request)
+            server.decode(request, 5)
+            assert cache.slots.copies_on_write - copies == bool(request.anchor_tokens)
+            assert cache.finish(request) == 36, "a state that was promised was not captured"
+            answers.append((states, "resumed" if request.anchor_tokens else "as a miss"))
+        else:
+            assert decision.outcome is Outcome.NEVER_FITS
+            assert {each.component for each in decision.shortages} == {state}
+            answers.append((states, "never fits"))
+        cache.check_integrity()
+        cache.close()
+    assert answers[0][1] in ("nothing fits", "never fits")
+    assert answers[-1][1] == "resumed"
+    assert "as a miss" in {answer for _, answer in answers}
+
+
+@pytest.mark.parametrize(("name", "state"), SETS)
+def test_short_of_states_only_the_state_pool_is_named(name: str, state: str) -> None:
+    cache = SETUPS[name].open(device_tokens=512, host_tokens=512, **{state: {"states": 6}})
+    server = Server(cache)
+    running = []
+    while True:
+        request = server.begin(range(1000 * len(running), 1000 * len(running) + 6))
+        decision = cache.admit(request)
+        if not decision.admitted:
+            break
+        running.append(request)
+    assert decision.outcome is Outcome.DEFERRED
+    assert [each.component for each in decision.shortages] == [state]
+    assert f"component '{state}' device pool" in str(decision)
+    for each in running:
+        server.prefill(each)
+        cache.finish(each)
+    assert cache.admit(request).admitted
+    cache.close()
+
+
+def test_a_state_in_use_is_never_written_by_who_resumes_from_it() -> None:
+    cache = SETUPS["full+mamba"].open()
+    server = Server(cache)
+    server.serve(PROMPT)
+    together = [server.start([*PROMPT, n, n]) for n in (1, 2, 3)]
+    for request in together:
+        server.prefill(request)
+    slots = {cache.state_slot(request, "mamba") for request in together}
+    assert len(slots) == 3
+    late = server.start([*PROMPT, 4, 4])
+    server.prefill(late)
+    assert late.anchor_tokens == len(PROMPT)
+    cache.close()
+
+
+def test_a_state_that_cannot_be_copied_is_not_resumed_from() -> None:
+    setup = mixed(("full",), StatePackage("uncopied", can_copy=False))
+    cache = setup.open()
+    server = Server(cache)
+    server.serve(PROMPT)
+    request = server.start([*PROMPT, 1, 2])
+    assert request.anchor_tokens == 0
+    assert request.limited is not None
+    assert "M8" in request.limited
+    server.prefill(request)
+    cache.check_integrity()
+    cache.close()

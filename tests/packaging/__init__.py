@@ -1,0 +1,1 @@
+"""The five distributions as wheels, in environments that know no source tree."""

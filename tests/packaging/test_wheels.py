@@ -1,0 +1,116 @@
+"""What the wheels hold, and that each component works alone with the core (P1)."""
+
+from __future__ import annotations
+
+import email
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvgraft
+
+from .conftest import Environment
+
+Environments = Callable[..., Environment]
+
+COMPONENTS = ("full", "swa", "mamba", "hisparse")
+
+
+def listed(environment: Environment) -> list[dict[str, Any]]:
+    done = environment.kvgraft("components", "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+def test_there_is_a_wheel_of_every_distribution_and_version(wheels: dict[str, Path]) -> None:
+    assert wheels.keys() == {"kvgraft", *(f"kvgraft-{name}" for name in COMPONENTS)}
+    assert {path.name.split("-")[1] for path in wheels.values()} == {kvgraft.__version__}
+
+
+def test_a_wheel_holds_its_package_typed_and_licensed_and_no_tests(wheels: dict[str, Path]) -> None:
+    for name, path in wheels.items():
+        module = name.replace("-", "_")
+        members = zipfile.ZipFile(path).namelist()
+        assert f"{module}/py.typed" in members
+        assert any(member.endswith("licenses/LICENSE") for member in members)
+        info = f"{module}-{kvgraft.__version__}.dist-info/"
+        assert all(member.startswith((f"{module}/", info)) for member in members)
+        assert not any("test" in member.split("/")[-1] for member in members)
+
+
+def test_the_core_brings_the_reports_template(wheels: dict[str, Path]) -> None:
+    assert "kvgraft/report/report.html.j2" in zipfile.ZipFile(wheels["kvgraft"]).namelist()
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_a_component_asks_for_the_core_and_publishes_its_name(
+    wheels: dict[str, Path], component: str
+) -> None:
+    wheel = zipfile.ZipFile(wheels[f"kvgraft-{component}"])
+    (metadata,) = (name for name in wheel.namelist() if name.endswith("METADATA"))
+    (points,) = (name for name in wheel.namelist() if name.endswith("entry_points.txt"))
+    fields = email.message_from_bytes(wheel.read(metadata))
+    assert fields.get_all("Requires-Dist") == ["kvgraft>=0.1"]
+    assert wheel.read(points).decode().split() == [
+        "[kvgraft.components]",
+        component,
+        "=",
+        f"kvgraft_{component}:plugin",
+    ]
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_a_component_alone_with_the_core_is_found_replays_and_is_removed_cleanly(
+    environment: Environments, component: str
+) -> None:
+    alone = environment("kvgraft", f"kvgraft-{component}")
+    (row,) = listed(alone)
+    assert (row["name"], row["distribution"], row["status"]) == (
+        component,
+        f"kvgraft-{component}",
+        "ok",
+    )
+    done = alone.kvgraft(
+        *("replay", "--synthetic", "chat", "--requests", "20", "--component", component),
+        *("--device-tokens", "200000", "--host-tokens", "200000", "--json", "result.json"),
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    result = json.loads((alone.directory / "result.json").read_text())
+    assert result["requests"] == 20
+    assert result["token_hit_rate"] > 0
+    assert result["payloads_verified"] > 0
+    assert list(result["component_hits"]) == [component]
+
+    alone.uninstall(f"kvgraft-{component}")
+    assert listed(alone) == []
+    refused = alone.kvgraft("replay", "--synthetic", "chat", "--component", component)
+    assert refused.returncode == 2
+    assert f"component {component!r} is not installed; installed: none" in refused.stderr
+
+
+def test_the_core_alone_says_that_no_component_is_installed(environment: Environments) -> None:
+    core = environment("kvgraft")
+    assert "no component is installed; try: pip install" in core.kvgraft("components").stdout
+    refused = core.kvgraft("replay", "--synthetic", "chat")
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("kvgraft: ")
+    assert refused.stderr.count("\n") == 1
+
+
+@pytest.mark.long
+def test_all_components_together_replay_from_their_wheels(environment: Environments) -> None:
+    together = environment("kvgraft", *(f"kvgraft-{name}" for name in COMPONENTS))
+    assert {row["name"] for row in listed(together)} == set(COMPONENTS)
+    done = together.kvgraft(
+        *("replay", "--synthetic", "agents", "--requests", "60", "--host-tokens", "2000000"),
+        *(part for name in COMPONENTS for part in ("--component", name)),
+        *("--json", "result.json", "--html", "report.html"),
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    result = json.loads((together.directory / "result.json").read_text())
+    assert set(result["component_hits"]) == set(COMPONENTS)
+    assert (together.directory / "report.html").stat().st_size > 10_000
