@@ -62,7 +62,7 @@ def test_a_chunk_shrinks_only_when_the_full_one_could_never_fit(name: str, page_
         sizes = {WINDOWED[name]: {"device_tokens": pages * page_size}}
         cache = SETUPS[name].open(page_size=page_size, device_tokens=256, host_tokens=256, **sizes)
         server = Server(cache)
-        for chunk in range(1, 40):
+        for chunk in (1, 2, 3, 4, 6, 9, 14, 22, 39):
             request = server.begin(range(10_000, 10_040), chunk=chunk)
             decision = cache.admit(request)
             given = request.chunk

@@ -132,3 +132,11 @@ def test_the_core_names_no_component() -> None:
         if named.search(line)
     ]
     assert not found
+
+
+def test_what_decides_reads_no_clock_and_draws_no_random_number() -> None:
+    """Recency is counted (T12), and equal states decide equally (D1)."""
+    for module in MODULES:
+        if module.name.startswith(("kvgraft.tree", "kvgraft.admission")):
+            clocks = module.imports(known=NAMES) & {"time", "random", "datetime", "uuid", "secrets"}
+            assert not clocks, f"{module.name} imports {sorted(clocks)}"

@@ -85,6 +85,7 @@ class Driver:
         before = self.seen
         pressure = pressure if pressure is not None else Pressure()
         self.sound = False
+        self.recency.settle()
         result = operation()
         self.counts[name] += 1
         self.payloads.poison()

@@ -34,39 +34,53 @@ class Recency:
         self.known: dict[tuple[str, str], dict[Prefix, int]] = {
             (each.name, tier): {} for each in model.components for tier in ("device", "host")
         }
+        self._before: dict[tuple[str, str, Prefix], int] = {}
+
+    def settle(self) -> None:
+        """An operation begins: from here on its own uses are told from earlier ones."""
+        self._before.clear()
+
+    def _note(self, name: str, tier: str, page: Prefix) -> None:
+        known = self.known[name, tier]
+        self._before.setdefault((name, tier, page), known.get(page, 0))
+        known[page] = self.clock
 
     def created(self, pages: set[Prefix]) -> None:
         """Nodes for these pages appeared."""
         self.clock += 1
-        for uses in (*self.used.values(), *self.known.values()):
-            for page in pages:
-                uses[page] = self.clock
+        for name in self.used:
+            self.adopted(name, pages)
 
-    def adopted(self, component: str, pages: set[Prefix]) -> None:
-        """The insert gave a component's data to nodes that were there already."""
-        for uses in (self.used[component], *(self.known[component, t] for t in ("device", "host"))):
+    def adopted(self, name: str, pages: set[Prefix]) -> None:
+        """An insert gave a component data."""
+        self.used[name].update(dict.fromkeys(pages, self.clock))
+        for tier in ("device", "host"):
             for page in pages:
-                uses[page] = self.clock
+                self._note(name, tier, page)
 
     def resumed(self, sequence: Prefix, boundary: int, after: Snapshot) -> None:
         """A request resumes, or continues, from a boundary."""
         self.clock += 1
         for component in self.model.components:
+            name = component.name
             pages = self.model.prefixes(component, *sequence, boundary)
-            self.used[component.name].update(dict.fromkeys(pages, self.clock))
-            held = after.held[component.name]
+            self.used[name].update(dict.fromkeys(pages, self.clock))
+            held = after.held[name]
             for tier, cells in (("device", held.device), ("host", held.host)):
-                known = self.known[component.name, tier]
                 for page in reversed(pages):
                     if component.is_everything and page not in cells:
                         break
-                    known[page] = self.clock
+                    self._note(name, tier, page)
 
     def latest(self, component: ModelComponent, pages: tuple[Prefix, ...]) -> int:
+        """Last use, this operation's included."""
         return max(self.used[component.name].get(page, 0) for page in pages)
 
     def certain(self, component: ModelComponent, tier: str, pages: tuple[Prefix, ...]) -> int:
-        return max(self.known[component.name, tier].get(page, 0) for page in pages)
+        """Last use a tier is certain to know of; room may be made before an operation's own."""
+        name = component.name
+        known = self.known[name, tier]
+        return max(self._before.get((name, tier, page), known.get(page, 0)) for page in pages)
 
 
 @dataclass
@@ -135,8 +149,14 @@ class _Tier:
         ]
 
     def remade(self, name: str, view: NodeView) -> bool:
-        """Whether the cell went and came back within the operation."""
+        """Whether the cell went and came back within the operation, or may have.
+
+        On HOST it may have if it left DEVICE: what is demoted may get back the slots it had.
+        """
         page = self.cells_of(view, name)[-1]
+        before, after = self.before.held[name], self.after.held[name]
+        if self.tier == "host" and page in before.device and page not in after.device:
+            return True
         return self._cells(self.before, name).get(page) != self._cells(self.after, name).get(page)
 
     def live_below(self, stays: Callable[[str, Prefix], bool]) -> set[Prefix]:
@@ -159,11 +179,7 @@ class _Tier:
 
     def live_throughout(self) -> set[Prefix]:
         """Nodes under which something was held all the time: never leaves meanwhile."""
-        return self.live_below(
-            lambda name, page: (
-                self._cells(self.before, name)[page] == self._cells(self.after, name).get(page)
-            )
-        )
+        return self.live_below(lambda name, page: not self.remade(name, NodeView((page,), -1)))
 
     def pinned(self, snapshot: Snapshot, name: str, view: NodeView) -> bool:
         held, last = snapshot.held[name], view.pages[-1]
@@ -187,16 +203,28 @@ class _Tier:
         ]
 
 
-def _buried(model: BruteForce, after: Snapshot, page: Prefix) -> bool:
-    """Whether a prefix-closed component holds nothing on the page or on one before it."""
-    namespace, tokens = page
-    for component in model.components:
-        if component.is_everything:
-            readable = after.readable(component)
-            for number in range(model.page_of(page) + 1):
-                if model.prefix(namespace, tokens, number) not in readable:
-                    return True
-    return False
+def _gap(model: BruteForce, after: Snapshot, page: Prefix, first: int, end: int) -> bool:
+    """Whether a prefix-closed component holds nothing on one of the pages `[first, end)`."""
+    return any(
+        model.prefix(*page, number) not in after.readable(component)
+        for component in model.components
+        if component.is_everything
+        for number in range(first, end)
+    )
+
+
+def _buried(tier: _Tier, other: _Tier, view: NodeView) -> bool:
+    """Whether nothing on the node could be resumed from any more, for a reason found elsewhere:
+
+    a prefix-closed component lost what lies before the node, or its cell here on the other tier.
+    """
+    first, last = tier.model.page_of(view.pages[0]), tier.model.page_of(view.pages[-1])
+    if _gap(tier.model, tier.after, view.pages[-1], 0, first):
+        return True
+    return _gap(tier.model, tier.after, view.pages[-1], first, last + 1) and any(
+        component.is_everything and view.pages[-1] in other.lost[component.name]
+        for component in tier.model.components
+    )
 
 
 def _lost_home(model: BruteForce, hosts: _Tier, view: NodeView, loser: str) -> bool:
@@ -236,12 +264,12 @@ def check_losses(
         and (needed is None or needed > before.books[name, "host"].free)
     }
     _check_tier(devices, hosts, device_short, pressure, recency)
-    _check_tier(hosts, hosts, host_short, pressure, recency)
+    _check_tier(hosts, devices, host_short, pressure, recency)
 
 
 def _check_tier(
     tier: _Tier,
-    hosts: _Tier,
+    other: _Tier,
     short: dict[str, int] | dict[str, int | None],
     pressure: Pressure,
     recency: Recency,
@@ -261,19 +289,19 @@ def _check_tier(
             assert not tier.pinned(tier.before, name, view) or not tier.pinned(
                 tier.after, name, view
             ), f"E1: {name} lost a pinned cell on {tier.tier}: {view.pages[-1]}"
-        if _buried(model, tier.after, view.pages[-1]):
-            # Nothing below a gap of a prefix-closed component can be resumed from. The node's own
-            # losers still need a reason, found below unless the gap lies above.
-            reasons = ["buried"]
-        else:
-            reasons = []
-        if tier.tier == "device" and all(
-            _lost_home(model, hosts, view, name) for name in losers
-        ):
+        reasons = []
+        if _buried(tier, other, view):
+            reasons.append("buried")
+        if tier.tier == "device" and all(_lost_home(model, other, view, name) for name in losers):
             reasons.append("home")
+        returned = [
+            name
+            for name in tier.holders(tier.before, view)
+            if name not in losers and tier.remade(name, view)
+        ]
         starters = [
             name
-            for name in losers
+            for name in losers + returned
             if name in short
             and _cascade_fits(tier, view, name, losers, live)
             and _least_recent(tier, view, name, kept[name], pressure, recency)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
 
 from kvgraft import Tier, TokenKey
 from kvgraft.admission import Decision
@@ -27,17 +30,21 @@ class Server:
 
     def __init__(self, cache: Cache) -> None:
         self.cache = cache
+        self._planes = {
+            (each.name, tier): {
+                (spec.layer, spec.name): rows.numpy() for spec, rows in zip(pool.specs, pool.lanes)
+            }
+            for each in cache.mounted
+            for tier, pool in (("device", each.component.device), ("host", each.component.host))
+            if pool is not None
+        }
 
     # -- the life of a request
 
-    def begin(
-        self, tokens: Iterable[int], reserve: int = 0, chunk: int | None = None
-    ) -> Request:
+    def begin(self, tokens: Iterable[int], reserve: int = 0, chunk: int | None = None) -> Request:
         return self.cache.begin(TokenKey(tokens), reserve=reserve, chunk=chunk)
 
-    def start(
-        self, tokens: Iterable[int], reserve: int = 0, chunk: int | None = None
-    ) -> Request:
+    def start(self, tokens: Iterable[int], reserve: int = 0, chunk: int | None = None) -> Request:
         """Begin, admit and load back; the cache must have the room."""
         request = self.begin(tokens, reserve, chunk)
         decision = self.cache.admit(request)
@@ -49,9 +56,11 @@ class Server:
         return self.cache.admit(request)
 
     def load_back(self, request: Request) -> None:
-        """Load back and wait; it must deliver."""
+        """Load back and wait for what it needs, and for nothing else; it must deliver."""
         self.cache.load_back(request)
-        self.cache.drain()
+        for transfer in list(request.waits):
+            assert transfer.ticket.wait(10)
+        self.cache.poll()
         assert request.ready
         assert not request.load_failed
 
@@ -104,77 +113,61 @@ class Server:
 
     def write(self, request: Request, end: int) -> None:
         """Stamp tokens up to `end` into the request's slots."""
-        size = self.cache.tree.page_size
-        tokens = request.key.tokens()
+        first = request.computed // self.cache.tree.page_size
+        last = -(-end // self.cache.tree.page_size)
         for track in self.cache.tree.tracks:
-            device, host = self._lanes(track)
-            if track.is_state:
-                slot = self.cache.state_slot(request, track.name)
-                for key, rows in device.items():
-                    rows[slot] = _stamp(track, key, tokens[:end].tobytes(), 0)
-                continue
-            table = self.cache.table(request, track.name).tolist()
-            mirror: list[int] = []
-            if track.home_is_host:
-                mirror = self.cache.host_table(request, track.name).tolist()
-            for page in range(request.computed // size, -(-end // size)):
-                data = tokens[: min(end, (page + 1) * size)].tobytes()
-                for sub in range(track.slots_per_page):
-                    position = page * track.slots_per_page + sub
-                    for key, rows in device.items():
-                        rows[table[position]] = _stamp(track, key, data, sub)
-                    if mirror:
-                        for key, rows in host.items():
-                            rows[mirror[position]] = _stamp(track, key, data, sub)
+            for tier, slots, wanted in self._rows(request, track, end, range(first, last)):
+                for key, rows in self._planes[track.name, tier].items():
+                    rows[slots] = self._stamps(track, key, wanted)[:, None]
 
     def read(self, request: Request) -> None:
         """Everything the next token needs is on DEVICE and right (R5, L3)."""
-        size = self.cache.tree.page_size
-        tokens, computed = request.key.tokens(), request.computed
+        computed = request.computed
         if not computed:
             return
+        boundary = -(-computed // self.cache.tree.page_size)
         for track in self.cache.tree.tracks:
-            device, host = self._lanes(track)
-            if track.is_state:
-                slot = self.cache.state_slot(request, track.name)
-                for key, rows in device.items():
-                    want = _stamp(track, key, tokens[:computed].tobytes(), 0)
-                    assert rows[slot].eq(want).all(), f"{track.name}: not the state at {computed}"
-                continue
-            table = self.cache.table(request, track.name).tolist()
-            mirror = []
-            if track.home_is_host:
-                mirror = self.cache.host_table(request, track.name).tolist()
-            for span in track.reach_pages.spans(-(-computed // size)):
-                for page in range(*span):
-                    data = tokens[: min(computed, (page + 1) * size)].tobytes()
-                    for sub in range(track.slots_per_page):
-                        position = page * track.slots_per_page + sub
-                        slot = table[position] if position < len(table) else -1
-                        assert slot >= 0, f"{track.name}: page {page} of {computed} tokens missing"
-                        for key, rows in device.items():
-                            want = _stamp(track, key, data, sub)
-                            assert rows[slot].eq(want).all(), (
-                                f"{track.name}: page {page} of {computed} tokens holds other bytes"
-                            )
-                        if mirror:
-                            for key, rows in host.items():
-                                want = _stamp(track, key, data, sub)
-                                assert rows[mirror[position]].eq(want).all()
+            pages = [page for span in track.reach_pages.spans(boundary) for page in range(*span)]
+            for tier, slots, wanted in self._rows(request, track, computed, pages):
+                assert min(slots, default=0) >= 0, (
+                    f"{track.name}: a page of the {computed} tokens before is missing"
+                )
+                for key, rows in self._planes[track.name, tier].items():
+                    stamps = self._stamps(track, key, wanted)[:, None]
+                    assert (rows[slots] == stamps).all(), (
+                        f"{track.name} {tier}: other bytes than those of {computed} tokens"
+                    )
 
-    def _lanes(self, track: Track):  # type: ignore[no-untyped-def]
-        component = self.cache.mounted[track.index].component
-        pools = (component.device, component.host)
-        return tuple(
-            {(spec.layer, spec.name): rows for spec, rows in zip(pool.specs, pool.lanes)}
-            if pool is not None
-            else {}
-            for pool in pools
-        )
+    def _rows(
+        self, request: Request, track: Track, end: int, pages: Sequence[int]
+    ) -> Iterator[tuple[str, list[int], list[tuple[bytes, int]]]]:
+        """Per tier, slots and what is stamped on them: tokens computed from, row of the page."""
+        data, size = bytes(request.key.data), self.cache.tree.page_size
+        if track.is_state:
+            yield "device", [self.cache.state_slot(request, track.name)], [(data[: end * 4], 0)]
+            return
+        per_page = track.slots_per_page
+        wanted = [
+            (data[: min(end, (page + 1) * size) * 4], sub)
+            for page in pages
+            for sub in range(per_page)
+        ]
+        tables = {"device": self.cache.table(request, track.name)}
+        if track.home_is_host:
+            tables["host"] = self.cache.host_table(request, track.name)
+        for tier, table in tables.items():
+            slots = [
+                int(table[slot]) if slot < len(table) else -1
+                for page in pages
+                for slot in range(page * per_page, (page + 1) * per_page)
+            ]
+            yield tier, slots, wanted
 
-
-def _stamp(track: Track, key: tuple[int, str], tokens: bytes, sub: int) -> int:
-    return zlib.crc32(tokens, zlib.crc32(f"{track.name} {key} {sub}".encode())) % 30_000 + 1
+    def _stamps(
+        self, track: Track, key: tuple[int, str], wanted: list[tuple[bytes, int]]
+    ) -> npt.NDArray[np.int16]:
+        seed = zlib.crc32(f"{track.name} {key}".encode())
+        return np.array([zlib.crc32(data, seed + sub) % 30_000 + 1 for data, sub in wanted])
 
 
 def ledgers(cache: Cache) -> dict[tuple[str, str], tuple[int, ...]]:

@@ -73,9 +73,7 @@ class Setup:
 
 def installed(*names: str) -> Setup:
     """Components that come with kvgraft."""
-    return Setup(
-        "+".join(names), {n: OPTIONS[n] for n in names}, {n: INSTALLED[n] for n in names}
-    )
+    return Setup("+".join(names), {n: OPTIONS[n] for n in names}, {n: INSTALLED[n] for n in names})
 
 
 def mixed(names: tuple[str, ...], *packages: PagedPackage | StatePackage) -> Setup:

@@ -1,0 +1,1 @@
+"""What the documents claim: commands run, examples print what they say, links lead somewhere."""

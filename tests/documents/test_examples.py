@@ -1,0 +1,98 @@
+"""Python blocks run, and print what the block after them says; commands run and exit with 0."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from ..commands import KVGRAFT, ROOT, run
+
+DOCUMENTS = ["README.md", "docs/embedding.md", "docs/components.md", "docs/replay.md"]
+
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(document: str, kind: str) -> list[str]:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    return [body for language, body in FENCE.findall(text) if language == kind]
+
+
+def commands() -> list[tuple[str, str, list[str]]]:
+    """Document, command and the lines shown below it."""
+    found = []
+    for document in [*DOCUMENTS, *map(str, Path("plugins").glob("*/README.md"))]:
+        for block in blocks(document, "console"):
+            command, *shown = block.splitlines()
+            found.append((document, command.removeprefix("$ "), shown))
+    return found
+
+
+def shape(line: str) -> str:
+    """A line without its numbers, which change with the code and the machine."""
+    return " ".join(re.sub(r"[\d.,]+", "N", line).split())
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_a_documents_python_runs_in_order(document: str) -> None:
+    code = "\n".join(blocks(document, "python"))
+    if not code:
+        return
+    done = run(sys.executable, "-c", code)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_quick_start_prints_what_the_readme_shows() -> None:
+    (code,) = blocks("README.md", "python")
+    shown = next(text for text in blocks("README.md", "text") if not text.startswith("$"))
+    assert run(sys.executable, "-c", code).stdout == shown
+
+
+@pytest.mark.parametrize(
+    ("document", "command", "shown"),
+    commands(),
+    ids=[f"{document}: {command[:40]}" for document, command, _ in commands()],
+)
+def test_a_command_runs_and_shows_these_lines(
+    document: str, command: str, shown: list[str], tmp_path: Path
+) -> None:
+    name, *arguments = shlex.split(command)
+    assert name == "kvgraft", f"{document} shows {command}"
+    done = run(KVGRAFT, *arguments, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    printed = {shape(line) for line in done.stdout.splitlines()}
+    missing = [line for line in shown if line != "..." and shape(line) not in printed]
+    assert not missing
+
+
+def test_make_has_the_targets_the_readme_names() -> None:
+    (block,) = blocks("README.md", "bash")
+    targets = re.findall(r"^make (\w+)", block, re.MULTILINE)
+    assert targets
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in targets:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+
+
+def test_relative_links_lead_to_files() -> None:
+    documents = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("changes/*.md")]
+    assert len(documents) > 10
+    for path in documents:
+        for link in re.findall(r"\]\(([^)#\s]+)\)", path.read_text(encoding="utf-8")):
+            if "://" not in link:
+                assert (path.parent / link).exists(), f"{path.relative_to(ROOT)}: {link}"
+
+
+def test_decisions_are_listed_numbered_and_dated() -> None:
+    directory = ROOT / "docs" / "adr"
+    index = (directory / "README.md").read_text(encoding="utf-8")
+    for number, path in enumerate(sorted(directory.glob("0*.md")), start=1):
+        text = path.read_text(encoding="utf-8")
+        assert path.name.startswith(f"{number:04d}-")
+        assert text.startswith(f"# {number:04d} ")
+        assert re.search(r"^20\d\d-\d\d, (accepted|replaced by \d{4})$", text, re.MULTILINE)
+        assert all(f"## {part}\n" in text for part in ("Context", "Decision", "Consequences"))
+        assert f"[{number:04d}]({path.name})" in index

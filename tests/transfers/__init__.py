@@ -1,0 +1,1 @@
+"""Transfers by the real engine: worker threads, fences, failures."""

@@ -1,0 +1,50 @@
+"""Points of the computation that the test reaches when it wants to."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from kvgraft.cache import Cache
+from kvgraft.types import Tier
+
+from ..serving.server import slots_on
+
+__all__ = ["Broken", "GatedRows", "Held", "pages_on"]
+
+
+class Held(threading.Event):
+    """A fence that notes whether a worker has come to wait for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.met = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.met.set()
+        return super().wait(timeout)
+
+
+class Broken:
+    """A computation that failed: whoever waits for it learns so."""
+
+    def wait(self, timeout: float | None = None) -> object:
+        raise OSError("the device was lost")
+
+
+class GatedRows:
+    """Rows of a plane that cannot be read before a gate opens."""
+
+    def __init__(self, rows: torch.Tensor, gate: threading.Event) -> None:
+        self.rows, self.gate = rows, gate
+
+    def __getitem__(self, index: torch.Tensor) -> torch.Tensor:
+        assert self.gate.wait(10)
+        return self.rows[index]
+
+
+def pages_on(cache: Cache, tokens: list[int], component: str, tier: Tier) -> list[int]:
+    """Numbers of the pages of `tokens` that the component holds on a tier."""
+    found = slots_on(cache, tokens, component, tier)
+    return [page for page, slot in enumerate(found) if slot is not None]

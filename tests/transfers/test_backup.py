@@ -1,0 +1,261 @@
+"""DEVICE to HOST: when, what, and nothing before it is acknowledged (B1 to B7)."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from kvgraft import Direction, Tier, WritePolicy
+from kvgraft.cache import Cache
+from kvgraft.transfers import SteppedTransferEngine
+
+from ..serving.server import Server
+from ..serving.setups import SETUPS
+from .gates import Broken, Held, pages_on
+
+PROMPT = list(range(100, 116))
+MORE = [*PROMPT, *range(200, 208)]
+
+
+def computed(server: Server, tokens: list[int], fence: object = None) -> None:
+    """A request computes `tokens` and finishes; the copies wait for `fence`."""
+    request = server.start(tokens)
+    server.prefill(request)
+    server.cache.finish(request, fence)  # type: ignore[arg-type]
+
+
+def resumed(server: Server, tokens: list[int]) -> int:
+    """Resume from HOST alone, every byte checked; the tokens found."""
+    server.empty_device()
+    request = server.start([*tokens, 1, 2])
+    found = request.anchor_tokens
+    assert request.device_tokens == 0
+    server.prefill(request)
+    server.cache.abort(request)
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(SETUPS))
+def test_nothing_is_published_before_the_copy_is_acknowledged(name: str) -> None:
+    cache = SETUPS[name].open(device_tokens=256)
+    server, fence = Server(cache), Held()
+    mirrored = [track.name for track in cache.tree.tracks if not track.home_is_host]
+    computed(server, PROMPT, fence)
+    if not mirrored:
+        cache.close()
+        return
+    assert fence.met.wait(5)
+    assert cache.poll() == 0
+    assert all(pages_on(cache, PROMPT, each, Tier.HOST) == [] for each in mirrored)
+    cache.check_integrity()
+    fence.set()
+    time.sleep(0.05)
+    # the copies are done, but the scheduler has not taken them in
+    assert all(pages_on(cache, PROMPT, each, Tier.HOST) == [] for each in mirrored)
+    assert cache.drain()
+    for each in mirrored:
+        on_device = pages_on(cache, PROMPT, each, Tier.DEVICE)
+        assert pages_on(cache, PROMPT, each, Tier.HOST) == on_device != []
+    cache.check_integrity()
+    assert resumed(server, PROMPT) == len(PROMPT)
+    cache.close()
+
+
+@pytest.mark.parametrize("name", sorted(SETUPS))
+def test_the_source_of_a_copy_is_not_reused_before_its_end(name: str) -> None:
+    cache = SETUPS[name].open(device_tokens=128, host_tokens=256)
+    server, fence = Server(cache), Held()
+    computed(server, PROMPT, fence)
+    in_flight = cache.journal.n_in_flight
+    server.empty_device()
+    if in_flight:
+        for track in cache.tree.tracks:
+            assert pages_on(cache, PROMPT, track.name, Tier.DEVICE), "evicted under a copy"
+    # others write to every slot that is left
+    others = []
+    for number in range(50):
+        other = server.begin(range(1000 * number + 1000, 1000 * number + 1012))
+        if not cache.admit(other).admitted:
+            cache.abort(other)
+            break
+        server.prefill(other)
+        others.append(other)
+    assert others
+    fence.set()
+    assert cache.drain()
+    for other in others:
+        cache.abort(other)
+    cache.check_integrity()
+    assert resumed(server, PROMPT) == len(PROMPT)
+    cache.close()
+
+
+@pytest.mark.parametrize("name", ["full", "full+swa", "full+swa+mamba", "sinks"])
+def test_a_childs_backup_is_not_published_when_its_parents_failed(name: str) -> None:
+    engine = SteppedTransferEngine()
+    cache = SETUPS[name].open(device_tokens=256, host_tokens=256, engine=engine)
+    server = Server(cache)
+    for tokens in (PROMPT, MORE):
+        request = server.begin(tokens)
+        assert cache.admit(request).admitted
+        server.prefill(request)
+        cache.finish(request)
+    n_parents = sum(len(ticket.copies) > 0 for ticket in engine.pending)
+    assert n_parents >= 2
+    engine.fail(0)
+    engine.run_all()
+    cache.poll()
+    cache.check_integrity()
+    base = cache.tree.tracks[0]
+    if base.is_everything:
+        assert pages_on(cache, MORE, base.name, Tier.HOST) == []
+        counters = cache.journal.counters[Direction.BACKUP]
+        assert counters.completed == 0
+        assert counters.failed == counters.started
+    # the next insert under the gap backs up parent and child
+    request = server.begin([*MORE, 1, 2])
+    assert cache.admit(request).admitted
+    server.prefill(request)
+    cache.finish(request)
+    engine.run_all()
+    cache.poll()
+    cache.check_integrity()
+    if base.is_everything:
+        tokens = [*MORE, 1, 2]
+        everything = pages_on(cache, tokens, base.name, Tier.DEVICE)
+        assert pages_on(cache, tokens, base.name, Tier.HOST) == everything
+    cache.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "narrow"),
+    [("full+swa", "swa"), ("full+sinks", "sinks"), ("full+quartered+ssm", "quartered")],
+)
+def test_all_components_of_a_node_are_backed_up_or_none_is(name: str, narrow: str) -> None:
+    cache = SETUPS[name].open(**{narrow: {"host_tokens": 2}})
+    server = Server(cache)
+    computed(server, PROMPT)
+    assert cache.drain()
+    cache.check_integrity()
+    for node in cache.tree.nodes():
+        held = [cell for cell in node.cells if cell.device is not None]
+        assert {cell.host is not None for cell in held} in ({True}, {False})
+    assert pages_on(cache, PROMPT, narrow, Tier.HOST) == []
+    cache.close()
+
+
+@pytest.mark.parametrize("name", sorted(SETUPS))
+@pytest.mark.parametrize("cut", [4, 8, 14])
+def test_a_node_split_during_its_copy_gives_each_part_its_share(name: str, cut: int) -> None:
+    cache = SETUPS[name].open(device_tokens=256, host_tokens=256)
+    server, fence = Server(cache), Held()
+    computed(server, PROMPT, fence)
+    n_nodes = cache.tree.n_nodes
+    # another request leaves the prefix in the middle of what is being copied
+    other = server.start([*PROMPT[:cut], 1, 2, 3, 4])
+    server.prefill(other)
+    cache.finish(other)
+    assert cache.tree.n_nodes > n_nodes
+    cache.check_integrity()
+    fence.set()
+    assert cache.drain()
+    cache.check_integrity()
+    assert resumed(server, PROMPT) == len(PROMPT)
+    assert resumed(server, [*PROMPT[:cut], 1, 2, 3, 4]) == cut + 4
+    cache.close()
+
+
+MIRRORED = [name for name in sorted(SETUPS) if name not in ("hisparse", "hisparse+sinks")]
+
+
+@pytest.mark.parametrize("name", MIRRORED)
+@pytest.mark.parametrize("policy", list(WritePolicy))
+def test_policies_back_up_at_the_first_touch_the_second_or_at_eviction(
+    name: str, policy: WritePolicy
+) -> None:
+    cache = SETUPS[name].open(device_tokens=256, host_tokens=256, policy=policy)
+    server = Server(cache)
+    base = cache.tree.tracks[0].name
+
+    def backed_up() -> bool:
+        cache.drain()
+        on_host = pages_on(cache, PROMPT, base, Tier.HOST)
+        assert on_host in ([], pages_on(cache, PROMPT, base, Tier.DEVICE) or on_host)
+        return bool(on_host)
+
+    computed(server, PROMPT)
+    assert backed_up() is (policy is WritePolicy.WRITE_THROUGH)
+    touch = server.begin([*PROMPT, 1])
+    assert touch.anchor_tokens == len(PROMPT)
+    cache.abort(touch)
+    assert backed_up() is (policy is not WritePolicy.WRITE_BACK)
+    server.empty_device()
+    assert backed_up()
+    cache.check_integrity()
+    assert resumed(server, PROMPT) == len(PROMPT)
+    cache.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "late"),
+    [("full+swa", "swa"), ("full+sinks", "sinks"), ("full+mamba", "mamba"), ("swa+ssm", "ssm")],
+)
+def test_what_a_node_gains_after_its_backup_is_backed_up_as_well(name: str, late: str) -> None:
+    cache = SETUPS[name].open(device_tokens=256, host_tokens=256)
+    server = Server(cache)
+    short = PROMPT[:10]
+    computed(server, PROMPT)
+    assert cache.drain()
+    before = pages_on(cache, short, late, Tier.HOST)
+    # the shorter prompt ends where that component left nothing
+    request = server.start([*short, 1])
+    assert request.anchor_tokens < len(short)
+    cache.abort(request)
+    computed(server, short)
+    assert cache.drain()
+    after = pages_on(cache, short, late, Tier.HOST)
+    assert set(after) > set(before)
+    assert 4 in after
+    cache.check_integrity()
+    assert resumed(server, short) == len(short)
+    cache.close()
+
+
+@pytest.mark.parametrize("name", MIRRORED)
+def test_a_failed_backup_leaves_no_trace_and_can_be_made_again(name: str) -> None:
+    cache = SETUPS[name].open(device_tokens=256, host_tokens=256)
+    server = Server(cache)
+    computed(server, PROMPT, Broken())
+    assert cache.drain()
+    cache.check_integrity()
+    counters = cache.journal.counters[Direction.BACKUP]
+    assert counters.failed == counters.started > 0
+    for track in cache.tree.tracks:
+        assert pages_on(cache, PROMPT, track.name, Tier.HOST) == []
+        assert track.host is not None
+        assert track.host.free == track.host.capacity
+        assert track.device.pinned == track.device.in_flight == 0
+    computed(server, MORE)
+    assert cache.drain()
+    cache.check_integrity()
+    assert resumed(server, MORE) == len(MORE)
+    cache.close()
+
+
+def test_draining_is_bounded_and_says_whether_all_ended() -> None:
+    cache = SETUPS["full"].open(timeout_s=0.1)
+    server, fence = Server(cache), Held()
+    computed(server, PROMPT, fence)
+    started = time.monotonic()
+    assert not cache.drain()
+    assert time.monotonic() - started < 2
+    fence.set()
+    _settled(cache)
+    cache.close()
+
+
+def _settled(cache: Cache) -> None:
+    deadline = time.monotonic() + 5
+    while not cache.drain():
+        assert time.monotonic() < deadline

@@ -1,0 +1,384 @@
+"""HOST to DEVICE: shared, readable layer by layer, all or nothing (R1 to R8, L8, I8)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from kvgraft import (
+    Direction,
+    Everything,
+    LeaseError,
+    LoadModel,
+    PluginHookError,
+    Reach,
+    Tier,
+    TransferQuery,
+    hookimpl,
+)
+from kvgraft.cache import Cache
+from kvgraft.pools import Component
+from kvgraft.transfers import CpuTransferEngine, PlaneCopy, pair_planes
+
+from ..serving.components import PagedPackage
+from ..serving.server import Server, ledgers, tree_dump
+from ..serving.setups import SETUPS, Setup, mixed
+from .gates import Broken, GatedRows, Held, pages_on
+
+PROMPT = list(range(100, 116))
+
+
+def on_host(setup: Setup, **settings: object) -> tuple[Cache, Server]:
+    """A cache that holds the prompt on HOST and nothing on DEVICE."""
+    cache = setup.open(device_tokens=256, host_tokens=256, **settings)  # type: ignore[arg-type]
+    server = Server(cache)
+    server.serve(PROMPT)
+    server.empty_device()
+    return cache, server
+
+
+@pytest.mark.parametrize("name", sorted(SETUPS))
+def test_starting_a_load_waits_for_nothing_and_publishes_nothing(name: str) -> None:
+    cache, server = on_host(SETUPS[name])
+    fence = Held()
+    request = server.begin([*PROMPT, 1, 2])
+    assert cache.admit(request).admitted
+    waits = cache.load_back(request, fence)
+    assert len(waits) == 1
+    assert fence.met.wait(5)
+    assert cache.poll() == 0
+    assert not request.ready
+    for track, load in zip(cache.tree.tracks, request.host_slots):
+        assert pages_on(cache, PROMPT, track.name, Tier.DEVICE) == []
+        assert track.device.in_flight == load
+    with pytest.raises(LeaseError, match="before the load-back delivered"):
+        cache.allocate(request, 1)
+    cache.check_integrity()
+    fence.set()
+    assert cache.drain()
+    assert request.ready
+    assert not request.load_failed
+    server.prefill(request)
+    cache.finish(request)
+    cache.check_integrity()
+    cache.close()
+
+
+@pytest.mark.parametrize("name", sorted(SETUPS))
+def test_the_host_copy_stays_until_the_load_is_acknowledged(name: str) -> None:
+    cache, server = on_host(SETUPS[name])
+    fence = Held()
+    request = server.begin([*PROMPT, 1, 2])
+    assert cache.admit(request).admitted
+    cache.load_back(request, fence)
+    held = {
+        track.name: pages_on(cache, PROMPT, track.name, Tier.HOST) for track in cache.tree.tracks
+    }
+    for track, load in zip(cache.tree.tracks, request.host_slots):
+        assert track.host is not None
+        cache.evict(track.name, track.host.capacity, Tier.HOST)
+        left = pages_on(cache, PROMPT, track.name, Tier.HOST)
+        assert len(left) * track.slots_per_page >= load
+        assert set(left) <= set(held[track.name])
+    cache.check_integrity()
+    fence.set()
+    assert cache.drain()
+    server.prefill(request)
+    cache.abort(request)
+    cache.check_integrity()
+    cache.close()
+
+
+@pytest.mark.parametrize("name", sorted(SETUPS))
+def test_two_requests_share_one_transfer_and_both_are_ready(name: str) -> None:
+    cache, server = on_host(SETUPS[name])
+    fence = Held()
+    first, second = (server.begin([*PROMPT, n, n]) for n in (1, 2))
+    assert cache.admit(first).admitted
+    assert cache.admit(second).admitted
+    mine = cache.load_back(first, fence)
+    theirs = cache.load_back(second)
+    late = server.begin([*PROMPT, 3, 3])
+    assert not any(late.host_slots)
+    assert cache.admit(late).admitted
+    assert mine == theirs == cache.load_back(late)
+    counters = cache.journal.counters[Direction.LOAD_BACK]
+    assert counters.started == 1
+    assert [counters.slots[track.name] for track in cache.tree.tracks] == list(first.host_slots)
+    fence.set()
+    assert cache.drain()
+    for request in (first, second, late):
+        assert request.ready
+        server.prefill(request)
+        cache.finish(request)
+    cache.check_integrity()
+    cache.close()
+
+
+@pytest.mark.parametrize("name", sorted(SETUPS))
+@pytest.mark.parametrize("when", ["before it asked", "while it waited"])
+def test_a_shared_transfer_that_fails_fails_all_who_rely_on_it(name: str, when: str) -> None:
+    cache, server = on_host(SETUPS[name])
+    first = server.begin([*PROMPT, 1, 1])
+    assert cache.admit(first).admitted
+    empty = ledgers(cache), tree_dump(cache)
+    cache.load_back(first, Broken())
+    second = server.begin([*PROMPT, 2, 2])
+    assert cache.admit(second).admitted
+    if when == "while it waited":
+        cache.load_back(second)
+    assert cache.drain()
+    if when == "before it asked":
+        # what it was not promised, because another was bringing it, did not come
+        cache.load_back(second)
+    cache.check_integrity()
+    for request in (first, second):
+        assert request.ready
+        assert request.load_failed
+        with pytest.raises(LeaseError, match="restart"):
+            cache.allocate(request, 1)
+    cache.abort(second)
+    for track in cache.tree.tracks:
+        assert pages_on(cache, PROMPT, track.name, Tier.DEVICE) == []
+        assert track.device.in_flight == 0
+        assert track.device.free == track.device.capacity
+    cache.restart(first)
+    assert cache.admit(first).admitted
+    assert (ledgers(cache), tree_dump(cache)) == empty
+    server.load_back(first)
+    server.prefill(first)
+    cache.finish(first)
+    cache.check_integrity()
+    cache.close()
+
+
+@pytest.mark.parametrize("name", sorted(SETUPS))
+def test_aborting_while_the_transfer_flies_leaves_it_to_end_by_itself(name: str) -> None:
+    cache, server = on_host(SETUPS[name])
+    fence = Held()
+    request = server.begin([*PROMPT, 1, 2])
+    assert cache.admit(request).admitted
+    cache.load_back(request, fence)
+    cache.abort(request)
+    cache.check_integrity()
+    server.empty_device()
+    for track in cache.tree.tracks:
+        assert track.device.promised == 0
+        assert track.host is not None
+        cache.evict(track.name, track.host.capacity, Tier.HOST)
+    cache.check_integrity()
+    assert cache.journal.n_in_flight == 1
+    fence.set()
+    assert cache.drain()
+    cache.check_integrity()
+    again = server.begin([*PROMPT, 1, 2])
+    assert again.device_tokens == len(PROMPT), "what it brought is cache like any other"
+    assert cache.admit(again).admitted
+    server.prefill(again)
+    cache.abort(again)
+    cache.check_integrity()
+    assert all(track.device.pinned == 0 for track in cache.tree.tracks)
+    cache.close()
+
+
+@pytest.mark.parametrize("name", sorted(SETUPS))
+@pytest.mark.parametrize("cut", [4, 10])
+def test_a_node_split_while_it_is_loaded_gets_both_parts(name: str, cut: int) -> None:
+    cache, server = on_host(SETUPS[name])
+    fence = Held()
+    request = server.begin([*PROMPT, 1, 2])
+    assert cache.admit(request).admitted
+    cache.load_back(request, fence)
+    other = server.begin([*PROMPT[:cut], 7, 8])
+    cache.check_integrity()
+    fence.set()
+    assert cache.drain()
+    cache.check_integrity()
+    server.prefill(request)
+    cache.abort(other)
+    cache.finish(request)
+    cache.check_integrity()
+    cache.close()
+
+
+class TendedPackage(PagedPackage):
+    """A component that builds its own copies, and counts how they ended."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, Reach(Everything()))
+        self.gate: threading.Event | None = None
+        self.fails = False
+        self.ended: list[tuple[str, Direction]] = []
+
+    @hookimpl
+    def build_hicache_transfers(
+        self, component: Component, query: TransferQuery
+    ) -> Sequence[PlaneCopy]:
+        if self.fails:
+            raise RuntimeError("no staging memory")
+        copies = pair_planes(component, query)
+        if self.gate is None or query.direction is Direction.BACKUP:
+            return copies
+        return [
+            each._replace(source=GatedRows(each.source, self.gate)) if each.layer else each
+            for each in copies
+        ]
+
+    @hookimpl
+    def commit_hicache_transfers(self, component: Component, query: TransferQuery) -> None:
+        self.ended.append(("commit", query.direction))
+
+    @hookimpl
+    def abort_hicache_transfers(self, component: Component, query: TransferQuery) -> None:
+        self.ended.append(("abort", query.direction))
+
+
+def test_the_first_layer_can_be_read_while_the_second_is_on_its_way() -> None:
+    package = TendedPackage("tended")
+    cache, server = on_host(mixed((), package))
+    component = cache.mounted[0].component
+    for rows in component.device.lanes:
+        rows.zero_()
+    package.gate = threading.Event()
+    request = server.begin([*PROMPT, 1, 2])
+    assert cache.admit(request).admitted
+    (transfer,) = cache.load_back(request)
+    transfer.ticket.wait_layer(0, 5)
+    assert transfer.ticket.layer_ready(0)
+    assert not transfer.ticket.layer_ready(1)
+    assert not request.ready
+    planes = {
+        spec[:2]: plane for spec, plane in zip(component.device.specs, component.device.planes)
+    }
+    assert planes[0, "a"].count_nonzero() > 0
+    assert planes[1, "a"].count_nonzero() == 0
+    package.gate.set()
+    transfer.ticket.wait_layer(1, 5)
+    assert cache.drain()
+    server.prefill(request)
+    assert package.ended[-1] == ("commit", Direction.LOAD_BACK)
+    cache.close()
+
+
+@pytest.mark.parametrize("beside", [(), ("full",), ("full", "swa", "mamba")])
+def test_copies_that_cannot_be_built_leave_everything_as_it_was(beside: tuple[str, ...]) -> None:
+    package = TendedPackage("tended")
+    cache, server = on_host(mixed(beside, package))
+    request = server.begin([*PROMPT, 1, 2])
+    assert cache.admit(request).admitted
+    before = ledgers(cache), tree_dump(cache)
+    package.fails = True
+    with pytest.raises(PluginHookError, match="'tended': hook build_hicache_transfers raised"):
+        cache.load_back(request)
+    assert (ledgers(cache), tree_dump(cache)) == before
+    cache.check_integrity()
+    package.fails = False
+    server.load_back(request)
+    server.prefill(request)
+    # the same for a backup at checkpoint and at the end
+    package.fails = True
+    with pytest.raises(PluginHookError):
+        cache.checkpoint(request)
+    cache.check_integrity()
+    cache.abort(request)
+    cache.drain()
+    cache.check_integrity()
+    assert all(track.device.pinned == track.device.private == 0 for track in cache.tree.tracks)
+    package.fails = False
+    cache.close()
+
+
+class LostEngine(CpuTransferEngine):
+    """An engine that refuses new work."""
+
+    lost = False
+
+    def submit(self, copies, fence=None):  # type: ignore[no-untyped-def]
+        if self.lost:
+            raise OSError("the device was lost")
+        return super().submit(copies, fence)
+
+
+@pytest.mark.parametrize("name", sorted(SETUPS))
+def test_an_engine_that_refuses_a_load_leaves_everything_as_it_was(name: str) -> None:
+    engine = LostEngine()
+    cache, server = on_host(SETUPS[name], engine=engine)
+    request = server.begin([*PROMPT, 1, 2])
+    assert cache.admit(request).admitted
+    before = ledgers(cache), tree_dump(cache)
+    engine.lost = True
+    with pytest.raises(OSError, match="the device was lost"):
+        cache.load_back(request)
+    assert (ledgers(cache), tree_dump(cache)) == before
+    engine.lost = False
+    server.load_back(request)
+    server.prefill(request)
+    cache.check_integrity()
+    cache.close()
+
+
+SLOW_LINK = LoadModel(bandwidth_bytes_s=1.0, latency_s=0.0, prefill_tokens_s=1e9)
+FAST_LINK = LoadModel(bandwidth_bytes_s=1e15, latency_s=0.0, prefill_tokens_s=1.0)
+
+
+@pytest.mark.parametrize("name", ["full", "swa", "full+swa", "sinks", "full+chunked"])
+def test_a_load_that_costs_more_than_computing_again_is_skipped_and_counted(name: str) -> None:
+    cache, server = on_host(SETUPS[name], load=SLOW_LINK)
+    request = server.begin([*PROMPT, 1, 2])
+    assert request.anchor_tokens == 0
+    assert not request.needs_load_back
+    assert request.limited is not None
+    assert "R8" in request.limited
+    assert cache.leasing.skipped_loads == 1
+    assert cache.admit(request).admitted
+    assert cache.load_back(request) == []
+    server.prefill(request)
+    cache.abort(request)
+    cache.check_integrity()
+    cache.close()
+    cache, server = on_host(SETUPS[name], load=FAST_LINK)
+    request = server.begin([*PROMPT, 1, 2])
+    assert request.anchor_tokens == len(PROMPT)
+    assert cache.leasing.skipped_loads == 0
+    cache.close()
+
+
+@pytest.mark.parametrize("name", ["full+mamba", "swa+ssm", "full+swa+mamba"])
+def test_a_load_that_brings_a_state_is_never_skipped(name: str) -> None:
+    cache, server = on_host(SETUPS[name], load=SLOW_LINK)
+    request = server.begin([*PROMPT, 1, 2])
+    assert request.anchor_tokens == len(PROMPT)
+    assert cache.leasing.skipped_loads == 0
+    assert cache.admit(request).admitted
+    server.load_back(request)
+    server.prefill(request)
+    cache.close()
+
+
+def test_nothing_in_the_life_of_a_request_waits_for_a_stuck_transfer() -> None:
+    cache, server = on_host(SETUPS["full+swa+mamba"], timeout_s=0.1, mamba={"states": 64})
+    fence = Held()
+    started = time.monotonic()
+    stuck = server.begin([*PROMPT, 1, 2])
+    assert cache.admit(stuck).admitted
+    cache.load_back(stuck, fence)
+    for number in range(10):
+        other = server.begin(range(1000 * number + 1000, 1000 * number + 1012), reserve=2)
+        assert cache.admit(other).admitted
+        server.prefill(other)
+        cache.checkpoint(other)
+        server.decode(other, 2)
+        cache.finish(other)
+        cache.poll()
+    assert not stuck.ready
+    assert not cache.drain()
+    assert time.monotonic() - started < 5
+    fence.set()
+    stuck.waits[0].ticket.wait(5)
+    cache.poll()
+    server.prefill(stuck)
+    cache.check_integrity()
+    cache.close()

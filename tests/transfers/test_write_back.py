@@ -1,0 +1,192 @@
+"""Write-back and room: demoted with everything they hold, never blocked (E4, E5)."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from kvgraft import Direction, Tier, TransferError, WritePolicy
+from kvgraft.cache import Cache
+from kvgraft.transfers import CpuTransferEngine
+
+from ..serving.engines import PromptEngine
+from ..serving.server import Server, ledgers, tree_dump
+from ..serving.setups import SETUPS
+from .gates import Held, pages_on
+
+PROMPT = list(range(100, 116))
+WRITE_BACK = WritePolicy.WRITE_BACK
+MIRRORED = [name for name in sorted(SETUPS) if name not in ("hisparse", "hisparse+sinks")]
+
+
+@pytest.mark.parametrize("name", MIRRORED)
+def test_eviction_takes_windows_and_states_to_host_as_well(name: str) -> None:
+    cache = SETUPS[name].open(device_tokens=128, host_tokens=256, policy=WRITE_BACK)
+    server = Server(cache)
+    server.serve(PROMPT)
+    on_device = {
+        track.name: pages_on(cache, PROMPT, track.name, Tier.DEVICE) for track in cache.tree.tracks
+    }
+    assert cache.journal.counters[Direction.BACKUP].started == 0
+    server.empty_device()
+    for track in cache.tree.tracks:
+        assert track.device.free == track.device.capacity
+        assert pages_on(cache, PROMPT, track.name, Tier.HOST) == on_device[track.name] != []
+    cache.check_integrity()
+    request = server.start([*PROMPT, 1, 2])
+    assert request.anchor_tokens == len(PROMPT)
+    server.prefill(request)
+    cache.abort(request)
+    # what is backed is not copied a second time
+    started = cache.journal.counters[Direction.BACKUP].started
+    server.empty_device()
+    assert cache.journal.counters[Direction.BACKUP].started == started
+    cache.check_integrity()
+    cache.close()
+
+
+@pytest.mark.parametrize("name", MIRRORED)
+def test_a_backup_that_fails_does_not_block_the_device(name: str) -> None:
+    engine = PromptEngine()
+    cache = SETUPS[name].open(device_tokens=32, host_tokens=64, policy=WRITE_BACK, engine=engine)
+    server = Server(cache)
+    server.serve(PROMPT)
+    engine.failing = True
+    for number in range(4):
+        server.serve(range(1000 * number + 1000, 1000 * number + 1016))
+        cache.check_integrity()
+    counters = cache.journal.counters[Direction.BACKUP]
+    assert counters.failed == counters.started > 0
+    server.empty_device()
+    for track in cache.tree.tracks:
+        assert track.device.free == track.device.capacity
+        assert track.host is not None
+        assert track.host.free == track.host.capacity
+    cache.check_integrity()
+    cache.close()
+
+
+@pytest.mark.parametrize("name", MIRRORED)
+def test_without_room_on_host_the_victim_is_dropped(name: str) -> None:
+    narrow = list(SETUPS[name].options)[-1]
+    size = {"host_states": 1} if narrow in ("mamba", "ssm") else {"host_tokens": 2}
+    cache = SETUPS[name].open(device_tokens=128, policy=WRITE_BACK, **{narrow: size})
+    server = Server(cache)
+    for number in range(3):
+        server.serve(range(1000 * number + 1000, 1000 * number + 1016))
+    server.empty_device()
+    assert all(track.device.free == track.device.capacity for track in cache.tree.tracks)
+    cache.check_integrity()
+    cache.close()
+
+
+def test_a_backup_that_is_stuck_costs_a_bounded_wait_and_another_victim_instead() -> None:
+    engine = CpuTransferEngine()
+    cache = SETUPS["full+swa"].open(
+        device_tokens=64, policy=WRITE_BACK, timeout_s=0.1, engine=engine
+    )
+    server = Server(cache)
+    older, newer = list(range(500, 520)), list(range(600, 620))
+    server.serve(older)
+    server.serve(newer)
+    # the only worker waits for something else
+    fence = Held()
+    engine.submit([], fence)
+    assert fence.met.wait(5)
+    request = server.begin(range(700, 740))
+    assert cache.admit(request).admitted
+    started = time.monotonic()
+    assert cache.allocate(request, 40)
+    assert time.monotonic() - started < 3
+    cache.check_integrity()
+    assert pages_on(cache, older, "full", Tier.DEVICE) == []
+    assert pages_on(cache, newer, "full", Tier.DEVICE) == []
+    fence.set()
+    settle(cache)
+    cache.check_integrity()
+    assert len(pages_on(cache, older, "full", Tier.HOST)) == 10
+    assert pages_on(cache, newer, "full", Tier.HOST) == []
+    cache.close()
+
+
+def settle(cache: Cache) -> None:
+    deadline = time.monotonic() + 5
+    while not cache.drain():
+        assert time.monotonic() < deadline
+
+
+def test_when_only_stuck_backups_could_make_room_the_allocation_fails_without_a_trace() -> None:
+    engine = CpuTransferEngine()
+    cache = SETUPS["full+swa"].open(
+        device_tokens=40, swa={"device_tokens": 64}, policy=WRITE_BACK, timeout_s=0.1, engine=engine
+    )
+    server = Server(cache)
+    # the only worker waits for something else
+    fence = Held()
+    engine.submit([], fence)
+    assert fence.met.wait(5)
+    request = server.begin(range(700, 722))
+    first = server.start(range(500, 530))
+    server.prefill(first)
+    cache.finish(first)
+    assert cache.admit(request).admitted
+    started = time.monotonic()
+    with pytest.raises(TransferError, match=r"component 'full': free\(5\) < needed\(11\)"):
+        cache.allocate(request, 22)
+    assert time.monotonic() - started < 3
+    before = ledgers(cache), tree_dump(cache)
+    with pytest.raises(TransferError):
+        cache.allocate(request, 22)
+    assert (ledgers(cache), tree_dump(cache)) == before
+    assert request.allocated == 0
+    fence.set()
+    settle(cache)
+    cache.check_integrity()
+    server.prefill(request)
+    cache.finish(request)
+    cache.check_integrity()
+    cache.close()
+
+
+@pytest.mark.parametrize("name", MIRRORED)
+def test_host_eviction_leaves_the_device_alone(name: str) -> None:
+    cache = SETUPS[name].open(device_tokens=128, host_tokens=128)
+    server = Server(cache)
+    server.serve(PROMPT)
+    for track in cache.tree.tracks:
+        assert track.host is not None
+        assert pages_on(cache, PROMPT, track.name, Tier.HOST)
+    on_device = {
+        track.name: pages_on(cache, PROMPT, track.name, Tier.DEVICE) for track in cache.tree.tracks
+    }
+    for track in cache.tree.tracks:
+        assert track.host is not None
+        cache.evict(track.name, track.host.capacity, Tier.HOST)
+    for track in cache.tree.tracks:
+        assert pages_on(cache, PROMPT, track.name, Tier.HOST) == []
+        assert pages_on(cache, PROMPT, track.name, Tier.DEVICE) == on_device[track.name]
+    cache.check_integrity()
+    request = server.start([*PROMPT, 1, 2])
+    assert request.device_tokens == len(PROMPT)
+    server.prefill(request)
+    cache.close()
+
+
+@pytest.mark.parametrize("name", sorted(SETUPS))
+def test_asked_for_the_impossible_eviction_returns_short(name: str) -> None:
+    cache = SETUPS[name].open(device_tokens=128, host_tokens=128)
+    server = Server(cache)
+    server.serve(PROMPT)
+    holder = server.start([*PROMPT, 1, 2])
+    for track in cache.tree.tracks:
+        for tier, ledger in ((Tier.DEVICE, track.device), (Tier.HOST, track.host)):
+            assert ledger is not None
+            free = ledger.free
+            freed = cache.evict(track.name, ledger.capacity + 5, tier)
+            assert freed == ledger.free - free
+            assert freed < ledger.capacity + 5
+    server.prefill(holder)
+    cache.abort(holder)
+    cache.check_integrity()
+    cache.close()
