@@ -113,10 +113,10 @@ def test_a_busy_cache_refuses_for_ever_exactly_what_an_empty_one_refuses(
 
 @pytest.mark.parametrize("name", ["swa", "full+swa", "sinks", "full+chunked", "swa+ssm"])
 @pytest.mark.parametrize("n_windows", [2, 3])
-@pytest.mark.parametrize("resumed", [False, True], ids=["new", "resumed"])
+@pytest.mark.parametrize("start", ["new", "resumed"])
 @pytest.mark.parametrize("chunk", [None, 2, 8])
 def test_an_idle_pool_of_two_windows_is_not_starved(
-    name: str, n_windows: int, resumed: bool, chunk: int | None
+    name: str, n_windows: int, start: str, chunk: int | None
 ) -> None:
     setup = SETUPS[name]
     narrow = next(each for each in setup.options if each not in ("full", "ssm"))
@@ -129,7 +129,7 @@ def test_an_idle_pool_of_two_windows_is_not_starved(
     crowd = Crowd(cache, PromptEngine(), Random(0))
     server = crowd.server
     prompt = list(range(40))
-    if resumed:
+    if start == "resumed":
         server.serve(prompt, chunk=2)
         server.empty_device()
     request = server.begin([*prompt, *range(900, 930)], reserve=4, chunk=chunk)

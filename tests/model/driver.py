@@ -284,6 +284,9 @@ class Driver:
             each for way, each in self.cache.journal.counters.items() if way.value == "load_back"
         )
         started = counters.started
+        if live.request.load_failed:
+            # A transfer it relied on, started for another request, delivered nothing.
+            wanted = {}
         self.act(
             "load back",
             lambda: self.cache.load_back(live.request),

@@ -12,7 +12,7 @@ from kvgraft.admission.budget import Budget
 from kvgraft.request import Request
 
 from ..serving.components import PagedPackage
-from ..serving.server import OutOfMemory, Server
+from ..serving.server import OutOfSlotsError, Server
 from ..serving.setups import SETUPS, Setup, mixed
 
 PROMPT = list(range(100, 116))
@@ -83,7 +83,7 @@ def resume_under_pressure(
             server.decode(request, 3)
             cache.check_integrity()
             if cache.finish(request) != 32:
-                raise OutOfMemory("a state that was promised was not captured")
+                raise OutOfSlotsError("a state that was promised was not captured")
         return Resumed(decision.outcome, hits)
     finally:
         cache.close()
@@ -125,7 +125,7 @@ def test_with_the_bug_an_admitted_request_runs_out_of_memory(
     name: str, component: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forget_the_load_back(monkeypatch)
-    with pytest.raises(OutOfMemory):
+    with pytest.raises(OutOfSlotsError):
         sweep(SETUPS[name], component)
 
 
@@ -145,7 +145,7 @@ def test_with_the_bug_a_window_alone_is_enough_to_run_out_of_memory(
     name: str, component: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forget_the_load_back(monkeypatch)
-    with pytest.raises(OutOfMemory):
+    with pytest.raises(OutOfSlotsError):
         sweep(SETUPS[name], component, only_narrow=True)
 
 

@@ -16,7 +16,7 @@ from kvgraft.admission.budget import Budget
 from kvgraft.request import Request
 
 from ..serving.components import PagedPackage
-from ..serving.server import OutOfMemory, Server, ledgers, tree_dump
+from ..serving.server import OutOfSlotsError, Server, ledgers, tree_dump
 from ..serving.setups import SETUPS, Setup, mixed
 
 PROMPT = 400
@@ -159,7 +159,7 @@ def test_with_the_bug_the_allocation_of_the_chunk_fails(
     name: str, bug: Bug, page_size: int, remaining: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bug(monkeypatch)
-    with pytest.raises(OutOfMemory, match="promised and refused"):
+    with pytest.raises(OutOfSlotsError, match="promised and refused"):
         continue_with_little_left(SETUPS_OF_LEAN[name], page_size, remaining, CHUNK)
 
 

@@ -14,10 +14,10 @@ from kvgraft.cache import Cache
 from kvgraft.request import Request
 from kvgraft.tree.track import Track
 
-__all__ = ["OutOfMemory", "Server", "ledgers", "slots_on", "tree_dump"]
+__all__ = ["OutOfSlotsError", "Server", "ledgers", "slots_on", "tree_dump"]
 
 
-class OutOfMemory(AssertionError):
+class OutOfSlotsError(AssertionError):
     """An admitted request did not get what it was promised (A7)."""
 
 
@@ -67,7 +67,9 @@ class Server:
     def step(self, request: Request, n_tokens: int) -> None:
         """Allocate, read, compute."""
         if not self.cache.allocate(request, n_tokens):
-            raise OutOfMemory(f"{n_tokens} tokens at {request.computed} were promised and refused")
+            raise OutOfSlotsError(
+                f"{n_tokens} tokens at {request.computed} were promised and refused"
+            )
         self.read(request)
         self.write(request, request.computed + n_tokens)
         self.cache.computed(request, n_tokens)
@@ -87,7 +89,9 @@ class Server:
             promised = self.promised_chunk(request)
             n_tokens = self.cache.next_chunk(request)
             if n_tokens != promised:
-                raise OutOfMemory(f"{n_tokens} tokens instead of {promised} at {request.computed}")
+                raise OutOfSlotsError(
+                    f"{n_tokens} tokens instead of {promised} at {request.computed}"
+                )
             self.step(request, n_tokens)
 
     def decode(self, request: Request, n_tokens: int) -> None:
