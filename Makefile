@@ -40,8 +40,8 @@ check: setup ## format, lint and types, changing nothing
 	$(PY) -m mypy
 
 fuzz: setup ## random operations against the model; STEPS=1000000
-	KVGRAFT_FUZZ_STEPS=$(STEPS) $(PY) -m pytest tests/model -p no:cacheprovider \
-	  --hypothesis-profile=fuzz --timeout=0 -o faulthandler_timeout=0
+	KVGRAFT_FUZZ_STEPS=$(STEPS) $(PY) -m pytest tests/model/test_state_machine.py $(PYTEST_ARGS) \
+	  -p no:cacheprovider --hypothesis-profile=fuzz --timeout=0 -o faulthandler_timeout=0
 
 bench: setup ## run every script in benchmarks/
 	@set -e; for script in $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py)); do \

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 COMMON = settings(
@@ -14,10 +16,45 @@ COMMON = settings(
 
 settings.register_profile("dev", COMMON, max_examples=15, stateful_step_count=40)
 settings.register_profile(
-    "ci", COMMON, max_examples=40, stateful_step_count=50, derandomize=True, print_blob=True
+    "ci", COMMON, max_examples=60, stateful_step_count=50, derandomize=True, print_blob=True
 )
-settings.register_profile("nightly", COMMON, max_examples=1000, stateful_step_count=100)
 settings.register_profile(
-    "fuzz", COMMON, max_examples=250, stateful_step_count=100, print_blob=True
+    "nightly", COMMON, max_examples=1500, stateful_step_count=60, print_blob=True
 )
-settings.load_profile(os.environ.get("KVGRAFT_HYPOTHESIS_PROFILE", "dev"))
+settings.register_profile("fuzz", COMMON, max_examples=100, stateful_step_count=100, print_blob=True)
+settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+@pytest.fixture(scope="session")
+def fuzz_steps() -> int:
+    """Steps the state machines take together under the fuzz profile; 0 under the others.
+
+    The profile's examples are repeated until the number in KVGRAFT_FUZZ_STEPS is reached.
+    """
+    if settings.get_current_profile_name() != "fuzz":
+        return 0
+    return int(os.environ.get("KVGRAFT_FUZZ_STEPS", "1000000"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what the state machines did, over all processes."""
+    counts: Counter[str] = Counter()
+    seconds = 0.0
+    for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
+        if report.when != "call":
+            continue
+        machine = dict(report.user_properties).get("machine")
+        if isinstance(machine, dict):
+            counts.update(machine)
+            seconds += report.duration
+    if not counts:
+        return
+    terminalreporter.section("state machines")
+    steps = counts.pop("steps")
+    examples = counts.pop("examples")
+    terminalreporter.write_line(
+        f"{steps:,} steps in {examples:,} examples, {steps / max(seconds, 1e-9):,.0f} steps/s "
+        "per process; calls and outcomes:"
+    )
+    for name, count in counts.most_common():
+        terminalreporter.write_line(f"  {count:>10,}  {name}")

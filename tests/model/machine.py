@@ -6,7 +6,12 @@ from collections import Counter
 from typing import Any
 
 import hypothesis.strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+)
 
 from kvgraft import LoadModel, WritePolicy
 from kvgraft.admission import Outcome
@@ -38,11 +43,11 @@ class CacheMachine(RuleBasedStateMachine):
 
     Attributes:
         setup: the component set; subclasses name it.
-        total: what all machines of this process did.
+        total: what all machines of the class did.
     """
 
     setup: Setup
-    total: Counter[str] = Counter()
+    total: Counter[str]
     driver: Driver
 
     @initialize(
@@ -60,8 +65,14 @@ class CacheMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "driver") and self.driver.sound:
             self.driver.close()
+        if hasattr(self, "driver"):
             self.total.update(self.driver.counts)
             self.total["examples"] += 1
+
+    def check_invariants(self, *arguments: Any, **options: Any) -> None:
+        """Called after every step: count it."""
+        self.total["steps"] += 1
+        super().check_invariants(*arguments, **options)
 
     # -- picking
 
@@ -290,4 +301,6 @@ class CacheMachine(RuleBasedStateMachine):
 
 def machine_for(setup: Setup) -> type[CacheMachine]:
     """The state machine over one component set."""
-    return type(f"CacheMachine_{setup.name}", (CacheMachine,), {"setup": setup})
+    return type(
+        f"CacheMachine_{setup.name}", (CacheMachine,), {"setup": setup, "total": Counter()}
+    )

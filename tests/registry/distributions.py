@@ -74,9 +74,10 @@ class Shelf:
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """A Python process that sees the shelf first."""
+        path = os.pathsep.join(filter(None, (str(self.directory), os.environ.get("PYTHONPATH"))))
         return subprocess.run(
             [sys.executable, *arguments],
-            env={**os.environ, "PYTHONPATH": str(self.directory), "NO_COLOR": "1"},
+            env={**os.environ, "PYTHONPATH": path, "NO_COLOR": "1"},
             capture_output=True,
             text=True,
             timeout=120,

@@ -71,7 +71,10 @@ def test_a_split_keeps_books_pins_hits_recency_and_transfers_for_both_parts() ->
     operation = operations.begin_load_back(tree, receipt)
     assert operation is not None
     before = ledgers(tree)
-    whole = path(node)[0]
+    whole = node
+    assert whole.end - whole.start > 1
+    assert whole.hits
+    assert all(cell.stamp for cell in whole.cells)
     slots = {id(cell): (cell.host, cell.incoming) for cell in whole.cells}
     upper = tree.split(whole, whole.start + 1)
     assert ledgers(tree) == before

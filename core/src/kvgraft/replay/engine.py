@@ -123,11 +123,15 @@ class ReplayEngine:
             self.step()
 
     def step(self) -> None:
-        """One scheduler step."""
+        """One scheduler step.
+
+        Copies are acknowledged at two points only, by waiting for all of them, so that a replay
+        does not depend on how fast threads were.
+        """
         self.meter.run("poll", None, self.cache.drain)
         self._start_loaded()
         self._admit()
-        self.meter.run("poll", None, self.cache.poll)
+        self.meter.run("poll", None, self.cache.drain)
         self._start_loaded()
         prefilled = self._prefill()
         duration = prefilled / self.model.prefill_tokens_s
