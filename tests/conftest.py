@@ -21,7 +21,9 @@ settings.register_profile(
 settings.register_profile(
     "nightly", COMMON, max_examples=1500, stateful_step_count=60, print_blob=True
 )
-settings.register_profile("fuzz", COMMON, max_examples=100, stateful_step_count=100, print_blob=True)
+settings.register_profile(
+    "fuzz", COMMON, max_examples=100, stateful_step_count=100, print_blob=True
+)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 

@@ -196,7 +196,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "unknown component": (
         ("TRACE", "--component", "sinks"),
         "component 'sinks' is not installed; installed: full, hisparse, mamba, swa; "
-        "try: pip install kvgraft-sinks",
+        "see `kvgraft components`",
     ),
     "component twice": (
         ("TRACE", "--component", "swa:window=64", "--component", "swa:window=128"),

@@ -178,9 +178,7 @@ class Driver:
                 deepest = next(
                     boundary
                     for boundary in range(known, -1, -1)
-                    if self.model.accepts(
-                        component, present, live.namespace, live.tuple, boundary
-                    )
+                    if self.model.accepts(component, present, live.namespace, live.tuple, boundary)
                 )
                 assert accepts == deepest * size, f"M9: {reason}, the model says {deepest}"
 
@@ -416,9 +414,7 @@ class Driver:
                     self.payloads.write(component, "host", prefix, [rows[page]])
         for component in self.states:
             slot = self.cache.state_slot(live.request, component.name)
-            self.payloads.write(
-                component, "device", (live.namespace, live.tuple[:end]), [slot]
-            )
+            self.payloads.write(component, "device", (live.namespace, live.tuple[:end]), [slot])
 
     # -- sharing and the end
 
@@ -462,10 +458,9 @@ class Driver:
             if result is not False and deeper:
                 self.recency.created(path - known)
                 for part, held in self.seen.held.items():
-                    self.recency.adopted(
-                        part, held.device.keys() - before.held[part].device.keys()
-                    )
-                self.recency.resumed((live.namespace, live.tuple), boundary, self.seen)
+                    self.recency.adopted(part, held.device.keys() - before.held[part].device.keys())
+                position = live.computed // self.model.page_size
+                self.recency.resumed((live.namespace, live.tuple), boundary, self.seen, position)
 
         write_through = self.sizes.policy is WritePolicy.WRITE_THROUGH
         pressure = Pressure(

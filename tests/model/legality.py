@@ -58,13 +58,19 @@ class Recency:
             for page in pages:
                 self._note(name, tier, page)
 
-    def resumed(self, sequence: Prefix, boundary: int, after: Snapshot) -> None:
-        """A request resumes, or continues, from a boundary."""
+    def resumed(self, sequence: Prefix, boundary: int, after: Snapshot, position: int = 0) -> None:
+        """A request resumes at a boundary, or continues from there having got to `position`.
+
+        Then it is certain to use only what it reaches from both.
+        """
         self.clock += 1
         for component in self.model.components:
             name = component.name
             pages = self.model.prefixes(component, *sequence, boundary)
             self.used[name].update(dict.fromkeys(pages, self.clock))
+            if position > boundary and not component.is_everything:
+                ahead = self.model.pages(component, position) if not component.is_state else ()
+                pages = [page for page in pages if self.model.page_of(page) in ahead]
             held = after.held[name]
             for tier, cells in (("device", held.device), ("host", held.host)):
                 for page in reversed(pages):

@@ -292,6 +292,13 @@ class CacheMachine(RuleBasedStateMachine):
         components = self.driver.model.components
         self.driver.evict(components[index % len(components)], n_slots, tier)
 
+    @rule()
+    def squeeze(self) -> None:
+        """Everything unpinned leaves DEVICE: the next hits are on HOST."""
+        for component in self.driver.model.components:
+            books = self.driver.seen.books[component.name, "device"]
+            self.driver.evict(component, books.capacity, Tier.DEVICE)
+
     @precondition(lambda self: any(each.deferred for each in self.driver.live))
     @rule(index=picks, finish=st.booleans())
     def quiesce(self, index: int, finish: bool) -> None:  # noqa: FBT001
@@ -301,6 +308,4 @@ class CacheMachine(RuleBasedStateMachine):
 
 def machine_for(setup: Setup) -> type[CacheMachine]:
     """The state machine over one component set."""
-    return type(
-        f"CacheMachine_{setup.name}", (CacheMachine,), {"setup": setup, "total": Counter()}
-    )
+    return type(f"CacheMachine_{setup.name}", (CacheMachine,), {"setup": setup, "total": Counter()})

@@ -8,6 +8,7 @@ import torch
 
 from kvgraft.config import CacheConfig, WritePolicy
 from kvgraft.dispatch import Mounted, mount
+from kvgraft.errors import ConfigError
 from kvgraft.pools import BuildContext
 from kvgraft.registry import Plugin, select
 from kvgraft.transfers import CpuTransferEngine, TransferEngine
@@ -33,6 +34,7 @@ def mount_all(config: CacheConfig, plugins: Sequence[Plugin]) -> list[Mounted]:
     given = {plugin.name: plugin for plugin in plugins}
     names = list(config.components)
     installed = {each.name: each for each in select([n for n in names if n not in given])}
+    _check_device(config.device)
     context = BuildContext(
         page_size=config.page_size,
         device=config.device,
@@ -45,6 +47,17 @@ def mount_all(config: CacheConfig, plugins: Sequence[Plugin]) -> list[Mounted]:
         for name in names
     }
     return [mounted[shape.name] for shape in ordered([each.shape for each in mounted.values()])]
+
+
+def _check_device(name: str) -> None:
+    """Refuse a device torch does not know, or that this machine does not have."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device {name!r}: {reason}; use cpu or cuda") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device {name!r}: no CUDA device here; use cpu")
 
 
 def build_books(

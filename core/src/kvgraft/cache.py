@@ -116,7 +116,12 @@ class Cache:
                 "give at least 1 token, reserve >= 0 and chunk >= 1"
             )
         request = Request(key, prompt, prompt + reserve, chunk if chunk is not None else prompt)
-        self.leasing.lease(request, self._limit(request))
+        self.tree.hold(key.namespace)
+        try:
+            self.leasing.lease(request, self._limit(request))
+        except BaseException:
+            self.tree.let_go(key.namespace)
+            raise
         self.requests[id(request)] = request
         return request
 
@@ -330,7 +335,11 @@ class Cache:
 
     def explain(self, key: TokenKey) -> Explanation:
         """Per component, why the anchor of `key` is not deeper (M9)."""
-        return explain(self.tree, key, max(0, key.n_tokens - 1) // self.tree.page_size)
+        self.tree.hold(key.namespace)
+        try:
+            return explain(self.tree, key, max(0, key.n_tokens - 1) // self.tree.page_size)
+        finally:
+            self.tree.let_go(key.namespace)
 
     # -- transfers, checks, the end
 
@@ -394,3 +403,4 @@ class Cache:
         request.stage = Stage.CLOSED
         del self.requests[id(request)]
         self.leasing.unpin(request.receipt)
+        self.tree.let_go(request.key.namespace)

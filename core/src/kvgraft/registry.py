@@ -186,8 +186,7 @@ def select(names: Sequence[str]) -> list[Plugin]:
         if entry is None:
             known = ", ".join(sorted(found)) or "none"
             raise ConfigError(
-                f"component {name!r} is not installed; installed: {known}; "
-                f"try: pip install kvgraft-{name}"
+                f"component {name!r} is not installed; installed: {known}; see `kvgraft components`"
             )
         if entry.plugin is None:
             raise PluginError(name, entry.problem or "cannot be used")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import click
-from rich.console import Console
 from rich.table import Table
 
+from kvgraft.cli.console import OutputConsole
 from kvgraft.contract import API_VERSION
 from kvgraft.errors import KvgraftError
 from kvgraft.registry import Found, discover
@@ -26,19 +26,20 @@ def components(*, as_json: bool) -> None:
         click.echo(json.dumps(rows, indent=2))
         return
     if not rows:
-        click.echo("no component is installed; try: pip install kvgraft-full")
+        click.echo("no component is installed; install a component package beside kvgraft")
         return
-    console = Console()
+    console = OutputConsole()
     table = Table(title=f"components (core API {API_VERSION})", title_justify="left")
-    for column in ("name", "distribution", "version", "API", "kind", "reach", "capabilities"):
+    for column in ("name", "distribution", "API", "reach", "capabilities"):
         table.add_column(column)
     table.add_column("status", style="bold")
     for row in rows:
         table.add_row(
-            *(str(row[key] or "-") for key in ("name", "distribution", "version", "api")),
-            str(row["kind"] or "-"),
+            str(row["name"]),
+            f"{row['distribution'] or '-'} {row['version'] or ''}".strip(),
+            str(row["api"] or "-"),
             str(row["reach"] or "-"),
-            ", ".join(row["capabilities"]) or "-",  # type: ignore[arg-type]
+            "\n".join(row["capabilities"]) or "-",  # type: ignore[arg-type]
             "ok" if row["status"] == "ok" else "broken",
         )
     console.print(table)

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kvgraft.cli.components import widest
+from kvgraft.cli.console import OutputConsole
 from kvgraft.config import WritePolicy
 from kvgraft.errors import ConfigError
 from kvgraft.replay.detect import open_workload
@@ -231,7 +232,7 @@ def replay(path: Path | None, **options: Any) -> None:
         limit=options["limit"],
     )
     result = run_with_progress(workload, settings, Console(stderr=True))
-    print_tables(result, Console())
+    print_tables(result, OutputConsole())
     save(result, options["json_path"], options["html_path"])
     if any(result[name] for name in MUST_BE_ZERO):  # type: ignore[literal-required]
         click.echo(f"kvgraft: {result['first_problem']}", err=True)

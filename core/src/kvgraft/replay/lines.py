@@ -169,8 +169,9 @@ def _parse(path: Path, line: int, text: bytes) -> dict[str, object]:
     try:
         value = json.loads(decoded)
     except json.JSONDecodeError as error:
+        reason = error.msg.removesuffix(" at")
         raise TraceError(
-            f"{where}: not JSON: {error.msg} at column {error.colno} of {len(decoded.rstrip())}; "
+            f"{where}: not JSON: {reason}, column {error.colno} of {len(decoded.rstrip())}; "
             "repair or remove the line"
         ) from None
     except (ValueError, RecursionError) as error:

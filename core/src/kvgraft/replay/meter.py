@@ -15,7 +15,6 @@ OPERATIONS = (
     "match",
     "admit",
     "load_back",
-    "table",
     "allocate",
     "computed",
     "checkpoint",

@@ -70,6 +70,8 @@ class Tree:
         self.checks = tuple(sorted(self.tracks, key=lambda track: track.reach.width_tokens))
         self.has_state = any(track.is_state for track in self.tracks)
         self.roots: dict[object, Node] = {}
+        self._namespaces: dict[int, object] = {}
+        self._holders: dict[object, int] = {}
         self.clock = 0
         self.n_nodes = 0
         self._next_ident = 0
@@ -88,7 +90,25 @@ class Tree:
         root = self.roots.get(namespace)
         if root is None:
             root = self.roots[namespace] = self.new_node(b"", None, 0, 0)
+            self._namespaces[root.ident] = namespace
         return root
+
+    def hold(self, namespace: object) -> None:
+        """A request works in `namespace`: its root stays, whatever is evicted below it (T1)."""
+        self.root(namespace)
+        self._holders[namespace] = self._holders.get(namespace, 0) + 1
+
+    def let_go(self, namespace: object) -> None:
+        """The request ended; an empty namespace that nobody works in leaves nothing behind."""
+        self._holders[namespace] -= 1
+        if not self._holders[namespace]:
+            del self._holders[namespace]
+            self._forget_empty(self.roots[namespace])
+
+    def _forget_empty(self, root: Node) -> None:
+        namespace = self._namespaces[root.ident]
+        if root.children is None and namespace not in self._holders:
+            del self.roots[namespace], self._namespaces[root.ident]
 
     def link(self, node: Node) -> None:
         """List `node` among its parent's children."""
@@ -173,6 +193,8 @@ class Tree:
         ):
             parent = node.parent
             if parent is None:
+                if node.ident in self._namespaces:
+                    self._forget_empty(node)
                 return
             if any(cell.device_pins or cell.host_pins for cell in node.cells):
                 return
