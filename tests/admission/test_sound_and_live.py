@@ -73,6 +73,10 @@ def test_a_deferred_request_is_admitted_once_the_others_have_finished(
             crowd.cache.abort(other)
         waiting.clear()
         decision = crowd.cache.admit(last)
+        if crowd.engine.pending:
+            # its own lease, made anew, started a backup; once that has ended it holds nothing
+            crowd.settle()
+            decision = decision if decision.admitted else crowd.cache.admit(last)
         assert decision.outcome is not Outcome.DEFERRED, f"alone, and still {decision}"
         if decision.admitted:
             crowd.cache.load_back(last)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, wraps
+from typing import Any, TypeVar, cast
 
 from kvgraft import TokenKey, WritePolicy
 from kvgraft.admission import Outcome
@@ -32,7 +32,22 @@ __all__ = ["Driver"]
 CROWDED = "A12"
 RECOMPUTE = "R8"
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 needed = lru_cache(maxsize=None)(needed_tokens)
+
+
+def checked(operation: F) -> F:
+    """Note when an operation did not end well, whichever check stopped it."""
+
+    @wraps(operation)
+    def call(self: Driver, *given: Any, **named: Any) -> Any:
+        self._depth += 1
+        result = operation(self, *given, **named)
+        self._depth -= 1
+        return result
+
+    return cast(F, call)
 
 
 class Driver:
@@ -42,7 +57,6 @@ class Driver:
         live: running requests, oldest first.
         ended: sequences that were finished lately, for conversations that go on.
         counts: what happened, for reports.
-        sound: whether the last operation passed its checks.
     """
 
     def __init__(self, setup: Setup, sizes: Sizes) -> None:
@@ -55,7 +69,7 @@ class Driver:
         self.live: list[Live] = []
         self.ended: deque[Prefix] = deque(maxlen=6)
         self.counts: Counter[str] = Counter()
-        self.sound = True
+        self._depth = 0
         self.paged = [each for each in setup.components if not each.is_state]
         self.states = [each for each in setup.components if each.is_state]
         self.slot_nbytes = {
@@ -68,6 +82,11 @@ class Driver:
         self._empty: Any = None
         self.payloads.poison()
         self.seen = observe(self.cache, self.model)
+
+    @property
+    def sound(self) -> bool:
+        """Whether every operation so far passed its checks."""
+        return not self._depth
 
     # -- one operation and its checks
 
@@ -84,7 +103,6 @@ class Driver:
         """Run an operation, then check the books, what changed and every byte."""
         before = self.seen
         pressure = pressure if pressure is not None else Pressure()
-        self.sound = False
         self.recency.settle()
         result = operation()
         self.counts[name] += 1
@@ -109,7 +127,6 @@ class Driver:
         check_promises(self.model, after, self.live)
         check_flights(self.payloads, self.engine, after)
         check_payloads(self.model, self.payloads, after)
-        self.sound = True
         return result
 
     def _touching(self, live: Live, limit: int) -> tuple[Prediction, Pressure]:
@@ -131,6 +148,7 @@ class Driver:
 
     # -- the life of a request
 
+    @checked
     def begin(
         self, namespace: object, tokens: tuple[int, ...], reserve: int, chunk: int | None
     ) -> Live:
@@ -225,6 +243,7 @@ class Driver:
                     return
         raise AssertionError(f"A12: {live.request.limited}, but every pool has the headroom")
 
+    @checked
     def admit(self, live: Live) -> Any:
         """Ask for admission; check that the answer is fair and leaves no trace unless yes."""
         request, before = live.request, self.seen
@@ -275,6 +294,7 @@ class Driver:
         self._empty.abort(request)
         return outcome
 
+    @checked
     def load_back(self, live: Live) -> None:
         """Start the load-back of an admitted request; it must find room (A7)."""
         wanted = missing(self.model, self.seen, live.namespace, live.tuple, live.anchor)
@@ -295,6 +315,7 @@ class Driver:
             f"R1/R6: {counters.started - started} load-backs for {wanted}"
         )
 
+    @checked
     def restart(self, live: Live) -> None:
         """Match again from scratch."""
         live.prompt = max(live.prompt, len(live.tuple))
@@ -316,6 +337,7 @@ class Driver:
         if CROWDED not in (live.request.limited or ""):
             self.check_lease(live, before, found)
 
+    @checked
     def prefill(self, live: Live, limit: int | None) -> None:
         """One prefill step; the admitted chunk always fits (A7)."""
         left = live.prompt - live.computed
@@ -327,6 +349,7 @@ class Driver:
         if n_tokens > 0:
             self.advance(live, n_tokens, within_reservation=True)
 
+    @checked
     def decode(self, live: Live, token: int) -> bool:
         """One decode step; within the reservation it always succeeds (A7)."""
         within = live.computed < live.prompt + live.reserve
@@ -377,7 +400,7 @@ class Driver:
             pages: dict[Prefix, tuple[int, ...]] = {}
             for page in {token // size for token in needed(component.parts, live.computed)}:
                 slots = tuple(table[page * per_page : (page + 1) * per_page])
-                assert slots and min(slots) >= 0, (
+                assert min(slots, default=-1) >= 0, (
                     f"R5: {component.name} has no slot for page {page} at {live.computed}"
                 )
                 end = min((page + 1) * size, live.computed)
@@ -408,7 +431,8 @@ class Driver:
             for page in range(live.computed // size, -(-end // size)):
                 prefix = (live.namespace, live.tuple[: min((page + 1) * size, end)])
                 slots = table[page * per_page : (page + 1) * per_page]
-                assert len(slots) == per_page and min(slots) >= 0
+                assert len(slots) == per_page
+                assert min(slots) >= 0
                 self.payloads.write(component, "device", prefix, slots)
                 if rows:
                     self.payloads.write(component, "host", prefix, [rows[page]])
@@ -470,6 +494,7 @@ class Driver:
         )
         return self.act(name, operation, pressure=pressure, inserted=inserted, uses=uses)
 
+    @checked
     def checkpoint(self, live: Live) -> None:
         """Share what is computed so far; declined only for a reason (I5, I6, A12)."""
         boundary = live.computed // self.model.page_size
@@ -495,6 +520,7 @@ class Driver:
             live.captured = {page for page in live.captured if page > boundary}
         return moved
 
+    @checked
     def finish(self, live: Live) -> None:
         """End a request; what can be cached is (I6, I7)."""
         size = self.model.page_size
@@ -515,6 +541,7 @@ class Driver:
         )
         self.ended.append((live.namespace, live.tuple))
 
+    @checked
     def abort(self, live: Live) -> None:
         """Drop a request."""
         self.live.remove(live)
@@ -522,15 +549,20 @@ class Driver:
 
     # -- transfers and room
 
+    @checked
     def poll(self) -> None:
         """Take in transfers that ended."""
         self.act("poll", self.cache.poll, acknowledges=True)
 
+    @checked
     def drain(self) -> None:
         """Let everything in flight end."""
-        while self.engine.pending or self.cache.journal.n_in_flight:
-            self.act("drain", self.cache.drain, acknowledges=True)
+        if self.engine.pending or self.cache.journal.n_in_flight:
+            ended = self.act("drain", self.cache.drain, acknowledges=True)
+            assert ended, "drain left transfers in flight"
+            assert not self.engine.pending, "a transfer was acknowledged before it ran"
 
+    @checked
     def evict(self, component: ModelComponent, n_slots: int, tier: Tier) -> None:
         """Ask for room; it is made, or there is no victim left (E2, E6)."""
         books = self.seen.books.get((component.name, tier.value))
@@ -559,6 +591,7 @@ class Driver:
                 f"E6: {freed} of {n_slots} slots freed, {now.evictable} still evictable"
             )
 
+    @checked
     def quiesce(self, waiting: Live | None, *, finish: bool) -> None:
         """Everything else ends; whoever waits is admitted now (A8)."""
         for live in list(self.live):

@@ -85,7 +85,7 @@ def adopted(
     before: Snapshot,
     offered: dict[str, dict[Prefix, tuple[int, ...] | None]],
 ) -> dict[str, dict[Prefix, tuple[int, ...] | None]]:
-    """Of what a request offers, what the tree must take: empty cells that are of use (I1, I4, T4)."""
+    """Of what a request offers, what the tree must take: empty cells of use (I1, I4, T4)."""
     result: dict[str, dict[Prefix, tuple[int, ...] | None]] = {}
     there = {name: set(held.device) for name, held in before.held.items()}
     for component in sorted(model.components, key=lambda each: len(model.strictly_wider(each))):

@@ -236,7 +236,9 @@ def test_a_failed_backup_leaves_no_trace_and_can_be_made_again(name: str) -> Non
         assert track.host is not None
         assert track.host.free == track.host.capacity
         assert track.device.pinned == track.device.in_flight == 0
-    computed(server, MORE)
+    reached = Held()
+    reached.set()
+    computed(server, MORE, reached)
     assert cache.drain()
     cache.check_integrity()
     assert resumed(server, MORE) == len(MORE)

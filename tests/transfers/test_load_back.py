@@ -122,9 +122,9 @@ def test_two_requests_share_one_transfer_and_both_are_ready(name: str) -> None:
 @pytest.mark.parametrize("when", ["before it asked", "while it waited"])
 def test_a_shared_transfer_that_fails_fails_all_who_rely_on_it(name: str, when: str) -> None:
     cache, server = on_host(SETUPS[name])
+    empty = ledgers(cache), tree_dump(cache)
     first = server.begin([*PROMPT, 1, 1])
     assert cache.admit(first).admitted
-    empty = ledgers(cache), tree_dump(cache)
     cache.load_back(first, Broken())
     second = server.begin([*PROMPT, 2, 2])
     assert cache.admit(second).admitted
@@ -145,12 +145,19 @@ def test_a_shared_transfer_that_fails_fails_all_who_rely_on_it(name: str, when: 
         assert pages_on(cache, PROMPT, track.name, Tier.DEVICE) == []
         assert track.device.in_flight == 0
         assert track.device.free == track.device.capacity
+    # admitted again as a miss: what failed once is not relied on a second time
     cache.restart(first)
+    assert first.anchor_tokens == 0
+    assert not first.load_failed
     assert cache.admit(first).admitted
-    assert (ledgers(cache), tree_dump(cache)) == empty
-    server.load_back(first)
+    assert cache.load_back(first) == []
     server.prefill(first)
-    cache.finish(first)
+    cache.abort(first)
+    assert (ledgers(cache), tree_dump(cache)) == empty
+    third = server.start([*PROMPT, 3, 3])
+    assert third.anchor_tokens == len(PROMPT)
+    server.prefill(third)
+    cache.finish(third)
     cache.check_integrity()
     cache.close()
 
@@ -169,6 +176,8 @@ def test_aborting_while_the_transfer_flies_leaves_it_to_end_by_itself(name: str)
         assert track.device.promised == 0
         assert track.host is not None
         cache.evict(track.name, track.host.capacity, Tier.HOST)
+        left = pages_on(cache, PROMPT, track.name, Tier.HOST)
+        assert len(left) * track.slots_per_page >= track.device.in_flight, "the source went"
     cache.check_integrity()
     assert cache.journal.n_in_flight == 1
     fence.set()

@@ -26,7 +26,7 @@ from kvgraft.admission.budget import Budget
 from kvgraft.admission.decision import Decision, Outcome
 from kvgraft.building import build_books, default_engine, mount_all
 from kvgraft.config import CacheConfig, parse_config
-from kvgraft.errors import ConfigError, KvgraftError, LeaseError
+from kvgraft.errors import ConfigError, LeaseError, TransferError
 from kvgraft.leasing import Leasing
 from kvgraft.mirroring import Mirroring
 from kvgraft.private import PrivateSlots
@@ -77,7 +77,7 @@ class Cache:
         self.budget = Budget(self.tree, self.mounted, self.private)
         self.requests: dict[int, Request] = {}
         self.slots = PrivateSlots(self.tree, self.mounted, self.room)
-        self.sharing = Sharing(self.tree, self.slots, self.leasing, self.mirroring)
+        self.sharing = Sharing(self.tree, self.slots, self.leasing, self.mirroring, self.journal)
         self._loosens = len(self.tree.everything) < len(self.tree.tracks)
         self.checkpoints = 0
         self.declined_checkpoints = 0
@@ -128,7 +128,8 @@ class Cache:
     def admit(self, request: Request) -> Decision:
         """Promise the request its slots, or say which pool is short (A1 to A13).
 
-        A deferred request keeps its lease; release it with `abort` or ask again after `restart`.
+        A deferred request keeps its lease, and with it room that others may wait for: abort it
+        and begin it again later.
         """
         self._expect(request, Stage.LEASED)
         if request.limited == Leasing.CROWDED:
@@ -150,7 +151,7 @@ class Cache:
         so at once if a transfer failed that others had started and this request relied on.
         """
         self._expect(request, Stage.ADMITTED)
-        if request.load_failed:
+        if request.load_failed or request.load_started:
             return request.waits
         tracks = self.tree.tracks
         request.waits = [
@@ -165,24 +166,34 @@ class Cache:
                     self.room.on_device(track, sum(track.n_slots(node) for node in nodes))
             operation = operations.begin_load_back(self.tree, request.receipt)
             if operation is None:
-                raise KvgraftError("load-back of an admitted request found no room; report this")
+                raise TransferError(
+                    "load-back of an admitted request found no room: copies to HOST do not end; "
+                    "abort the request, see transfer_timeout_s"
+                )
             request.waits.append(self.journal.submit(operation, Direction.LOAD_BACK, fence))
         for account in request.accounts:
             account.loaded()
+        request.load_started = True
         return request.waits
 
     def restart(self, request: Request) -> None:
-        """Match again, as if new: after a failed load-back (R5) or a long deferral.
+        """Match again, as if new; after a failed load-back as deep as DEVICE alone allows (R5).
 
         What it holds is given up; the request must be admitted again.
         """
         if request.stage is Stage.CLOSED:
             raise LeaseError("request is closed; begin a new one")
-        self._give_up(request)
+        limit = (max(request.prompt, request.key.n_tokens) - 1) // self.tree.page_size
+        if request.load_failed:
+            limit = min(limit, request.device_tokens // self.tree.page_size)
+        held = request.receipt
+        self.leasing.lease(request, limit)
         request.prompt = max(request.prompt, request.key.n_tokens)
         request.total = max(request.total, request.prompt)
+        request.key_edits = request.key.edits
         request.stage = Stage.LEASED
-        self.leasing.renew(request, self._limit(request))
+        self._give_up(request)
+        self.leasing.unpin(held)
 
     def next_chunk(self, request: Request, limit: int | None = None) -> int:
         """Prefill tokens the next step may compute; 0 defers it, unchanged (A5, A6).
@@ -191,6 +202,8 @@ class Cache:
         prompt. Larger than the admitted chunk only if every pool has the headroom (A12).
         """
         self._expect(request, Stage.ADMITTED)
+        if limit is not None and limit < 0:
+            raise ConfigError(f"chunk limit {limit} is negative; give the step's token budget")
         page_size = self.tree.page_size
         left = request.prompt - request.computed
         tokens = min(left, limit if limit is not None else request.chunk)
@@ -216,7 +229,9 @@ class Cache:
             LeaseError: a load-back the request waits for has not ended or has failed.
         """
         self._expect(request, Stage.ADMITTED)
-        if request.waits:
+        if request.receipt.host_from is not None:
+            if not request.load_started and request.needs_load_back:
+                raise LeaseError("allocate before load_back: part of the prefix is on HOST only")
             if not request.ready or request.load_failed:
                 raise LeaseError("allocate before the load-back delivered; poll, or restart")
             request.waits = []
@@ -235,6 +250,9 @@ class Cache:
         the pins behind them (L6).
         """
         self._expect(request, Stage.ADMITTED)
+        room = request.allocated * self.tree.page_size - request.computed
+        if not 0 <= n_tokens <= room:
+            raise LeaseError(f"{n_tokens} tokens computed, slots for {room} allocated")
         before = request.computed // self.tree.page_size
         request.computed += n_tokens
         page, rest = divmod(request.computed, self.tree.page_size)
@@ -264,7 +282,7 @@ class Cache:
         if not self.budget.can_part(request, page):
             self.declined_checkpoints += 1
             return False
-        self.sharing.share(request, page, fence)
+        self.sharing.share(request, page, fence, self.leasing.lock(page))
         self.checkpoints += 1
         return True
 
@@ -276,13 +294,16 @@ class Cache:
         self._expect(request, Stage.ADMITTED)
         page = request.computed // self.tree.page_size
         for track in self.slots.state_tracks:
-            page = min(page, self.slots.offer_states(request, track))
+            page = min(page, self.slots.offered_page(request, track))
         anchor = request.receipt.anchor
         if page > anchor.end:
+            locks = self.leasing.lock(page) if self.mirroring.enabled else None
+            for track in self.slots.state_tracks:
+                self.slots.offer_states(request, track)
             if self.mirroring.enabled:
-                self.sharing.share(request, page, fence)
+                self.sharing.share(request, page, fence, locks)
             else:
-                self.sharing.insert(request, page)
+                self.sharing.insert(request, page, fence)
         self._end(request)
         return max(page, anchor.end) * self.tree.page_size
 
@@ -380,6 +401,8 @@ class Cache:
     # -- inside
 
     def _expect(self, request: Request, stage: Stage) -> None:
+        if self.requests.get(id(request)) is not request and request.stage is not Stage.CLOSED:
+            raise LeaseError("request belongs to another cache; use the one that began it")
         if request.stage is not stage:
             raise LeaseError(
                 f"request is {request.stage.value}, this call needs it {stage.value}; "
@@ -394,7 +417,7 @@ class Cache:
         """Return what a request owns, but for its pins: private slots and promises (H8)."""
         self.slots.give_back_all(request)
         self.budget.close(request)
-        request.allocated = request.computed = 0
+        request.load_started = False
         request.waits = []
 
     def _end(self, request: Request) -> None:

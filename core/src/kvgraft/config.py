@@ -71,7 +71,6 @@ class CacheConfig(BaseModel):
         write_policy: when data goes to HOST.
         load: the load-or-recompute decision; None always loads.
         transfer_timeout_s: longest wait for a copy that must finish now.
-        check: recompute all books after every operation (slow; for tests).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

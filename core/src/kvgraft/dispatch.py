@@ -148,6 +148,12 @@ def _check_component(plugin: Plugin, component: object) -> None:
         raise PluginError(
             plugin.name, f"has a host mirror without the capability {HOST_MIRROR!r}; declare it"
         )
+    if component.private and not hasattr(plugin.implementation, "budget_contribution"):
+        raise PluginError(
+            plugin.name, "has private pools but no budget_contribution says what a request takes"
+        )
+    if declaration.home is Tier.HOST and declaration.kind is Kind.STATE:
+        raise PluginError(plugin.name, "a state component is at home on DEVICE; HOST is for pages")
     if declaration.home is Tier.HOST and component.host is None:
         raise PluginError(
             plugin.name, "its home is HOST but there is no host pool; give the cache host_tokens"

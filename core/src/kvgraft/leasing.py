@@ -15,7 +15,7 @@ from kvgraft.tree import matching, operations, pinning
 from kvgraft.tree.matching import Match
 from kvgraft.tree.node import Node
 from kvgraft.tree.pinning import Receipt
-from kvgraft.tree.segments import default_segment, segment_ahead
+from kvgraft.tree.segments import common_pages, default_segment, segment_ahead
 from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 from kvgraft.types import ComponentMatch, LockQuery, MatchView, Span
@@ -176,7 +176,7 @@ class Leasing:
                 answer = each.acquire_component_lock(LockQuery(boundary, self.tree.page_size))
                 if answer is not None:
                     undo.callback(each.release_component_lock, answer)
-                    segments[track.index] = tuple(Span(*span) for span in answer)
+                    segments[track.index] = _merged(track, boundary, answer)
                     _check_segment(self.tree, track, boundary, segments[track.index])
             held = undo.pop_all()
         return Locks(segments, held)
@@ -248,7 +248,8 @@ class Leasing:
         if locks is not None and locks.segments:
             segments = segments or [None] * len(self.tree.tracks)
             for index, segment in locks.segments.items():
-                segments[index] = segment
+                limit = segments[index]
+                segments[index] = segment if limit is None else common_pages(segment, limit)
         receipt = pinning.acquire(
             self.tree, anchor, host_from=host_from, enforce=enforce, segments=segments
         )
@@ -269,6 +270,28 @@ def _missing_slots(found: Match, track: Track) -> int:
             if start < end and cell.device is None and cell.incoming is None:
                 pages += end - start
     return pages * track.slots_per_page
+
+
+def _merged(track: Track, boundary: int, answer: Sequence[Span]) -> tuple[Span, ...]:
+    """The spans a hook named, in order, disjoint and not empty (a state's point is kept).
+
+    Raises:
+        ContractViolation: a span outside `[0, boundary]` (L3).
+    """
+    spans = sorted(Span(*span) for span in answer)
+    merged: list[Span] = []
+    for span in spans:
+        if not 0 <= span.start <= span.end <= boundary:
+            raise ContractViolation(
+                "L3", track.name, f"acquire_component_lock names {span} at boundary {boundary}"
+            )
+        if span.start == span.end and not (track.is_state and boundary):
+            continue
+        if merged and span.start <= merged[-1].end:
+            merged[-1] = Span(merged[-1].start, max(merged[-1].end, span.end))
+        else:
+            merged.append(span)
+    return tuple(merged)
 
 
 def _check_segment(tree: Tree, track: Track, boundary: int, segment: tuple[Span, ...]) -> None:

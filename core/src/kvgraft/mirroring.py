@@ -66,7 +66,7 @@ def _with_gaps_above(tree: Tree, nodes: list[Node]) -> list[Node]:
     while node is not None and node.parent is not None:
         if not operations.needs_backup(tree, node):
             base = node.cells[0]
-            if base.host is not None or base.incoming is not None:
+            if tree.tracks[0].host is None or base.host is not None or base.incoming is not None:
                 break
         chain[id(node)] = node
         node = node.parent

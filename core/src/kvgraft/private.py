@@ -81,10 +81,11 @@ class PrivateSlots:
             if not runs:
                 continue
             spans = track.reach_pages.spans(page)
-            if len(runs) == 1 and len(spans) == 1 and runs[0].first >= spans[0].start:
+            trailing = len(spans) == 1 and spans[0].end >= page
+            if trailing and len(runs) == 1 and runs[0].first >= spans[0].start:
                 continue
             kept: list[Run] = []
-            freed: list[bytes] = []
+            freed: list[Run] = []
             for run in runs:
                 position = run.first
                 for span in (*spans, Span(page, run.end)):
@@ -92,16 +93,25 @@ class PrivateSlots:
                     if start >= end:
                         continue
                     if start > position:
-                        freed.append(run.cut(position, start).device)
+                        freed.append(run.cut(position, start))
                     _append(kept, run.cut(start, end))
                     position = end
                 if position < run.end:
-                    freed.append(run.cut(position, run.end).device)
+                    freed.append(run.cut(position, run.end))
             if freed:
                 request.runs[track.index] = kept
-                slots = b"".join(freed)
-                track.device.give_private(slots)
-                request.accounts[track.index].part(len(slots) // SLOT_BYTES)
+                self._free(request, track, freed)
+
+    def _free(self, request: Request, track: Track, runs: list[Run]) -> None:
+        """Give pages back to their pools, and what they cost to the request's promises."""
+        slots = b"".join([run.device for run in runs])
+        track.device.give_private(slots)
+        request.accounts[track.index].part(len(slots) // SLOT_BYTES)
+        host_account = request.host_accounts[track.index]
+        if host_account is not None:
+            mirror = b"".join([run.host for run in runs if run.host is not None])
+            host_account.ledger.give_private(mirror)
+            host_account.part(len(mirror) // SLOT_BYTES)
 
     # -- states
 
@@ -158,8 +168,18 @@ class PrivateSlots:
             self._copy(track, states.live, states.tracked)
             states.tracked_page = page
 
-    def offer_states(self, request: Request, track: Track) -> int:
-        """Put what an ending request can donate among its captured states; deepest boundary."""
+    def offered_page(self, request: Request, track: Track) -> int:
+        """The deepest boundary at which an ending request has a state to donate; 0 if none."""
+        states = request.states[track.index]
+        assert states is not None
+        page, rest = divmod(request.computed, self.tree.page_size)
+        if not rest and states.live is not None:
+            return page
+        tracked = states.tracked_page if states.tracked is not None else 0
+        return max(tracked, *states.captured, 0)
+
+    def offer_states(self, request: Request, track: Track) -> None:
+        """Put what an ending request can donate among its captured states (I7)."""
         states = request.states[track.index]
         assert states is not None
         page, rest = divmod(request.computed, self.tree.page_size)
@@ -169,7 +189,6 @@ class PrivateSlots:
         elif states.tracked is not None:
             self._offer(request, track, states, states.tracked_page, states.tracked)
             states.tracked = None
-        return max(states.captured, default=0)
 
     def _offer(
         self, request: Request, track: Track, states: StateSlots, page: int, slot: bytes

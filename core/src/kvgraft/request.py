@@ -72,6 +72,8 @@ class Request:
         demands: per component, the demand it was last decided on.
         checkpoints: boundaries (in pages) ahead at which states are captured.
         stage: where it is in its life.
+        key_edits: the key's edits when the request began.
+        load_started: whether `load_back` was called since it was admitted.
         limited: why the match is shorter than what the tree holds; None if it is not.
     """
 
@@ -87,7 +89,9 @@ class Request:
         "host_accounts",
         "host_slots",
         "key",
+        "key_edits",
         "limited",
+        "load_started",
         "private",
         "prompt",
         "receipt",
@@ -100,6 +104,8 @@ class Request:
 
     def __init__(self, key: TokenKey, prompt: int, total: int, chunk: int) -> None:
         self.key = key
+        self.key_edits = key.edits
+        self.load_started = False
         self.prompt = prompt
         self.total = total
         self.chunk = chunk

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvgraft.config import WritePolicy
+from kvgraft.errors import KvgraftError
 from kvgraft.slots import SLOT_BYTES
 from kvgraft.transfers.journal import Journal, Transfer
 from kvgraft.tree import eviction, operations
@@ -29,6 +30,7 @@ class Room:
         self.journal = journal
         self.timeout_s = timeout_s
         self.write_back = policy is WritePolicy.WRITE_BACK
+        self.failed_demotions = 0
 
     def on_device(self, track: Track, n_slots: int) -> bool:
         """Free DEVICE slots of one component until `n_slots` are free; whether they are.
@@ -71,7 +73,10 @@ class Room:
                     for other, slots in operation.detached
                     if other is track
                 )
-                leaving.append(self.journal.submit(operation, Direction.BACKUP))
+                try:
+                    leaving.append(self.journal.submit(operation, Direction.BACKUP))
+                except KvgraftError:
+                    self.failed_demotions += 1  # the journal freed the victim's slots already
             elif _still_there(victim):
                 eviction.evict_victim(self.tree, victim)
         for transfer in leaving:

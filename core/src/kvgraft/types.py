@@ -156,7 +156,6 @@ class Demand(NamedTuple):
         now: device slots the next step takes: chunk, load-back, page rounding, slack.
         later: device slots to keep for the rest of the request.
         private: slots of each of the component's private pools, in their order; held to the end.
-        unrecycled: pages given back behind the component's reach cannot be used again.
     """
 
     now: int

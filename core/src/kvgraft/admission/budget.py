@@ -15,6 +15,7 @@ from kvgraft.admission.demand import SLACK_PAGES, default_demand, pages_up
 from kvgraft.dispatch import Mounted
 from kvgraft.errors import ContractViolation, IntegrityError
 from kvgraft.request import Request, Stage, StateSlots
+from kvgraft.slots import SLOT_BYTES
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.operations import segment_nodes
 from kvgraft.tree.track import Track
@@ -61,6 +62,18 @@ class Budget:
 
     def _check_demand(self, track: Track, query: DemandQuery, demand: Demand) -> None:
         """Refuse a component's own demand that forgets what it is about to take (A1, A3)."""
+        pools = len(self.mounted[track.index].component.private)
+        answer: object = demand
+        whole = isinstance(answer, Demand) and all(
+            isinstance(n, int) for n in (demand.now, demand.later, *demand.private)
+        )
+        if not whole or len(demand.private) != pools:
+            raise ContractViolation(
+                "A1",
+                track.name,
+                f"budget_contribution returned {demand!r}; it returns a Demand in whole slots with "
+                f"one entry for each of its {pools} private pools",
+            )
         step = 1
         if not track.is_state:
             held = pages_up(query.computed, query.page_size)
@@ -93,6 +106,10 @@ class Budget:
             return _ADMITTED
         if not self._never(request, shortages):
             return Decision(Outcome.DEFERRED, shortages)
+        if len(request.checkpoints) > 1:
+            # Only the state at the prompt's end is worth a rejection; the others are for reuse.
+            request.checkpoints = request.checkpoints[-1:]
+            return self.decide(request)
         chunk = self._largest_chunk(request)
         if not chunk:
             return Decision(Outcome.NEVER_FITS, shortages)
@@ -217,16 +234,16 @@ class Budget:
     def can_part(self, request: Request, page: int) -> bool:
         """Whether pages up to `page` can move to the tree and be replaced out of headroom."""
         for track in self.tree.tracks:
-            if track.is_everything or track.is_state:
+            if track.is_state:
                 continue
             moved = sum(
                 (min(run.end, page) - run.first) * track.slots_per_page
                 for run in request.runs[track.index]
                 if run.first < page
             )
-            rise = request.accounts[track.index].renewal(moved)
-            if rise > track.device.headroom:
-                return False
+            for account in (request.accounts[track.index], request.host_accounts[track.index]):
+                if account is not None and account.renewal(moved) > max(0, account.ledger.headroom):
+                    return False
         return True
 
     def check(self, requests: Iterable[Request]) -> None:
@@ -241,7 +258,9 @@ class Budget:
                     f"device promised({track.device.promised}) but requests hold {promised}",
                 )
             for position, books in enumerate(self.private[track.index]):
-                held = sum(len(each.private[track.index][position]) // 4 for each in open_requests)
+                held = sum(
+                    len(each.private[track.index][position]) // SLOT_BYTES for each in open_requests
+                )
                 if held != books.private:
                     raise IntegrityError(
                         "T8", track.name, f"private pool: {books.private} booked, {held} held"
@@ -259,5 +278,5 @@ def _own_slots(request: Request, track: Track, *, host: bool) -> int:
             # Another request's load-back is bringing it; it will be pinned all the same.
             slots = cell.incoming.slots if cell.incoming.operation.to_host is host else None
         if slots is not None:
-            total += len(slots) // 4
+            total += len(slots) // SLOT_BYTES
     return total

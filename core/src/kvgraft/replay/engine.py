@@ -298,8 +298,8 @@ class ReplayEngine:
         running = [each for each in (*self.decoding, *self.prefilling) if each.request is not None]
         victim = max(running, key=lambda each: each.admitted_at)
         self.totals.retractions += 1
-        victim.key.truncate(victim.trace.prompt_tokens + victim.decoded)
         self.meter.run("finish", victim.trace.index, self.cache.retract, victim.running)
+        victim.key.truncate(victim.trace.prompt_tokens + victim.decoded)
         victim.request = None
         for jobs in (self.decoding, self.prefilling):
             if victim in jobs:

@@ -72,6 +72,8 @@ class Journal:
     def __init__(self, tree: Tree, mounted: Sequence[Mounted], engine: TransferEngine) -> None:
         self.tree = tree
         self.engine = engine
+        self.fence: Fence | None = None
+        """The latest point of the computation the engine named; copies to HOST wait for it (B4)."""
         self._mounted = mounted
         self._queues: dict[Direction, deque[Transfer]] = {
             Direction.BACKUP: deque(),
@@ -84,6 +86,8 @@ class Journal:
         self, operation: Operation, direction: Direction, fence: Fence | None = None
     ) -> Transfer:
         """Hand a reserved operation to the engine; aborts it if its copies cannot be built (I8)."""
+        if fence is None and direction is Direction.BACKUP:
+            fence = self.fence
         queries: list[tuple[Mounted, TransferQuery]] = []
         copies: list[PlaneCopy] = []
         counters = self.counters[direction]

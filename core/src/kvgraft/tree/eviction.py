@@ -22,7 +22,6 @@ __all__ = [
     "evict_host",
     "evict_victim",
     "next_device_victim",
-    "requeue",
 ]
 
 
@@ -64,11 +63,6 @@ def next_device_victim(tree: Tree, track: Track) -> Victim | None:
             continue
         return Victim(node, track, narrower, False)
     return None
-
-
-def requeue(victim: Victim) -> None:
-    """Put a victim that was not evicted back among the candidates."""
-    victim.track.queue_device(victim.node)
 
 
 def evict_victim(tree: Tree, victim: Victim) -> None:
@@ -116,7 +110,7 @@ def evict_device(tree: Tree, track: Track, n_slots: int) -> int:
     """Free at least `n_slots` more DEVICE slots of one component; returns how many it freed.
 
     Stops as soon as the target is reached, counting what cascades freed; returns short when there
-    is nothing left to take (E2, E6). Nothing is copied: see `kvgraft.cache` for write-back.
+    is nothing left to take (E2, E6). Nothing is copied: see `kvgraft.room` for write-back.
     """
     before = track.device.free
     target = before + n_slots
@@ -132,7 +126,6 @@ def evict_host(tree: Tree, track: Track, n_slots: int) -> int:
     """Free at least `n_slots` more HOST slots of one component; returns how many it freed (E5)."""
     ledger = track.host
     assert ledger is not None
-    heap = track.host_heap
     before = ledger.free
     target = before + n_slots
     while ledger.free < target and track.host_heap:

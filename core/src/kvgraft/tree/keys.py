@@ -39,10 +39,12 @@ class TokenKey:
         ConfigError: a token id that does not fit int32.
     """
 
-    __slots__ = ("data", "namespace", "trail")
+    __slots__ = ("data", "edits", "namespace", "trail")
 
     def __init__(self, tokens: Tokens = (), namespace: object = None) -> None:
         self.namespace = namespace
+        self.edits = 0
+        """Times the key was cut; a running request notices."""
         self.data = bytearray()
         """int32 `[n_tokens]` as bytes; append through `extend` only."""
         self.trail: Node | None = None
@@ -82,6 +84,7 @@ class TokenKey:
     def truncate(self, n_tokens: int) -> None:
         """Drop tokens behind the first `n_tokens`."""
         del self.data[n_tokens * TOKEN_BYTES :]
+        self.edits += 1
         self.trail = None
 
     @property

@@ -337,7 +337,11 @@ def _parent_on_host(tree: Tree, node: Node) -> bool:
     parent = node.parent
     if parent is None or parent.parent is None or not tree.prefix_closed_host:
         return True
-    return all(parent.cells[track.index].host is not None for track in tree.everything)
+    return all(
+        parent.cells[track.index].host is not None
+        for track in tree.everything
+        if track.host is not None
+    )
 
 
 def abort(tree: Tree, operation: Operation) -> None:
