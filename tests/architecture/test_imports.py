@@ -17,7 +17,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "types", "contract", "config", "geometry", "reach", "slots", "hookspecs"),
     ("registry", "pools"),
     ("tree", "admission", "transfers", "dispatch", "request"),
-    ("room", "private", "mirroring", "leasing", "sharing", "tables", "building", "cache"),
+    ("room", "private", "mirroring", "leasing", "sharing", "loading", "tables"),
+    ("building", "cache"),
     ("report", "replay"),
     ("cli",),
 )

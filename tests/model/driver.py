@@ -275,6 +275,9 @@ class Driver:
                 assert self.seen.books == before.books, "A9: a rejection left a trace"
         else:
             live.admitted = True
+            # Checkpoints beyond the prompt's end are given up where there is no room for them.
+            assert set(request.checkpoints) <= live.due
+            live.due = set(request.checkpoints)
             assert request.chunk >= 1
             if request.chunk < min(live.chunk, live.prompt - live.computed):
                 assert request.chunk % self.model.page_size == 0, "A6: an unaligned chunk"

@@ -72,7 +72,9 @@ def predict(
             ]
             state_missing |= component.is_state and bool(absent)
             if not component.is_state:
-                nbytes += len(absent) * component.slots_per_page * slot_nbytes[component.name]
+                arriving = snapshot.held[component.name].arriving
+                moved = sum(page not in arriving for page in absent)
+                nbytes += moved * component.slots_per_page * slot_nbytes[component.name]
         load_s = sizes.load.latency_s + nbytes / sizes.load.bandwidth_bytes_s
         compute_s = (deepest - device) * model.page_size / sizes.load.prefill_tokens_s
         if not state_missing and compute_s < load_s:

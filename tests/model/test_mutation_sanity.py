@@ -27,6 +27,8 @@ from .driver import Driver
 from .machine import machine_for
 from .setups import SETUPS, Sizes
 
+pytestmark = pytest.mark.long
+
 FOUND = (AssertionError, KvgraftError)
 SEARCH = settings(
     deadline=None,
@@ -223,6 +225,7 @@ def use_a_prefix_through_its_continuation() -> None:
         driver.load_back(live)
         driver.prefill(live, None)
         driver.finish(live)
+        driver.drain()
 
     serve(1, 1)
     serve(1, 1, 2, 2)

@@ -26,8 +26,9 @@ from kvgraft.admission.budget import Budget
 from kvgraft.admission.decision import Decision, Outcome
 from kvgraft.building import build_books, default_engine, mount_all
 from kvgraft.config import CacheConfig, parse_config
-from kvgraft.errors import ConfigError, LeaseError, TransferError
+from kvgraft.errors import ConfigError, LeaseError
 from kvgraft.leasing import Leasing
+from kvgraft.loading import Loading
 from kvgraft.mirroring import Mirroring
 from kvgraft.private import PrivateSlots
 from kvgraft.registry import Plugin
@@ -36,11 +37,11 @@ from kvgraft.room import Room
 from kvgraft.sharing import Sharing
 from kvgraft.tables import device_table, host_table
 from kvgraft.transfers import Fence, Journal, Transfer, TransferEngine
-from kvgraft.tree import operations, pinning
+from kvgraft.tree import pinning
 from kvgraft.tree.explaining import Explanation, explain
 from kvgraft.tree.integrity import check_integrity
 from kvgraft.tree.keys import TokenKey
-from kvgraft.types import Direction, Tier
+from kvgraft.types import Tier
 
 __all__ = ["Cache"]
 
@@ -74,6 +75,7 @@ class Cache:
         self.room = Room(self.tree, self.journal, config.write_policy, config.transfer_timeout_s)
         self.mirroring = Mirroring(self.tree, self.journal, self.room, config.write_policy)
         self.leasing = Leasing(self.tree, self.mounted, self.mirroring, config.load)
+        self.loading = Loading(self.tree, self.journal, self.room, self.leasing)
         self.budget = Budget(self.tree, self.mounted, self.private)
         self.requests: dict[int, Request] = {}
         self.slots = PrivateSlots(self.tree, self.mounted, self.room)
@@ -153,28 +155,7 @@ class Cache:
         self._expect(request, Stage.ADMITTED)
         if request.load_failed or request.load_started:
             return request.waits
-        tracks = self.tree.tracks
-        request.waits = [
-            self.journal.find(operation)
-            for operation in operations.waits_for(request.receipt, tracks)
-        ]
-        self.leasing.shared_loads += len(request.waits)
-        plan = operations.load_plan(request.receipt, tracks)
-        if any(plan):
-            for track, nodes in zip(tracks, plan):
-                if nodes:
-                    self.room.on_device(track, sum(track.n_slots(node) for node in nodes))
-            operation = operations.begin_load_back(self.tree, request.receipt)
-            if operation is None:
-                raise TransferError(
-                    "load-back of an admitted request found no room: copies to HOST do not end; "
-                    "abort the request, see transfer_timeout_s"
-                )
-            request.waits.append(self.journal.submit(operation, Direction.LOAD_BACK, fence))
-        for account in request.accounts:
-            account.loaded()
-        request.load_started = True
-        return request.waits
+        return self.loading.start(request, fence)
 
     def restart(self, request: Request) -> None:
         """Match again, as if new; after a failed load-back as deep as DEVICE alone allows (R5).
@@ -204,18 +185,7 @@ class Cache:
         self._expect(request, Stage.ADMITTED)
         if limit is not None and limit < 0:
             raise ConfigError(f"chunk limit {limit} is negative; give the step's token budget")
-        page_size = self.tree.page_size
-        left = request.prompt - request.computed
-        tokens = min(left, limit if limit is not None else request.chunk)
-        for page in request.checkpoints:
-            boundary = page * page_size
-            if request.computed < boundary < request.computed + tokens:
-                tokens = boundary - request.computed
-                break
-        if tokens < left and (request.computed + tokens) % page_size:
-            aligned = (request.computed + tokens) // page_size * page_size - request.computed
-            tokens = aligned if aligned > 0 else tokens
-        return self.budget.fitting_chunk(request, tokens)
+        return self.budget.next_chunk(request, limit)
 
     def allocate(self, request: Request, n_tokens: int) -> bool:
         """Slots for the next `n_tokens` tokens.

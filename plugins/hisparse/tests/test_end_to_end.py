@@ -522,10 +522,10 @@ def test_every_hot_slot_comes_back_when_a_load_back_fails(
     assert engine.sparse.device.allocator.n_free == engine.sparse.device.capacity
     if then == "abort":
         return
-    assert running.request.anchor_tokens == 36
+    assert running.request.anchor_tokens == 0  # what did not arrive counts as a miss (R5)
     assert engine.cache.admit(running.request).admitted
     again = Running(engine, running.request, running.tokens)
-    assert again.load_back()
+    again.load_back()
     engine.wait()
     again.prefill()
     again.decode(4)

@@ -210,6 +210,21 @@ class Budget:
                 books.give_private(slots)
         request.accounts, request.host_accounts, request.private = [], [], []
 
+    def next_chunk(self, request: Request, limit: int | None) -> int:
+        """Prefill tokens the next step may compute: up to a checkpoint, whole pages, what fits."""
+        page_size = self.tree.page_size
+        left = request.prompt - request.computed
+        tokens = min(left, limit if limit is not None else request.chunk)
+        for page in request.checkpoints:
+            boundary = page * page_size
+            if request.computed < boundary < request.computed + tokens:
+                tokens = boundary - request.computed
+                break
+        if tokens < left and (request.computed + tokens) % page_size:
+            aligned = (request.computed + tokens) // page_size * page_size - request.computed
+            tokens = aligned if aligned > 0 else tokens
+        return self.fitting_chunk(request, tokens)
+
     def fitting_chunk(self, request: Request, tokens: int) -> int:
         """`tokens`, or the largest page-aligned part that the pools can give; 0 if none (A5).
 

@@ -1,0 +1,55 @@
+"""Load-backs: what HOST must deliver before a request can run (R1 to R7)."""
+
+from __future__ import annotations
+
+from kvgraft.errors import TransferError
+from kvgraft.leasing import Leasing
+from kvgraft.request import Request
+from kvgraft.room import Room
+from kvgraft.transfers import Fence, Journal, Transfer
+from kvgraft.tree import operations
+from kvgraft.tree.tree import Tree
+from kvgraft.types import Direction
+
+__all__ = ["Loading"]
+
+
+class Loading:
+    """Starts the transfers of admitted requests, sharing what is on its way already."""
+
+    def __init__(self, tree: Tree, journal: Journal, room: Room, leasing: Leasing) -> None:
+        self.tree = tree
+        self.journal = journal
+        self.room = room
+        self.leasing = leasing
+
+    def start(self, request: Request, fence: Fence | None) -> list[Transfer]:
+        """Reserve what the request's reach lacks on DEVICE and start copying it.
+
+        Room is made per pool, for its own shortfall (R3); all slots are reserved or none (R4).
+
+        Raises:
+            TransferError: no room, because copies that hold it do not end.
+        """
+        tracks = self.tree.tracks
+        request.waits = [
+            self.journal.find(operation)
+            for operation in operations.waits_for(request.receipt, tracks)
+        ]
+        self.leasing.shared_loads += len(request.waits)
+        plan = operations.load_plan(request.receipt, tracks)
+        if any(plan):
+            for track, nodes in zip(tracks, plan):
+                if nodes:
+                    self.room.on_device(track, sum(track.n_slots(node) for node in nodes))
+            operation = operations.begin_load_back(self.tree, request.receipt)
+            if operation is None:
+                raise TransferError(
+                    "load-back of an admitted request found no room: copies to HOST do not end; "
+                    "abort the request, see transfer_timeout_s"
+                )
+            request.waits.append(self.journal.submit(operation, Direction.LOAD_BACK, fence))
+        for account in request.accounts:
+            account.loaded()
+        request.load_started = True
+        return request.waits
