@@ -324,7 +324,11 @@ class Driver:
         live.prompt = max(live.prompt, len(live.tuple))
         live.reserve = max(live.reserve, live.request.total - live.prompt, 0)
         before = self.seen
-        found, pressure = self._touching(live, (live.prompt - 1) // self.model.page_size)
+        limit = (live.prompt - 1) // self.model.page_size
+        if live.request.load_failed:
+            # What HOST did not deliver is not asked for again (R5).
+            limit = min(limit, live.request.device_tokens // self.model.page_size)
+        found, pressure = self._touching(live, limit)
         # Its own pins and pages go first.
         live.anchor = live.computed = 0
         live.started = False
