@@ -94,7 +94,10 @@ def test_a_component_alone_with_the_core_is_found_replays_and_is_removed_cleanly
 
 def test_the_core_alone_says_that_no_component_is_installed(environment: Environments) -> None:
     core = environment("kvgraft")
-    assert "no component is installed; install a component package" in core.kvgraft("components").stdout
+    assert (
+        "no component is installed; install a component package"
+        in core.kvgraft("components").stdout
+    )
     refused = core.kvgraft("replay", "--synthetic", "chat")
     assert refused.returncode == 2
     assert refused.stderr.startswith("kvgraft: ")
