@@ -16,7 +16,9 @@ from kvgraft import (
     ComponentMatch,
     ContractViolation,
     Demand,
+    Direction,
     Everything,
+    PluginError,
     PluginHookError,
     Reach,
     Span,
@@ -189,15 +191,28 @@ def test_a_load_back_that_fails_keeps_its_promise_and_can_be_tried_again() -> No
     scene.assert_nothing_is_held()
 
 
-@pytest.mark.parametrize("hook", ["acquire_component_lock", "build_hicache_transfers"])
 @pytest.mark.parametrize("ending", ["checkpoint", "finish"])
-def test_a_request_that_cannot_share_what_it_computed_can_still_be_dropped(
-    hook: str, ending: str
+def test_a_request_that_cannot_share_what_it_computed_can_still_be_dropped(ending: str) -> None:
+    scene = Scene(host_tokens=64)
+    scene.cached(PROMPT[:8])
+    request = scene.computed([*PROMPT[:8], *range(100, 116)])
+    fails(scene, "acquire_component_lock", lambda: getattr(scene.cache, ending)(request))
+    scene.cache.check_integrity()
+    scene.assert_nothing_is_held()
+
+
+@pytest.mark.parametrize("ending", ["checkpoint", "finish"])
+def test_what_is_computed_is_shared_even_if_its_backup_cannot_be_built(
+    ending: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene = Scene(host_tokens=64)
     scene.cached(PROMPT[:8])
     request = scene.computed([*PROMPT[:8], *range(100, 116)])
-    fails(scene, hook, lambda: getattr(scene.cache, ending)(request))
+    failed = scene.cache.journal.counters[Direction.BACKUP].failed
+    scene.second.failing["build_hicache_transfers"] = 0
+    assert getattr(scene.cache, ending)(request)
+    assert scene.cache.journal.counters[Direction.BACKUP].failed == failed + 1
+    assert "'second': hook build_hicache_transfers raised" in caplog.text
     scene.cache.check_integrity()
     scene.assert_nothing_is_held()
 
@@ -245,11 +260,12 @@ def test_a_transfer_whose_end_cannot_be_told_has_ended_all_the_same(hook: str) -
     scene.assert_nothing_is_held()
 
 
-def test_a_match_whose_backup_cannot_be_built_leaves_no_request_and_no_pin() -> None:
+def test_a_match_whose_backup_cannot_be_built_is_a_match() -> None:
     scene = Scene(host_tokens=64, policy=WritePolicy.WRITE_THROUGH_SELECTIVE)
     scene.cached(PROMPT)
-    fails(scene, "build_hicache_transfers", lambda: scene.cache.begin(TokenKey(LONGER)))
-    assert not scene.cache.requests
+    scene.second.failing["build_hicache_transfers"] = 0
+    assert scene.cache.begin(TokenKey(LONGER)).anchor_tokens == len(PROMPT)
+    assert scene.cache.journal.counters[Direction.BACKUP].failed == 1
     scene.assert_nothing_is_held()
 
 
@@ -333,3 +349,24 @@ def test_evicting_calls_no_hook() -> None:
     assert scene.cache.evict("first", 4, Tier.DEVICE) >= 4
     assert not scene.first.calls
     assert not scene.second.calls
+
+
+@pytest.mark.parametrize("hook", ["finalize_match_result", "budget_contribution"])
+def test_an_answer_of_another_type_names_the_plugin_and_what_to_return(hook: str) -> None:
+    scene = Scene()
+    scene.cached(PROMPT)
+    scene.second.answers[hook] = lambda query: (1, 2)
+    with pytest.raises(PluginError, match=f"'second': {hook} returned .1, 2.; return "):
+        scene.admitted(LONGER)
+    scene.second.answers.clear()
+    scene.cache.check_integrity()
+
+
+@pytest.mark.parametrize("answer", [[3], [(0, 1, 2)]])
+def test_a_lock_that_answers_no_spans_breaks_l3(answer: object) -> None:
+    scene = Scene()
+    scene.second.answers["acquire_component_lock"] = lambda query: answer
+    with pytest.raises(ContractViolation, match=r"returned .*, not a list of Span") as caught:
+        scene.cache.begin(TokenKey(PROMPT))
+    assert caught.value.rule == "L3"
+    scene.assert_nothing_is_held()

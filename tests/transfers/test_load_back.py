@@ -287,10 +287,9 @@ def test_copies_that_cannot_be_built_leave_everything_as_it_was(beside: tuple[st
     package.fails = False
     server.load_back(request)
     server.prefill(request)
-    # the same for a backup at checkpoint and at the end
+    # a backup that cannot be built is one that failed; the checkpoint stands
     package.fails = True
-    with pytest.raises(PluginHookError):
-        cache.checkpoint(request)
+    assert cache.checkpoint(request)
     cache.check_integrity()
     cache.abort(request)
     cache.drain()

@@ -32,7 +32,7 @@ from kvgraft.loading import Loading
 from kvgraft.mirroring import Mirroring
 from kvgraft.private import PrivateSlots
 from kvgraft.registry import Plugin
-from kvgraft.request import Request, Stage
+from kvgraft.request import Limited, Request, Stage
 from kvgraft.room import Room
 from kvgraft.sharing import Sharing
 from kvgraft.tables import device_table, host_table
@@ -81,6 +81,7 @@ class Cache:
         self.slots = PrivateSlots(self.tree, self.mounted, self.room)
         self.sharing = Sharing(self.tree, self.slots, self.leasing, self.mirroring, self.journal)
         self._loosens = len(self.tree.everything) < len(self.tree.tracks)
+        self.closed = False
         self.checkpoints = 0
         self.declined_checkpoints = 0
 
@@ -110,6 +111,7 @@ class Cache:
 
         Raises:
             ConfigError: an empty key, a negative reservation or a chunk below one token.
+            LeaseError: the cache is closed.
         """
         prompt = key.n_tokens
         if prompt < 1 or reserve < 0 or (chunk is not None and chunk < 1):
@@ -117,6 +119,8 @@ class Cache:
                 f"request of {prompt} tokens, reserve {reserve}, chunk {chunk}; "
                 "give at least 1 token, reserve >= 0 and chunk >= 1"
             )
+        if self.closed:
+            raise LeaseError("the cache is closed; open another")
         request = Request(key, prompt, prompt + reserve, chunk if chunk is not None else prompt)
         self.tree.hold(key.namespace)
         try:
@@ -134,7 +138,7 @@ class Cache:
         and begin it again later.
         """
         self._expect(request, Stage.LEASED)
-        if request.limited == Leasing.CROWDED:
+        if request.limited is Limited.CROWDED:
             self.leasing.renew(request, self._limit(request))
         decision = self.budget.decide(request)
         if decision.outcome is Outcome.NEVER_FITS and request.anchor_tokens:
@@ -180,7 +184,8 @@ class Cache:
         """Prefill tokens the next step may compute; 0 defers it, unchanged (A5, A6).
 
         Ends at boundaries where a state is captured, and on a page boundary unless it ends the
-        prompt. Larger than the admitted chunk only if every pool has the headroom (A12).
+        prompt. Larger than the admitted chunk only if every pool has the headroom (A12). Nothing
+        is set aside for it: `allocate` before asking for another request's.
         """
         self._expect(request, Stage.ADMITTED)
         if limit is not None and limit < 0:
@@ -300,11 +305,11 @@ class Cache:
 
         -1 where it holds none, such as behind a window.
         """
-        return device_table(request, self.tree.by_name[component])
+        return device_table(request, self.tree.track(component))
 
     def host_table(self, request: Request, component: str) -> npt.NDArray[np.int32]:
         """The request's HOST slots of a component at home there, int32 `[n_pages]`."""
-        return host_table(request, self.tree.by_name[component])
+        return host_table(request, self.tree.track(component))
 
     def private_slots(self, request: Request, component: str) -> tuple[bytes, ...]:
         """Slots of a component's private pools, in their order: the request's until it ends (H8).
@@ -315,11 +320,12 @@ class Cache:
             LeaseError: the request is not admitted, or has ended.
         """
         self._expect(request, Stage.ADMITTED)
-        return request.private[self.tree.by_name[component].index]
+        return request.private[self.tree.track(component).index]
 
     def state_slot(self, request: Request, component: str) -> int:
         """The slot of a state component that the model writes for this request."""
-        states = request.states[self.tree.by_name[component].index]
+        self._expect(request, Stage.ADMITTED)
+        states = request.states[self.tree.track(component).index]
         if states is None or states.live is None:
             raise LeaseError(f"component {component!r}: no state yet; allocate first")
         return int.from_bytes(states.live, "little")
@@ -339,19 +345,12 @@ class Cache:
         return self.journal.poll()
 
     def drain(self) -> bool:
-        """Wait for transfers in flight, each at most the configured time; whether all ended."""
+        """Wait for transfers in flight, at most the configured time; whether all ended."""
         return self.journal.drain(self.config.transfer_timeout_s)
 
     def evict(self, component: str, n_slots: int, tier: Tier = Tier.DEVICE) -> int:
         """Free at least `n_slots` more slots of one pool; returns how many it freed (E6)."""
-        track = self.tree.by_name[component]
-        ledger = track.device if tier is Tier.DEVICE else track.host
-        if ledger is None:
-            return 0
-        before = ledger.free
-        room = self.room.on_device if tier is Tier.DEVICE else self.room.on_host
-        room(track, before + n_slots)
-        return ledger.free - before
+        return self.room.make_free(self.tree.track(component), n_slots, tier)
 
     def check_integrity(self) -> None:
         """Recompute every book from the tree, the pools and the requests; O(cache).
@@ -364,7 +363,8 @@ class Cache:
         self.budget.check(self.requests.values())
 
     def close(self) -> None:
-        """Finish transfers in flight and stop the engine."""
+        """Finish transfers in flight and stop the engine; requests are begun no more."""
+        self.closed = True
         self.drain()
         self.journal.engine.close()
 

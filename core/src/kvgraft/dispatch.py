@@ -13,11 +13,17 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from kvgraft.contract import COPY_ON_WRITE, HOST_MIRROR
-from kvgraft.errors import ConfigError, KvgraftError, PluginError, PluginHookError
+from kvgraft.errors import (
+    ConfigError,
+    ContractViolation,
+    KvgraftError,
+    PluginError,
+    PluginHookError,
+)
 from kvgraft.pools import BuildContext, Component
 from kvgraft.registry import Plugin
 from kvgraft.tree.track import ComponentShape
-from kvgraft.types import Kind, Tier
+from kvgraft.types import ComponentMatch, Demand, Kind, Tier
 
 __all__ = ["Hook", "Mounted", "mount", "parse_options"]
 
@@ -76,18 +82,28 @@ def parse_options(plugin: Plugin, options: dict[str, Any]) -> BaseModel:
         ) from error
 
 
+RESULTS: dict[str, type] = {"finalize_match_result": ComponentMatch, "budget_contribution": Demand}
+"""What hooks return if not None, where the core reads fields of it."""
+
+
 def _bind(plugin: Plugin, component: Component, hook: str) -> Hook | None:
     function = getattr(plugin.implementation, hook, None)
     if function is None:
         return None
+    result = RESULTS.get(hook, object)
 
     def call(query: Any) -> Any:
         try:
-            return function(component, query)
-        except KvgraftError:
+            answer = function(component, query)
+        except ContractViolation:
             raise
         except Exception as error:
             raise PluginHookError(plugin.name, hook, error) from error
+        if answer is not None and not isinstance(answer, result):
+            raise PluginError(
+                plugin.name, f"{hook} returned {answer!r}; return {result.__name__} or None"
+            )
+        return answer
 
     return call
 
@@ -151,6 +167,11 @@ def _check_component(plugin: Plugin, component: object) -> None:
     if component.private and not hasattr(plugin.implementation, "budget_contribution"):
         raise PluginError(
             plugin.name, "has private pools but no budget_contribution says what a request takes"
+        )
+    pools = [pool.name for pool in component.private]
+    if len({*pools, "device", "host"}) < len(pools) + 2:
+        raise PluginError(
+            plugin.name, f"private pools {pools}: names differ, and none is 'device' or 'host'"
         )
     if declaration.home is Tier.HOST and declaration.kind is Kind.STATE:
         raise PluginError(plugin.name, "a state component is at home on DEVICE; HOST is for pages")

@@ -10,7 +10,7 @@ from kvgraft.config import LoadModel
 from kvgraft.dispatch import Mounted
 from kvgraft.errors import ContractViolation
 from kvgraft.mirroring import Mirroring
-from kvgraft.request import Request
+from kvgraft.request import Limited, Request
 from kvgraft.tree import matching, operations, pinning
 from kvgraft.tree.matching import Match
 from kvgraft.tree.node import Node
@@ -42,10 +42,6 @@ class Leasing:
         shared_loads: load-backs a request waited for that another had started (R6).
         skipped_loads: prefixes computed again because that is estimated to be faster (R8).
     """
-
-    CROWDED = "pinning it would take slots promised to admitted requests (A12)"
-    RECOMPUTE = "computing it again is estimated faster than loading it (R8)"
-    NO_COPY = "a component cannot copy its state for a request that writes to it (M8)"
 
     def __init__(
         self,
@@ -80,7 +76,7 @@ class Leasing:
         found = matching.match(tree, request.key, limit)
         limited = None
         if self._cannot_copy and found.anchor:
-            limited = self.NO_COPY
+            limited = Limited.NO_COPY
             found = self._shorten(found, 0)
         checkpoints: set[int] = set()
         if self._finalizers:
@@ -88,7 +84,7 @@ class Leasing:
         host_from = None
         if found.device_anchor != found.anchor:
             if self._recompute(found):
-                limited = self.RECOMPUTE
+                limited = Limited.RECOMPUTE
                 self.skipped_loads += 1
                 found = self._shorten(found, found.device_anchor)
             else:
@@ -96,7 +92,7 @@ class Leasing:
         anchor = matching.anchor_node(tree, found)
         receipt = self._acquire(anchor, 0 if self._pins_host else host_from)
         if receipt is None:
-            limited = self.CROWDED
+            limited = Limited.CROWDED
             found = self._shorten(found, 0)
             anchor, host_from = found.root, None
             receipt = pinning.acquire(tree, anchor, touch=False)
@@ -249,7 +245,10 @@ class Leasing:
             segments = segments or [None] * len(self.tree.tracks)
             for index, segment in locks.segments.items():
                 limit = segments[index]
-                segments[index] = segment if limit is None else common_pages(segment, limit)
+                if limit is None:
+                    segments[index] = segment
+                elif not self.tree.tracks[index].is_state:
+                    segments[index] = common_pages(segment, limit)
         receipt = pinning.acquire(
             self.tree, anchor, host_from=host_from, enforce=enforce, segments=segments
         )
@@ -276,9 +275,14 @@ def _merged(track: Track, boundary: int, answer: Sequence[Span]) -> tuple[Span, 
     """The spans a hook named, in order, disjoint and not empty (a state's point is kept).
 
     Raises:
-        ContractViolation: a span outside `[0, boundary]` (L3).
+        ContractViolation: no spans, or one outside `[0, boundary]` (L3).
     """
-    spans = sorted(Span(*span) for span in answer)
+    try:
+        spans = sorted(Span(*span) for span in answer)
+    except TypeError:
+        raise ContractViolation(
+            "L3", track.name, f"acquire_component_lock returned {answer!r}, not a list of Span"
+        ) from None
     merged: list[Span] = []
     for span in spans:
         if not 0 <= span.start <= span.end <= boundary:
@@ -305,8 +309,10 @@ def _check_segment(tree: Tree, track: Track, boundary: int, segment: tuple[Span,
             raise ContractViolation(
                 "L3", track.name, f"acquire_component_lock pins {segment} where {need} is needed"
             )
-    for index in track.wider:
-        outer = default_segment(tree.tracks[index], boundary)
+    for other in tree.tracks[: track.index]:
+        if track.index not in other.narrower:
+            continue
+        outer = default_segment(other, boundary)
         for span in segment:
             if not covered(span, outer):
                 raise ContractViolation(

@@ -6,7 +6,7 @@ tree operation calls into a component per node.
 
     Everything()          [0, b)                      full attention
     Trailing(n)           [b - n, b)                  sliding window
-    Leading(n)            [0, n)                      attention sinks
+    Leading(n)            [0, n)                      attention sinks, beside one of the others
     Chunk(n)              [floor((b-1)/n)*n, b)       chunked-local attention
     StateAt()             the state exactly at b      SSM and other recurrent states
 """
@@ -106,7 +106,9 @@ class Reach:
         terms: at least one; `StateAt` only alone (a state component holds nothing else).
 
     Raises:
-        ConfigError: no term, a size below one token, or `StateAt` beside other terms.
+        ConfigError: no term, a size below one token, `StateAt` beside other terms, or nothing but
+            `Leading`: the token before a boundary must count, or data behind the first tokens
+            would be accepted that nobody ever computed.
     """
 
     terms: tuple[Term, ...]
@@ -121,6 +123,10 @@ class Reach:
                 raise ConfigError(f"reach: {type(term).__name__}({tokens}) needs at least 1 token")
         if self.is_state and len(terms) > 1:
             raise ConfigError("reach: StateAt() stands alone; make the rest a second component")
+        if all(isinstance(term, Leading) for term in terms):
+            raise ConfigError(
+                f"reach: {self} does not end at the boundary; add a term that does: Trailing(n)"
+            )
 
     @property
     def is_state(self) -> bool:
@@ -187,7 +193,7 @@ class PageReach:
         if len(reach.terms) == 1 and isinstance(reach.terms[0], Trailing):
             self.window_pages = -(-reach.terms[0].tokens // page_size)
         self.widest_pages = sum(
-            -(-term.tokens // page_size) + isinstance(term, Chunk)
+            -(-term.tokens // page_size) + (isinstance(term, Chunk) and term.tokens % page_size > 0)
             for term in reach.terms
             if not isinstance(term, (Everything, StateAt))
         )

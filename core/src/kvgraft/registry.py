@@ -102,6 +102,8 @@ def _check_hooks(name: str, implementation: object, implemented: set[str]) -> No
             raise PluginError(name, f"{hook} is not marked with @hookimpl, so it would never run")
         if hook not in implemented:
             continue
+        if function is None:
+            raise PluginError(name, f"{hook} is implemented under another name; call it {hook}")
         given = tuple(inspect.signature(function).parameters)  # type: ignore[arg-type]
         if given != arguments:
             raise PluginError(

@@ -11,7 +11,7 @@ from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.pinning import Receipt
 from kvgraft.types import Demand
 
-__all__ = ["Request", "Stage", "StateSlots"]
+__all__ = ["Limited", "Request", "Stage", "StateSlots"]
 
 
 class Stage(enum.Enum):
@@ -23,6 +23,14 @@ class Stage(enum.Enum):
     """Its slots are promised; it may load back, allocate and run."""
     CLOSED = "closed"
     """Finished, aborted or retracted; it owns nothing."""
+
+
+class Limited(str, enum.Enum):
+    """Why a lease is shorter than what the tree holds."""
+
+    CROWDED = "pinning it would take slots promised to admitted requests (A12)"
+    RECOMPUTE = "computing it again is estimated faster than loading it (R8)"
+    NO_COPY = "a component cannot copy its state for a request that writes to it (M8)"
 
 
 class StateSlots:
@@ -117,7 +125,7 @@ class Request:
         self.demands: list[Demand] = []
         self.checkpoints: list[int] = []
         self.stage = Stage.LEASED
-        self.limited: str | None = None
+        self.limited: Limited | None = None
         self.receipt: Receipt
         self.waits: list[Transfer] = []
         self.runs: list[list[Run]] = []

@@ -10,7 +10,7 @@ from kvgraft.tree import eviction, operations
 from kvgraft.tree.eviction import Victim
 from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
-from kvgraft.types import Direction
+from kvgraft.types import Direction, Tier
 
 __all__ = ["Room"]
 
@@ -22,7 +22,7 @@ class Room:
         tree: decides on victims.
         journal: copies them out first under write-back.
         policy: the write policy.
-        timeout_s: longest wait for a victim's copy; then it is dropped instead (E4).
+        timeout_s: longest wait for the victims' copies; then others are dropped instead (E4).
     """
 
     def __init__(self, tree: Tree, journal: Journal, policy: WritePolicy, timeout_s: float) -> None:
@@ -46,6 +46,16 @@ class Room:
             eviction.evict_device(self.tree, track, shortfall)
         return track.device.free >= n_slots
 
+    def make_free(self, track: Track, n_slots: int, tier: Tier) -> int:
+        """Evict until `n_slots` more slots are free; returns how many were freed (E6)."""
+        ledger = track.device if tier is Tier.DEVICE else track.host
+        if ledger is None:
+            return 0
+        before = ledger.free
+        make_room = self.on_device if tier is Tier.DEVICE else self.on_host
+        make_room(track, before + n_slots)
+        return ledger.free - before
+
     def on_host(self, track: Track, n_slots: int) -> bool:
         """Free HOST slots of one component until `n_slots` are free; whether they are."""
         assert track.host is not None
@@ -57,8 +67,8 @@ class Room:
     def _demote(self, track: Track, n_slots: int) -> None:
         """Evict with a backup first; what HOST cannot take is dropped, so that room is made.
 
-        Waits for the copies, each a bounded time; what is still missing then is taken from other
-        victims, unbacked, because a slow or failed backup never blocks device progress (E4).
+        Waits for the copies, at most `timeout_s` in all; what is still missing then is taken from
+        other victims, unbacked: a slow or failed backup never blocks device progress (E4).
         """
         leaving: list[Transfer] = []
         on_their_way = 0
@@ -79,8 +89,7 @@ class Room:
                     self.failed_demotions += 1  # the journal freed the victim's slots already
             elif _still_there(victim):
                 eviction.evict_victim(self.tree, victim)
-        for transfer in leaving:
-            self.journal.settle(transfer, self.timeout_s)
+        self.journal.settle(leaving, self.timeout_s)
         if track.device.free < n_slots:
             eviction.evict_device(self.tree, track, n_slots - track.device.free)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -104,6 +105,7 @@ class Journal:
             ticket = self.engine.submit(copies, fence)
         except BaseException:
             operations.abort(self.tree, operation)
+            counters.failed += 1
             raise
         for mounted, query in queries:
             counters.slots[mounted.name] += len(query.device_slots) // SLOT_BYTES
@@ -122,18 +124,19 @@ class Journal:
         return ended
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait for everything in flight, at most `timeout_s` seconds per transfer; all ended?"""
-        for queue in self._queues.values():
-            while queue and queue[0].ticket.wait(timeout_s):
-                self._end(queue.popleft())
-        return not any(self._queues.values())
+        """Wait for everything in flight, at most `timeout_s` seconds in all; whether it ended."""
+        return self.settle([each for queue in self._queues.values() for each in queue], timeout_s)
 
-    def settle(self, transfer: Transfer, timeout_s: float) -> bool:
-        """Wait for one transfer and those before it; whether it ended in time."""
-        queue = self._queues[transfer.direction]
-        while not transfer.ended and queue and queue[0].ticket.wait(timeout_s):
-            self._end(queue.popleft())
-        return transfer.ended
+    def settle(self, transfers: Sequence[Transfer], timeout_s: float) -> bool:
+        """Wait for some transfers and those before them, at most `timeout_s` seconds in all."""
+        deadline = time.monotonic() + timeout_s
+        for transfer in transfers:
+            queue = self._queues[transfer.direction]
+            while not transfer.ended and queue:
+                if not queue[0].ticket.wait(max(0.0, deadline - time.monotonic())):
+                    break
+                self._end(queue.popleft())
+        return all(transfer.ended for transfer in transfers)
 
     @property
     def n_in_flight(self) -> int:

@@ -81,6 +81,13 @@ class TokenKey:
                 "use the model's own vocabulary"
             ) from error
 
+    def __copy__(self) -> TokenKey:
+        """An independent key with the same tokens, for a conversation that forks."""
+        fork = TokenKey(namespace=self.namespace)
+        fork.data += self.data
+        fork.trail = self.trail
+        return fork
+
     def truncate(self, n_tokens: int) -> None:
         """Drop tokens behind the first `n_tokens`."""
         del self.data[n_tokens * TOKEN_BYTES :]

@@ -76,6 +76,18 @@ class Tree:
         self.n_nodes = 0
         self._next_ident = 0
 
+    def track(self, component: str) -> Track:
+        """The books of a component.
+
+        Raises:
+            ConfigError: this cache has no such component.
+        """
+        track = self.by_name.get(component)
+        if track is None:
+            names = ", ".join(self.by_name)
+            raise ConfigError(f"component {component!r} is not in this cache; it has: {names}")
+        return track
+
     # -- nodes
 
     def new_node(self, key: bytes, parent: Node | None, start: int, end: int) -> Node:
