@@ -305,9 +305,18 @@ def _check_tier(
             for name in tier.holders(tier.before, view)
             if name not in losers and tier.remade(name, view)
         ]
+        passed = [
+            name
+            for name in tier.parts
+            if tier.tier == "host"
+            and name not in losers
+            and tier.cells_of(view, name)[-1] in other.lost[name]
+            and tier.cells_of(view, name)[-1] not in tier.after.held[name].host
+        ]
+        # What came to HOST when it left DEVICE may have been evicted there in the same operation.
         starters = [
             name
-            for name in losers + returned
+            for name in losers + returned + passed
             if name in short
             and _cascade_fits(tier, view, name, losers, live)
             and _least_recent(tier, view, name, kept[name], pressure, recency)
@@ -333,7 +342,7 @@ def _check_tier(
             assert not left or pinned, (
                 f"E3: {losers} left {tier.tier} at the leaf {view.pages[-1]}, {left} did not"
             )
-        if len(starters) == 1 and len(losers) == 1 and not reasons:
+        if len(losers) == 1 and starters == losers and not reasons:
             name = starters[0]
             parts = tier.parts[name]
             n_cells = 1 if parts.is_state else len(view.pages) * parts.slots_per_page
