@@ -87,16 +87,17 @@ def miscounted_live_data(tree: Tree, nodes: list[Node]) -> None:
 def victim_that_is_no_candidate(tree: Tree, nodes: list[Node]) -> None:
     track = tree.by_name["full"]
     nodes[-1].cells[track.index].queued &= ~ON_DEVICE
-    track.device_heap = [entry for entry in track.device_heap if entry[1] is not nodes[-1]]
+    track.device_queue.keep(lambda node: node is not nodes[-1])
 
 
 def candidate_entered_twice(tree: Tree, nodes: list[Node]) -> None:
-    tree.by_name["full"].device_heap.append(tree.by_name["full"].device_heap[0])
+    queue = tree.by_name["full"].device_queue
+    queue.push(*next(iter(queue)))
 
 
 def flag_without_an_entry(tree: Tree, nodes: list[Node]) -> None:
     track = tree.by_name["full"]
-    track.device_heap = [entry for entry in track.device_heap if entry[1] is not nodes[-1]]
+    track.device_queue.keep(lambda node: node is not nodes[-1])
 
 
 def entry_ahead_of_its_stamp(tree: Tree, nodes: list[Node]) -> None:

@@ -2,16 +2,15 @@
 
 A pool asks for slots; the least recently used victim of that component goes first. Inside the tree
 it takes narrower components along and leaves wider ones; at a leaf everything goes. Candidates wait
-in a heap per component and tier, so one eviction costs O(log candidates), whatever the tree's size.
+in a queue per component and tier, see `kvgraft.tree.recency`.
 """
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
 from typing import NamedTuple
 
 from kvgraft.slots import SLOT_BYTES
-from kvgraft.tree.node import ON_DEVICE, ON_HOST, Node
+from kvgraft.tree.node import Node
 from kvgraft.tree.track import Cause, Track
 from kvgraft.tree.tree import Tree
 
@@ -35,18 +34,11 @@ class Victim(NamedTuple):
 
 
 def next_device_victim(tree: Tree, track: Track) -> Victim | None:
-    """Take the component's least recently used candidate off its heap; None if there is none."""
-    heap = track.device_heap
+    """Take the component's least recently used candidate off its queue; None if there is none."""
     index = track.index
-    while heap:
-        stamp, node = heappop(heap)
+    while (node := track.take_device()) is not None:
         cell = node.cells[index]
-        cell.queued &= ~ON_DEVICE
-        if cell.device is None or cell.device_pins or node.parent is None:
-            continue
-        if cell.stamp != stamp:
-            cell.queued |= ON_DEVICE
-            heappush(heap, (cell.stamp, node))
+        if cell.device is None or cell.device_pins:
             continue
         held = []
         pinned = False
@@ -128,18 +120,12 @@ def evict_host(tree: Tree, track: Track, n_slots: int) -> int:
     assert ledger is not None
     before = ledger.free
     target = before + n_slots
-    while ledger.free < target and track.host_heap:
-        heap = track.host_heap
-        stamp, node = heappop(heap)
-        cell = node.cells[track.index]
-        cell.queued &= ~ON_HOST
-        if node.parent is None or not tree.is_host_candidate(node, track):
-            continue
-        if cell.stamp != stamp:
-            cell.queued |= ON_HOST
-            heappush(heap, (cell.stamp, node))
-            continue
-        _evict_host_node(tree, node, track)
+    while ledger.free < target:
+        node = track.take_host()
+        if node is None:
+            break
+        if tree.is_host_candidate(node, track):
+            _evict_host_node(tree, node, track)
     return ledger.free - before
 
 

@@ -148,17 +148,17 @@ def _check_pins(tree: Tree, node: Node) -> None:
 
 
 def _check_candidates(tree: Tree, track: Track, nodes: list[Node]) -> None:
-    for heap, flag, is_candidate in (
-        (track.device_heap, ON_DEVICE, tree.is_device_candidate),
-        (track.host_heap, ON_HOST, tree.is_host_candidate),
+    for queue, flag, is_candidate in (
+        (track.device_queue, ON_DEVICE, tree.is_device_candidate),
+        (track.host_queue, ON_HOST, tree.is_host_candidate),
     ):
-        entries = {id(node): stamp for stamp, node in heap}
-        if len(entries) != len(heap):
+        entries = {id(node): stamp for stamp, node in queue}
+        if len(entries) != len(queue):
             raise IntegrityError("T7", track.name, "a candidate is entered twice")
         for node in nodes:
             cell = node.cells[track.index]
             if bool(cell.queued & flag) != (id(node) in entries):
-                raise IntegrityError("T7", track.name, f"{node!r}: queued flag and heap disagree")
+                raise IntegrityError("T7", track.name, f"{node!r}: queued flag and queue disagree")
             if is_candidate(node, track) and id(node) not in entries:
                 raise IntegrityError("T7", track.name, f"{node!r} is a victim but no candidate")
             if entries.get(id(node), 0) > cell.stamp:

@@ -28,7 +28,7 @@ class Cell:
             `host` is None, else DEVICE.
         device_pins, host_pins: receipts holding this cell per tier, data or not.
         stamp: recency, from the tree's counter; larger is later.
-        queued: tiers (`ON_DEVICE | ON_HOST`) in whose candidate heap the cell has its entry.
+        queued: tiers (`ON_DEVICE | ON_HOST`) in whose queue of candidates the cell has its entry.
     """
 
     __slots__ = ("device", "device_pins", "host", "host_pins", "incoming", "queued", "stamp")

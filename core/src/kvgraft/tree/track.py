@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import heapify, heappush
 from typing import Literal, NamedTuple
 
 from kvgraft.errors import ConfigError
 from kvgraft.reach import PageReach, Reach
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import ON_DEVICE, ON_HOST, Node
+from kvgraft.tree.recency import RecencyQueue
 from kvgraft.types import Kind, Tier
 
 __all__ = ["Cause", "ComponentShape", "Track", "ordered"]
@@ -94,25 +94,28 @@ class Track:
             loses its use on a node where this component's data is gone (E3).
         wider: indexes of components whose reach contains this one's and is not contained in it.
         device_evictions, host_evictions: slots that left a tier so far, by cause.
-        device_heap, host_heap: eviction candidates as `(stamp, node)`. An entry's stamp may lag
-            behind the cell's; whoever pops it looks again (exact least-recently-used order, since
-            stamps only grow). One entry per cell and tier at most, see `Cell.queued`.
+        device_queue, host_queue: eviction candidates. An entry's stamp may lag behind the cell's;
+            whoever pops it looks again (exact least-recently-used order, since stamps only grow).
+            One entry per cell and tier at most, see `Cell.queued`.
+        queued: entries in both.
+        stale: how many of them are of nodes that left the tree.
     """
 
     __slots__ = (
         "can_copy",
         "device",
         "device_evictions",
-        "device_heap",
+        "device_queue",
         "home_is_host",
         "host",
         "host_evictions",
-        "host_heap",
+        "host_queue",
         "index",
         "is_everything",
         "is_state",
         "name",
         "narrower",
+        "queued",
         "reach",
         "reach_pages",
         "slots_per_page",
@@ -147,8 +150,9 @@ class Track:
         self.host = host
         self.narrower: tuple[int, ...] = (index,)
         self.wider: tuple[int, ...] = ()
-        self.device_heap: list[tuple[int, Node]] = []
-        self.host_heap: list[tuple[int, Node]] = []
+        self.device_queue = RecencyQueue()
+        self.host_queue = RecencyQueue()
+        self.queued = 0
         self.stale = 0
         self.device_evictions: dict[Cause, int] = dict.fromkeys(CAUSES, 0)
         self.host_evictions: dict[Cause, int] = dict.fromkeys(CAUSES, 0)
@@ -158,27 +162,50 @@ class Track:
         return 1 if self.is_state else (node.end - node.start) * self.slots_per_page
 
     def queue_device(self, node: Node) -> None:
-        """Enter a DEVICE eviction candidate; O(log n), nothing if it is entered already."""
+        """Enter a DEVICE eviction candidate; nothing happens if it is entered already."""
         cell = node.cells[self.index]
         if not cell.queued & ON_DEVICE:
             cell.queued |= ON_DEVICE
-            heappush(self.device_heap, (cell.stamp, node))
+            self.queued += 1
+            self.device_queue.push(cell.stamp, node)
 
     def queue_host(self, node: Node) -> None:
-        """Enter a HOST eviction candidate; O(log n), nothing if it is entered already."""
+        """Enter a HOST eviction candidate; nothing happens if it is entered already."""
         cell = node.cells[self.index]
         if not cell.queued & ON_HOST:
             cell.queued |= ON_HOST
-            heappush(self.host_heap, (cell.stamp, node))
+            self.queued += 1
+            self.host_queue.push(cell.stamp, node)
+
+    def take_device(self) -> Node | None:
+        """The least recently used DEVICE entry, taken off the queue; None if there is none."""
+        return self._take(self.device_queue, ON_DEVICE)
+
+    def take_host(self) -> Node | None:
+        """The least recently used HOST entry, taken off the queue; None if there is none."""
+        return self._take(self.host_queue, ON_HOST)
+
+    def _take(self, queue: RecencyQueue, tier: int) -> Node | None:
+        """The oldest entry that is of a node in the tree and whose stamp is the cell's."""
+        while (entry := queue.pop()) is not None:
+            stamp, node = entry
+            cell = node.cells[self.index]
+            if node.parent is not None and cell.stamp != stamp:
+                queue.push(cell.stamp, node)
+                continue
+            cell.queued &= ~tier
+            self.queued -= 1
+            if node.parent is not None:
+                return node
+            self.stale -= not cell.queued
+        return None
 
     def forget(self, node: Node) -> None:
-        """`node` left the tree: drop its entries, in bulk once they are half of a heap."""
-        queued = node.cells[self.index].queued
-        if queued:
+        """`node` left the tree: drop its entries, in bulk once they are half of all."""
+        if node.cells[self.index].queued:
             self.stale += 1
-            if self.stale * 2 > len(self.device_heap) + len(self.host_heap) + 64:
-                self.device_heap = [entry for entry in self.device_heap if entry[1].parent]
-                self.host_heap = [entry for entry in self.host_heap if entry[1].parent]
-                heapify(self.device_heap)
-                heapify(self.host_heap)
+            if self.stale * 2 > self.queued + 64:
+                self.device_queue.keep(lambda each: each.parent)
+                self.host_queue.keep(lambda each: each.parent)
+                self.queued = len(self.device_queue) + len(self.host_queue)
                 self.stale = 0
