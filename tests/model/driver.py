@@ -491,7 +491,13 @@ class Driver:
                 for part, held in self.seen.held.items():
                     self.recency.adopted(part, held.device.keys() - before.held[part].device.keys())
                 position = live.computed // self.model.page_size
-                self.recency.resumed((live.namespace, live.tuple), boundary, self.seen, position)
+                self.recency.resumed(
+                    (live.namespace, live.tuple),
+                    boundary,
+                    self.seen,
+                    position,
+                    since=live.anchor if name == "finish" else 0,
+                )
 
         write_through = self.sizes.policy is WritePolicy.WRITE_THROUGH
         pressure = Pressure(

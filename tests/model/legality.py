@@ -58,10 +58,18 @@ class Recency:
             for page in pages:
                 self._note(name, tier, page)
 
-    def resumed(self, sequence: Prefix, boundary: int, after: Snapshot, position: int = 0) -> None:
+    def resumed(
+        self,
+        sequence: Prefix,
+        boundary: int,
+        after: Snapshot,
+        position: int = 0,
+        since: int = 0,
+    ) -> None:
         """A request resumes at a boundary, or continues from there having got to `position`.
 
-        Then it is certain to use only what it reaches from both.
+        Then it is certain to use only what it reaches from both. One that ended there is certain
+        to have used the pages it computed, `since` on.
         """
         self.clock += 1
         for component in self.model.components:
@@ -71,6 +79,7 @@ class Recency:
             if position > boundary and not component.is_everything:
                 ahead = self.model.pages(component, position) if not component.is_state else ()
                 pages = [page for page in pages if self.model.page_of(page) in ahead]
+            pages = [page for page in pages if self.model.page_of(page) >= since]
             held = after.held[name]
             for tier, cells in (("device", held.device), ("host", held.host)):
                 for page in reversed(pages):

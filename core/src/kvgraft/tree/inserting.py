@@ -156,7 +156,8 @@ def _merge(tree: Tree, child: Node, holdings: list[Holding]) -> bool:
 def _adopt(tree: Tree, node: Node, track: Track, holding: Holding) -> bool:
     """Give `node` the holding's slots if its cell is empty, else free them; whether it took any.
 
-    What a wider component's gap on the node would make useless is freed as well (T4).
+    What a wider component's gap on the node would make useless is freed as well (T4). Computing
+    again what is there already is a use of it.
     """
     cells = node.cells
     wanted = cells[track.index].device is None
@@ -167,6 +168,7 @@ def _adopt(tree: Tree, node: Node, track: Track, holding: Holding) -> bool:
         if slots is None:
             return False
         if not wanted:
+            cells[track.index].stamp = tree.clock
             track.device.give_private(slots)
             return False
         track.device.private -= len(slots) // SLOT_BYTES
@@ -180,6 +182,7 @@ def _adopt(tree: Tree, node: Node, track: Track, holding: Holding) -> bool:
         if wanted and (start, end) == (node.start, node.end):
             _take(tree, node, track, part)
             return True
+        cells[track.index].stamp = tree.clock
         track.device.give_private(part.device)
         if part.host is not None and track.host is not None:
             track.host.give_private(part.host)
