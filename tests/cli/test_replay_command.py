@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -294,14 +295,25 @@ def test_requests_that_fit_no_pool_are_rejected_and_the_rest_is_served(tmp_path:
     assert counts["out_of_memory"] == 0
 
 
-def test_ctrl_c_stops_with_130_and_without_a_traceback() -> None:
+def test_ctrl_c_stops_with_130_and_without_a_traceback(tmp_path: Path) -> None:
+    # A process started in the background ignores SIGINT, and so would its children.
+    heed = (
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.SIG_DFL)\n"
+        "os.execv(sys.argv[1], sys.argv[1:])\n"
+    )
+    result = tmp_path / "result.json"
+    replay = [KVGRAFT, "replay", "--synthetic", "agents", "--requests", "20000"]
     process = subprocess.Popen(
-        [KVGRAFT, "replay", "--synthetic", "agents", "--requests", "20000"],
+        [sys.executable, "-c", heed, *replay, "--json", str(result)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    time.sleep(6)
+    deadline = time.monotonic() + 60
+    while not result.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.1)  # the result's path is tried just before the replay begins
+    time.sleep(1)
     assert process.poll() is None, "the replay ended before it could be stopped"
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=30)
