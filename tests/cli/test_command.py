@@ -34,7 +34,7 @@ def test_version_is_that_of_the_package() -> None:
 def test_no_subcommand_and_a_wrong_one_exit_with_2() -> None:
     wrong = run(KVGRAFT, "graft")
     assert wrong.returncode == 2
-    assert "No such command 'graft'" in wrong.stderr
+    assert "no such command 'graft'" in wrong.stderr
     assert run(KVGRAFT).returncode == 2
 
 

@@ -218,7 +218,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "no component named": (("TRACE", "--component", ":window=1"), "names no component"),
     "no device memory": (
         ("TRACE", "--component", "full", "--device-tokens", "0"),
-        "setting device_tokens=0: Input should be greater than 0",
+        "invalid value for '--device-tokens': 0 is not in the range x>=1",
     ),
     "less than a page": (
         ("TRACE", "--component", "full", "--device-tokens", "10"),
@@ -226,11 +226,11 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "page of nothing": (
         ("TRACE", "--component", "full", "--page-size", "0"),
-        "setting page_size=0: Input should be greater than 0",
+        "invalid value for '--page-size': 0 is not in the range x>=1",
     ),
     "negative host": (
         ("TRACE", "--component", "full", "--host-tokens", "-5"),
-        "setting host_tokens=-5",
+        "invalid value for '--host-tokens': -5 is not in the range x>=0",
     ),
     "home without host": (
         ("TRACE", "--component", "hisparse"),

@@ -1,6 +1,30 @@
-"""The contract's version and what a component may be capable of."""
+"""The contract's version, what belongs to it since when, and what a component may be capable of.
+
+A core keeps its own version of the contract and every older one of the same major version. What a
+minor version adds is marked where it stands, so that a component is held to the version it was
+written for:
+
+    @hookspec(firstresult=True)
+    @since("1.1")                   # the hook
+    @since("1.2", "deadline")       # an argument it gained later
+    def weigh_request(component, query, deadline): ...
+
+and what the next major version takes away says so first:
+
+    @hookspec(firstresult=True)
+    @deprecated("1.1", removal="2.0", advice="implement weigh_request", renamed_to="weigh_request")
+    def budget_contribution(component, query): ...
+
+Everything unmarked is there since the major version. `docs/versioning.md` has the rules.
+"""
 
 from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
 from kvgraft.errors import PluginError
 
@@ -11,7 +35,13 @@ __all__ = [
     "ENTRY_POINT_GROUP",
     "HOST_MIRROR",
     "PROJECT",
+    "ApiVersion",
+    "Contract",
+    "Deprecation",
+    "HookSpec",
     "check_api_version",
+    "deprecated",
+    "since",
 ]
 
 PROJECT = "kvgraft"
@@ -26,26 +56,206 @@ an equal or older minor version works."""
 
 HOST_MIRROR = "host_mirror"
 COPY_ON_WRITE = "copy_on_write"
-CAPABILITIES = frozenset({HOST_MIRROR, COPY_ON_WRITE})
-"""What a component may declare it can do (P8)."""
+CAPABILITIES: Mapping[str, str] = {HOST_MIRROR: "1.0", COPY_ON_WRITE: "1.0"}
+"""What a component may declare it can do (P8), and since which version."""
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_SINCE = f"{PROJECT}_since"
+_DEPRECATED = f"{PROJECT}_deprecated"
 
 
-def check_api_version(plugin: str, version: str) -> None:
-    """Refuse a component written for a contract this core does not keep (P3).
+class ApiVersion(NamedTuple):
+    """A version of the contract; versions compare in order.
+
+    Attributes:
+        major: components written for another one are refused.
+        minor: grows with every addition.
+    """
+
+    major: int
+    minor: int
+
+    @classmethod
+    def parse(cls, text: object) -> ApiVersion:
+        """`"1.0"` as a version.
+
+        Raises:
+            ValueError: not MAJOR.MINOR in plain digits.
+        """
+        found = isinstance(text, str) and re.fullmatch(r"(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)", text)
+        if not found:
+            raise ValueError(f"{text!r} is not MAJOR.MINOR")
+        return cls(int(found[1]), int(found[2]))
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}"
+
+
+class Deprecation(NamedTuple):
+    """What becomes of a hook that the next major version takes away.
+
+    Attributes:
+        since: the version that deprecated it.
+        removal: the major version that takes it away.
+        advice: what a component does instead.
+        renamed_to: the hook that takes its place with the same arguments; the core calls a
+            component's old one under the new name.
+    """
+
+    since: ApiVersion
+    removal: ApiVersion
+    advice: str
+    renamed_to: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class HookSpec:
+    """One hook, as a contract knows it.
+
+    Attributes:
+        name: the hook's.
+        since: the version that added it.
+        arguments: their names in order, and the version that added each.
+        deprecation: set where the hook is to go away.
+    """
+
+    name: str
+    since: ApiVersion
+    arguments: Mapping[str, ApiVersion]
+    deprecation: Deprecation | None
+
+    def arguments_for(self, version: ApiVersion) -> tuple[str, ...]:
+        """The arguments that a component written for `version` takes."""
+        return tuple(name for name, added in self.arguments.items() if added <= version)
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """What a core asks of components: a version and the hooks that belong to it.
+
+    Attributes:
+        version: the newest version a component may be written for.
+        specs: the module or class with the marked hook functions, for pluggy.
+        hooks: by name.
+        required: hooks every component implements, as far as its version has them.
+        inverses: hooks that come in pairs: whoever implements the first implements the second.
+        capabilities: what may be declared, and the version that added each.
+    """
+
+    version: ApiVersion
+    specs: Any
+    hooks: Mapping[str, HookSpec]
+    required: tuple[str, ...]
+    inverses: tuple[tuple[str, str], ...]
+    capabilities: Mapping[str, ApiVersion]
+
+    @classmethod
+    def read(
+        cls,
+        specs: Any,
+        version: str = API_VERSION,
+        capabilities: Mapping[str, str] = CAPABILITIES,
+    ) -> Contract:
+        """The contract that a module of hook specs spells out.
+
+        Args:
+            specs: functions marked with `hookspec`, `REQUIRED` and `INVERSES`.
+            version: the version they stand for.
+            capabilities: name to the version that added it.
+
+        Raises:
+            ValueError: a version that is none, or a mark on an argument that does not exist.
+        """
+        newest = ApiVersion.parse(version)
+        return cls(
+            version=newest,
+            specs=specs,
+            hooks={
+                name: _read_hook(name, function, ApiVersion(newest.major, 0))
+                for name, function in vars(specs).items()
+                if inspect.isfunction(function) and hasattr(function, f"{PROJECT}_spec")
+            },
+            required=specs.REQUIRED,
+            inverses=specs.INVERSES,
+            capabilities={name: ApiVersion.parse(text) for name, text in capabilities.items()},
+        )
+
+
+def since(version: str, *arguments: str) -> Callable[[_F], _F]:
+    """Mark a hook spec, or only the arguments named, as added by a version of the contract."""
+    added = ApiVersion.parse(version)
+
+    def mark(function: _F) -> _F:
+        marks = vars(function).setdefault(_SINCE, {})
+        marks.update(dict.fromkeys(arguments or (None,), added))
+        return function
+
+    return mark
+
+
+def deprecated(
+    version: str, *, removal: str, advice: str, renamed_to: str | None = None
+) -> Callable[[_F], _F]:
+    """Mark a hook spec as going away; a component that implements it still works and is warned.
+
+    Args:
+        version: the minor version from which on it is deprecated.
+        removal: the major version, such as `"2.0"`, that takes it away.
+        advice: what a component does instead, for the warning.
+        renamed_to: the hook with the same arguments that takes its place, if one does.
+
+    Raises:
+        ValueError: a removal that is no later major version.
+    """
+    mark = Deprecation(ApiVersion.parse(version), ApiVersion.parse(removal), advice, renamed_to)
+    if mark.removal.minor or mark.removal.major <= mark.since.major:
+        raise ValueError(f"removal {removal} of what {version} deprecates is no later major one")
+
+    def mark_function(function: _F) -> _F:
+        vars(function)[_DEPRECATED] = mark
+        return function
+
+    return mark_function
+
+
+def _read_hook(name: str, function: Callable[..., Any], first: ApiVersion) -> HookSpec:
+    """A marked function as a hook; what carries no mark is there since `first`."""
+    marks: dict[str | None, ApiVersion] = vars(function).get(_SINCE, {})
+    arguments = tuple(inspect.signature(function).parameters)
+    unknown = marks.keys() - {None, *arguments}
+    if unknown:
+        raise ValueError(f"{name} takes {arguments}, there is no {sorted(map(str, unknown))}")
+    added = marks.get(None, first)
+    return HookSpec(
+        name=name,
+        since=added,
+        arguments={each: marks.get(each, added) for each in arguments},
+        deprecation=vars(function).get(_DEPRECATED),
+    )
+
+
+def check_api_version(plugin: str, version: str, core: str = API_VERSION) -> ApiVersion:
+    """The version a component was written for, if this core keeps that contract (P3).
+
+    Args:
+        plugin: the component, for the message.
+        version: what it declares.
+        core: the version the core keeps.
 
     Raises:
         PluginError: with both versions.
     """
     try:
-        major, minor = (int(part) for part in version.split("."))
-    except (ValueError, AttributeError):
+        written_for = ApiVersion.parse(version)
+    except ValueError as error:
         raise PluginError(
-            plugin, f"API version {version!r} is not MAJOR.MINOR; write a literal such as '1.0'"
+            plugin, f"API version {error}; write a literal such as '{API_VERSION}'"
         ) from None
-    core_major, core_minor = (int(part) for part in API_VERSION.split("."))
-    if major != core_major or minor > core_minor:
+    kept = ApiVersion.parse(core)
+    if written_for.major != kept.major or written_for > kept:
         raise PluginError(
             plugin,
-            f"written for API {version}, this core has API {API_VERSION}; "
+            f"written for API {version}, this core has API {core}; "
             f"install a kvgraft with API {version} or a matching component",
         )
+    return written_for

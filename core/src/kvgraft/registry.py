@@ -9,25 +9,33 @@ under one name.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import importlib_metadata
 import pluggy
 from pydantic import BaseModel
 
 from kvgraft import hookspecs
-from kvgraft.contract import CAPABILITIES, ENTRY_POINT_GROUP, PROJECT, check_api_version
+from kvgraft.contract import (
+    ENTRY_POINT_GROUP,
+    PROJECT,
+    ApiVersion,
+    Contract,
+    check_api_version,
+)
 from kvgraft.errors import ConfigError, PluginError
 from kvgraft.types import ComponentDeclaration
 
-__all__ = ["Found", "Plugin", "discover", "load_plugin", "select"]
+__all__ = ["CURRENT", "HOOKS", "Found", "Plugin", "discover", "load_plugin", "select"]
 
-HOOKS = {
-    name: tuple(inspect.signature(function).parameters)
-    for name, function in vars(hookspecs).items()
-    if inspect.isfunction(function) and hasattr(function, f"{PROJECT}_spec")
-}
+CURRENT = Contract.read(hookspecs)
+"""The contract of this core."""
+
+HOOKS = {name: tuple(spec.arguments) for name, spec in CURRENT.hooks.items()}
 """Argument names of every hook."""
 
 
@@ -38,7 +46,8 @@ class Plugin:
     Attributes:
         name: the component's name.
         declaration: what it declares.
-        implementation: the object carrying its hooks.
+        implementation: its hooks and nothing else, by the names and with the arguments of the
+            contract it was loaded for, whichever older version it was written for.
         distribution, version: where it comes from; empty for one passed in directly.
     """
 
@@ -66,16 +75,32 @@ class Found:
 
 
 def load_plugin(
-    name: str, implementation: object, distribution: str = "", version: str = ""
+    name: str,
+    implementation: object,
+    distribution: str = "",
+    version: str = "",
+    contract: Contract = CURRENT,
 ) -> Plugin:
-    """Check one component package.
+    """Check one component package against the version of the contract it was written for.
+
+    Warns with `DeprecationWarning` about hooks that the next major version takes away.
+
+    Args:
+        name: the component's name.
+        implementation: a module, or any object, with the hooks.
+        distribution: where it comes from.
+        version: the distribution's version.
+        contract: what the core keeps.
 
     Raises:
         PluginError: a hook that is missing, misspelt, unmarked or has other arguments, another
             API version, or a declaration that does not fit the name.
     """
+    # Its version first: what is newer than this core would be taken for a misspelt hook below.
+    declaration = _declare(name, implementation)
+    written_for = _check_declaration(name, declaration, contract)
     manager = pluggy.PluginManager(PROJECT)
-    manager.add_hookspecs(hookspecs)
+    manager.add_hookspecs(contract.specs)
     try:
         manager.register(implementation, name=name)
         manager.check_pending()
@@ -84,70 +109,161 @@ def load_plugin(
     implemented = {
         caller.name for caller in manager.get_hookcallers(implementation) or () if caller.spec
     }
-    _check_hooks(name, implementation, implemented)
+    _check_hooks(name, implementation, implemented, contract, written_for)
+    hooks = _hooks_today(name, implementation, implemented, contract, written_for)
+    _check_complete(name, hooks.keys(), contract, written_for)
+    return Plugin(name, declaration, SimpleNamespace(**hooks), distribution, version)
+
+
+def _declare(name: str, implementation: object) -> ComponentDeclaration:
+    hook = "declare_component"
+    function = getattr(implementation, hook, None)
+    if function is None:
+        raise PluginError(name, f"{hook} is missing; every component implements it")
+    if not hasattr(function, f"{PROJECT}_impl"):
+        raise PluginError(name, f"{hook} is not marked with @hookimpl, so it would never run")
     try:
-        declaration = implementation.declare_component()  # type: ignore[attr-defined]
+        declaration = function()
     except Exception as error:
+        raise PluginError(name, f"hook {hook} raised {type(error).__name__}: {error}") from error
+    if not isinstance(declaration, ComponentDeclaration):
         raise PluginError(
-            name, f"hook declare_component raised {type(error).__name__}: {error}"
-        ) from error
-    _check_declaration(name, declaration)
-    return Plugin(name, declaration, implementation, distribution, version)
+            name, f"{hook} returned {type(declaration).__name__}, not a ComponentDeclaration"
+        )
+    return declaration
 
 
-def _check_hooks(name: str, implementation: object, implemented: set[str]) -> None:
-    for hook, arguments in HOOKS.items():
+def _check_hooks(
+    name: str,
+    implementation: object,
+    implemented: set[str],
+    contract: Contract,
+    written_for: ApiVersion,
+) -> None:
+    for hook, spec in contract.hooks.items():
         function = getattr(implementation, hook, None)
+        if spec.since > written_for:
+            if hook in implemented:
+                raise PluginError(
+                    name,
+                    f"{hook} is there since API {spec.since}, this component is written for API "
+                    f"{written_for}; declare {spec.since}",
+                )
+            # A function of its own that happens to have the name of what came later.
+            continue
         if function is not None and hook not in implemented:
             raise PluginError(name, f"{hook} is not marked with @hookimpl, so it would never run")
         if hook not in implemented:
             continue
         if function is None:
             raise PluginError(name, f"{hook} is implemented under another name; call it {hook}")
-        given = tuple(inspect.signature(function).parameters)  # type: ignore[arg-type]
+        given = tuple(inspect.signature(function).parameters)
+        arguments = spec.arguments_for(written_for)
         if given != arguments:
             raise PluginError(
                 name, f"{hook} takes ({', '.join(given)}); it must take ({', '.join(arguments)})"
             )
-    for hook in hookspecs.REQUIRED:
-        if hook not in implemented:
+
+
+def _hooks_today(
+    name: str,
+    implementation: object,
+    implemented: set[str],
+    contract: Contract,
+    written_for: ApiVersion,
+) -> dict[str, Callable[..., Any]]:
+    """A component's hooks as this contract calls them."""
+    hooks: dict[str, Callable[..., Any]] = {}
+    for hook in sorted(implemented):
+        spec = contract.hooks[hook]
+        function = getattr(implementation, hook)
+        takes = spec.arguments_for(written_for)
+        hooks[hook] = _taking(function, tuple(spec.arguments), takes)
+        if spec.deprecation is None:
+            continue
+        successor = spec.deprecation.renamed_to
+        if successor in implemented:
+            raise PluginError(name, f"implements {hook} and {successor}; keep {successor}")
+        if successor is not None:
+            hooks[successor] = _taking(function, tuple(contract.hooks[successor].arguments), takes)
+        warnings.warn(
+            f"component {name!r}: hook {hook} goes away in API {spec.deprecation.removal}; "
+            f"{spec.deprecation.advice}",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+    return hooks
+
+
+def _taking(
+    function: Callable[..., Any], given: tuple[str, ...], takes: tuple[str, ...]
+) -> Callable[..., Any]:
+    """A function that is called with all of `given` and passes on those that the hook `takes`."""
+    if given == takes:
+        return function
+
+    def call(*positional: object, **named: object) -> object:
+        return function(
+            *(value for argument, value in zip(given, positional) if argument in takes),
+            **{argument: value for argument, value in named.items() if argument in takes},
+        )
+
+    return call
+
+
+def _check_complete(
+    name: str, hooks: Collection[str], contract: Contract, written_for: ApiVersion
+) -> None:
+    """Hooks that every component has, and those that come in pairs, as of its version."""
+
+    def lacks(hook: str) -> bool:
+        spec = contract.hooks[hook]
+        renamed = spec.deprecation is not None and spec.deprecation.renamed_to in hooks
+        return spec.since <= written_for and hook not in hooks and not renamed
+
+    for hook in contract.required:
+        if lacks(hook):
             raise PluginError(name, f"{hook} is missing; every component implements it")
-    for hook, inverse in hookspecs.INVERSES:
-        if hook in implemented and inverse not in implemented:
+    for hook, inverse in contract.inverses:
+        if hook in hooks and lacks(inverse):
             raise PluginError(name, f"{hook} is implemented without its inverse {inverse}")
 
 
-def _check_declaration(name: str, declaration: object) -> None:
-    if not isinstance(declaration, ComponentDeclaration):
-        raise PluginError(
-            name,
-            f"declare_component returned {type(declaration).__name__}, not a ComponentDeclaration",
-        )
-    check_api_version(name, declaration.api_version)
+def _check_declaration(
+    name: str, declaration: ComponentDeclaration, contract: Contract
+) -> ApiVersion:
+    """The version it is written for, if this contract can be kept with it."""
+    written_for = check_api_version(name, declaration.api_version, str(contract.version))
     if declaration.name != name:
         raise PluginError(
             name, f"declares the name {declaration.name!r}; entry point and name must agree"
         )
-    unknown = declaration.capabilities - CAPABILITIES
+    known = {each for each, added in contract.capabilities.items() if added <= written_for}
+    unknown = declaration.capabilities - known
     if unknown:
+        newer = unknown & contract.capabilities.keys()
+        advice = f"; {sorted(newer)} came after API {written_for}, declare a newer one"
         raise PluginError(
-            name, f"unknown capabilities {sorted(unknown)}; known are {sorted(CAPABILITIES)}"
+            name,
+            f"unknown capabilities {sorted(unknown)}; known are {sorted(known)}"
+            + (advice if newer else ""),
         )
     options: object = declaration.options
     if not (isinstance(options, type) and issubclass(options, BaseModel)):
         raise PluginError(name, f"options must be a pydantic model, not {options!r}")
     if options.model_config.get("extra") != "forbid":
         raise PluginError(name, f"{options.__name__} must forbid unknown fields: extra='forbid'")
+    return written_for
 
 
-def discover() -> list[Found]:
+def discover(contract: Contract = CURRENT) -> list[Found]:
     """Every installed component package, by name; problems are reported, not raised (P5)."""
     points: dict[str, list[importlib_metadata.EntryPoint]] = {}
     for point in importlib_metadata.entry_points(group=ENTRY_POINT_GROUP):
         same = points.setdefault(point.name, [])
         if not any(_distribution(point) == _distribution(other) for other in same):
             same.append(point)
-    return [_find(name, points[name]) for name in sorted(points)]
+    return [_find(name, points[name], contract) for name in sorted(points)]
 
 
 def _distribution(point: importlib_metadata.EntryPoint) -> tuple[str, str]:
@@ -155,7 +271,7 @@ def _distribution(point: importlib_metadata.EntryPoint) -> tuple[str, str]:
     return (dist.name, dist.version) if dist is not None else ("", "")
 
 
-def _find(name: str, points: Sequence[importlib_metadata.EntryPoint]) -> Found:
+def _find(name: str, points: Sequence[importlib_metadata.EntryPoint], contract: Contract) -> Found:
     distribution, version = _distribution(points[0])
     if len(points) > 1:
         owners = " and ".join(_distribution(point)[0] for point in points)
@@ -163,9 +279,10 @@ def _find(name: str, points: Sequence[importlib_metadata.EntryPoint]) -> Found:
         return Found(name, distribution, version, None, problem)
     try:
         implementation = points[0].load()
-        plugin = load_plugin(name, implementation, distribution, version)
-    except PluginError as error:
-        return Found(name, distribution, version, None, str(error))
+        plugin = load_plugin(name, implementation, distribution, version, contract)
+    except (PluginError, DeprecationWarning) as error:  # the latter where warnings are errors
+        problem = str(error).removeprefix(f"component {name!r}: ")
+        return Found(name, distribution, version, None, problem)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - raised by a plugin, reported (P5)
         problem = f"import failed: {type(error).__name__}: {error}"
         return Found(name, distribution, version, None, problem)

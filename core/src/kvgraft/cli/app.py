@@ -7,7 +7,9 @@ import sys
 import click
 
 import kvgraft
+from kvgraft.cli.check import check
 from kvgraft.cli.components import components
+from kvgraft.cli.new_component import new_component
 from kvgraft.cli.replay import replay
 from kvgraft.errors import KvgraftError
 
@@ -20,7 +22,9 @@ def cli() -> None:
     """One prefix tree, any attention: a hierarchical KV cache for hybrid language models."""
 
 
+cli.add_command(check)
 cli.add_command(components)
+cli.add_command(new_component)
 cli.add_command(replay)
 
 
@@ -34,7 +38,11 @@ def main() -> None:
         click.echo("kvgraft: stopped", err=True)
         sys.exit(130)
     except click.ClickException as error:
-        error.show()
+        message = error.format_message()
+        if "\n" in message:  # the help, where a subcommand is missing
+            error.show()
+        else:
+            click.echo(f"kvgraft: {message[:1].lower()}{message[1:]}", err=True)
         sys.exit(error.exit_code)
     except KvgraftError as error:
         click.echo(f"kvgraft: {error}", err=True)

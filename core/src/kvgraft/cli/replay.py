@@ -118,10 +118,28 @@ def save(result: ReplayResult, json_path: Path | None, html_path: Path | None) -
     help="A component and its options, such as NAME:window=4096; repeat for more. "
     "Default: the installed component of the widest reach.",
 )
-@click.option("--page-size", default=64, show_default=True, help="Tokens per page.")
+@click.option(
+    "--page-size",
+    type=click.IntRange(min=1),
+    default=64,
+    show_default=True,
+    help="Tokens per page.",
+)
 @click.option("--device", default="cpu", show_default=True, help="Torch device of the pools.")
-@click.option("--device-tokens", default=1_000_000, show_default=True, help="Device pool size.")
-@click.option("--host-tokens", default=0, show_default=True, help="Host mirror size; 0 for none.")
+@click.option(
+    "--device-tokens",
+    type=click.IntRange(min=1),
+    default=1_000_000,
+    show_default=True,
+    help="Device pool size.",
+)
+@click.option(
+    "--host-tokens",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Host mirror size; 0 for none.",
+)
 @click.option(
     "--write-policy",
     type=click.Choice([policy.value for policy in WritePolicy]),

@@ -1,0 +1,1 @@
+"""A component as its author sees it: a package outside this repository, the core as a wheel."""

@@ -1,0 +1,73 @@
+"""`docs/write-a-component.md`, executed from top to bottom."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from ..commands import ROOT
+from ..documents.test_examples import shape
+from .workshop import Workshop
+
+DOCUMENT = (ROOT / "docs" / "write-a-component.md").read_text(encoding="utf-8")
+
+BLOCK = re.compile(r"(?:^`(?P<path>\S+)`:\n\n)?^```(?P<kind>\w+)\n(?P<body>.*?)^```$", re.M | re.S)
+"""A fenced block, after the name of the file it is to be if a line names one."""
+
+
+class Block(NamedTuple):
+    """One fenced block; `path` is empty where it is no file."""
+
+    path: str
+    kind: str
+    body: str
+
+
+BLOCKS = [Block(*(part or "" for part in found)) for found in BLOCK.findall(DOCUMENT)]
+
+
+def commands(body: str) -> list[tuple[str, list[str]]]:
+    """Commands of a console block, each with the lines shown below it."""
+    found: list[tuple[str, list[str]]] = []
+    for line in body.splitlines():
+        if line.startswith("$ "):
+            found.append((line[2:], []))
+        else:
+            found[-1][1].append(line)
+    return found
+
+
+@pytest.fixture
+def cleared(workshop: Workshop) -> Iterator[Workshop]:
+    """The shared environment, without the document's package whatever happened."""
+    yield workshop
+    workshop.uninstall("kvgraft-chunked")
+
+
+def test_the_document_runs_from_top_to_bottom(cleared: Workshop, tmp_path: Path) -> None:
+    here = tmp_path
+    for block in BLOCKS:
+        if block.path:
+            path = here / block.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.body, encoding="utf-8")
+            continue
+        for command, shown in commands(block.body):
+            if command.startswith("cd "):
+                here = (here / command.removeprefix("cd ")).resolve(strict=True)
+                continue
+            printed = {shape(line) for line in cleared.succeeds(command, here).splitlines()}
+            missing = [line for line in shown if shape(line) not in printed]
+            assert not missing, f"$ {command} does not print {missing}; it prints {printed}"
+    assert (tmp_path / "kvgraft-my-layers" / "pyproject.toml").is_file()
+    assert cleared.listed() == {}
+
+
+def test_every_block_is_a_file_or_commands() -> None:
+    assert len(BLOCKS) == DOCUMENT.count("\n```") // 2 > 10
+    for block in BLOCKS:
+        assert bool(block.path) is (block.kind != "console"), block

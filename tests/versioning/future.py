@@ -1,0 +1,193 @@
+"""A contract 1.1 that does not exist: 1.0 with everything a minor version may do to it.
+
+Module and values stand for what a later core would have in `hookspecs` and `contract`:
+
+- `acquire_component_lock` gained the argument `tenant`
+- `describe_component` is new, with an inverse and required of components written for 1.1
+- `budget_contribution` is renamed to `weigh_request`; `commit_hicache_transfers` is deprecated
+- what hooks are asked gained a field
+- the capability `storage` is new
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import namedtuple
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from kvgraft import (
+    BuildContext,
+    Component,
+    ComponentDeclaration,
+    ComponentOptions,
+    Demand,
+    DemandQuery,
+    DevicePool,
+    Everything,
+    Kind,
+    LockQuery,
+    PlaneSpec,
+    Reach,
+    Span,
+    hookimpl,
+    hookspecs,
+)
+from kvgraft.contract import CAPABILITIES, Contract, deprecated, since
+from kvgraft.hookspecs import hookspec
+from kvgraft.registry import Plugin
+
+__all__ = ["FUTURE", "Newer", "as_called_by_1_1", "with_longer_queries"]
+
+
+@hookspec(firstresult=True)
+@since("1.1", "tenant")
+def _acquire_component_lock(
+    component: Component, query: LockQuery, tenant: str
+) -> Sequence[Span] | None:
+    """Now says for whom."""
+
+
+@hookspec(firstresult=True)
+@since("1.1")
+def _describe_component(component: Component) -> str | None:
+    """One line for a report."""
+
+
+@hookspec(firstresult=True)
+@since("1.1")
+def _forget_description(component: Component) -> None:
+    """Undo it."""
+
+
+@hookspec(firstresult=True)
+@since("1.1")
+def _weigh_request(component: Component, query: DemandQuery) -> Demand | None:
+    """What was `budget_contribution`."""
+
+
+@hookspec(firstresult=True)
+@deprecated("1.1", removal="2.0", advice="rename it", renamed_to="weigh_request")
+def _budget_contribution(component: Component, query: DemandQuery) -> Demand | None:
+    """As before."""
+
+
+@hookspec(firstresult=True)
+@deprecated("1.1", removal="2.0", advice="do it in build_hicache_transfers")
+def _commit_hicache_transfers(component: Component, query: object) -> None:
+    """As before."""
+
+
+SPECS = SimpleNamespace(
+    **{
+        name: value
+        for name, value in vars(hookspecs).items()
+        if not name.startswith("_") and name != "INVERSES"
+    }
+    | {
+        "acquire_component_lock": _acquire_component_lock,
+        "budget_contribution": _budget_contribution,
+        "commit_hicache_transfers": _commit_hicache_transfers,
+        "describe_component": _describe_component,
+        "forget_description": _forget_description,
+        "weigh_request": _weigh_request,
+        "REQUIRED": (*hookspecs.REQUIRED, "describe_component"),
+        "INVERSES": (*hookspecs.INVERSES, ("describe_component", "forget_description")),
+    }
+)
+
+FUTURE = Contract.read(SPECS, "1.1", {**CAPABILITIES, "storage": "1.1"})
+
+
+class Newer:
+    """A component written for 1.1.
+
+    Attributes:
+        tenants: for whom `acquire_component_lock` was asked.
+    """
+
+    def __init__(self) -> None:
+        self.tenants: list[str] = []
+
+    @hookimpl
+    def declare_component(self) -> ComponentDeclaration:
+        return ComponentDeclaration(
+            name="newer",
+            api_version="1.1",
+            kind=Kind.PAGED,
+            summary="written for 1.1",
+            options=ComponentOptions,
+            capabilities=frozenset({"storage"}),
+        )
+
+    @hookimpl
+    def create_component(self, options: ComponentOptions, context: BuildContext) -> Component:
+        import torch
+
+        planes = [PlaneSpec(0, "kv", (context.page_size,), torch.uint8)]
+        return Component(
+            Reach(Everything()), DevicePool(planes, context.pages(context.device_tokens))
+        )
+
+    @hookimpl
+    def acquire_component_lock(
+        self, component: Component, query: LockQuery, tenant: str
+    ) -> Sequence[Span]:
+        self.tenants.append(tenant)
+        return [Span(0, query.boundary)] if query.boundary else []
+
+    @hookimpl
+    def release_component_lock(self, component: Component, segment: Sequence[Span]) -> None:
+        """Nothing to undo."""
+
+    @hookimpl
+    def describe_component(self, component: Component) -> str:
+        return "a newer one"
+
+    @hookimpl
+    def forget_description(self, component: Component) -> None:
+        """Nothing to undo."""
+
+    @hookimpl
+    def weigh_request(self, component: Component, query: DemandQuery) -> Demand | None:
+        return None
+
+
+def longer(query: Any) -> Any:
+    """What a hook is asked, with a field that did not exist when it was written."""
+    make: Callable[..., Any] = namedtuple
+    return make(type(query).__name__, (*query._fields, "added"))(*query, "later")
+
+
+def with_longer_queries(plugin: Plugin) -> Plugin:
+    """The plugin, given queries that have grown a field."""
+    hooks: dict[str, Callable[..., Any]] = dict(vars(plugin.implementation))
+    for name in hooks.keys() - {"declare_component", "create_component", "release_component_lock"}:
+        hooks[name] = _asking_longer(hooks[name])
+    return dataclasses.replace(plugin, implementation=SimpleNamespace(**hooks))
+
+
+def _asking_longer(hook: Callable[..., Any]) -> Callable[..., Any]:
+    def call(component: Component, query: Any, *more: Any) -> Any:
+        return hook(component, longer(query), *more)
+
+    return call
+
+
+def as_called_by_1_1(plugin: Plugin) -> Plugin:
+    """A plugin loaded for 1.1, with its hooks called as a core of 1.1 would.
+
+    The core under test makes the calls of 1.0, so this translates: a tenant is passed, the budget
+    is asked for under its new name, the queries are longer.
+    """
+    hooks = dict(vars(with_longer_queries(plugin).implementation))
+    acquire = hooks.pop("acquire_component_lock", None)
+    if acquire is not None:
+        hooks["acquire_component_lock"] = lambda component, query: acquire(
+            component, query, "tenant 7"
+        )
+    hooks.pop("budget_contribution", None)
+    if "weigh_request" in hooks:
+        hooks["budget_contribution"] = hooks["weigh_request"]
+    return dataclasses.replace(plugin, implementation=SimpleNamespace(**hooks))
