@@ -242,6 +242,16 @@ def _buried(tier: _Tier, other: _Tier, view: NodeView) -> bool:
     )
 
 
+def _demoted_below(devices: _Tier, view: NodeView) -> bool:
+    """Whether a cell below the node left DEVICE, and so may have come to HOST."""
+    namespace, tokens = view.pages[-1]
+    return any(
+        page[0] == namespace and len(page[1]) > len(tokens) and page[1][: len(tokens)] == tokens
+        for lost in devices.lost.values()
+        for page in lost
+    )
+
+
 def _lost_home(model: BruteForce, hosts: _Tier, view: NodeView, loser: str) -> bool:
     """Whether the DEVICE cell went because a canonical copy on HOST did."""
     return any(
@@ -339,7 +349,8 @@ def _check_tier(
                 if name in short
             )
         )
-        if starters and not reasons and view.pages[-1] not in live_before:
+        grew = tier.tier == "host" and _demoted_below(other, view)
+        if starters and not reasons and not grew and view.pages[-1] not in live_before:
             left = [
                 name
                 for name in tier.holders(tier.after, view)
