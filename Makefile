@@ -14,7 +14,7 @@ PYTEST_ARGS ?= -n 2
 STEPS  ?= 1000000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fuzz bench build clean
+.PHONY: help setup demo test check fuzz mutants docs bench build clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-7s %s\n", $$1, $$2}' Makefile
@@ -42,6 +42,12 @@ check: setup ## format, lint and types, changing nothing
 fuzz: setup ## random operations against the model; STEPS=1000000
 	KVGRAFT_FUZZ_STEPS=$(STEPS) $(PY) -m pytest tests/model/test_state_machine.py $(PYTEST_ARGS) \
 	  -p no:cacheprovider --hypothesis-profile=fuzz --timeout=0 -o faulthandler_timeout=0
+
+mutants: setup ## known-bad components and cores against the contract suite; prints the kill table
+	$(PY) -m tests.mutants.table
+
+docs: setup ## write what is generated in docs/ and the README
+	$(PY) docs/generate.py
 
 bench: setup ## run every script in benchmarks/
 	@set -e; for script in $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py)); do \

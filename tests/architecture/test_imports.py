@@ -14,13 +14,13 @@ MODULES = modules(CORE)
 NAMES = frozenset(module.name for module in MODULES)
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "types", "contract", "config", "geometry", "reach", "slots", "hookspecs"),
+    ("errors", "types", "contract", "config", "geometry", "reach", "rules", "slots", "hookspecs"),
     ("registry", "pools"),
     ("tree", "admission", "transfers", "dispatch", "request"),
     ("room", "private", "mirroring", "leasing", "sharing", "loading", "tables"),
-    ("building", "cache"),
-    ("report", "replay"),
-    ("cli",),
+    ("guard", "building", "cache"),
+    ("report", "replay", "testing", "scaffold"),
+    ("cli", "pytest_plugin"),
 )
 """A layer imports itself and what stands above it in this list."""
 
@@ -29,7 +29,7 @@ PURE = ("tree", "admission.decision", "admission.demand", "admission.account", "
 
 OUTSIDE_PURE = ("pools", "transfers", "dispatch", "registry", "request", "cache", "hookspecs")
 
-OPEN_TO_PLUGINS = {"kvgraft", "kvgraft.pools", "kvgraft.transfers"}
+OPEN_TO_PLUGINS = {"kvgraft", "kvgraft.pools", "kvgraft.testing", "kvgraft.transfers"}
 """The modules whose names are a component package's to use."""
 
 NO_TORCH = [

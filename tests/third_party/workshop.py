@@ -21,6 +21,9 @@ exec "{python}" -m pip --disable-pip-version-check --python "{environment}" "$co
 """
 """This process's pip, working offline on another environment: build tools are those it sees."""
 
+CONTRACT = "--contract-profile=dev --hypothesis-seed=0"
+"""Contract tests here show that packages work, in seconds; others look harder for broken rules."""
+
 PYTEST_PROGRAM = """#!/bin/sh
 exec "{environment}/bin/python" -m pytest -p no:cacheprovider "$@"
 """
@@ -45,7 +48,7 @@ class Workshop(Environment):
     def shell(self, command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         """Run one command line as its reader would type it."""
         path = f"{self.directory / 'bin'}{os.pathsep}{os.environ['PATH']}"
-        return run("bash", "-c", command, cwd=cwd, PATH=path)
+        return run("bash", "-c", command, cwd=cwd, PATH=path, PYTEST_ADDOPTS=CONTRACT)
 
     def succeeds(self, command: str, cwd: Path) -> str:
         """Run one that must end well; what it printed."""

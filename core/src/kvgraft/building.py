@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
-from kvgraft.config import CacheConfig, WritePolicy
+from kvgraft.config import CacheConfig, GuardMode, WritePolicy
 from kvgraft.dispatch import Mounted, mount
 from kvgraft.errors import ConfigError
 from kvgraft.pools import BuildContext
@@ -17,7 +18,11 @@ from kvgraft.tree.track import ordered
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
 
-__all__ = ["build_books", "default_engine", "mount_all"]
+if TYPE_CHECKING:
+    from kvgraft.cache import Cache
+    from kvgraft.guard import Guard
+
+__all__ = ["build_books", "build_guard", "default_engine", "mount_all"]
 
 
 def mount_all(config: CacheConfig, plugins: Sequence[Plugin]) -> list[Mounted]:
@@ -42,11 +47,29 @@ def mount_all(config: CacheConfig, plugins: Sequence[Plugin]) -> list[Mounted]:
         host_tokens=config.host_tokens,
         pin_host=torch.device(config.device).type == "cuda",
     )
-    mounted = {
-        name: mount(given.get(name) or installed[name], config.components[name], context)
-        for name in names
-    }
+    mounted = {}
+    for name in names:
+        plugin = given.get(name) or installed[name]
+        mounted[name] = mount(plugin, config.components[name], context, _wrappers(plugin, config))
     return [mounted[shape.name] for shape in ordered([each.shape for each in mounted.values()])]
+
+
+def _wrappers(plugin: Plugin, config: CacheConfig) -> list[object]:
+    """What runs around a component's hooks."""
+    if config.guard is GuardMode.OFF:
+        return []
+    from kvgraft.guard import HookGuard
+
+    return [HookGuard(plugin, ask_twice=config.guard is GuardMode.ON)]
+
+
+def build_guard(cache: Cache) -> Guard | None:
+    """What watches the cache's operations from now on, if its configuration asks for it."""
+    if cache.config.guard is GuardMode.OFF:
+        return None
+    from kvgraft.guard import watch
+
+    return watch(cache)
 
 
 def _check_device(name: str) -> None:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from kvgraft.admission.budget import Budget
 from kvgraft.admission.decision import Decision, Outcome
-from kvgraft.building import build_books, default_engine, mount_all
+from kvgraft.building import build_books, build_guard, default_engine, mount_all
 from kvgraft.config import CacheConfig, parse_config
 from kvgraft.errors import ConfigError, LeaseError
 from kvgraft.leasing import Leasing
@@ -84,6 +84,7 @@ class Cache:
         self.closed = False
         self.checkpoints = 0
         self.declined_checkpoints = 0
+        self.guard = build_guard(self)
 
     @classmethod
     def open(

@@ -17,7 +17,14 @@ from pydantic import (
 
 from kvgraft.errors import ConfigError
 
-__all__ = ["CacheConfig", "ComponentOptions", "LoadModel", "WritePolicy", "parse_config"]
+__all__ = [
+    "CacheConfig",
+    "ComponentOptions",
+    "GuardMode",
+    "LoadModel",
+    "WritePolicy",
+    "parse_config",
+]
 
 
 class WritePolicy(str, enum.Enum):
@@ -29,6 +36,17 @@ class WritePolicy(str, enum.Enum):
     """At the second touch: when a prefix is hit for the first time."""
     WRITE_BACK = "write-back"
     """At eviction: what leaves the device goes to HOST first."""
+
+
+class GuardMode(str, enum.Enum):
+    """How much of what a cache does is checked against the contract while it serves."""
+
+    OFF = "off"
+    """Nothing; it costs nothing."""
+    SAMPLED = "sampled"
+    """Every n-th operation of each kind; for staging."""
+    ON = "on"
+    """Every operation; for tests."""
 
 
 class ComponentOptions(BaseModel):
@@ -71,6 +89,10 @@ class CacheConfig(BaseModel):
         write_policy: when data goes to HOST.
         load: the load-or-recompute decision; None always loads.
         transfer_timeout_s: longest wait for a copy that must finish now.
+        guard: how much is checked while serving.
+        guard_sample: share of operations looked at when the guard is sampled.
+        guard_full_check: operations looked at between two recomputations of all books; by default
+            as many as the pools have slots, which keeps their share of the cost small.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -83,6 +105,9 @@ class CacheConfig(BaseModel):
     write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
     load: LoadModel | None = LoadModel()
     transfer_timeout_s: PositiveFloat = 30.0
+    guard: GuardMode = GuardMode.OFF
+    guard_sample: float = Field(default=0.01, gt=0, le=1)
+    guard_full_check: PositiveInt | None = None
 
 
 def parse_config(settings: dict[str, Any]) -> CacheConfig:

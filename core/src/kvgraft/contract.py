@@ -249,7 +249,7 @@ def check_api_version(plugin: str, version: str, core: str = API_VERSION) -> Api
         written_for = ApiVersion.parse(version)
     except ValueError as error:
         raise PluginError(
-            plugin, f"API version {error}; write a literal such as '{API_VERSION}'"
+            plugin, f"API version {error}; write a literal such as '{API_VERSION}'", "P3"
         ) from None
     kept = ApiVersion.parse(core)
     if written_for.major != kept.major or written_for > kept:
@@ -257,5 +257,6 @@ def check_api_version(plugin: str, version: str, core: str = API_VERSION) -> Api
             plugin,
             f"written for API {version}, this core has API {core}; "
             f"install a kvgraft with API {version} or a matching component",
+            "P3",
         )
     return written_for

@@ -2,17 +2,23 @@
 
 pluggy finds and validates; on the hot path a bound call costs a twentieth of a pluggy call. An
 entry is None where the component leaves the hook to its reach.
+
+Where somebody wants to look on, such as the guard, the entries go through pluggy after all: each
+component's hooks stand in a manager of their own, beside the wrappers around them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
+import pluggy
 from pydantic import BaseModel, ValidationError
 
-from kvgraft.contract import COPY_ON_WRITE, HOST_MIRROR
+from kvgraft import hookspecs
+from kvgraft.contract import COPY_ON_WRITE, HOST_MIRROR, PROJECT
 from kvgraft.errors import (
     ConfigError,
     ContractViolation,
@@ -21,7 +27,7 @@ from kvgraft.errors import (
     PluginHookError,
 )
 from kvgraft.pools import BuildContext, Component
-from kvgraft.registry import Plugin
+from kvgraft.registry import HOOKS, Plugin
 from kvgraft.tree.track import ComponentShape
 from kvgraft.types import ComponentMatch, Demand, Kind, Tier
 
@@ -35,10 +41,15 @@ class Mounted:
     """One component built for one cache, and its hooks with the component bound in.
 
     A hook that raises comes out as `PluginHookError` with the plugin's name.
+
+    Attributes:
+        manager: where its hooks and the wrappers around them are registered, and more wrappers can
+            be; None if hooks are called directly.
     """
 
     plugin: Plugin
     component: Component
+    manager: pluggy.PluginManager | None
     finalize_match_result: Hook | None
     acquire_component_lock: Hook | None
     release_component_lock: Hook | None
@@ -78,7 +89,9 @@ def parse_options(plugin: Plugin, options: dict[str, Any]) -> BaseModel:
         field = ".".join(str(part) for part in first["loc"]) or "options"
         known = ", ".join(plugin.declaration.options.model_fields)
         raise PluginError(
-            plugin.name, f"option {field}={first.get('input')!r}: {first['msg']}; options: {known}"
+            plugin.name,
+            f"option {field}={first.get('input')!r}: {first['msg']}; options: {known}",
+            "P7",
         ) from error
 
 
@@ -86,10 +99,67 @@ RESULTS: dict[str, type] = {"finalize_match_result": ComponentMatch, "budget_con
 """What hooks return if not None, where the core reads fields of it."""
 
 
-def _bind(plugin: Plugin, component: Component, hook: str) -> Hook | None:
+FROZEN = (
+    "finalize_match_result",
+    "acquire_component_lock",
+    "release_component_lock",
+    "build_hicache_transfers",
+    "commit_hicache_transfers",
+    "abort_hicache_transfers",
+    "budget_contribution",
+)
+"""The hooks in the table, in its order."""
+
+
+class _Hooks:
+    """Functions as attributes, for pluggy to register."""
+
+    def __init__(self, functions: dict[str, Callable[..., Any]]) -> None:
+        vars(self).update(functions)
+
+
+def _wrap(plugin: Plugin, wrappers: Sequence[object]) -> pluggy.PluginManager:
+    """A component's hooks and wrappers around them, in a manager of their own."""
+    manager = pluggy.PluginManager(PROJECT)
+    manager.add_hookspecs(hookspecs)
+
+    def marked(hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        # What an adapter takes shows in no signature of its own; pluggy reads the spec's.
+        @hookspecs.hookimpl
+        @wraps(getattr(hookspecs, hook))
+        def call(*values: Any) -> Any:
+            return function(*values)
+
+        return call
+
+    hooks = {hook: getattr(plugin.implementation, hook, None) for hook in FROZEN}
+    implemented = {hook: marked(hook, found) for hook, found in hooks.items() if found is not None}
+    manager.register(_Hooks(implemented), name=plugin.name)
+    for wrapper in wrappers:
+        manager.register(wrapper)
+    manager.check_pending()
+    return manager
+
+
+def _called(manager: pluggy.PluginManager, hook: str) -> Callable[..., Any]:
+    """A hook called through its manager, by position."""
+    caller: Callable[..., Any] = getattr(manager.hook, hook)
+    first, second = HOOKS[hook]
+
+    def call(component: Component, value: Any) -> Any:
+        return caller(**{first: component, second: value})
+
+    return call
+
+
+def _bind(
+    plugin: Plugin, component: Component, hook: str, manager: pluggy.PluginManager | None
+) -> Hook | None:
     function = getattr(plugin.implementation, hook, None)
     if function is None:
         return None
+    if manager is not None:
+        function = _called(manager, hook)
     result = RESULTS.get(hook, object)
 
     def call(query: Any) -> Any:
@@ -108,8 +178,19 @@ def _bind(plugin: Plugin, component: Component, hook: str) -> Hook | None:
     return call
 
 
-def mount(plugin: Plugin, options: dict[str, Any], context: BuildContext) -> Mounted:
+def mount(
+    plugin: Plugin,
+    options: dict[str, Any],
+    context: BuildContext,
+    wrappers: Sequence[object] = (),
+) -> Mounted:
     """Build one component and freeze its hooks.
+
+    Args:
+        plugin: the component package.
+        options: its options.
+        context: page size, device and sizes.
+        wrappers: objects with hook wrappers, `@hookimpl(wrapper=True)`, to run around its hooks.
 
     Raises:
         PluginError: options it refuses, pools that do not fit its declaration, or a failing
@@ -127,22 +208,9 @@ def mount(plugin: Plugin, options: dict[str, Any], context: BuildContext) -> Mou
     except Exception as error:
         raise PluginHookError(plugin.name, "create_component", error) from error
     _check_component(plugin, component)
-    return Mounted(
-        plugin,
-        component,
-        *(
-            _bind(plugin, component, hook)
-            for hook in (
-                "finalize_match_result",
-                "acquire_component_lock",
-                "release_component_lock",
-                "build_hicache_transfers",
-                "commit_hicache_transfers",
-                "abort_hicache_transfers",
-                "budget_contribution",
-            )
-        ),
-    )
+    manager = _wrap(plugin, wrappers) if wrappers else None
+    hooks = (_bind(plugin, component, hook, manager) for hook in FROZEN)
+    return Mounted(plugin, component, manager, *hooks)
 
 
 def _check_component(plugin: Plugin, component: object) -> None:
@@ -155,6 +223,7 @@ def _check_component(plugin: Plugin, component: object) -> None:
         raise PluginError(
             plugin.name,
             f"declared kind {declaration.kind.value} but its reach is {component.reach}",
+            "P8",
         )
     if component.slots_per_page < 1:
         raise PluginError(
@@ -162,11 +231,15 @@ def _check_component(plugin: Plugin, component: object) -> None:
         )
     if component.host is not None and HOST_MIRROR not in declaration.capabilities:
         raise PluginError(
-            plugin.name, f"has a host mirror without the capability {HOST_MIRROR!r}; declare it"
+            plugin.name,
+            f"has a host mirror without the capability {HOST_MIRROR!r}; declare it",
+            "P8",
         )
     if component.private and not hasattr(plugin.implementation, "budget_contribution"):
         raise PluginError(
-            plugin.name, "has private pools but no budget_contribution says what a request takes"
+            plugin.name,
+            "has private pools but no budget_contribution says what a request takes",
+            "H7",
         )
     pools = [pool.name for pool in component.private]
     if len({*pools, "device", "host"}) < len(pools) + 2:

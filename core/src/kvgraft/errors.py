@@ -40,11 +40,13 @@ class ConfigError(KvgraftError):
 
 
 class PluginError(KvgraftError):
-    """A component package that cannot be used; `plugin` names it."""
+    """A component package that cannot be used; `plugin` names it, `rule` says what it breaks."""
 
-    def __init__(self, plugin: str, message: str) -> None:
+    def __init__(self, plugin: str, message: str, rule: str = "P6") -> None:
         super().__init__(f"component {plugin!r}: {message}")
         self.plugin = plugin
+        self.reason = message
+        self.rule = rule
 
 
 class PluginHookError(PluginError):

@@ -66,7 +66,12 @@ class Found:
     distribution: str
     version: str
     plugin: Plugin | None
-    problem: str | None
+    error: PluginError | None
+
+    @property
+    def problem(self) -> str | None:
+        """Why it cannot be used; None if it can."""
+        return None if self.error is None else self.error.reason
 
     @property
     def status(self) -> str:
@@ -236,7 +241,7 @@ def _check_declaration(
     written_for = check_api_version(name, declaration.api_version, str(contract.version))
     if declaration.name != name:
         raise PluginError(
-            name, f"declares the name {declaration.name!r}; entry point and name must agree"
+            name, f"declares the name {declaration.name!r}; entry point and name must agree", "P1"
         )
     known = {each for each, added in contract.capabilities.items() if added <= written_for}
     unknown = declaration.capabilities - known
@@ -247,12 +252,15 @@ def _check_declaration(
             name,
             f"unknown capabilities {sorted(unknown)}; known are {sorted(known)}"
             + (advice if newer else ""),
+            "P8",
         )
     options: object = declaration.options
     if not (isinstance(options, type) and issubclass(options, BaseModel)):
-        raise PluginError(name, f"options must be a pydantic model, not {options!r}")
+        raise PluginError(name, f"options must be a pydantic model, not {options!r}", "P7")
     if options.model_config.get("extra") != "forbid":
-        raise PluginError(name, f"{options.__name__} must forbid unknown fields: extra='forbid'")
+        raise PluginError(
+            name, f"{options.__name__} must forbid unknown fields: extra='forbid'", "P7"
+        )
     return written_for
 
 
@@ -273,20 +281,21 @@ def _distribution(point: importlib_metadata.EntryPoint) -> tuple[str, str]:
 
 def _find(name: str, points: Sequence[importlib_metadata.EntryPoint], contract: Contract) -> Found:
     distribution, version = _distribution(points[0])
+    plugin, error = None, None
     if len(points) > 1:
         owners = " and ".join(_distribution(point)[0] for point in points)
-        problem = f"published by {owners}; uninstall all but one"
-        return Found(name, distribution, version, None, problem)
+        error = PluginError(name, f"published by {owners}; uninstall all but one", "P4")
+        return Found(name, distribution, version, None, error)
     try:
         implementation = points[0].load()
         plugin = load_plugin(name, implementation, distribution, version, contract)
-    except (PluginError, DeprecationWarning) as error:  # the latter where warnings are errors
-        problem = str(error).removeprefix(f"component {name!r}: ")
-        return Found(name, distribution, version, None, problem)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - raised by a plugin, reported (P5)
-        problem = f"import failed: {type(error).__name__}: {error}"
-        return Found(name, distribution, version, None, problem)
-    return Found(name, distribution, version, plugin, None)
+    except PluginError as refused:
+        error = refused
+    except DeprecationWarning as warning:  # where warnings are errors
+        error = PluginError(name, str(warning).removeprefix(f"component {name!r}: "))
+    except (Exception, SystemExit) as raised:  # noqa: BLE001 - raised by a plugin, reported (P5)
+        error = PluginError(name, f"import failed: {type(raised).__name__}: {raised}", "P5")
+    return Found(name, distribution, version, plugin, error)
 
 
 def select(names: Sequence[str]) -> list[Plugin]:
@@ -307,7 +316,8 @@ def select(names: Sequence[str]) -> list[Plugin]:
             raise ConfigError(
                 f"component {name!r} is not installed; installed: {known}; see `kvgraft components`"
             )
-        if entry.plugin is None:
-            raise PluginError(name, entry.problem or "cannot be used")
+        if entry.error is not None:
+            raise entry.error
+        assert entry.plugin is not None
         plugins.append(entry.plugin)
     return plugins

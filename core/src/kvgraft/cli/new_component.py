@@ -53,7 +53,6 @@ def new_component(name: str, kind: str, into: Path) -> None:
         f"  cd {shlex.quote(str(package))}\n"
         "  pip install -e '.[test]'\n"
         "  kvgraft components\n"
-        f"  kvgraft check {name}\n"
         "  pytest\n"
         f"  kvgraft replay --synthetic chat --component {name}"
     )

@@ -104,12 +104,17 @@ class Ledger:
         )
 
     def check(self) -> None:
-        """Raise `IntegrityError` unless the equation holds and no term is negative (T8)."""
+        """Raise `IntegrityError` unless the equation holds and no term is negative (T8, A12)."""
         terms = (self.free, self.evictable, self.pinned, self.private, self.in_flight)
-        if sum(terms) != self.capacity or min(terms) < 0 or self.promised < 0:
+        if sum(terms) != self.capacity or min(terms) < 0:
             raise IntegrityError(
                 "T8",
                 self.component,
-                f"{self.tier.value} ledger does not balance: {self.equation()}, "
-                f"promised({self.promised})",
+                f"{self.tier.value} ledger does not balance: {self.equation()}",
+            )
+        if self.promised < 0:
+            raise IntegrityError(
+                "A12",
+                self.component,
+                f"{self.tier.value} pool: promised({self.promised}) < 0, more was taken than that",
             )

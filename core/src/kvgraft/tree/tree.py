@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kvgraft.errors import ConfigError
+from kvgraft.errors import ConfigError, ContractViolation
 from kvgraft.slots import SLOT_BYTES
 from kvgraft.tree.keys import TOKEN_BYTES
 from kvgraft.tree.ledger import Ledger
@@ -267,7 +267,8 @@ class Tree:
         cell = node.cells[track.index]
         slots = cell.device
         assert slots is not None
-        assert not cell.device_pins
+        if cell.device_pins:
+            raise ContractViolation("E1", track.name, f"{node!r} leaves DEVICE while it is pinned")
         cell.device = None
         track.device.evictable -= len(slots) // SLOT_BYTES
         self.sink_device(node, 1)
@@ -298,7 +299,8 @@ class Tree:
         cell = node.cells[track.index]
         slots = cell.host
         assert slots is not None
-        assert not cell.host_pins
+        if cell.host_pins:
+            raise ContractViolation("E5", track.name, f"{node!r} leaves HOST while it is pinned")
         assert track.host is not None
         cell.host = None
         track.host.evictable -= len(slots) // SLOT_BYTES

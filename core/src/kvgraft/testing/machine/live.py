@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+
+from kvgraft.request import Request
+from kvgraft.testing.machine.brute_force import Prefix
+from kvgraft.types import MatchView
 
 __all__ = ["Live"]
 
@@ -13,9 +16,11 @@ class Live:
     """One running request; token counts unless named otherwise.
 
     Attributes:
+        name: in traces.
         request: the cache's own.
         namespace, tuple: its tokens so far.
         prompt, reserve, chunk: as asked for.
+        first_prompt: the prompt before it was restarted.
         anchor: page it is anchored at.
         computed: tokens whose data exists.
         admitted, loaded, started: how far it got; started means it allocated.
@@ -23,9 +28,13 @@ class Live:
         captured: boundaries whose state is not in the tree yet.
         tracked: last boundary passed while decoding, or 0.
         deferred: whether admission last answered so.
+        locked: per component that asked for it, pages pinned besides its reach that a load-back
+            brings as well.
+        views: what components' hooks were told of its match.
     """
 
-    request: Any
+    name: str
+    request: Request
     namespace: object
     tuple: tuple[int, ...]
     prompt: int
@@ -40,6 +49,14 @@ class Live:
     due: set[int] = field(default_factory=set)
     captured: set[int] = field(default_factory=set)
     tracked: int = 0
+    locked: dict[str, set[int]] = field(default_factory=dict)
+    views: list[MatchView] = field(default_factory=list)
+    first_prompt: int = 0
+
+    @property
+    def sequence(self) -> Prefix:
+        """Namespace and tokens so far."""
+        return (self.namespace, self.tuple)
 
     def leased(self, page_size: int) -> None:
         """Take over what a new lease says."""
@@ -49,6 +66,8 @@ class Live:
         self.due = set(self.request.checkpoints)
         self.captured = set()
         self.tracked = 0
+        self.locked = {}
+        self.views = []
 
     @property
     def waiting(self) -> bool:

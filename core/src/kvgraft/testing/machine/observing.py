@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .brute_force import BruteForce, ModelComponent, Prefix
+from kvgraft.cache import Cache
+from kvgraft.testing.machine.brute_force import BruteForce, ModelComponent, Prefix
+from kvgraft.tree.node import Node
 
 __all__ = ["Books", "Held", "NodeView", "Snapshot", "observe"]
 
@@ -24,6 +26,7 @@ class Books(NamedTuple):
 
     @property
     def headroom(self) -> int:
+        """What may be given away without breaking a promise."""
         return self.free + self.evictable - self.promised
 
 
@@ -88,10 +91,10 @@ def _numbers(data: bytes) -> list[int]:
     return memoryview(data).cast("i").tolist()
 
 
-def _walk(cache: object, page_size: int) -> Iterator[tuple[object, NodeView]]:
-    tree = cache.tree  # type: ignore[attr-defined]
+def _walk(cache: Cache, page_size: int) -> Iterator[tuple[Node, NodeView]]:
     count = 0
-    for namespace, root in tree.roots.items():
+    for namespace, root in cache.tree.roots.items():
+        stack: list[tuple[Node, tuple[int, ...], int]]
         stack = [(child, (), -1) for child in root.each_child()]
         while stack:
             node, before, parent = stack.pop()
@@ -105,15 +108,15 @@ def _walk(cache: object, page_size: int) -> Iterator[tuple[object, NodeView]]:
             count += 1
 
 
-def observe(cache: object, model: BruteForce) -> Snapshot:
+def observe(cache: Cache, model: BruteForce) -> Snapshot:
     """Copy what the cache's tree and ledgers say."""
-    tracks = {track.name: track for track in cache.tree.tracks}  # type: ignore[attr-defined]
+    tracks = {track.name: track for track in cache.tree.tracks}
     held = {component.name: Held() for component in model.components}
     nodes = []
     for node, view in _walk(cache, model.page_size):
         nodes.append(view)
         for component in model.components:
-            cell = node.cells[tracks[component.name].index]  # type: ignore[attr-defined]
+            cell = node.cells[tracks[component.name].index]
             mine = held[component.name]
             pages = view.pages[-1:] if component.is_state else view.pages
             per_page = 1 if component.is_state else component.slots_per_page

@@ -1,4 +1,4 @@
-"""A transfer engine whose every outcome the test decides, waits included."""
+"""A transfer engine whose every outcome the caller decides, waits included."""
 
 from __future__ import annotations
 
@@ -36,22 +36,21 @@ class PromptedTransferEngine(SteppedTransferEngine):
     Attributes:
         failures: bits consumed by copies that are waited for; a set bit lets one fail.
         submissions: every submission that had not run when last looked at.
-        submitted, failed: counts.
+        broken: copies that could not run at all, with what they raised.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.failures = 0
         self.submissions: list[Submission] = []
-        self.submitted = 0
-        self.failed = 0
+        self.broken: list[tuple[Ticket, Exception]] = []
 
     def submit(self, copies: Sequence[PlaneCopy], fence: Fence | None = None) -> Ticket:
+        """Keep the copies until they are stepped, failed or waited for."""
         del fence
         ticket = _PromptedTicket(copies)
         ticket.engine = self
         self.pending.append(ticket)
-        self.submitted += 1
         self.submissions.append(
             Submission(
                 ticket,
@@ -61,9 +60,14 @@ class PromptedTransferEngine(SteppedTransferEngine):
         )
         return ticket
 
-    def fail(self, index: int = 0) -> None:
-        self.failed += 1
-        super().fail(index)
+    def step(self, index: int = 0) -> None:
+        """Run one pending submission; like every engine, it fails if its copies cannot run."""
+        ticket = self.pending[index]
+        try:
+            super().step(index)
+        except Exception as error:  # noqa: BLE001 - whatever went wrong, the ticket says so
+            self.broken.append((ticket, error))
+            ticket.finish(error)
 
     def prompted(self, ticket: Ticket) -> None:
         """Run or fail one submission now."""

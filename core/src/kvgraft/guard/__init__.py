@@ -1,0 +1,13 @@
+"""The guard: the contract's rules, checked while a cache serves.
+
+Switched on by configuration, `CacheConfig(guard="on")`; see `docs/guard.md` for what it looks at
+and what it costs. Off, nothing of it is there.
+"""
+
+from __future__ import annotations
+
+from kvgraft.guard.guarded import GUARDED
+from kvgraft.guard.hooks import HookGuard
+from kvgraft.guard.watching import Guard, watch
+
+__all__ = ["GUARDED", "Guard", "HookGuard", "watch"]

@@ -1,0 +1,271 @@
+"""A request from its match to its end: what it is given and gives back (M, A, H8)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvgraft.admission.decision import Decision, Outcome
+from kvgraft.admission.demand import pages_up
+from kvgraft.errors import ContractViolation
+from kvgraft.guard.books import FREE, IN_FLIGHT, PRIVATE, PROMISED, Reading
+from kvgraft.guard.watched import After, Holdings, Watched, holdings
+from kvgraft.request import Request
+from kvgraft.transfers import Fence
+from kvgraft.tree.keys import TokenKey
+from kvgraft.tree.track import Track
+
+__all__ = ["Admitting"]
+
+SPARE_PAGES = 2
+"""Pages a bounded demand holds beyond reach and chunk: slack, and the one that is kept."""
+
+GENEROUS = 4
+"""How many times that a component may ask for that budgets itself, for reasons of its own."""
+
+
+class Admitting:
+    """Checks of the operations that begin and end requests."""
+
+    def __init__(self, watched: Watched) -> None:
+        self.watched = watched
+        self.tree = watched.tree
+        self.books = watched.books
+
+    # -- match
+
+    def begin(self, key: TokenKey, *, reserve: int = 0, chunk: int | None = None) -> After:
+        """A match takes nothing (M6) and is what it says (M1, M2, M3, L3)."""
+        del key, reserve, chunk
+        watched = self.watched
+        watched.rooms.expect(watched.nothing, host_too=watched.selective)
+        n_nodes = self.tree.n_nodes
+
+        def after(request: Request, was: Reading, now: Reading) -> None:
+            self._check_nothing_taken("begin", was, now, len(self.books.pools))
+            splits = self.tree.n_nodes - n_nodes
+            if watched.most_splits is not None and splits > watched.most_splits:
+                raise ContractViolation(
+                    "M6",
+                    None,
+                    f"a match added {splits} nodes; it may split {watched.most_splits}",
+                )
+            self._check_match(request)
+
+        return after
+
+    def _check_nothing_taken(self, name: str, was: Reading, now: Reading, pools: int) -> None:
+        """Nothing of the first `pools` pools (M6)."""
+        if was is now:
+            return
+        for at in range(pools):
+            before, after = was.counts[at], now.counts[at]
+            if before == after:
+                continue
+            pool = self.books.pools[at]
+            if self.watched.selective and pool.name == "host":
+                continue
+            if before[FREE] != after[FREE] or before[IN_FLIGHT] != after[IN_FLIGHT]:
+                raise ContractViolation(
+                    "M6",
+                    pool.component,
+                    f"{name} changed the {pool.name} pool: free went from {before[FREE]} to "
+                    f"{after[FREE]}, in flight from {before[IN_FLIGHT]} to {after[IN_FLIGHT]}",
+                )
+
+    def _check_match(self, request: Request) -> None:
+        anchor, device, size = request.anchor_tokens, request.device_tokens, self.tree.page_size
+        if anchor % size or not 0 <= anchor < max(1, request.prompt):
+            raise ContractViolation(
+                "M2",
+                None,
+                f"anchor of {anchor} tokens for a prompt of {request.prompt}, pages of {size}; one "
+                "token is left to compute",
+            )
+        if device % size or not 0 <= device <= anchor:
+            raise ContractViolation(
+                "M3", None, f"device anchor of {device} tokens for an anchor of {anchor}"
+            )
+        self.watched.leases.check_match(request)
+
+    # -- admission
+
+    def admit(self, request: Request) -> After:
+        """A rejection leaves no trace (A9), an admission promises enough (A3, A4, A10)."""
+        watched = self.watched
+        watched.rooms.expect(watched.nothing, host_too=watched.selective)
+        receipt, chunk = request.receipt, request.chunk
+
+        def after(decision: Decision, was: Reading, now: Reading) -> None:
+            renewed = request.receipt is not receipt
+            if renewed:
+                self._check_nothing_taken("admit", was, now, self.books.n_tree)
+                self._check_match(request)
+            self._check_chunk(request, chunk)
+            for track in self.tree.tracks:
+                self._check_demand(request, track)
+            if decision.admitted:
+                self._check_promises(request, was, now)
+                return
+            self._check_reasons(request, decision)
+            if was.counts == now.counts:
+                return
+            for pool, before, later in zip(self.books.pools, was.counts, now.counts):
+                if watched.selective and renewed and pool.name == "host":
+                    continue
+                kept = (FREE, PRIVATE, PROMISED) if renewed else range(len(before))
+                if any(before[term] != later[term] for term in kept):
+                    raise ContractViolation(
+                        "A9",
+                        pool.component,
+                        f"{decision.outcome.value}, and the {pool.name} pool went from {before} to "
+                        f"{later} (free, evictable, pinned, private, in flight, promised)",
+                    )
+
+        return after
+
+    def _check_chunk(self, request: Request, chunk: int) -> None:
+        if request.chunk == chunk:
+            return
+        if request.chunk % self.tree.page_size or not 0 < request.chunk < chunk:
+            raise ContractViolation(
+                "A6",
+                None,
+                f"the chunk went from {chunk} to {request.chunk} tokens; a smaller one is whole "
+                f"pages of {self.tree.page_size}",
+            )
+
+    def _check_demand(self, request: Request, track: Track) -> None:
+        """The demand holds the next step and the load-back, and is bounded as the reach is."""
+        demand, load = request.demands[track.index], request.host_slots[track.index]
+        if track.is_state:
+            if demand.now - load < 1:
+                raise ContractViolation(
+                    "A10",
+                    track.name,
+                    f"{demand} with {load} host hits keeps no slot for the request's own state",
+                )
+            return
+        size = self.tree.page_size
+        tokens = min(request.chunk, request.prompt - request.computed)
+        pages = pages_up(request.computed + tokens, size) - pages_up(request.computed, size)
+        if demand.now < load + pages * track.slots_per_page:
+            raise ContractViolation(
+                "A3",
+                track.name,
+                f"{demand} does not hold the next step({pages * track.slots_per_page}) + host "
+                f"hits({load})",
+            )
+        if track.is_everything:
+            return
+        most = (track.widest_pages + pages + SPARE_PAGES) * track.slots_per_page
+        if self.watched.cache.mounted[track.index].budget_contribution is not None:
+            most *= GENEROUS
+        most += load
+        if demand.now + demand.later > most:
+            raise ContractViolation(
+                "A4",
+                track.name,
+                f"{demand} for a reach of {track.widest_pages} pages, a step of {pages} and {load} "
+                f"host hits; {most} slots would do",
+            )
+
+    def _check_promises(self, request: Request, was: Reading, now: Reading) -> None:
+        """What was demanded is promised, and private slots are there (A1)."""
+        for account, demand in zip(request.accounts, request.demands):
+            if account.promised != demand.now + demand.later:
+                raise ContractViolation(
+                    "A1",
+                    account.ledger.component,
+                    f"{demand} is admitted and {account.promised} slots are promised",
+                )
+        promised, private = holdings(self.watched, request)
+        for at, (before, after) in enumerate(zip(was.counts, now.counts)):
+            if (
+                after[PROMISED] - before[PROMISED] != promised[at]
+                or after[PRIVATE] - before[PRIVATE] != private[at]
+            ):
+                pool = self.books.pools[at]
+                raise ContractViolation(
+                    "A1",
+                    pool.component,
+                    f"the request has {private[at]} {pool.name} slots and a promise of "
+                    f"{promised[at]}; the pool went from {before} to {after} (free, evictable, "
+                    "pinned, private, in flight, promised)",
+                )
+
+    def _check_reasons(self, request: Request, decision: Decision) -> None:
+        """Who is not admitted hears which pool is short by how much (A8)."""
+        shortages = decision.shortages
+        short = [each for each in shortages if each.needed > each.available]
+        if not short or len(short) < len(shortages):
+            raise ContractViolation(
+                "A8",
+                None,
+                f"{decision}: {len(short)} of {len(shortages)} pools named are short",
+            )
+        never = decision.outcome is Outcome.NEVER_FITS
+        if never and not request.anchor_tokens:
+            fits = all(each.needed <= each.capacity for each in shortages)
+            if fits:
+                raise ContractViolation(
+                    "A8", shortages[0].component, f"{decision}, and it fits an empty pool"
+                )
+
+    # -- the end
+
+    def restart(self, request: Request) -> After:
+        """All but the pins is given up (H8) for a match like any other."""
+        watched = self.watched
+        watched.rooms.expect(watched.nothing, host_too=watched.selective)
+        before = holdings(watched, request)
+
+        def after(result: Any, was: Reading, now: Reading) -> None:
+            self._check_given_back("restart", before, was, now)
+            self._check_match(request)
+
+        return after
+
+    def finish(self, request: Request, fence: Fence | None = None) -> After:
+        """No more is cached than was computed (I6), and everything is given back (H8)."""
+        del fence
+        self.watched.rooms.expect(self.watched.nothing, host_too=True)
+        before, anchor = holdings(self.watched, request), request.receipt.anchor.end
+
+        def after(cached: int, was: Reading, now: Reading) -> None:
+            size = self.tree.page_size
+            if cached % size or not anchor * size <= cached <= max(request.computed, anchor * size):
+                raise ContractViolation(
+                    "I6",
+                    None,
+                    f"{cached} tokens cached of {request.computed} computed behind "
+                    f"{anchor * size}, pages of {size}",
+                )
+            self._check_given_back("finish", before, was, now)
+
+        return after
+
+    def abort(self, request: Request) -> After:
+        """Everything is given back (H8)."""
+        self.watched.rooms.expect(self.watched.nothing, host_too=False)
+        before = holdings(self.watched, request)
+
+        def after(result: Any, was: Reading, now: Reading) -> None:
+            self._check_given_back("abort", before, was, now)
+
+        return after
+
+    def _check_given_back(self, name: str, mine: Holdings, was: Reading, now: Reading) -> None:
+        for at, (promised, private) in enumerate(zip(*mine)):
+            before, after = was.counts[at], now.counts[at]
+            if (
+                before[PROMISED] - promised != after[PROMISED]
+                or before[PRIVATE] - private != after[PRIVATE]
+            ):
+                pool = self.books.pools[at]
+                raise ContractViolation(
+                    "H8",
+                    pool.component,
+                    f"{name} of a request that owned {private} {pool.name} slots and was promised "
+                    f"{promised}: private went from {before[PRIVATE]} to {after[PRIVATE]}, "
+                    f"promised from {before[PROMISED]} to {after[PROMISED]}",
+                )

@@ -1,0 +1,129 @@
+"""Every ledger and eviction counter of a cache, read at once.
+
+A check compares two readings, so what it costs depends on how many pools there are and not on what
+is in the tree.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.track import Track
+
+if TYPE_CHECKING:
+    from kvgraft.cache import Cache
+
+__all__ = [
+    "EVICTABLE",
+    "FREE",
+    "IN_FLIGHT",
+    "PINNED",
+    "PRIVATE",
+    "PROMISED",
+    "Books",
+    "Counts",
+    "Left",
+    "Pool",
+    "Reading",
+]
+
+Counts = tuple[int, int, int, int, int, int]
+"""A ledger's terms: free, evictable, pinned, private, in flight, and what is promised of them."""
+
+FREE, EVICTABLE, PINNED, PRIVATE, IN_FLIGHT, PROMISED = range(6)
+
+Left = tuple[int, ...]
+"""Slots that left a pool so far, by cause in the order of `kvgraft.tree.track.CAUSES`."""
+
+
+class Pool(NamedTuple):
+    """One pool and its books.
+
+    Attributes:
+        component: whose it is.
+        name: `"device"`, `"host"` or the name of a private pool.
+        ledger: its books.
+        track: the component's constants.
+    """
+
+    component: str
+    name: str
+    ledger: Ledger
+    track: Track
+
+
+class Reading(NamedTuple):
+    """What the books said at one moment, by position in `Books.pools`.
+
+    Attributes:
+        counts: of every pool.
+        left: of the pools that the tree holds data in; they come first.
+    """
+
+    counts: list[Counts]
+    left: list[Left]
+
+
+class Books:
+    """The pools of one cache: DEVICE by component, HOST by component, private ones.
+
+    Attributes:
+        pools: all of them.
+        n_device: how many DEVICE pools there are; pool `i` is that of the tree's component `i`.
+        n_tree: how many pools the tree holds data in.
+        host: position of the HOST pool by the component's index, where it has one.
+    """
+
+    def __init__(self, cache: Cache) -> None:
+        tracks = cache.tree.tracks
+        pools = [Pool(track.name, "device", track.device, track) for track in tracks]
+        self.n_device = len(pools)
+        self.host: dict[int, int] = {}
+        for track in tracks:
+            if track.host is not None:
+                self.host[track.index] = len(pools)
+                pools.append(Pool(track.name, "host", track.host, track))
+        self.n_tree = len(pools)
+        for track, each, ledgers in zip(tracks, cache.mounted, cache.private):
+            for pool, ledger in zip(each.component.private, ledgers):
+                pools.append(Pool(track.name, pool.name, ledger, track))
+        self.pools = tuple(pools)
+        self._ledgers = [(pool.ledger, pool.ledger.allocator) for pool in pools]
+        self._evictions = [track.device_evictions for track in tracks]
+        self._evictions += [track.host_evictions for track in tracks if track.host is not None]
+
+    def read(self) -> Reading:
+        """What the books say now; O(pools)."""
+        return Reading(self._counts(), [tuple(causes.values()) for causes in self._evictions])
+
+    def read_after(self, was: Reading) -> Reading:
+        """What they say after an operation; `was` itself if it changed none of them.
+
+        Evictions show in the counts, so their counters are read only where those changed.
+        """
+        counts = self._counts()
+        if counts == was.counts:
+            return was
+        return Reading(counts, [tuple(causes.values()) for causes in self._evictions])
+
+    def _counts(self) -> list[Counts]:
+        return [
+            (
+                allocator.n_free,
+                ledger.evictable,
+                ledger.pinned,
+                ledger.private,
+                ledger.in_flight,
+                ledger.promised,
+            )
+            for ledger, allocator in self._ledgers
+        ]
+
+    def private_of(self, track: Track) -> list[int]:
+        """Positions of a component's private pools, in their order."""
+        return [
+            at
+            for at in range(self.n_tree, len(self.pools))
+            if self.pools[at].track.index == track.index
+        ]

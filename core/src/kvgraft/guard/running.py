@@ -1,0 +1,272 @@
+"""A request at work, and the cache between requests (A5, A7, M4, M8, R1, R5, E6)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvgraft.errors import ContractViolation
+from kvgraft.guard.books import EVICTABLE, FREE, PRIVATE, PROMISED, Reading
+from kvgraft.guard.leases import Moment
+from kvgraft.guard.watched import After, Watched
+from kvgraft.request import Request
+from kvgraft.transfers import Fence
+from kvgraft.tree.track import Track
+from kvgraft.types import Direction, Tier
+
+__all__ = ["Running"]
+
+
+class Running:
+    """Checks of the operations between admission and end.
+
+    Attributes:
+        clock: operations looked at so far; 0 where not all are, and none follows another for sure.
+    """
+
+    def __init__(self, watched: Watched) -> None:
+        self.watched = watched
+        self.tree = watched.tree
+        self.books = watched.books
+        self.clock = 0
+        self._offered: tuple[Request | None, int, int] = (None, 0, 0)
+
+    # -- load-back
+
+    def load_back(self, request: Request, fence: Fence | None = None) -> After:
+        """It takes no more than was promised (M4) and brings what lacks (R1)."""
+        del fence
+        watched = self.watched
+        watched.rooms.expect(request.host_slots, host_too=watched.write_back, loading=True)
+        moved = watched.cache.journal.counters[Direction.LOAD_BACK].slots
+        before, started = dict(moved), request.load_started
+
+        def after(result: Any, was: Reading, now: Reading) -> None:
+            for track, promised in zip(self.tree.tracks, request.host_slots):
+                loaded = moved[track.name] - before[track.name]
+                if loaded > promised:
+                    raise ContractViolation(
+                        "M4",
+                        track.name,
+                        f"the load-back takes {loaded} slots, the match said {promised}",
+                    )
+            begun = request.load_started and not started and not request.load_failed
+            if begun and request.receipt.host_from is not None:
+                watched.leases.check(request, Moment.LOADING)
+
+        return after
+
+    # -- computing
+
+    def next_chunk(self, request: Request, limit: int | None = None) -> After:
+        """The admitted chunk always fits (A7), and asking changes nothing (A5)."""
+        self.watched.rooms.expect(self.watched.nothing, host_too=False)
+        left = request.prompt - request.computed
+        most = request.chunk if limit is None else limit
+
+        def after(n_tokens: int, was: Reading, now: Reading) -> None:
+            if not 0 <= n_tokens <= max(0, min(left, most)):
+                raise ContractViolation(
+                    "A6", None, f"a chunk of {n_tokens} tokens, {left} are left, limit {most}"
+                )
+            if not n_tokens and left > 0 and 0 < most <= request.chunk:
+                raise self._refused(request, f"a chunk of {min(left, most)} tokens")
+            if was != now:
+                raise ContractViolation(
+                    "A5", None, f"asking for a chunk changed {was.counts} to {now.counts}"
+                )
+            self._offered = (request, n_tokens, self.clock)
+
+        return after
+
+    def allocate(self, request: Request, n_tokens: int) -> After:
+        """What was promised is given (A7); what is refused changes nothing (A5)."""
+        watched, size = self.watched, self.tree.page_size
+        pages = max(0, -(-(request.computed + n_tokens) // size) - request.allocated)
+        needs = [
+            1 if track.is_state else pages * track.slots_per_page for track in self.tree.tracks
+        ]
+        watched.rooms.expect(needs, host_too=watched.write_back or watched.homes)
+        loaded = bool(request.waits)
+
+        def after(given: bool, was: Reading, now: Reading) -> None:  # noqa: FBT001 - a result
+            if not given:
+                if self._was_promised(request, n_tokens, pages):
+                    raise self._refused(request, f"{n_tokens} tokens")
+                self._check_unchanged("A5", "a refused allocation", was, now)
+                return
+            for track, needed in zip(self.tree.tracks, needs):
+                self._check_taken(request, track, needed, was, now)
+            if loaded:
+                watched.leases.check(request, Moment.RUNNING)
+
+        return after
+
+    def _was_promised(self, request: Request, n_tokens: int, pages: int) -> bool:
+        """Whether the request may rely on getting the slots."""
+        end = request.computed + n_tokens
+        offered, tokens, at = self._offered
+        if offered is request and 0 < at == self.clock - 1 and n_tokens <= tokens:
+            return True
+        if request.computed < request.prompt:
+            return n_tokens <= request.chunk and end <= request.prompt
+        return end <= request.total and pages <= 1
+
+    def _refused(self, request: Request, what: str) -> ContractViolation:
+        """Say which pool could not give what an admitted request was promised (A7)."""
+        for track, account in zip(self.tree.tracks, request.accounts):
+            ledger = track.device
+            if not track.is_state and account.promised + max(0, ledger.headroom) < (
+                track.slots_per_page
+            ):
+                break
+        else:
+            track = self.tree.tracks[0]
+            account, ledger = request.accounts[0], track.device
+        return ContractViolation(
+            "A7",
+            track.name,
+            f"{what} at {request.computed} of {request.prompt} + "
+            f"{request.total - request.prompt} were admitted and refused: promised"
+            f"({account.promised}), headroom({ledger.headroom}), {ledger.equation()}",
+        )
+
+    def _check_taken(
+        self, request: Request, track: Track, needed: int, was: Reading, now: Reading
+    ) -> None:
+        """Pages came from the promise or the headroom; a state is the request's own (A12, M8)."""
+        before, after = was.counts[track.index], now.counts[track.index]
+        if after[PROMISED] > before[PROMISED]:
+            raise ContractViolation(
+                "A12",
+                track.name,
+                f"an allocation raised what is promised from {before[PROMISED]} to "
+                f"{after[PROMISED]}",
+            )
+        taken = after[PRIVATE] - before[PRIVATE]
+        states = request.states[track.index]
+        if states is None:
+            if taken != needed:
+                raise ContractViolation(
+                    "A1", track.name, f"{taken} slots were taken where {needed} are needed"
+                )
+            return
+        if states.live is None or not 0 <= taken <= needed:
+            raise ContractViolation(
+                "A10",
+                track.name,
+                f"{taken} states were taken and the live one is {states.live!r}; the request "
+                "writes to a state of its own",
+            )
+        if states.live == request.receipt.anchor.cells[track.index].device:
+            raise ContractViolation(
+                "M8",
+                track.name,
+                f"the request writes to state {int.from_bytes(states.live, 'little')}, which "
+                f"{request.receipt.anchor!r} holds for others",
+            )
+
+    def computed(self, request: Request, n_tokens: int) -> After:
+        """Slots are given back, none is taken (A12)."""
+        del request, n_tokens
+        self.watched.rooms.expect(self.watched.nothing, host_too=False)
+
+        def after(result: Any, was: Reading, now: Reading) -> None:
+            for pool, before, later in zip(self.books.pools, was.counts, now.counts):
+                if later[FREE] < before[FREE] or later[PRIVATE] > before[PRIVATE]:
+                    raise ContractViolation(
+                        "A12",
+                        pool.component,
+                        f"computed took slots: free went from {before[FREE]} to {later[FREE]}, "
+                        f"private from {before[PRIVATE]} to {later[PRIVATE]}",
+                    )
+
+        return after
+
+    def checkpoint(self, request: Request, fence: Fence | None = None) -> After:
+        """It shares up to a legal boundary (I6), or changes nothing."""
+        del fence
+        watched = self.watched
+        watched.rooms.expect(watched.states, host_too=True)
+        anchor = request.receipt.anchor.end
+
+        def after(shared: bool, was: Reading, now: Reading) -> None:  # noqa: FBT001 - a result
+            end = request.receipt.anchor.end
+            if not shared:
+                if not self.tree.has_state:
+                    self._check_unchanged("I6", "a declined checkpoint", was, now)
+                return
+            if not anchor < end <= request.computed // self.tree.page_size:
+                raise ContractViolation(
+                    "I6",
+                    None,
+                    f"a checkpoint went from page {anchor} to {end} with {request.computed} tokens "
+                    f"computed in pages of {self.tree.page_size}",
+                )
+            watched.leases.check(request, Moment.HELD)
+
+        return after
+
+    def _check_unchanged(self, rule: str, what: str, was: Reading, now: Reading) -> None:
+        """DEVICE books are as they were; the HOST copy of a load-back may have been let go."""
+        for at in range(self.books.n_device):
+            if was.counts[at] != now.counts[at]:
+                raise ContractViolation(
+                    rule,
+                    self.books.pools[at].component,
+                    f"{what} changed the device pool from {was.counts[at]} to {now.counts[at]} "
+                    "(free, evictable, pinned, private, in flight, promised)",
+                )
+
+    # -- between requests
+
+    def poll(self) -> After:
+        """Transfers end; nothing is evicted."""
+        self.watched.rooms.expect(self.watched.nothing, host_too=False)
+        return _nothing
+
+    def drain(self) -> After:
+        """Transfers end; if it says that all did, they did (R2)."""
+        self.watched.rooms.expect(self.watched.nothing, host_too=False)
+
+        def after(all_ended: bool, was: Reading, now: Reading) -> None:  # noqa: FBT001 - a result
+            in_flight = self.watched.cache.journal.n_in_flight
+            if all_ended and in_flight:
+                raise ContractViolation(
+                    "R2", None, f"drain says that all transfers ended, {in_flight} have not"
+                )
+
+        return after
+
+    def evict(self, component: str, n_slots: int, tier: Tier = Tier.DEVICE) -> After:
+        """It returns what it freed, and is short only if nothing was left (E6)."""
+        watched = self.watched
+        track = self.tree.by_name.get(component)
+        device = tier is Tier.DEVICE
+        ledger = None if track is None else track.device if device else track.host
+        needs = list(watched.nothing)
+        if track is not None and ledger is not None and device:
+            needs[track.index] = ledger.free + n_slots
+        watched.rooms.expect(needs, host_too=not device or watched.write_back)
+
+        def after(freed: int, was: Reading, now: Reading) -> None:
+            if track is None or ledger is None:
+                return
+            at = track.index if device else self.books.host[track.index]
+            before, later = was.counts[at], now.counts[at]
+            if freed != later[FREE] - before[FREE]:
+                raise ContractViolation(
+                    "E6",
+                    component,
+                    f"evict says {freed}, free went from {before[FREE]} to {later[FREE]}",
+                )
+            left = later[EVICTABLE] if device and not watched.write_back else 0
+            if freed < n_slots and left:
+                raise ContractViolation(
+                    "E6", component, f"{freed} of {n_slots} slots freed with {left} evictable left"
+                )
+
+        return after
+
+
+def _nothing(result: Any, was: Reading, now: Reading) -> None:
+    """Everything that matters holds after any operation."""

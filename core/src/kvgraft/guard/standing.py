@@ -1,0 +1,177 @@
+"""What holds after every operation, whichever it was (T8, T9, A12, I2, B3, R2, H8, L1, M7)."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from kvgraft.errors import ContractViolation
+from kvgraft.guard.books import EVICTABLE, PINNED, PRIVATE, PROMISED, Counts, Reading
+from kvgraft.guard.leases import Moment
+from kvgraft.guard.watched import WRITE_BACK_ENDS_BACKUPS, Watched
+from kvgraft.request import Request
+from kvgraft.slots import SLOT_BYTES
+
+__all__ = ["Standing"]
+
+BRINGS_DATA = frozenset({"poll", "drain", "checkpoint", "finish"})
+"""Operations in which data may arrive in the tree: acknowledged transfers, inserts."""
+
+KEEPS_PROMISES = frozenset({"begin", "next_chunk", "evict", "poll", "drain"})
+"""Operations that change no promise and no request's slots."""
+
+LEASES_AT_A_TIME = 2
+"""Requests whose leases are looked at when an operation evicted something, besides its own."""
+
+
+class Standing:
+    """Checks two readings of the books of one cache."""
+
+    def __init__(self, watched: Watched) -> None:
+        self.watched = watched
+        self.cache = watched.cache
+        self.books = watched.books
+        self._capacities = [pool.ledger.capacity for pool in self.books.pools]
+        self._queues = tuple(watched.cache.journal._queues.values())
+        self._next_lease = 0
+
+    def check(self, name: str, was: Reading, now: Reading) -> None:
+        """Compare the pools whose books changed; O(pools)."""
+        nobody = not self.cache.requests
+        if was is now and not nobody:
+            return
+        idle = not any(self._queues)
+        for at, (before, after) in enumerate(zip(was.counts, now.counts)):
+            if before != after:
+                self._check_change(at, name, was, now)
+            _, _, pinned, private, in_flight, promised = after
+            if idle and in_flight:
+                raise ContractViolation(
+                    "R2",
+                    self.books.pools[at].component,
+                    self._left_over(at, name, "in flight", in_flight),
+                )
+            if nobody and (private or promised):
+                raise ContractViolation(
+                    "H8",
+                    self.books.pools[at].component,
+                    self._left_over(at, name, "private or promised", private + promised),
+                )
+            if nobody and idle and pinned:
+                raise ContractViolation(
+                    "L1",
+                    self.books.pools[at].component,
+                    self._left_over(at, name, "pinned", pinned),
+                )
+
+    def _check_change(self, at: int, name: str, was: Reading, now: Reading) -> None:
+        """One pool's books changed: they balance, and what came and went is accounted for."""
+        before, after = was.counts[at], now.counts[at]
+        free, evictable, pinned, private, in_flight, promised = after
+        total = free + evictable + pinned + private + in_flight
+        # One negative term makes the union negative.
+        negative = (free | evictable | pinned | private | in_flight | promised) < 0
+        if negative or total != self._capacities[at]:
+            self._raise_unbalanced(at, name)
+        if free + evictable < promised:
+            self._check_headroom(at, name)
+        if at < self.books.n_tree:
+            moved = evictable + pinned - before[EVICTABLE] - before[PINNED]
+            left, then = now.left[at], was.left[at]
+            if left != then:
+                moved += sum(left) - sum(then)
+            if moved:
+                self._check_moved(at, name, moved)
+        if name in KEEPS_PROMISES:
+            self._check_kept(at, name, before, after)
+
+    def check_balance(self, name: str, now: Reading) -> None:
+        """Every ledger's equation (T8)."""
+        for at, counts in enumerate(now.counts):
+            if sum(counts[:PROMISED]) != self._capacities[at] or min(counts) < 0:
+                self._raise_unbalanced(at, name)
+
+    def _raise_unbalanced(self, at: int, name: str) -> NoReturn:
+        pool = self.books.pools[at]
+        raise ContractViolation(
+            "T8",
+            pool.component,
+            f"{pool.name} ledger does not balance after {name}: {pool.ledger.equation()}, "
+            f"promised({pool.ledger.promised})",
+        )
+
+    def _check_headroom(self, at: int, name: str) -> None:
+        """Promises exceed what is left; what is being demoted comes free with its copy."""
+        pool = self.books.pools[at]
+        ledger = pool.ledger
+        leaving = self.leaving(at) if at < self.books.n_device else 0
+        if ledger.headroom + leaving < 0:
+            raise ContractViolation(
+                "A12",
+                pool.component,
+                f"{pool.name} promised({ledger.promised}) exceeds free({ledger.free}) + "
+                f"evictable({ledger.evictable}) after {name}",
+            )
+
+    def leaving(self, index: int) -> int:
+        """DEVICE slots of a component that transfers in flight will free."""
+        return sum(
+            len(slots) // SLOT_BYTES
+            for operation in self.watched.operations()
+            for track, slots in operation.detached
+            if track.index == index
+        )
+
+    def _check_moved(self, at: int, name: str, moved: int) -> None:
+        """The tree's data leaves as evictions (I2) and arrives by inserts and transfers (B3)."""
+        pool = self.books.pools[at]
+        if moved < 0:
+            raise ContractViolation(
+                "I2",
+                pool.component,
+                f"{-moved} slots left the tree's {pool.name} pool in {name} without being evicted",
+            )
+        ends_backups = self.watched.write_back and name in WRITE_BACK_ENDS_BACKUPS
+        if name not in BRINGS_DATA and not (ends_backups and pool.name == "host"):
+            raise ContractViolation(
+                "B3",
+                pool.component,
+                f"{moved} slots came to the tree's {pool.name} pool in {name}, which takes in no "
+                "transfer and inserts nothing",
+            )
+
+    def _check_kept(self, at: int, name: str, before: Counts, after: Counts) -> None:
+        pool = self.books.pools[at]
+        if before[PROMISED] != after[PROMISED]:
+            raise ContractViolation(
+                "A12",
+                pool.component,
+                f"{name} changed what the {pool.name} pool promises from {before[PROMISED]} to "
+                f"{after[PROMISED]}",
+            )
+        if before[PRIVATE] != after[PRIVATE]:
+            raise ContractViolation(
+                "T9",
+                pool.component,
+                f"{name} changed the {pool.name} slots of requests from {before[PRIVATE]} to "
+                f"{after[PRIVATE]}",
+            )
+
+    def _left_over(self, at: int, name: str, what: str, n_slots: int) -> str:
+        return (
+            f"{n_slots} {self.books.pools[at].name} slots are {what} after {name}; there are "
+            f"{len(self.cache.requests)} requests and {self.cache.journal.n_in_flight} transfers"
+        )
+
+    def check_losses(self, name: str, request: Request | None, was: Reading, now: Reading) -> None:
+        """Where something was evicted, room was made for it (E2), and no lease lost it (M7)."""
+        if was is now or was.left == now.left:
+            return
+        self.watched.rooms.check_operation(name, was, now)
+        requests = list(self.cache.requests.values())
+        leases = self.watched.leases
+        if request is not None and self.cache.requests.get(id(request)) is request:
+            leases.check(request, Moment.HELD)
+        for _ in range(min(LEASES_AT_A_TIME, len(requests))):
+            self._next_lease = (self._next_lease + 1) % len(requests)
+            if requests[self._next_lease] is not request:
+                leases.check(requests[self._next_lease], Moment.HELD)

@@ -1,0 +1,116 @@
+"""One guarded cache and what the checks of its operations share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvgraft.config import WritePolicy
+from kvgraft.guard.books import Books, Reading
+from kvgraft.guard.leases import Leases
+from kvgraft.guard.rooms import Rooms
+from kvgraft.request import Request
+from kvgraft.slots import SLOT_BYTES
+from kvgraft.tree.operations import Operation
+
+if TYPE_CHECKING:
+    from kvgraft.cache import Cache
+
+__all__ = ["WRITE_BACK_ENDS_BACKUPS", "After", "Holdings", "Watched", "holdings"]
+
+After = Callable[[Any, Reading, Reading], None]
+"""What is checked when an operation is over: its result, the books before it and after it."""
+
+WRITE_BACK_ENDS_BACKUPS = frozenset({"load_back", "allocate", "checkpoint", "evict"})
+"""Operations that wait for copies to HOST under write-back, and so take transfers in."""
+
+
+class Watched:
+    """One guarded cache.
+
+    Attributes:
+        cache, tree: what is guarded.
+        books: its ledgers and counters.
+        rooms: what is evicted.
+        leases: what requests were promised.
+        write_back, selective: the write policy.
+        nothing: no slot of any component.
+        states: one slot of each state component.
+        homes: whether any component is at home on HOST.
+        most_splits: nodes one match may split: at the anchor, and where bounded reaches begin and
+            end; None where components name their own spans.
+    """
+
+    def __init__(self, cache: Cache) -> None:
+        self.cache = cache
+        self.tree = cache.tree
+        self.books = Books(cache)
+        self.rooms = Rooms(cache, self.books)
+        self.leases = Leases(cache)
+        policy = cache.config.write_policy
+        self.write_back = policy is WritePolicy.WRITE_BACK
+        self.selective = policy is WritePolicy.WRITE_THROUGH_SELECTIVE
+        tracks = self.tree.tracks
+        self.nothing = (0,) * len(tracks)
+        self.states = tuple(int(track.is_state) for track in tracks)
+        self.homes = any(track.home_is_host for track in tracks)
+        self.most_splits: int | None = None
+        if all(each.acquire_component_lock is None for each in cache.mounted):
+            self.most_splits = 2 + 2 * sum(len(track.reach.terms) for track in tracks)
+
+    def operations(self) -> Iterator[Operation]:
+        """Transfers in flight; O(transfers)."""
+        for queue in self.cache.journal._queues.values():
+            for transfer in queue:
+                if transfer.operation is not None:
+                    yield transfer.operation
+
+
+class Holdings(NamedTuple):
+    """What a request has of each pool, by position in `Books.pools`.
+
+    Attributes:
+        promised: slots it may still take.
+        private: slots it owns.
+    """
+
+    promised: list[int]
+    private: list[int]
+
+
+def holdings(watched: Watched, request: Request) -> Holdings:
+    """Count what a request owns from its slots, not from its accounts."""
+    books = watched.books
+    if not request.accounts:
+        return Holdings([0] * len(books.pools), [0] * len(books.pools))
+    promised = [account.promised for account in request.accounts]
+    private = [
+        sum([len(run.device) for run in runs]) // SLOT_BYTES if runs else 0 for runs in request.runs
+    ]
+    if watched.tree.has_state:
+        for at, states in enumerate(request.states):
+            if states is not None:
+                private[at] = len(states.owned())
+    if len(books.pools) > books.n_device:
+        rest = [0] * (len(books.pools) - books.n_device)
+        promised += rest
+        private += rest
+        _add_others(watched, request, promised, private)
+    return Holdings(promised, private)
+
+
+def _add_others(
+    watched: Watched, request: Request, promised: list[int], private: list[int]
+) -> None:
+    """The request's part of HOST pools and private ones."""
+    books = watched.books
+    for track, account, runs, own in zip(
+        watched.tree.tracks, request.host_accounts, request.runs, request.private
+    ):
+        if account is not None:
+            at = books.host[track.index]
+            promised[at] = account.promised
+            private[at] = sum([len(run.host) for run in runs if run.host]) // SLOT_BYTES
+        if own:
+            for at, slots in zip(books.private_of(track), own):
+                private[at] = len(slots) // SLOT_BYTES

@@ -1,0 +1,179 @@
+"""Running the clauses on one component, without pytest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from time import perf_counter
+from typing import Any
+
+from kvgraft.errors import ConfigError, ContractViolation, KvgraftError, PluginError
+from kvgraft.registry import Plugin, select
+from kvgraft.rules import RULES
+from kvgraft.testing import clauses as _registered  # noqa: F401 - fills CLAUSES
+from kvgraft.testing.clause import CLAUSES, Clause, Undecided
+from kvgraft.testing.profiles import profile_named
+from kvgraft.testing.result import Result, Status
+from kvgraft.testing.subject import Subject
+
+__all__ = ["Checker", "check_component"]
+
+
+class Checker:
+    """The clauses over one component.
+
+    Args:
+        plugin: the component package.
+        options: its options.
+        profile: name of a profile: how hard the state machine looks.
+        expected_failures: rules it is known to break, with reasons; strict: one that is kept
+            counts as a failure.
+
+    Raises:
+        ConfigError: an expected failure of a rule that does not exist.
+    """
+
+    def __init__(
+        self,
+        plugin: Plugin,
+        options: Mapping[str, Any] | None = None,
+        profile: str = "ci",
+        expected_failures: Mapping[str, str] | None = None,
+    ) -> None:
+        self.expected = dict(expected_failures or {})
+        for rule in self.expected:
+            if rule not in RULES:
+                raise ConfigError(
+                    f"expected failure {rule!r} is no rule of docs/contract.md, such as M4"
+                )
+        self.subject = Subject(
+            plugin, options or {}, profile_named(profile), frozenset(self.expected)
+        )
+
+    def run(self, progress: Callable[[Result], None] = lambda result: None) -> list[Result]:
+        """Every clause, then the verdict."""
+        results = []
+        for result in self._results():
+            progress(result)
+            results.append(result)
+        return results
+
+    def _results(self) -> Iterator[Result]:
+        for entry in CLAUSES.values():
+            yield self.check(entry)
+        yield from self.verdict()
+
+    def verdict(self) -> Iterator[Result]:
+        """What no clause stands for: other rules the state machine found broken, expectations."""
+        found = self.subject.driven.violation
+        if found is not None and f"{found.rule}-driven" not in CLAUSES:
+            yield self._failed(found.rule, f"{found.rule}-driven", found, 0.0)
+        for rule, reason in self.expected.items():
+            if not self._breaks(rule):
+                yield Result(
+                    self.subject.name,
+                    f"{rule}-expected",
+                    rule,
+                    RULES[rule],
+                    Status.UNEXPECTED_PASS,
+                    f"expected to fail ({reason}), and kept; drop the expectation",
+                )
+
+    def check(self, entry: Clause) -> Result:
+        """One clause."""
+        name, start = self.subject.name, perf_counter()
+        reason = entry.applies(self.subject)
+        if reason is not None:
+            return self._result(entry, Status.NOT_APPLICABLE, reason)
+        try:
+            entry.check(self.subject)
+        except ContractViolation as violation:
+            return self._failed(
+                violation.rule, entry.ident, violation, perf_counter() - start, entry
+            )
+        except Undecided as undecided:
+            return self._result(entry, Status.UNDECIDED, str(undecided))
+        except Exception as error:  # noqa: BLE001 - what a component raises is a finding
+            told = str(error) if isinstance(error, KvgraftError) else repr(error)
+            raised = ContractViolation(entry.rule, name, told)
+            return self._failed(entry.rule, entry.ident, raised, perf_counter() - start, entry)
+        return self._result(entry, Status.PASSED, "", perf_counter() - start)
+
+    # -- inside
+
+    def _breaks(self, rule: str) -> bool:
+        """Whether a clause finds the rule broken, or the state machine when it looks for it."""
+        own = [entry for entry in CLAUSES.values() if entry.rule == rule]
+        if any(self.check(entry).status is Status.EXPECTED_FAILURE for entry in own):
+            return True
+        found = self.subject.drive(self.subject.ignored - {rule}).violation
+        return found is not None and found.rule == rule
+
+    def _result(self, entry: Clause, status: Status, evidence: str, seconds: float = 0.0) -> Result:
+        return Result(
+            self.subject.name,
+            entry.ident,
+            entry.rule,
+            entry.sentence,
+            status,
+            evidence,
+            seconds=round(seconds, 3),
+        )
+
+    def _failed(
+        self,
+        rule: str,
+        ident: str,
+        violation: ContractViolation,
+        seconds: float,
+        entry: Clause | None = None,
+    ) -> Result:
+        driven = ident.endswith("driven")
+        sentence = entry.sentence if entry is not None and entry.rule == rule else RULES[rule]
+        return Result(
+            self.subject.name,
+            ident,
+            rule,
+            sentence,
+            Status.EXPECTED_FAILURE if rule in self.expected else Status.FAILED,
+            violation.evidence,
+            tuple(self.subject.driven.steps) if driven else (),
+            round(seconds, 3),
+        )
+
+
+def check_component(
+    name: str,
+    *,
+    options: Mapping[str, Any] | None = None,
+    plugin: Plugin | None = None,
+    profile: str = "ci",
+    expected_failures: Mapping[str, str] | None = None,
+    progress: Callable[[Result], None] = lambda result: None,
+) -> list[Result]:
+    """Run every clause of the contract on one component.
+
+    Args:
+        name: the component, as installed.
+        options: its options; pools of 9 to 20 slots and pages of 1, 2 and 4 tokens are used.
+        plugin: a package to check instead of the installed one.
+        profile: `"dev"`, `"ci"` or `"nightly"`.
+        expected_failures: rules it is known to break, with reasons.
+        progress: called with each result as it comes.
+
+    Returns:
+        One result per clause, in the contract's order. A package that cannot be loaded has one.
+
+    Raises:
+        ConfigError: the component is not installed, or a name or rule is unknown.
+    """
+    try:
+        loaded = plugin if plugin is not None else select([name])[0]
+        checker = Checker(loaded, options, profile, expected_failures)
+        checker.subject.mount(1)
+    except PluginError as error:
+        result = Result(
+            name, f"{error.rule}-loads", error.rule, RULES[error.rule], Status.FAILED, str(error)
+        )
+        progress(result)
+        return [result]
+    return checker.run(progress)

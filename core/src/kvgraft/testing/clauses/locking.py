@@ -1,0 +1,101 @@
+"""What a component pins (L)."""
+
+from __future__ import annotations
+
+from kvgraft.errors import ContractViolation
+from kvgraft.reach import PageReach
+from kvgraft.testing.clause import clause, expect
+from kvgraft.testing.subject import PAGE_SIZES, Subject
+from kvgraft.types import LockQuery, Span
+
+__all__: list[str] = []
+
+BOUNDARIES = range(24)
+
+
+def _locks(subject: Subject) -> str | None:
+    return None if subject.has("acquire_component_lock") else "the hook is left to the core"
+
+
+def _pages(spans: list[Span]) -> set[int]:
+    return {page for span in spans for page in range(span.start, span.end)}
+
+
+@clause("L3", "A pin covers the reach and nothing behind the boundary.", needs=_locks)
+def a_pin_covers_the_reach(subject: Subject) -> None:
+    for page_size in PAGE_SIZES:
+        mounted = subject.mount(page_size)
+        reach = PageReach(mounted.component.reach, page_size)
+        acquire, release = mounted.acquire_component_lock, mounted.release_component_lock
+        assert acquire is not None
+        assert release is not None
+        for boundary in BOUNDARIES:
+            answer = acquire(LockQuery(boundary, page_size))
+            if answer is None:
+                continue
+            try:
+                spans = [Span(*span) for span in answer]
+            except TypeError:
+                raise ContractViolation(
+                    "L3", subject.name, f"acquire_component_lock returned {answer!r}, not spans"
+                ) from None
+            needed = _pages(list(reach.spans(boundary)))
+            expect(
+                needed <= _pages(spans),
+                "L3",
+                subject,
+                f"at boundary {boundary} it pins {spans}, its reach needs pages {sorted(needed)}",
+            )
+            expect(
+                all(0 <= span.start <= span.end <= boundary for span in spans),
+                "L3",
+                subject,
+                f"at boundary {boundary} it pins {spans}",
+            )
+            release(answer)
+
+
+@clause("L7", "A window pins at most its pages and one more.", needs=_locks)
+def a_window_pins_no_more_than_it_must(subject: Subject) -> None:
+    for page_size in PAGE_SIZES:
+        mounted = subject.mount(page_size)
+        reach = PageReach(mounted.component.reach, page_size)
+        acquire, release = mounted.acquire_component_lock, mounted.release_component_lock
+        assert acquire is not None
+        assert release is not None
+        if reach.is_everything or reach.is_state:
+            return
+        for boundary in BOUNDARIES:
+            answer = acquire(LockQuery(boundary, page_size))
+            if answer is None:
+                continue
+            held = len(_pages([Span(*span) for span in answer]))
+            expect(
+                held <= reach.widest_pages + 1,
+                "L7",
+                subject,
+                f"at boundary {boundary} it pins {held} pages, its reach is {reach.widest_pages}",
+            )
+            release(answer)
+
+
+@clause("L1", "A pin taken again after its release is the same pin.", needs=_locks)
+def a_pin_is_repeatable(subject: Subject) -> None:
+    for page_size in PAGE_SIZES:
+        mounted = subject.mount(page_size)
+        acquire, release = mounted.acquire_component_lock, mounted.release_component_lock
+        assert acquire is not None
+        assert release is not None
+        for boundary in BOUNDARIES:
+            answers = []
+            for _ in range(2):
+                answer = acquire(LockQuery(boundary, page_size))
+                answers.append(None if answer is None else [Span(*span) for span in answer])
+                if answer is not None:
+                    release(answer)
+            expect(
+                answers[0] == answers[1],
+                "L1",
+                subject,
+                f"boundary {boundary} is pinned as {answers[0]}, after a release as {answers[1]}",
+            )

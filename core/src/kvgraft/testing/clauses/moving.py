@@ -1,0 +1,149 @@
+"""Copies between DEVICE and HOST (B, R)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvgraft.dispatch import Mounted
+from kvgraft.testing.clause import clause, expect
+from kvgraft.testing.clauses.pools import fill, rows
+from kvgraft.testing.subject import PAGE_SIZES, Subject
+from kvgraft.transfers import PlaneCopy
+from kvgraft.transfers.copies import pair_planes, run_copy
+from kvgraft.types import Direction, TransferQuery
+
+__all__ = ["copies_for"]
+
+N_SLOTS = 5
+
+
+def _mirrored(subject: Subject) -> str | None:
+    if not subject.is_mirrored:
+        return "the component says that it has no host mirror"
+    return None if subject.mount(2).component.host is not None else "it has no host mirror"
+
+
+def _whole_on_host(subject: Subject) -> str | None:
+    if subject.home_is_host:
+        return "its canonical copy is on HOST; DEVICE holds something else"
+    return _mirrored(subject)
+
+
+def _slots(numbers: Sequence[int]) -> bytes:
+    return np.asarray(numbers, dtype=np.int32).tobytes()
+
+
+def _some(mounted: Mounted, seed: int) -> tuple[list[int], list[int]]:
+    """Scattered device and host slots, in pairs."""
+    draw = random.Random(seed)
+    component = mounted.component
+    assert component.host is not None
+    n = min(N_SLOTS, component.device.capacity, component.host.capacity)
+    return (
+        draw.sample(range(component.device.capacity), n),
+        draw.sample(range(component.host.capacity), n),
+    )
+
+
+def copies_for(mounted: Mounted, query: TransferQuery) -> list[PlaneCopy]:
+    """The copies of a transfer, the component's own or the core's."""
+    hook = mounted.build_hicache_transfers
+    built = hook(query) if hook is not None else None
+    return pair_planes(mounted.component, query) if built is None else list(built)
+
+
+@clause(
+    "R5", "What was backed up comes back whole, whatever slots it is given.", needs=_whole_on_host
+)
+def data_survives_the_round_trip(subject: Subject) -> None:
+    for page_size in PAGE_SIZES:
+        mounted = subject.mount(page_size)
+        host = mounted.component.host
+        if host is None:
+            continue
+        device = mounted.component.device
+        sources, mirrors = _some(mounted, page_size)
+        targets = list(reversed(_some(mounted, page_size + 50)[0]))
+        held = fill(device, 3)
+        fill(host, 4)
+        out = TransferQuery(Direction.BACKUP, _slots(sources), _slots(mirrors))
+        for copy in copies_for(mounted, out):
+            run_copy(copy)
+        fill(device, 5)
+        back = TransferQuery(Direction.LOAD_BACK, _slots(targets), _slots(mirrors))
+        for copy in copies_for(mounted, back):
+            run_copy(copy)
+        for spec, plane, before in zip(device.specs, rows(device), held):
+            for source, target in zip(sources, targets):
+                expect(
+                    bool((plane[target] == before[source]).all()),
+                    "R5",
+                    subject,
+                    f"page size {page_size}: layer {spec.layer} plane {spec.name!r} of slot "
+                    f"{source} came back different in slot {target}",
+                )
+
+
+@clause("B3", "A transfer writes the slots it was given and no others.", needs=_mirrored)
+def a_transfer_touches_its_own_slots(subject: Subject) -> None:
+    for direction in Direction:
+        mounted = subject.mount(2)
+        component = mounted.component
+        assert component.host is not None
+        device_slots, host_slots = _some(mounted, 7)
+        before = {"device": fill(component.device, 6), "host": fill(component.host, 7)}
+        query = TransferQuery(direction, _slots(device_slots), _slots(host_slots))
+        for copy in copies_for(mounted, query):
+            run_copy(copy)
+        written = {"device": device_slots, "host": host_slots}
+        target = "host" if direction is Direction.BACKUP else "device"
+        for tier, pool in (("device", component.device), ("host", component.host)):
+            for plane, held in zip(rows(pool), before[tier]):
+                changed = set((plane != held).any(dim=1).nonzero().flatten().tolist())
+                allowed = set(written[tier]) if tier == target else set()
+                expect(
+                    changed <= allowed,
+                    "B3",
+                    subject,
+                    f"{direction.value} of {tier} slots {written[tier]} wrote {sorted(changed)}",
+                )
+
+
+@clause("R7", "A copy names the layer whose data it completes.", needs=_mirrored)
+def copies_name_their_layers(subject: Subject) -> None:
+    mounted = subject.mount(2)
+    device = mounted.component.device
+    layers = {spec.layer for spec in device.specs}
+    device_slots, host_slots = _some(mounted, 8)
+    query = TransferQuery(Direction.LOAD_BACK, _slots(device_slots), _slots(host_slots))
+    owners = {lanes.data_ptr(): spec for spec, lanes in zip(device.specs, device.lanes)}
+    for copy in copies_for(mounted, query):
+        expect(copy.layer in layers, "R7", subject, f"a copy names layer {copy.layer} of {layers}")
+        spec = owners.get(copy.target.data_ptr())
+        expect(
+            spec is None or spec.layer == copy.layer,
+            "R7",
+            subject,
+            f"a copy into layer {spec.layer if spec else None} names layer {copy.layer}",
+        )
+
+
+@clause("R2", "Commit and abort of a transfer change no free slot.", needs=_mirrored)
+def ends_of_transfers_free_nothing(subject: Subject) -> None:
+    mounted = subject.mount(2)
+    component = mounted.component
+    assert component.host is not None
+    device_slots, host_slots = _some(mounted, 9)
+    pools = [component.device.allocator, component.host.allocator]
+    before = [sorted(pool.free_slots()) for pool in pools]
+    for direction in Direction:
+        query = TransferQuery(direction, _slots(device_slots), _slots(host_slots))
+        for end in (mounted.commit_hicache_transfers, mounted.abort_hicache_transfers):
+            copies_for(mounted, query)
+            if end is not None:
+                end(query)
+            free = [sorted(pool.free_slots()) for pool in pools]
+            expect(free == before, "R2", subject, f"free slots went from {before} to {free}")

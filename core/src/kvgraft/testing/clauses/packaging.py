@@ -1,0 +1,112 @@
+"""How a component package presents itself (P)."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from unittest.mock import patch
+
+from kvgraft import contract
+from kvgraft.dispatch import parse_options
+from kvgraft.errors import ContractViolation, PluginError
+from kvgraft.testing.clause import clause, expect
+from kvgraft.testing.subject import PAGE_SIZES, Subject
+
+__all__: list[str] = []
+
+TIMEOUT_S = 60
+
+
+def _installed(subject: Subject) -> str | None:
+    if subject.plugin.distribution:
+        return None
+    return "given directly, not installed"
+
+
+@clause("P1", "The component is found by its entry point.", needs=_installed)
+def it_is_found_by_its_entry_point(subject: Subject) -> None:
+    from kvgraft.registry import discover
+
+    found = {entry.name: entry for entry in discover()}
+    entry = found.get(subject.name)
+    expect(
+        entry is not None and entry.plugin is not None,
+        "P1",
+        subject,
+        f"no usable entry point; found are {', '.join(sorted(found))}",
+    )
+
+
+@clause("P2", "Loading and declaring the component imports no torch.", needs=_installed)
+def loading_it_imports_no_torch(subject: Subject) -> None:
+    script = (
+        "import sys; from kvgraft.registry import select; "
+        f"select([{subject.name!r}]); sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    expect(
+        done.returncode == 0,
+        "P2",
+        subject,
+        done.stderr.strip().splitlines()[-1] if done.stderr else "torch is imported at load",
+    )
+
+
+@clause("P3", "The API version is a literal, not whatever the installed core has.")
+def the_api_version_is_a_literal(subject: Subject) -> None:
+    implementation = subject.plugin.implementation
+    kvgraft = importlib.import_module("kvgraft")
+    with patch.object(kvgraft, "API_VERSION", "0.0"), patch.object(contract, "API_VERSION", "0.0"):
+        declared = implementation.declare_component()  # type: ignore[attr-defined]
+    expect(
+        declared.api_version == subject.plugin.declaration.api_version,
+        "P3",
+        subject,
+        f"declares {subject.plugin.declaration.api_version!r}, and {declared.api_version!r} "
+        "beside another core; write the version out",
+    )
+
+
+@clause("P7", "An unknown option is refused with its name.")
+def unknown_options_are_refused(subject: Subject) -> None:
+    name = "no_such_option"
+    try:
+        parse_options(subject.plugin, {**subject.options, name: 1})
+    except PluginError as error:
+        expect(name in str(error), "P7", subject, f"refused without the option's name: {error}")
+    else:
+        raise ContractViolation("P7", subject.name, f"takes the option {name!r}")
+
+
+@clause("P8", "A host mirror is there exactly if it is declared and has room.")
+def capabilities_are_as_declared(subject: Subject) -> None:
+    if not subject.options.get("host_tokens", 1):
+        return
+    for page_size in PAGE_SIZES:
+        mirror = subject.mount(page_size).component.host
+        expect(
+            (mirror is not None) == subject.is_mirrored,
+            "P8",
+            subject,
+            f"declares {sorted(subject.plugin.declaration.capabilities)}, its mirror is {mirror}",
+        )
+
+
+@clause("P8", "Without host memory the component works on DEVICE alone.")
+def it_works_without_a_host_tier(subject: Subject) -> None:
+    if subject.home_is_host or "host_tokens" in subject.options:
+        return
+    mounted = subject.mount(2, host_pages=0)
+    expect(
+        mounted.component.host is None or mounted.component.host.capacity > 0,
+        "P8",
+        subject,
+        "has a host mirror of no slots; leave it out",
+    )

@@ -1,0 +1,151 @@
+"""Slots and the bytes in them (T, M8)."""
+
+from __future__ import annotations
+
+import torch
+
+from kvgraft.errors import LeaseError
+from kvgraft.pools import Component, DevicePool, HostMirror
+from kvgraft.slots import SLOT_BYTES
+from kvgraft.testing.clause import clause, expect
+from kvgraft.testing.subject import PAGE_SIZES, Subject
+
+__all__ = ["fill", "one_by_one", "rows"]
+
+
+def rows(pool: DevicePool | HostMirror) -> list[torch.Tensor]:
+    """The pool's bytes, one uint8 `[n_slots, nbytes]` per plane, over the pool's own memory."""
+    return [lanes.view(torch.uint8) for lanes in pool.lanes]
+
+
+def fill(pool: DevicePool | HostMirror, seed: int) -> list[torch.Tensor]:
+    """Give every slot bytes of its own; returns a copy of them."""
+    generator = torch.Generator().manual_seed(seed)
+    for plane in rows(pool):
+        noise = torch.randint(0, 256, plane.shape, generator=generator, dtype=torch.uint8)
+        for slot, row in enumerate(noise):  # one by one: rows may be views of one another
+            plane[slot] = row
+    return [plane.clone() for plane in rows(pool)]
+
+
+def one_by_one(component: Component, n: int) -> list[bytes]:
+    """`n` device slots, each on its own; fewer if the pool has no more."""
+    taken: list[bytes] = []
+    while len(taken) < n and (slot := component.device.allocator.allocate(1)) is not None:
+        taken.append(slot)
+    return taken
+
+
+def _pools(subject: Subject) -> list[tuple[str, DevicePool | HostMirror]]:
+    found: list[tuple[str, DevicePool | HostMirror]] = []
+    for page_size in PAGE_SIZES:
+        component = subject.mount(page_size).component
+        found.append((f"device pool, page size {page_size}", component.device))
+        if component.host is not None:
+            found.append((f"host mirror, page size {page_size}", component.host))
+    return found
+
+
+@clause("T9", "No two slots of a pool share a byte.")
+def slots_share_no_byte(subject: Subject) -> None:
+    for name, pool in _pools(subject):
+        before = fill(pool, 1)
+        for slot in range(min(pool.capacity, 8)):
+            for plane in rows(pool):
+                plane[slot] ^= 255
+            for plane, held in zip(rows(pool), before):
+                changed = (plane != held).any(dim=1).nonzero().flatten().tolist()
+                expect(
+                    set(changed) <= {slot},
+                    "T9",
+                    subject,
+                    f"{name}: writing slot {slot} changed slots {changed}",
+                )
+                plane[slot] ^= 255
+
+
+@clause("T9", "An allocator hands a slot to one owner at a time and takes it back once.")
+def slots_are_handed_out_once(subject: Subject) -> None:
+    for name, pool in _pools(subject):
+        taken: list[int] = []
+        while (slot := pool.allocator.allocate(1)) is not None:
+            taken.append(int.from_bytes(slot, "little", signed=True))
+            expect(len(taken) <= pool.capacity, "T9", subject, f"{name}: more slots than it has")
+        numbers = sorted(taken)
+        wanted = list(range(pool.capacity))
+        expect(numbers == wanted, "T9", subject, f"{name}: handed out {numbers}, it has {wanted}")
+        for number in taken:
+            pool.allocator.free(number.to_bytes(SLOT_BYTES, "little"))
+        free = sorted(pool.allocator.free_slots())
+        expect(free == wanted, "T9", subject, f"{name}: given back {wanted}, free are {free}")
+
+
+@clause("T8", "A device pool is as large as its tensors, and not empty.")
+def pools_are_as_large_as_they_say(subject: Subject) -> None:
+    for name, pool in _pools(subject):
+        sizes = {plane.shape[0] for plane in rows(pool)}
+        expect(
+            sizes == {pool.capacity} and pool.capacity > 0,
+            "T8",
+            subject,
+            f"{name}: {pool.capacity} slots, tensors of {sorted(sizes)} rows",
+        )
+
+
+def _copies_states(subject: Subject) -> str | None:
+    if not subject.is_state:
+        return "about states; the component has pages"
+    return None if subject.can_copy else "the component says that its states cannot be copied"
+
+
+@clause(
+    "M8",
+    "A copied state has all bytes of the original, in memory of its own.",
+    needs=_copies_states,
+)
+def a_copied_state_is_its_own(subject: Subject) -> None:
+    pool = subject.mount(1).component.device
+    before = fill(pool, 2)
+    pool.copy_slots((0).to_bytes(SLOT_BYTES, "little"), (1).to_bytes(SLOT_BYTES, "little"))
+    for plane, held in zip(rows(pool), before):
+        expect(
+            bool((plane[1] == held[0]).all()), "M8", subject, "the copy lacks bytes of the state"
+        )
+        expect(bool((plane[2:] == held[2:]).all()), "M8", subject, "the copy wrote to other states")
+        plane[1] ^= 255
+        expect(
+            bool((plane[0] == held[0]).all()),
+            "M8",
+            subject,
+            "writing the copy changed the original",
+        )
+        plane[1] ^= 255
+
+
+def _refuses_copies(subject: Subject) -> str | None:
+    if not subject.is_state:
+        return "about states; the component has pages"
+    return "the component says that its states can be copied" if subject.can_copy else None
+
+
+@clause("P8", "A state that cannot be copied is not resumed from.", needs=_refuses_copies)
+def without_copies_nothing_is_resumed(subject: Subject) -> None:
+    from kvgraft.tree.keys import TokenKey
+
+    cache = subject.open(2)
+    try:
+        key = TokenKey(range(8))
+        for _ in range(2):
+            request = cache.begin(key)
+            expect(request.anchor_tokens == 0, "P8", subject, f"resumed at {request.anchor_tokens}")
+            if not cache.admit(request).admitted:
+                raise LeaseError("the pool is too small for one request of 8 tokens")
+            cache.load_back(request)
+            while request.computed < request.prompt:
+                chunk = cache.next_chunk(request)
+                cache.allocate(request, chunk)
+                cache.computed(request, chunk)
+            cache.finish(request)
+            cache.drain()
+    finally:
+        cache.close()

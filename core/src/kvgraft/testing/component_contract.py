@@ -1,0 +1,81 @@
+"""The contract as a pytest class that holds data only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import pytest
+
+from kvgraft.registry import Plugin, select
+from kvgraft.testing.checking import Checker
+from kvgraft.testing.clause import CLAUSES
+from kvgraft.testing.result import Result, Status
+
+__all__ = ["ComponentContract"]
+
+DATA = frozenset({"component", "options", "expected_failures", "profile", "plugin"})
+"""What a subclass may set."""
+
+
+class ComponentContract:
+    """Every clause of the contract as a test of one component.
+
+        class TestSinks(ComponentContract):
+            component = "sinks"
+            options = {"window": 8, "sinks": 4}
+
+    A subclass sets data and nothing else; anything more is a `TypeError` when it is imported.
+
+    Attributes:
+        component: the component's name.
+        options: its options; small pools and shapes make it fast.
+        expected_failures: rules it is known to break, with reasons. Strict: one that is kept, or
+            does not exist, fails.
+        profile: how hard the state machine looks; by default what `--contract-profile` says.
+        plugin: a package to check instead of the installed one.
+    """
+
+    component: ClassVar[str] = ""
+    options: ClassVar[Mapping[str, Any]] = {}
+    expected_failures: ClassVar[Mapping[str, str]] = {}
+    profile: ClassVar[str | None] = None
+    plugin: ClassVar[Plugin | None] = None
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        own = {name for name in vars(cls) if not (name.startswith("__") and name != "__test__")}
+        if own - DATA:
+            raise TypeError(
+                f"{cls.__name__} defines {', '.join(sorted(own - DATA))}; a contract class holds "
+                f"data only: {', '.join(sorted(DATA))}"
+            )
+
+    @pytest.fixture(scope="class")
+    def contract_checker(self, request: pytest.FixtureRequest) -> Checker:
+        """The clauses over the class's component; the state machine runs once."""
+        plugin = self.plugin if self.plugin is not None else select([self.component])[0]
+        profile = self.profile or request.config.getoption("contract_profile", "ci")
+        return Checker(plugin, self.options, profile, self.expected_failures)
+
+    @pytest.mark.parametrize("ident", list(CLAUSES))
+    def test_clause(self, ident: str, contract_checker: Checker, record_property: Any) -> None:
+        """One clause."""
+        _report(contract_checker.check(CLAUSES[ident]), record_property)
+
+    def test_expected_failures(self, contract_checker: Checker, record_property: Any) -> None:
+        """What is expected to fail fails, and the state machine broke no other rule."""
+        for result in contract_checker.verdict():
+            _report(result, record_property)
+
+
+def _report(result: Result, record_property: Any) -> None:
+    record_property("contract", result.as_json())
+    if result.status in (Status.NOT_APPLICABLE, Status.UNDECIDED):
+        pytest.skip(result.evidence)
+    if result.status is Status.EXPECTED_FAILURE:
+        pytest.xfail(f"{result.rule}: {result.evidence}")
+    if result.bad:
+        lines = [f"{result.rule}: {result.sentence}", result.evidence]
+        lines += [f"  {number}. {step}" for number, step in enumerate(result.steps, 1)]
+        pytest.fail("\n".join(lines), pytrace=False)

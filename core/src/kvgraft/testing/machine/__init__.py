@@ -1,0 +1,57 @@
+"""A state machine that drives components through the real core, against a brute-force model.
+
+    found = drive(setup_for(["mine"], {"mine": {"window": 8}}))
+    assert found.violation is None, found.steps
+
+The model is built from what a component declares and shares no code with the tree.
+
+driving         `drive`: run the machine, get values back
+machine         the Hypothesis rules: any order of calls an engine may make
+examples        one run of it, and how it ended; shrinking makes that small
+driver          a call at a time, over leases, steps, donations and rooms
+bench           the cache, the model, and what must hold after every call
+brute_force     which boundary, which hits: from the definition, token by token
+deriving        the model of a component, from its declaration
+predicting      what a match must find
+observing       what the tree holds, as plain dictionaries
+checks          what must hold between two snapshots
+legality        whether what vanished was allowed to, with tiers and recency
+payloads        bytes that say which tokens they were computed from
+engines         transfers that run, fail and are waited for on demand
+hooks           hook calls, watched
+judging         broken rules as `ContractViolation`
+setups          component sets, with sizes, fitting and companions in components
+trace           what was called and what came out, in words
+"""
+
+from __future__ import annotations
+
+from kvgraft.testing.machine.components import paged_plugin, references, state_plugin
+from kvgraft.testing.machine.driving import Drive, drive, search
+from kvgraft.testing.machine.machine import CacheMachine, machine_for
+from kvgraft.testing.machine.setups import Setup, setup_for, setups_for
+from kvgraft.testing.machine.sizes import Options, Sizes
+
+__all__ = [
+    "MACHINE_RULES",
+    "CacheMachine",
+    "Drive",
+    "Options",
+    "Setup",
+    "Sizes",
+    "drive",
+    "machine_for",
+    "paged_plugin",
+    "references",
+    "search",
+    "setup_for",
+    "setups_for",
+    "state_plugin",
+]
+
+FOUND = """
+    T1 T2 T3 T4 T5 T6 T7 T8 T9 T10  M1 M2 M3 M4 M5 M7 M8 M9  I1 I2 I4 I6 I8  L1 L2 L3 L6
+    E1 E2 E3 E6  B1 B3  R1 R2 R5 R6 R8  A1 A3 A6 A7 A8 A9 A10 A12  H4 H8  D1 P7
+"""
+MACHINE_RULES = frozenset(FOUND.split())
+"""The rules the machine can find broken, by its own checks or by those of the core."""

@@ -1,0 +1,176 @@
+"""Matching and reach by brute force.
+
+Sequences are tuples of tokens, a page is named by all tokens up to its end, and what a component
+needs at a boundary is found by asking every token. No tree, no spans, no shortcut; nothing here
+imports the rest of kvgraft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+__all__ = ["BruteForce", "ModelComponent", "Part", "Prefix", "needed_tokens", "needs"]
+
+Prefix = tuple[object, tuple[int, ...]]
+"""A namespace and all tokens up to a page's end: the identity of a page, or of a state."""
+
+COMPARED_BOUNDARIES = 70
+"""Boundaries at which two reaches are compared token by token; see `BruteForce.contains`."""
+
+
+class Part(NamedTuple):
+    """One term of a reach: `all`, `last` n, `first` n, `chunk` of n, or the `state`."""
+
+    kind: str
+    tokens: int = 0
+
+
+@dataclass(frozen=True)
+class ModelComponent:
+    """What the model knows of a component.
+
+    Attributes:
+        name: its name in the cache.
+        parts: its reach.
+        home_is_host: its canonical copy is on HOST.
+        mirrored: whether it has host slots at all.
+        slots_per_page: slots a page takes.
+        can_copy: whether its states can be copied for a request that writes to them.
+        own_copies: it builds its copies itself, so only a round trip shows whether they are right.
+    """
+
+    name: str
+    parts: tuple[Part, ...]
+    home_is_host: bool = False
+    mirrored: bool = True
+    slots_per_page: int = 1
+    can_copy: bool = True
+    own_copies: bool = False
+
+    @property
+    def is_state(self) -> bool:
+        """Whether it holds a state at a boundary instead of pages."""
+        return self.parts[0].kind == "state"
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether it needs every token before a boundary."""
+        return any(part.kind == "all" for part in self.parts)
+
+
+def needs(parts: Iterable[Part], boundary: int, token: int) -> bool:
+    """Whether the data of the token at a position is needed to compute the one at `boundary`.
+
+    A state at the boundary is a function of the token before it, so that one stands for it.
+    """
+    return any(
+        kind == "all"
+        or (kind == "last" and token >= boundary - size)
+        or (kind == "first" and token < size)
+        or (kind == "chunk" and token // size == (boundary - 1) // size)
+        or (kind == "state" and token == boundary - 1)
+        for kind, size in parts
+    )
+
+
+@cache
+def needed_tokens(parts: tuple[Part, ...], boundary: int) -> frozenset[int]:
+    """Positions of the tokens whose data is needed to compute the token at `boundary`."""
+    return frozenset(token for token in range(boundary) if needs(parts, boundary, token))
+
+
+@cache
+def _pages(parts: tuple[Part, ...], page_size: int, boundary: int) -> frozenset[int]:
+    tokens = needed_tokens(parts, boundary * page_size)
+    return frozenset(token // page_size for token in tokens)
+
+
+@cache
+def _contains(outer: tuple[Part, ...], inner: tuple[Part, ...]) -> bool:
+    return all(
+        needs(outer, boundary, token)
+        for boundary, tokens in _questions(outer + inner)
+        for token in tokens
+        if needs(inner, boundary, token)
+    )
+
+
+@dataclass
+class BruteForce:
+    """The components of one cache and its page size."""
+
+    page_size: int
+    components: tuple[ModelComponent, ...]
+
+    def component(self, name: str) -> ModelComponent:
+        """The component of that name."""
+        return next(each for each in self.components if each.name == name)
+
+    def pages(self, component: ModelComponent, boundary: int) -> frozenset[int]:
+        """Pages that hold a token the component needs at a boundary; pages count from 0.
+
+        For a state the page that ends at the boundary.
+        """
+        return _pages(component.parts, self.page_size, boundary)
+
+    def contains(self, outer: ModelComponent, inner: ModelComponent) -> bool:
+        """Whether at every boundary `outer` needs all that `inner` needs.
+
+        Every boundary and token is asked near the start, and where a size begins or ends.
+        """
+        if outer.is_state and not inner.is_state:
+            return False
+        return _contains(outer.parts, inner.parts)
+
+    def strictly_wider(self, component: ModelComponent) -> list[ModelComponent]:
+        """Components whose reach contains this one's and is not contained in it."""
+        return [
+            other
+            for other in self.components
+            if self.contains(other, component) and not self.contains(component, other)
+        ]
+
+    def prefix(self, namespace: object, tokens: tuple[int, ...], page: int) -> Prefix:
+        """The identity of page number `page` of a sequence."""
+        return (namespace, tokens[: (page + 1) * self.page_size])
+
+    def page_of(self, prefix: Prefix) -> int:
+        """The number of a page."""
+        return len(prefix[1]) // self.page_size - 1
+
+    def prefixes(self, component: ModelComponent, sequence: Prefix, boundary: int) -> list[Prefix]:
+        """The pages of a sequence that the component needs at a boundary (in pages)."""
+        return [self.prefix(*sequence, page) for page in sorted(self.pages(component, boundary))]
+
+    def accepts(
+        self, component: ModelComponent, present: set[Prefix], sequence: Prefix, boundary: int
+    ) -> bool:
+        """Whether all the component needs at a boundary is among the pages `present`."""
+        return all(prefix in present for prefix in self.prefixes(component, sequence, boundary))
+
+    def deepest(self, present: dict[str, set[Prefix]], sequence: Prefix, limit: int) -> int:
+        """The deepest boundary, in pages and at most `limit`, that every component accepts."""
+        for boundary in range(min(limit, len(sequence[1]) // self.page_size), 0, -1):
+            if all(
+                self.accepts(component, present[component.name], sequence, boundary)
+                for component in self.components
+            ):
+                return boundary
+        return 0
+
+
+def _questions(parts: tuple[Part, ...]) -> Iterable[tuple[int, Iterable[int]]]:
+    """Boundaries, and tokens at each, that tell reaches of these parts from one another."""
+    sizes = {part.tokens for part in parts}
+    for boundary in range(COMPARED_BOUNDARIES):
+        yield boundary, range(boundary)
+    marks = {0, *sizes, *(2 * size for size in sizes), sum(sizes), 2 * sum(sizes)}
+    boundaries = {mark + near for mark in marks for near in range(4)}
+    for boundary in sorted(boundaries - set(range(COMPARED_BOUNDARIES))):
+        ends = {0, boundary, *sizes, *(boundary - size for size in sizes)}
+        ends |= {(boundary - 1) // size * size for size in sizes if size}
+        tokens = {end + near for end in ends for near in (-1, 0, 1)}
+        yield boundary, sorted(token for token in tokens if 0 <= token < boundary)

@@ -1,0 +1,179 @@
+"""What must hold between two snapshots whatever the operation was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kvgraft.testing.machine.brute_force import BruteForce, ModelComponent, Prefix
+from kvgraft.testing.machine.engines import PromptedTransferEngine
+from kvgraft.testing.machine.judging import Judge
+from kvgraft.testing.machine.live import Live
+from kvgraft.testing.machine.observing import Held, Snapshot
+from kvgraft.testing.machine.payloads import Payloads
+from kvgraft.testing.machine.predicting import Adopted
+
+__all__ = ["Gains", "check_closure", "check_flights", "check_payloads", "check_promises"]
+
+
+@dataclass
+class Gains:
+    """What an operation may have brought.
+
+    Attributes:
+        inserted: what the tree must have adopted.
+        remade: it made room on DEVICE first, so an unpinned page may have gone and come back.
+        loads_may_end: transfers to DEVICE may have been acknowledged.
+        backups_may_end: the same of those to HOST; room may have been made there.
+    """
+
+    inserted: Adopted
+    remade: bool
+    loads_may_end: bool
+    backups_may_end: bool
+
+    def check(self, judge: Judge, before: Snapshot, after: Snapshot) -> None:
+        """Data appears by an insert or an acknowledged transfer, and never moves (I2, I4, B3)."""
+        for name, held in after.held.items():
+            old = before.held[name]
+            self._check_moves(judge, name, old, held)
+            gained = held.device.keys() - old.device.keys()
+            mine = self.inserted.get(name, {})
+            allowed = old.arriving if self.loads_may_end else set()
+            unasked = gained - mine.keys() - allowed
+            if unasked:
+                judge.fail(
+                    "B3", name, f"gained {unasked} on device, where {allowed or 'nothing'} was due"
+                )
+            self._check_adopted(judge, name, held, mine)
+            if not self.backups_may_end:
+                unasked = held.host.keys() - old.host.keys() - mine.keys()
+                if unasked:
+                    judge.fail("B3", name, f"gained {unasked} on host, where no copy had ended")
+
+    def _check_moves(self, judge: Judge, name: str, old: Held, held: Held) -> None:
+        for tier, now, then, pinned in (
+            ("device", held.device, old.device, old.device_pinned),
+            ("host", held.host, old.host, old.host_pinned),
+        ):
+            for page, slots in then.items():
+                if now.get(page, slots) == slots:
+                    continue
+                if self.remade and self.inserted and page not in old.device_pinned:
+                    continue
+                if self.backups_may_end and tier == "host" and page not in old.host_pinned:
+                    continue
+                judge.fail(
+                    "I4" if page in pinned else "I2",
+                    name,
+                    f"{page} moved on {tier} from slots {slots} to {now[page]}",
+                )
+
+    def _check_adopted(
+        self, judge: Judge, name: str, held: Held, mine: dict[Prefix, tuple[int, ...] | None]
+    ) -> None:
+        for page, slots in mine.items():
+            if page not in held.device:
+                if not self.remade:
+                    # A state has no slot of its own in the offer: it was to be donated.
+                    rule = "I7" if slots is None else "I1"
+                    judge.fail(rule, name, f"{page} was offered and is not in the tree")
+            elif slots is not None and held.device[page] != slots:
+                judge.fail("I1", name, f"{page} came in slots {slots}, not {held.device[page]}")
+
+
+def check_closure(judge: Judge, model: BruteForce, after: Snapshot, *, host_closed: bool) -> None:
+    """What is held implies what it hangs from (T4, T5, B1)."""
+    for component in model.components:
+        held = after.held[component.name]
+        for wider in model.strictly_wider(component):
+            loose = held.device.keys() - after.held[wider.name].device.keys()
+            if loose:
+                judge.fail("T4", component.name, f"holds {loose}, {wider.name!r} does not")
+        if not component.is_everything:
+            continue
+        for tier, pages in (("device", held.device), ("host", held.host)):
+            if tier == "host" and not (host_closed or component.home_is_host):
+                continue
+            for namespace, tokens in pages:
+                above = tokens[: -model.page_size]
+                if above and (namespace, above) not in pages:
+                    judge.fail(
+                        "T5" if tier == "device" else "B1",
+                        component.name,
+                        f"holds {tokens} on {tier}, not {above}",
+                    )
+
+
+def check_promises(
+    judge: Judge, model: BruteForce, after: Snapshot, requests: Iterable[Live]
+) -> None:
+    """What a lease promised is pinned and there until it is released (M7, L3, L5, L6, H4)."""
+    on_device = {each.name: after.on_device(each) for each in model.components}
+    readable = {each.name: after.readable(each) for each in model.components}
+    for live in requests:
+        for component in model.components:
+            there = (on_device if live.started else readable)[component.name]
+            pinned = after.held[component.name].device_pinned
+            for page in promised(model, component, live):
+                prefix = model.prefix(live.namespace, live.tuple, page)
+                if prefix in there and prefix in pinned:
+                    continue
+                rule = "L3" if prefix not in pinned else "H4" if component.home_is_host else "M7"
+                verb = "lost" if prefix not in there else "does not pin"
+                judge.fail(
+                    rule,
+                    component.name,
+                    f"{verb} page {page} of {prefix}, promised to {live.name}, which got to "
+                    f"{live.computed} from the anchor at page {live.anchor}",
+                )
+
+
+def promised(model: BruteForce, component: ModelComponent, live: Live) -> frozenset[int]:
+    """Pages of its prefix that a request relies on."""
+    pages = model.pages(component, live.anchor)
+    position = live.computed // model.page_size
+    if position <= live.anchor:
+        return pages
+    return frozenset() if component.is_state else pages & model.pages(component, position)
+
+
+def check_flights(
+    judge: Judge, payloads: Payloads, engine: PromptedTransferEngine, after: Snapshot
+) -> None:
+    """Rows a copy still reads or writes belong to nobody else (B3, L8, E5)."""
+    for submission in engine.unfinished():
+        for verb, rows in (("reads", submission.reads), ("writes", submission.writes)):
+            for lanes, slots in rows:
+                if lanes not in payloads.pool_of:
+                    continue
+                name, tier = payloads.pool_of[lanes]
+                freed = slots & payloads.free(name, tier)
+                if freed:
+                    judge.fail(
+                        "B3", name, f"{tier} slots {freed} are free while a copy {verb} them"
+                    )
+                if verb == "writes":
+                    held = after.held[name]
+                    cells = held.device if tier == "device" else held.host
+                    used = {slot for numbers in cells.values() for slot in numbers} & slots
+                    if used:
+                        judge.fail("B3", name, f"{tier} slots {used} are in use while written")
+
+
+def check_payloads(
+    judge: Judge, model: BruteForce, payloads: Payloads, before: Snapshot, after: Snapshot
+) -> None:
+    """Every cell holds the bytes of its page (B3, R5, M8, T9)."""
+    for component in model.components:
+        held, old = after.held[component.name], before.held[component.name]
+        wrong = payloads.wrong(component, "device", held.device)
+        if wrong is not None:
+            rule = "M8" if component.is_state else "T9"
+            if wrong.prefix in old.arriving:
+                rule = "R5"
+            judge.fail(rule, component.name, f"device {wrong}")
+        wrong = payloads.wrong(component, "host", held.host)
+        if wrong is not None:
+            rule = "T9" if wrong.prefix in old.host else "B3"
+            judge.fail(rule, component.name, f"host {wrong}")

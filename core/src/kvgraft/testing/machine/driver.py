@@ -1,0 +1,379 @@
+"""An engine that uses the cache and checks every call against the model.
+
+It computes nothing but stamps, has several requests at a time in any stage, and lets transfers run
+late, in any order or not at all. After each call the books are recomputed, and what changed is
+compared with what was allowed to.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from kvgraft.admission import Decision, Outcome
+from kvgraft.cache import Cache
+from kvgraft.config import WritePolicy
+from kvgraft.request import Limited
+from kvgraft.testing.machine.bench import Bench
+from kvgraft.testing.machine.brute_force import Prefix
+from kvgraft.testing.machine.donations import Donations
+from kvgraft.testing.machine.engines import PromptedTransferEngine
+from kvgraft.testing.machine.hooks import locks
+from kvgraft.testing.machine.judging import Judge, as_violation
+from kvgraft.testing.machine.leases import Leases
+from kvgraft.testing.machine.legality import Pressure
+from kvgraft.testing.machine.live import Live
+from kvgraft.testing.machine.observing import Snapshot
+from kvgraft.testing.machine.rooms import Rooms
+from kvgraft.testing.machine.setups import Setup, open_cache
+from kvgraft.testing.machine.sizes import Sizes
+from kvgraft.testing.machine.steps import Steps
+from kvgraft.testing.machine.trace import shown
+from kvgraft.tree.keys import TokenKey
+from kvgraft.types import Direction
+
+__all__ = ["Driver"]
+
+
+class Driver:
+    """One cache, its model and its running requests.
+
+    Args:
+        setup: the component set.
+        sizes: page size, policy and pools.
+        judge: raises what is broken; by default everything.
+
+    Attributes:
+        bench: the cache, the model and the checks.
+        rooms: evictions and transfers.
+        live: running requests, oldest first.
+        ended: sequences that were finished lately, for conversations that go on.
+    """
+
+    def __init__(self, setup: Setup, sizes: Sizes, judge: Judge | None = None) -> None:
+        self.bench = Bench(setup, sizes, judge if judge is not None else Judge())
+        self.cache, self.model, self.judge = self.bench.cache, self.bench.model, self.bench.judge
+        self.live = self.bench.live
+        self.rooms = Rooms(self.bench)
+        self.leases = Leases(self.bench)
+        self.steps = Steps(self.bench)
+        self.donations = Donations(self.bench)
+        self.ended: deque[Prefix] = deque(maxlen=6)
+        self._begun = 0
+        self._empty: Cache | None = None
+
+    def _touched(self) -> Pressure:
+        """The room a lease may make: selective backup at a hit (B6)."""
+        selective = self.bench.sizes.policy is WritePolicy.WRITE_THROUGH_SELECTIVE
+        return Pressure(host=dict.fromkeys(self.bench.mirrored) if selective else {})
+
+    def _resumed(self, sequence: Prefix, before: Snapshot, limit: int) -> Callable[[object], None]:
+        """Notes that a request resumes at what its match found."""
+
+        def note(result: object) -> None:
+            del result
+            found = self.leases.predict(before, sequence, limit, self.bench.calls)
+            locked = locks(self.bench.calls, found.anchor)
+            self.bench.recency.resumed(sequence, found.anchor, self.bench.seen, locked=locked)
+
+        return note
+
+    # -- the life of a request
+
+    def begin(
+        self, namespace: object, tokens: tuple[int, ...], reserve: int, chunk: int | None
+    ) -> Live:
+        """Match and pin; everything a match promises is checked."""
+        bench = self.bench
+        self._begun += 1
+        name = f"r{self._begun}"
+        where = "" if namespace is None else f" in namespace {namespace!r}"
+        bench.trace.call(
+            f"begin {name} with {shown(tokens)}{where}, reserve {reserve}, "
+            f"chunk {'all' if chunk is None else chunk}"
+        )
+        key = TokenKey(tokens, namespace)
+        sequence = (namespace, tokens)
+        limit = self.leases.limit(len(tokens))
+        try:
+            told = self.cache.explain(key)
+        except Exception as error:  # noqa: BLE001 - what comes out of the core is the finding
+            self.judge.refuse(error, "explain")
+        else:
+            self.leases.check_explanation(sequence, limit, told)
+        before = bench.seen
+        request = bench.act(
+            "begin",
+            lambda: self.cache.begin(key, reserve=reserve, chunk=chunk),
+            pressure=self._touched(),
+            uses=self._resumed(sequence, before, limit),
+        )
+        asked = chunk if chunk is not None else len(tokens)
+        live = Live(name, request, namespace, tokens, len(tokens), reserve, asked)
+        live.first_prompt = live.prompt
+        live.leased(self.model.page_size)
+        self._tell_lease(live)
+        self.leases.check(live, before, limit, bench.calls)
+        self.leases.check_boundaries(live, bench.calls)
+        self.live.append(live)
+        return live
+
+    def _tell_lease(self, live: Live) -> None:
+        request = live.request
+        limited = "" if request.limited is None else f"; {request.limited.value}"
+        self.bench.trace.outcome(
+            f"resumes at {request.anchor_tokens}, {request.device_tokens} of it on DEVICE{limited}"
+        )
+
+    def begin_again(self, live: Live) -> None:
+        """The same match, of which components are told the same, ends at the same anchor (M2)."""
+        again = self.begin(live.namespace, live.tuple, live.reserve, live.chunk)
+        crowded = Limited.CROWDED in (live.request.limited, again.request.limited)
+        anchor, first = again.request.anchor_tokens, live.request.anchor_tokens
+        if again.views and again.views == live.views and not crowded:
+            self.judge.expect(
+                anchor == first,
+                "M2",
+                None,
+                lambda: f"{live.name} resumed at {first}, {again.name} with its tokens at {anchor}",
+            )
+        self.abort(again)
+
+    def admit(self, live: Live) -> Decision:
+        """Ask for admission; check that the answer is fair and leaves no trace unless yes."""
+        bench, request, before = self.bench, live.request, self.bench.seen
+        bench.trace.call(f"admit {live.name}")
+        crowded = request.limited is Limited.CROWDED
+        anchored = request.anchor_tokens
+        limit = self.leases.limit(live.prompt)
+        resumed = self._resumed(live.sequence, before, limit)
+
+        def renewed(decision: Decision) -> None:
+            """What did not fit was matched again, crowded as a whole or as a miss (A8)."""
+            if crowded:
+                resumed(decision)
+            if crowded or request.anchor_tokens != anchored:
+                live.leased(self.model.page_size)
+
+        decision = bench.act(
+            "admit",
+            lambda: self.cache.admit(request),
+            pressure=self._touched() if crowded else None,
+            uses=renewed,
+        )
+        bench.trace.outcome(str(decision))
+        bench.counts[decision.outcome.value] += 1
+        moved = crowded or request.anchor_tokens != anchored
+        if crowded and decision.outcome is not Outcome.NEVER_FITS and request.anchor_tokens:
+            self.leases.check(live, before, limit, bench.calls)
+        live.deferred = decision.outcome is Outcome.DEFERRED
+        if decision.admitted:
+            self._admitted(live)
+        elif decision.outcome is Outcome.NEVER_FITS:
+            alone = self._alone(live)
+            self.judge.expect(
+                alone is Outcome.NEVER_FITS,
+                "A8",
+                None,
+                lambda: f"{live.name}: {decision}; an empty cache says {alone.value}",
+            )
+        else:
+            self.judge.expect(
+                decision.shortages, "A8", None, lambda: f"{live.name}: deferred for no shortage"
+            )
+            self.judge.expect(
+                moved or bench.seen.books == before.books,
+                "A9",
+                None,
+                lambda: f"deferring {live.name} moved {before.books} to {bench.seen.books}",
+            )
+        return decision
+
+    def _admitted(self, live: Live) -> None:
+        request = live.request
+        live.admitted = True
+        # Checkpoints beyond the prompt's end are given up where there is no room for them.
+        kept = set(request.checkpoints)
+        self.judge.expect(
+            kept <= live.due, "A10", None, lambda: f"states due at {kept}, asked was {live.due}"
+        )
+        live.due = kept
+        chunk = request.chunk
+        self.judge.expect(chunk >= 1, "A6", None, lambda: f"a chunk of {chunk} tokens")
+        if chunk < min(live.chunk, live.prompt - live.computed):
+            self.judge.expect(
+                chunk % self.model.page_size == 0,
+                "A6",
+                None,
+                lambda: f"a chunk of {chunk} tokens, not whole pages",
+            )
+            self.bench.counts["chunk shrunk"] += 1
+
+    def _alone(self, live: Live) -> Outcome:
+        """What an empty cache of the same configuration answers to the request."""
+        if self._empty is None:
+            bench = self.bench
+            self._empty = open_cache(bench.setup, bench.sizes, PromptedTransferEngine())
+        try:
+            request = self._empty.begin(
+                TokenKey(live.tuple[: live.prompt], live.namespace),
+                reserve=live.reserve,
+                chunk=live.chunk,
+            )
+            outcome = self._empty.admit(request).outcome
+            self._empty.abort(request)
+        except Exception as error:
+            raise as_violation(error, "admit in an empty cache") from error
+        return outcome
+
+    def load_back(self, live: Live) -> None:
+        """Start the load-back of an admitted request; it must find room (A7)."""
+        bench, before = self.bench, self.bench.seen
+        bench.trace.call(f"load back for {live.name}")
+        missing = self.leases.predictor.missing_pages(
+            before, live.sequence, live.anchor, live.locked
+        )
+        if live.request.load_failed:
+            # A transfer it relied on, started for another request, delivered nothing.
+            missing = {name: set() for name in missing}
+        wanted = self.leases.predictor.slots(missing)
+        counters = self.cache.journal.counters[Direction.LOAD_BACK]
+        started = counters.started
+        bench.act(
+            "load back",
+            lambda: self.cache.load_back(live.request),
+            pressure=Pressure(device=wanted),
+        )
+        live.loaded = True
+        started = counters.started - started
+        bench.trace.outcome(
+            f"slots {wanted} on their way" if started else "nothing to load, or on its way already"
+        )
+        self.judge.expect(
+            started == any(wanted.values()),
+            "R6" if started else "R1",
+            None,
+            lambda: f"{started} transfers started where {wanted} slots are missing",
+        )
+        for name, pages in missing.items():
+            coming = bench.seen.held[name].arriving - before.held[name].arriving
+            if coming != pages:
+                self.judge.fail("R1", name, f"loads {coming}, its reach lacks {pages}")
+
+    def restart(self, live: Live) -> None:
+        """Match again from scratch."""
+        bench, size, request = self.bench, self.model.page_size, live.request
+        bench.trace.call(f"restart {live.name}")
+        live.first_prompt, live.prompt = live.prompt, max(live.prompt, len(live.tuple))
+        live.reserve = max(live.reserve, request.total - live.prompt, 0)
+        before = bench.seen
+        limit = self.leases.limit(live.prompt)
+        if request.load_failed:
+            # What HOST did not deliver is not asked for again (R5).
+            limit = min(limit, request.device_tokens // size)
+        # Its own pins and pages go first.
+        live.anchor = live.computed = 0
+        live.started = False
+        bench.act(
+            "restart",
+            lambda: self.cache.restart(request),
+            pressure=self._touched(),
+            uses=self._resumed(live.sequence, before, limit),
+        )
+        live.reserve = request.total - live.prompt
+        live.chunk = request.chunk
+        live.leased(size)
+        self._tell_lease(live)
+        if request.limited is not Limited.CROWDED:
+            self.leases.check(live, before, limit, bench.calls)
+        self.leases.check_boundaries(live, bench.calls)
+
+    def prefill(self, live: Live, limit: int | None) -> bool:
+        """One prefill step; the admitted chunk always fits (A7). Whether anything was computed."""
+        most = "" if limit is None else f", at most {limit} tokens"
+        self.bench.trace.call(f"prefill {live.name}{most}")
+        left = live.prompt - live.computed
+        try:
+            n_tokens = self.cache.next_chunk(live.request, limit)
+        except Exception as error:
+            raise as_violation(error, "next chunk") from error
+        asked = min(left, live.request.chunk if limit is None else limit)
+        self.judge.expect(
+            n_tokens <= max(asked, 0), "A6", None, lambda: f"a chunk of {n_tokens}, asked {asked}"
+        )
+        if limit is None or limit <= live.request.chunk:
+            self.judge.expect(
+                n_tokens > 0,
+                "A7",
+                None,
+                lambda: f"no room for an admitted chunk of {asked} tokens of {live.name}",
+            )
+        if n_tokens > 0:
+            continuing = limit is not None and limit > live.request.chunk
+            self.steps.advance(live, n_tokens, promised_by="A5" if continuing else "A7")
+        self.bench.trace.outcome(f"{live.computed} of {live.prompt} computed")
+        return n_tokens > 0
+
+    def prefill_all(self, live: Live) -> None:
+        """Prefill to the end of the prompt."""
+        while live.computed < live.prompt and self.prefill(live, None):
+            pass
+
+    def decode(self, live: Live, token: int) -> bool:
+        """One decode step; within the reservation it always succeeds (A7)."""
+        self.bench.trace.call(f"decode {token} of {live.name}")
+        within = live.computed < live.prompt + live.reserve
+        if live.computed == len(live.tuple):
+            live.tuple = (*live.tuple, token)
+            live.request.key.extend([token])
+        ran = self.steps.advance(live, 1, promised_by="A7" if within else None)
+        self.bench.trace.outcome(f"{live.computed} computed" if ran else "refused")
+        return ran
+
+    def checkpoint(self, live: Live) -> None:
+        """Share what is computed so far."""
+        self.bench.trace.call(f"checkpoint {live.name}")
+        self.donations.checkpoint(live)
+
+    def finish(self, live: Live) -> None:
+        """End a request, leaving what it computed."""
+        self.bench.trace.call(f"finish {live.name}")
+        self.donations.finish(live)
+        self.ended.append(live.sequence)
+
+    def abort(self, live: Live) -> None:
+        """Drop a request."""
+        self.bench.trace.call(f"abort {live.name}")
+        self.live.remove(live)
+        self.bench.act("abort", lambda: self.cache.abort(live.request))
+
+    # -- everybody at once
+
+    def quiesce(self, waiting: Live | None, *, finish: bool) -> None:
+        """Everything else ends; whoever waits is admitted now (A8)."""
+        for live in list(self.live):
+            if live is waiting:
+                continue
+            if finish and live.admitted:
+                self.finish(live)
+            else:
+                self.abort(live)
+        self.rooms.drain()
+        if waiting is not None:
+            decision = self.admit(waiting)
+            if not decision.admitted:
+                # Matching again may have started a backup, whose pins end with it.
+                self.rooms.drain()
+                decision = self.admit(waiting)
+            self.judge.expect(
+                decision.admitted,
+                "A8",
+                None,
+                lambda: f"{waiting.name} is alone in the cache, and still {decision}",
+            )
+
+    def close(self) -> None:
+        """End everything; nothing may be left."""
+        self.quiesce(None, finish=True)
+        self.rooms.empty()
+        self.cache.close()

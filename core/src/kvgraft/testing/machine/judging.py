@@ -1,0 +1,90 @@
+"""Broken rules: what is expected, and what the core raises, as `ContractViolation`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from kvgraft.errors import (
+    BudgetError,
+    ContractViolation,
+    LeaseError,
+    PluginError,
+    PluginHookError,
+    TransferError,
+)
+
+__all__ = ["HOOK_RULES", "Judge", "Stopped", "as_violation"]
+
+HOOK_RULES = {
+    "create_component": "P7",
+    "finalize_match_result": "M5",
+    "acquire_component_lock": "L1",
+    "release_component_lock": "L1",
+    "build_hicache_transfers": "R2",
+    "commit_hicache_transfers": "R2",
+    "abort_hicache_transfers": "R2",
+    "budget_contribution": "A1",
+}
+"""The rule a hook breaks by raising, or by returning what it must not."""
+
+
+ADMITTED = frozenset({"allocate", "load back"})
+"""Operations that succeed, always, once a request is admitted."""
+
+
+class Stopped(Exception):  # noqa: N818 - the end of an example, not an error
+    """A call failed under a rule that is ignored, so there is nothing to go on with."""
+
+
+class Judge:
+    """Raises broken rules, but for those that are ignored.
+
+    Args:
+        ignored: rules that are known to be broken; they are counted instead.
+
+    Attributes:
+        passed_over: how often each ignored rule was broken.
+    """
+
+    def __init__(self, ignored: frozenset[str] = frozenset()) -> None:
+        self.ignored = ignored
+        self.passed_over: Counter[str] = Counter()
+
+    def expect(
+        self, condition: object, rule: str, component: str | None, evidence: Callable[[], str]
+    ) -> None:
+        """Raise `ContractViolation` unless the condition holds; `evidence` is asked only then."""
+        if not condition:
+            self.fail(rule, component, evidence())
+
+    def fail(self, rule: str, component: str | None, evidence: str) -> None:
+        """Raise `ContractViolation`; return if the rule is ignored."""
+        if rule not in self.ignored:
+            raise ContractViolation(rule, component, evidence)
+        self.passed_over[rule] += 1
+
+    def refuse(self, error: Exception, operation: str) -> None:
+        """Raise what an operation raised as a broken rule; return if that is ignored."""
+        violation = as_violation(error, operation)
+        if violation.rule not in self.ignored:
+            raise violation from (None if violation is error else error)
+        self.passed_over[violation.rule] += 1
+
+
+def as_violation(error: Exception, operation: str) -> ContractViolation:
+    """An error that came out of the core, as the rule that is broken by it."""
+    if isinstance(error, ContractViolation):
+        return error
+    said = f"{operation}: {error}"
+    if isinstance(error, PluginHookError):
+        return ContractViolation(HOOK_RULES.get(error.hook, "I8"), error.plugin, said)
+    if isinstance(error, PluginError):
+        named = (rule for hook, rule in HOOK_RULES.items() if hook in str(error))
+        return ContractViolation(next(named, error.rule), error.plugin, said)
+    if isinstance(error, (TransferError, BudgetError)):
+        return ContractViolation("A7", None, said)
+    if isinstance(error, LeaseError):
+        return ContractViolation("L2", None, said)
+    rule = "A7" if operation in ADMITTED else "I8"
+    return ContractViolation(rule, None, f"{operation} raised {type(error).__name__}: {error}")

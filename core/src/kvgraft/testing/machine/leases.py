@@ -1,0 +1,196 @@
+"""What a lease must say: the deepest boundary, or why not (M1 to M9, A12, R8)."""
+
+from __future__ import annotations
+
+from kvgraft.request import Limited
+from kvgraft.testing.machine.bench import Bench
+from kvgraft.testing.machine.brute_force import Prefix
+from kvgraft.testing.machine.hooks import HookCall, locks, matches
+from kvgraft.testing.machine.live import Live
+from kvgraft.testing.machine.observing import Snapshot
+from kvgraft.testing.machine.predicting import Prediction
+from kvgraft.tree.explaining import Explanation
+
+__all__ = ["Leases"]
+
+
+class Leases:
+    """Compares leases with what the model finds."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.model, self.judge = bench.model, bench.judge
+        self.predictor = bench.predictor
+        self._finalizers = sum(
+            each.finalize_match_result is not None for each in bench.cache.mounted
+        )
+
+    def limit(self, tokens: int) -> int:
+        """The deepest boundary a prompt may resume from: one token is left to compute (M2)."""
+        return (tokens - 1) // self.model.page_size
+
+    def matched(self, calls: list[HookCall]) -> list[HookCall]:
+        """Of the hook calls of one operation, what components said of its first match."""
+        asked = [call for call in calls if call.hook == "finalize_match_result"]
+        return asked[: self._finalizers]
+
+    def predict(
+        self, before: Snapshot, sequence: Prefix, limit: int, calls: list[HookCall]
+    ) -> Prediction:
+        """What a request gets, components' answers taken into account."""
+        limits = [answer.limit_pages for _, _, answer in matches(self.matched(calls)) if answer]
+        return self.predictor.lease(before, sequence, limit, limits)
+
+    def check(self, live: Live, before: Snapshot, limit: int, calls: list[HookCall]) -> None:
+        """The lease is what the model found (M1 to M5), or says why not."""
+        request, size, expect = live.request, self.model.page_size, self.judge.expect
+        self._check_hooks(live, before, limit, calls)
+        found = self.predict(before, live.sequence, limit, calls)
+        locked = locks(calls, found.anchor)
+        if request.limited is Limited.CROWDED:
+            self.bench.counts["crowded"] += 1
+            expect(
+                not request.anchor_tokens, "M7", None, lambda: f"crowded at {request.anchor_tokens}"
+            )
+            self._check_crowded(live, before, found, locked)
+            return
+        anchor, on_device = request.anchor_tokens, request.device_tokens
+        says = f"the model says {found._asdict()}, in pages of {size}"
+        expect(anchor % size == 0, "M2", None, lambda: f"anchored at {anchor}, not a whole page")
+        expect(anchor < live.prompt, "M2", None, lambda: f"anchored at {anchor} of {live.prompt}")
+        expect(
+            (request.limited is Limited.NO_COPY) == found.no_copy,
+            "M8",
+            None,
+            lambda: f"limited: {request.limited}; {says}",
+        )
+        expect(
+            (request.limited is Limited.RECOMPUTE) == found.recomputes,
+            "R8",
+            None,
+            lambda: f"limited: {request.limited}; {says}",
+        )
+        expect(anchor == found.anchor * size, "M1", None, lambda: f"anchored at {anchor}; {says}")
+        expect(
+            on_device == found.device * size, "M3", None, lambda: f"{on_device} on device; {says}"
+        )
+        wanted = dict.fromkeys(self.predictor.slot_nbytes, 0)
+        if found.anchor > found.device:
+            live.locked = locked
+            missing = self.predictor.missing_pages(before, live.sequence, found.anchor, locked)
+            wanted = self.predictor.slots(missing)
+            self.bench.counts["host hits"] += 1
+        names = [track.name for track in self.bench.cache.tree.tracks]
+        for name, n_slots in zip(names, request.host_slots):
+            if n_slots != wanted[name]:
+                said = f"{n_slots} host hits at {anchor}, the model counts {wanted[name]}"
+                self.judge.fail("M4", name, said)
+
+    def check_boundaries(self, live: Live, calls: list[HookCall]) -> None:
+        """States are captured where components asked for it, and at the prompt's end.
+
+        After a restart that may be the first prompt's end, or that of all there is now.
+        """
+        if not self.bench.states:
+            return
+        anchor = live.request.anchor_tokens // self.model.page_size
+        asked: set[int] = set()
+        for _, _, answer in matches(self.matched(calls)):
+            if answer is not None:
+                asked.update(answer.checkpoint_pages)
+        given = set(live.request.checkpoints)
+        lasts = {prompt // self.model.page_size for prompt in (live.first_prompt, live.prompt)}
+        dues = [{page for page in asked | {last} if anchor < page <= last} for last in lasts]
+        self.judge.expect(
+            given in dues, "M5", None, lambda: f"states are captured at {given}, asked was {dues}"
+        )
+
+    def _check_hooks(self, live: Live, before: Snapshot, limit: int, calls: list[HookCall]) -> None:
+        """Hooks are told the truth, and no answer lengthens the match (M4, M5)."""
+        asked = matches(self.matched(calls))
+        live.views = [view for _, view, _ in asked]
+        if not asked:
+            return
+        found = self.predictor.found(before, live.sequence, limit)
+        if self.predictor.cannot_copy:
+            found = Prediction(0, 0, 0)
+        for name, view, answer in asked:
+            hits = 0
+            if found.device < found.deepest:
+                missing = self.predictor.missing_pages(before, live.sequence, found.deepest, {})
+                hits = self.predictor.slots(missing)[name]
+            told = (view.anchor, view.device_anchor, view.limit, view.host_slots)
+            true = (found.deepest, found.device, limit, hits)
+            on_its_way = self.model.component(name).is_state and found.device < found.deepest
+            if told != true and not (on_its_way and told[:3] == true[:3]):
+                rule = "M4" if told[:3] == true[:3] else "M1"
+                said = f"finalize_match_result was told {view}; the model says {true}"
+                self.judge.fail(rule, name, said)
+            if answer is None:
+                continue
+            if min((answer.limit_pages, *answer.checkpoint_pages)) < 0:
+                self.judge.fail("M5", name, f"finalize_match_result answered {answer} to {view}")
+            if not 0 <= answer.limit_pages <= found.deepest:
+                said = f"finalize_match_result answered {answer} to {view}"
+                self.judge.fail("M5", name, said)
+            if answer.limit_pages < found.deepest:
+                self.bench.counts["shortened by a hook"] += 1
+                found = self.predictor.found(before, live.sequence, answer.limit_pages)
+
+    def _check_crowded(
+        self, live: Live, before: Snapshot, found: Prediction, locked: dict[str, set[int]]
+    ) -> None:
+        """Pinning the match would really have taken promised slots (A12)."""
+        for component in self.model.components:
+            held = before.held[component.name]
+            pages = set(self.model.prefixes(component, live.sequence, found.anchor))
+            for page in locked.get(component.name, ()):
+                pages.add(self.model.prefix(live.namespace, live.tuple, page))
+            for tier, cells, pinned in (
+                ("device", held.device, held.device_pinned),
+                ("host", held.host, held.host_pinned),
+            ):
+                books = before.books.get((component.name, tier))
+                if books is None:
+                    continue
+                moved = sum(page in cells and page not in pinned for page in pages)
+                if moved * component.slots_per_page > books.headroom:
+                    return
+        self.judge.fail("A12", None, f"limited: {live.request.limited}, but no pool lacks headroom")
+
+    # -- explain
+
+    def check_explanation(self, sequence: Prefix, limit: int, told: Explanation) -> None:
+        """`explain` agrees with the model, component by component (M9)."""
+        seen, size = self.bench.seen, self.model.page_size
+        found = self.predictor.found(seen, sequence, limit)
+        self.judge.expect(
+            (told.anchor, told.device_anchor) == (found.deepest * size, found.device * size),
+            "M9",
+            None,
+            lambda: f"explain says {told}; the model says {found._asdict()}, in pages of {size}",
+        )
+        known_pages = seen.known()
+        known = 0
+        while known < limit and self.model.prefix(*sequence, known) in known_pages:
+            known += 1
+        self.judge.expect(
+            told.known == known * size,
+            "M9",
+            None,
+            lambda: f"explain knows {told.known} tokens, the model {known * size}",
+        )
+        for reason in told.components:
+            component = self.model.component(reason.component)
+            for accepts, present in (
+                (reason.accepts, seen.readable(component)),
+                (reason.device_accepts, seen.on_device(component)),
+            ):
+                deepest = next(
+                    boundary
+                    for boundary in range(known, -1, -1)
+                    if self.model.accepts(component, present, sequence, boundary)
+                )
+                if accepts != deepest * size:
+                    said = f"explain says {reason}; the model says {deepest * size}"
+                    self.judge.fail("M9", reason.component, said)

@@ -1,0 +1,243 @@
+"""Whether what vanished between two snapshots was allowed to.
+
+The model does not choose victims; it looks at what the cache evicted and asks, with nothing but
+prefixes and its own recency counters: was the cell unpinned, was a pool short that explains it,
+were the other components' cells inside the cascade, was there a victim used less recently, and did
+it stop in time.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from kvgraft.testing.machine.brute_force import BruteForce, ModelComponent, Prefix
+from kvgraft.testing.machine.judging import Judge
+from kvgraft.testing.machine.observing import NodeView, Snapshot
+from kvgraft.testing.machine.recency import Recency
+from kvgraft.testing.machine.tiers import TierChange, cut_nodes
+
+__all__ = ["Pressure", "check_losses", "remaining_victims"]
+
+
+@dataclass
+class Pressure:
+    """Which pools an operation may make room in.
+
+    Attributes:
+        device: slots asked for per component; a pool is short if it has fewer free.
+        host: components whose HOST pool may be short; slots where known, else None.
+        passing: pages pinned only while the operation ran, so it may have passed them over.
+    """
+
+    device: dict[str, int] = field(default_factory=dict)
+    host: dict[str, int | None] = field(default_factory=dict)
+    passing: set[Prefix] = field(default_factory=set)
+
+
+def _gap(model: BruteForce, after: Snapshot, page: Prefix, first: int, end: int) -> bool:
+    """Whether a prefix-closed component holds nothing on one of the pages `[first, end)`."""
+    return any(
+        model.prefix(*page, number) not in after.readable(component)
+        for component in model.components
+        if component.is_everything
+        for number in range(first, end)
+    )
+
+
+def _buried(tier: TierChange, other: TierChange, view: NodeView) -> bool:
+    """Whether nothing on the node could be resumed from any more, for a reason found elsewhere.
+
+    A prefix-closed component lost what lies before the node, or its cell here on the other tier.
+    """
+    first, last = tier.model.page_of(view.pages[0]), tier.model.page_of(view.pages[-1])
+    if _gap(tier.model, tier.after, view.pages[-1], 0, first):
+        return True
+    return _gap(tier.model, tier.after, view.pages[-1], first, last + 1) and any(
+        component.is_everything and view.pages[-1] in other.lost[component.name]
+        for component in tier.model.components
+    )
+
+
+def _demoted_below(devices: TierChange, view: NodeView) -> bool:
+    """Whether a cell below the node left DEVICE, and so may have come to HOST."""
+    namespace, tokens = view.pages[-1]
+    return any(
+        page[0] == namespace and len(page[1]) > len(tokens) and page[1][: len(tokens)] == tokens
+        for lost in devices.lost.values()
+        for page in lost
+    )
+
+
+def _lost_home(model: BruteForce, hosts: TierChange, view: NodeView, loser: str) -> bool:
+    """Whether the DEVICE cell went because a canonical copy on HOST did."""
+    return any(
+        component.home_is_host
+        and model.contains(component, hosts.parts[loser])
+        and view.pages[-1] in hosts.lost[component.name]
+        for component in model.components
+    )
+
+
+def remaining_victims(
+    model: BruteForce, now: Snapshot, component: ModelComponent, tier: str
+) -> list[Prefix]:
+    """Nodes of which the component's cell could still be evicted."""
+    return [view.pages[-1] for view in TierChange(model, now, now, tier).candidates(component.name)]
+
+
+def check_losses(
+    judge: Judge, before: Snapshot, after: Snapshot, pressure: Pressure, recency: Recency
+) -> None:
+    """Every cell that vanished did so by the rules E1 to E5."""
+    model = recency.model
+    ends = {view.pages[-1] for view in after.nodes}
+    cut = replace(before, nodes=cut_nodes(before.nodes, ends))
+    devices = TierChange(model, cut, after, "device")
+    hosts = TierChange(model, cut, after, "host")
+    if not any(devices.lost.values()) and not any(hosts.lost.values()):
+        return
+    device_short: dict[str, int | None] = {
+        name: needed - before.books[name, "device"].free
+        for name, needed in pressure.device.items()
+        if needed > before.books[name, "device"].free
+    }
+    host_short = {
+        name: None if needed is None else needed - before.books[name, "host"].free
+        for name, needed in pressure.host.items()
+        if (name, "host") in before.books
+        and (needed is None or needed > before.books[name, "host"].free)
+    }
+    _Losses(judge, devices, hosts, device_short, pressure, recency).check()
+    _Losses(judge, hosts, devices, host_short, pressure, recency).check()
+
+
+class _Losses:
+    """What left one tier, against the reasons there were."""
+
+    def __init__(
+        self,
+        judge: Judge,
+        tier: TierChange,
+        other: TierChange,
+        short: Mapping[str, int | None],
+        pressure: Pressure,
+        recency: Recency,
+    ) -> None:
+        self.judge, self.tier, self.other = judge, tier, other
+        self.short, self.pressure, self.recency = short, pressure, recency
+        self.live_before, self.live = tier.live_before(), tier.live_throughout()
+        self.kept = {name: tier.candidates(name) for name in tier.parts}
+        self.sole: dict[str, list[int]] = defaultdict(list)
+
+    def check(self) -> None:
+        tier = self.tier
+        for view in tier.before.nodes:
+            losers = tier.losers(view, self.judge)
+            if not losers:
+                continue
+            self._check_pins(view, losers)
+            reasons = _buried(tier, self.other, view) or (
+                tier.tier == "device"
+                and all(_lost_home(tier.model, self.other, view, name) for name in losers)
+            )
+            possible = self._possible(view, losers)
+            starters = [name for name in possible if self._fits(view, name)]
+            if not reasons and not self._explain(view, starters, losers):
+                self._unexplained(view, possible, losers)
+                continue
+            grew = tier.tier == "host" and _demoted_below(self.other, view)
+            if starters and not reasons and not grew and view.pages[-1] not in self.live_before:
+                self._check_leaf(view, losers)
+            if len(losers) == 1 and starters == losers and not reasons:
+                parts = tier.parts[losers[0]]
+                n_cells = 1 if parts.is_state else len(view.pages) * parts.slots_per_page
+                self.sole[losers[0]].append(n_cells)
+        for name, sizes in self.sole.items():
+            wanted = self.short[name]
+            if wanted is not None and sum(sizes) - max(sizes) >= wanted:
+                self.judge.fail(
+                    "E2", name, f"was short of {wanted} {tier.tier} slots and evicted {sizes}"
+                )
+
+    def _check_pins(self, view: NodeView, losers: list[str]) -> None:
+        """Pinned cells are no victims; on HOST a load-back's pins may end within a call."""
+        tier = self.tier
+        for name in losers:
+            if tier.pinned(tier.before, name, view) and (
+                tier.tier == "device" or tier.pinned(tier.after, name, view)
+            ):
+                self.judge.fail("E1", name, f"lost a pinned cell on {tier.tier}: {view.pages[-1]}")
+
+    def _possible(self, view: NodeView, losers: list[str]) -> list[str]:
+        """Components whose pool was short and whose cell on the node went, for good or not."""
+        tier = self.tier
+        returned = [
+            name
+            for name in tier.holders(tier.before, view)
+            if name not in losers and tier.remade(name, view)
+        ]
+        # What came to HOST when it left DEVICE may have been evicted there in the same operation.
+        passed = [
+            name
+            for name in tier.parts
+            if tier.tier == "host"
+            and name not in losers
+            and tier.cells_of(view, name)[-1] in self.other.lost[name]
+            and tier.cells_of(view, name)[-1] not in tier.after.held[name].host
+        ]
+        return [name for name in losers + returned + passed if name in self.short]
+
+    def _explain(self, view: NodeView, starters: list[str], losers: list[str]) -> bool:
+        """Whether evictions started by some components explain all that left the node (E3)."""
+        if view.pages[-1] not in self.live:
+            return bool(starters)
+        parts, contains = self.tier.parts, self.tier.model.contains
+        return all(
+            any(contains(parts[starter], parts[name]) for starter in starters) for name in losers
+        )
+
+    def _fits(self, view: NodeView, name: str) -> bool:
+        """Whether no victim that was kept had been used before the node."""
+        tier, component = self.tier, self.tier.parts[name]
+        used = self.recency.certain(component, tier.tier, tier.cells_of(view, name))
+        return not any(
+            self.recency.latest(component, tier.cells_of(other, name)) < used
+            for other in self.kept[name]
+            if other.pages[-1] not in self.pressure.passing
+        )
+
+    def _unexplained(self, view: NodeView, possible: list[str], losers: list[str]) -> None:
+        """Say which rule does not allow the loss."""
+        where = f"{losers} left {self.tier.tier} at {view.pages[-1]}"
+        if not possible:
+            why = f"short were {dict(self.short) or 'no pools'}"
+            self.judge.fail("E2", losers[0], f"{where}; {why}")
+            return
+        if not self._explain(view, possible, losers):
+            why = f"not all of narrower or equal reach than {possible}, which were short"
+            self.judge.fail("E3", possible[0], f"{where}; {why}")
+            return
+        for name in losers:
+            if name not in self.short and self._fits(view, name):
+                why = f"as if {name!r} were short, and short were {dict(self.short)}"
+                self.judge.fail("E2", name, f"{where}, {why}")
+                return
+        why = f"of {possible}, which were short, what was used less recently stayed"
+        self.judge.fail("T7", possible[0], f"{where}; {why}")
+
+    def _check_leaf(self, view: NodeView, losers: list[str]) -> None:
+        """At a leaf everything goes."""
+        tier = self.tier
+        left = [
+            name
+            for name in tier.holders(tier.after, view)
+            if not tier.pinned(tier.before, name, view) and not tier.remade(name, view)
+        ]
+        if left and not any(
+            tier.pinned(tier.before, name, view) for name in tier.holders(tier.before, view)
+        ):
+            self.judge.fail(
+                "E3", left[0], f"stayed on {tier.tier} at the leaf {view.pages[-1]}, {losers} left"
+            )

@@ -1,0 +1,99 @@
+"""When each component's data was last used, as the model counts it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from kvgraft.testing.machine.brute_force import BruteForce, ModelComponent, Prefix
+from kvgraft.testing.machine.observing import Snapshot
+
+__all__ = ["Recency"]
+
+
+class Recency:
+    """When each component's page was last used.
+
+    A use of a page is a use of its whole prefix for a component that needs all of it. The cache
+    keeps that lazily, tier by tier: a stamp climbs when the nodes below leave the tier. So of a
+    page below which a tier had a gap when it was used, the model knows the latest use (`used`),
+    and the latest the tier is certain to know of (`known`).
+    """
+
+    def __init__(self, model: BruteForce) -> None:
+        self.model = model
+        self.clock = 0
+        self.used: dict[str, dict[Prefix, int]] = {each.name: {} for each in model.components}
+        self.known: dict[tuple[str, str], dict[Prefix, int]] = {
+            (each.name, tier): {} for each in model.components for tier in ("device", "host")
+        }
+        self._before: dict[tuple[str, str, Prefix], int] = {}
+
+    def settle(self) -> None:
+        """An operation begins: from here on its own uses are told from earlier ones."""
+        self._before.clear()
+
+    def _note(self, name: str, tier: str, page: Prefix) -> None:
+        known = self.known[name, tier]
+        self._before.setdefault((name, tier, page), known.get(page, 0))
+        known[page] = self.clock
+
+    def created(self, pages: set[Prefix]) -> None:
+        """Nodes for these pages appeared."""
+        self.clock += 1
+        for name in self.used:
+            self.adopted(name, pages)
+
+    def adopted(self, name: str, pages: set[Prefix]) -> None:
+        """An insert gave a component data."""
+        self.used[name].update(dict.fromkeys(pages, self.clock))
+        for tier in ("device", "host"):
+            for page in pages:
+                self._note(name, tier, page)
+
+    def offered(self, pages: Mapping[str, Iterable[Prefix]]) -> None:
+        """A request computed pages, whether the tree had them already or not."""
+        for name, mine in pages.items():
+            self.used[name].update(dict.fromkeys(mine, self.clock))
+
+    def resumed(
+        self,
+        sequence: Prefix,
+        boundary: int,
+        after: Snapshot,
+        position: int = 0,
+        since: int = 0,
+        locked: Mapping[str, set[int]] | None = None,
+    ) -> None:
+        """A request resumes at a boundary, or continues from there having got to `position`.
+
+        Then it is certain to use only what it reaches from both. One that ended there is certain
+        to have used the pages it computed, `since` on. What components want pinned besides, as
+        in `locked`, may count as used.
+        """
+        self.clock += 1
+        for component in self.model.components:
+            name = component.name
+            pages = self.model.prefixes(component, sequence, boundary)
+            self.used[name].update(dict.fromkeys(pages, self.clock))
+            for number in locked.get(name, ()) if locked else ():
+                self.used[name][self.model.prefix(*sequence, number)] = self.clock
+            if position > boundary and not component.is_everything:
+                ahead = self.model.pages(component, position) if not component.is_state else ()
+                pages = [page for page in pages if self.model.page_of(page) in ahead]
+            pages = [page for page in pages if self.model.page_of(page) >= since]
+            held = after.held[name]
+            for tier, cells in (("device", held.device), ("host", held.host)):
+                for page in reversed(pages):
+                    if component.is_everything and page not in cells:
+                        break
+                    self._note(name, tier, page)
+
+    def latest(self, component: ModelComponent, pages: tuple[Prefix, ...]) -> int:
+        """Last use, this operation's included."""
+        return max(self.used[component.name].get(page, 0) for page in pages)
+
+    def certain(self, component: ModelComponent, tier: str, pages: tuple[Prefix, ...]) -> int:
+        """Last use a tier is certain to know of; room may be made before an operation's own."""
+        name = component.name
+        known = self.known[name, tier]
+        return max(self._before.get((name, tier, page), known.get(page, 0)) for page in pages)

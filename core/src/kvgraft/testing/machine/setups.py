@@ -1,0 +1,107 @@
+"""The caches the state machine drives: component sets over small pools."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvgraft.cache import Cache
+from kvgraft.config import CacheConfig
+from kvgraft.registry import Plugin, select
+from kvgraft.testing.machine.components import REFERENCE_OPTIONS, references
+from kvgraft.testing.machine.hooks import Hooks
+from kvgraft.testing.machine.sizes import Options, Sizes
+from kvgraft.transfers import TransferEngine
+
+__all__ = ["Setup", "open_cache", "setup_for", "setups_for"]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A set of components.
+
+    Attributes:
+        name: for test ids and reports.
+        options: per component, its options. What they say of pool sizes wins over the cache's.
+        plugins: the packages; one that is missing here is looked for among those installed.
+        page_sizes: tokens per page to try; what the components refuse is left out.
+    """
+
+    name: str
+    options: Mapping[str, Options]
+    plugins: Mapping[str, Plugin] = field(default_factory=dict)
+    page_sizes: tuple[int, ...] = (1, 2, 4)
+
+
+def setup_for(
+    components: Sequence[str | Plugin],
+    options: Mapping[str, Options] | None = None,
+    beside: Sequence[str | Plugin] = (),
+) -> Setup:
+    """A component set of installed names and given packages.
+
+    Args:
+        components: what is under test.
+        options: per component, its options; none by default.
+        beside: companions, such as `references()`, which have small options of their own.
+
+    Raises:
+        ConfigError: a name that is not installed.
+        PluginError: one that is installed and cannot be used.
+    """
+    given = [
+        each if isinstance(each, Plugin) else select([each])[0] for each in (*components, *beside)
+    ]
+    asked = {**REFERENCE_OPTIONS, **(options or {})}
+    return Setup(
+        "+".join(each.name for each in given),
+        {each.name: asked.get(each.name, {}) for each in given},
+        {each.name: each for each in given},
+    )
+
+
+def setups_for(plugin: str | Plugin, options: Mapping[str, Any] | None = None) -> list[Setup]:
+    """One component in the company it must work in: alone, beside one other kind, beside three.
+
+    Args:
+        plugin: the package, or the name of an installed one.
+        options: its options.
+    """
+    name = plugin if isinstance(plugin, str) else plugin.name
+    everything, window, state = references()
+    companies = ((), (everything,), (window, state), (everything, window, state))
+    return [setup_for([plugin], {name: options or {}}, company) for company in companies]
+
+
+def open_cache(
+    setup: Setup, sizes: Sizes, engine: TransferEngine, hooks: Hooks | None = None
+) -> Cache:
+    """A cache of the setup's components.
+
+    Args:
+        setup: the components.
+        sizes: page size, policy and pools.
+        engine: runs the copies.
+        hooks: notes the hook calls; nobody does by default.
+
+    Raises:
+        ConfigError: a component that is not installed, or sizes that cannot work.
+        PluginError: options that a component refuses.
+    """
+    config = CacheConfig(
+        components={
+            name: dict(options(sizes) if callable(options) else options)
+            for name, options in setup.options.items()
+        },
+        page_size=sizes.page_size,
+        device_tokens=sizes.device * sizes.page_size,
+        host_tokens=sizes.host * sizes.page_size,
+        write_policy=sizes.policy,
+        load=sizes.load,
+        transfer_timeout_s=1e-3,
+    )
+    plugins = list(setup.plugins.values())
+    if hooks is not None:
+        plugins = [hooks.watch(plugin) for plugin in plugins]
+    return Cache(config, plugins=plugins, transfers=engine)

@@ -1,0 +1,129 @@
+"""A step of the model that runs: what it reads is there and right, what it writes is kept."""
+
+from __future__ import annotations
+
+from kvgraft.testing.machine.bench import Bench
+from kvgraft.testing.machine.brute_force import ModelComponent, Prefix, needed_tokens
+from kvgraft.testing.machine.legality import Pressure
+from kvgraft.testing.machine.live import Live
+
+__all__ = ["Steps"]
+
+Pages = dict[Prefix, tuple[int, ...]]
+
+
+class Steps:
+    """Prefill and decode steps; nothing is computed but stamps."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.cache, self.model = bench.cache, bench.model
+        self.judge, self.payloads = bench.judge, bench.payloads
+
+    def advance(self, live: Live, n_tokens: int, *, promised_by: str | None) -> bool:
+        """Allocate, read what the step reads, write what it computes; False if refused.
+
+        `promised_by` is the rule that says there is room; None where there need not be.
+        """
+        bench, size, request = self.bench, self.model.page_size, live.request
+        pages = -(-(live.computed + n_tokens) // size) - request.allocated
+        wanted = {each.name: max(0, pages) * each.slots_per_page for each in bench.paged}
+        # The live state at first; later the copy of a state that is due to be kept.
+        wanted |= {each.name: 1 for each in bench.states}
+        host: dict[str, int | None] = {
+            each.name: wanted[each.name] for each in bench.paged if each.home_is_host
+        }
+        given = bench.act(
+            "allocate",
+            lambda: self.cache.allocate(request, n_tokens),
+            pressure=Pressure(device=wanted, host=host),
+        )
+        if not given:
+            if promised_by is not None:
+                said = f"{n_tokens} tokens of {live.name} refused, for which there was room"
+                self.judge.fail(promised_by, None, said)
+            bench.counts["beyond reservation refused"] += 1
+            return False
+        live.started = True
+        self._read(live)
+        self._write(live, live.computed + n_tokens)
+        before, decoding = live.computed, live.computed + n_tokens >= live.prompt
+        live.computed += n_tokens
+        bench.act("computed", lambda: self.cache.computed(request, n_tokens))
+        page, rest = divmod(live.computed, size)
+        if bench.states and not rest:
+            if page in live.due:
+                live.due.discard(page)
+                live.captured.add(page)
+            elif decoding and live.reserve:
+                live.tracked = page
+        assert before < live.computed == request.computed
+        return True
+
+    def _slots(self, live: Live, component: ModelComponent, tier: str) -> list[tuple[int, ...]]:
+        """The request's slots page by page, as a kernel would look them up."""
+        tables = self.cache.table if tier == "device" else self.cache.host_table
+        table: list[int] = tables(live.request, component.name).tolist()
+        per_page = component.slots_per_page
+        return [tuple(table[at : at + per_page]) for at in range(0, len(table), per_page)]
+
+    def _read(self, live: Live) -> None:
+        """What the next token attends to is there and right (M7, M8, R5, L6)."""
+        size = self.model.page_size
+        for component in self.bench.paged:
+            tokens = needed_tokens(component.parts, live.computed)
+            numbers = sorted({token // size for token in tokens})
+            tiers = ("device", "host") if component.home_is_host else ("device",)
+            for tier in tiers:
+                table = self._slots(live, component, tier)
+                pages: Pages = {}
+                for page in numbers:
+                    slots = table[page] if page < len(table) else ()
+                    if min(slots, default=-1) < 0:
+                        self._lacks(live, component, page, tier)
+                        continue
+                    end = min((page + 1) * size, live.computed)
+                    pages[live.namespace, live.tuple[:end]] = slots
+                self._check(live, component, pages, tier)
+        for component in self.bench.states:
+            if live.computed:
+                slot = self.cache.state_slot(live.request, component.name)
+                self._check(live, component, {self._here(live): (slot,)}, "device")
+
+    def _here(self, live: Live) -> Prefix:
+        return (live.namespace, live.tuple[: live.computed])
+
+    def _lacks(self, live: Live, component: ModelComponent, page: int, tier: str) -> None:
+        rule = "R5" if page < live.anchor else "L6"
+        said = f"{live.name} has no {tier} slot for page {page}, which it needs at {live.computed}"
+        self.judge.fail(rule, component.name, said)
+
+    def _check(self, live: Live, component: ModelComponent, pages: Pages, tier: str) -> None:
+        wrong = self.payloads.wrong(component, tier, pages)
+        if wrong is None:
+            return
+        anchor = live.anchor * self.model.page_size
+        if component.is_state:
+            rule = "M8" if live.computed == anchor else "T9"
+        else:
+            rule = "M7" if len(wrong.prefix[1]) <= anchor else "T9"
+        self.judge.fail(rule, component.name, f"{live.name}: {tier} {wrong}")
+
+    def _write(self, live: Live, end: int) -> None:
+        """Compute tokens up to `end` into the request's slots."""
+        size = self.model.page_size
+        for component in self.bench.paged:
+            tiers = ("device", "host") if component.home_is_host else ("device",)
+            for tier in tiers:
+                table = self._slots(live, component, tier)
+                for page in range(live.computed // size, -(-end // size)):
+                    prefix = (live.namespace, live.tuple[: min((page + 1) * size, end)])
+                    slots = table[page] if page < len(table) else ()
+                    if len(slots) != component.slots_per_page or min(slots) < 0:
+                        self._lacks(live, component, page, tier)
+                        continue
+                    self.payloads.write(component, tier, prefix, slots)
+        for component in self.bench.states:
+            slot = self.cache.state_slot(live.request, component.name)
+            prefix = (live.namespace, live.tuple[:end])
+            self.payloads.write(component, "device", prefix, [slot])

@@ -1,0 +1,57 @@
+"""What came of a clause."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import asdict, dataclass
+from typing import Any
+
+__all__ = ["Result", "Status"]
+
+
+class Status(str, enum.Enum):
+    """How a clause ended."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    EXPECTED_FAILURE = "expected failure"
+    UNEXPECTED_PASS = "unexpected pass"
+    UNDECIDED = "undecided"
+    NOT_APPLICABLE = "not applicable"
+
+
+BAD = frozenset({Status.FAILED, Status.UNEXPECTED_PASS})
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One clause's outcome for one component.
+
+    Attributes:
+        component: the component's name.
+        clause: the clause's ident.
+        rule: the rule that was checked; in a failure, the one that is broken.
+        sentence: what must hold.
+        status: how it ended.
+        evidence: what was seen instead, or why it was not decided or not asked.
+        steps: the shrunk calls that lead to a failure of the state machine, in order.
+        seconds: how long it took.
+    """
+
+    component: str
+    clause: str
+    rule: str
+    sentence: str
+    status: Status
+    evidence: str = ""
+    steps: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def bad(self) -> bool:
+        """Whether it makes the whole check fail."""
+        return self.status in BAD
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return {**asdict(self), "status": self.status.value, "steps": list(self.steps)}

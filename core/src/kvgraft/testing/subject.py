@@ -1,0 +1,128 @@
+"""The component under test, and the small caches it is tested in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+from kvgraft.cache import Cache
+from kvgraft.config import CacheConfig, WritePolicy
+from kvgraft.contract import COPY_ON_WRITE, HOST_MIRROR
+from kvgraft.dispatch import Mounted, mount
+from kvgraft.pools import BuildContext
+from kvgraft.registry import Plugin
+from kvgraft.testing.machine import Drive, drive, setups_for
+from kvgraft.testing.profiles import Profile
+from kvgraft.transfers import TransferEngine
+from kvgraft.types import Kind, Tier
+
+__all__ = ["PAGE_SIZES", "Subject"]
+
+PAGE_SIZES = (1, 2, 4)
+"""Page sizes, in tokens, at which components are looked at."""
+
+
+class Subject:
+    """One component with its options.
+
+    Args:
+        plugin: the component package.
+        options: its options, as text or values.
+        profile: how hard the state machine looks.
+        ignored: rules it is known to break; the state machine goes on past them.
+
+    Attributes:
+        name: the component's name.
+    """
+
+    def __init__(
+        self,
+        plugin: Plugin,
+        options: Mapping[str, Any],
+        profile: Profile,
+        ignored: frozenset[str] = frozenset(),
+    ) -> None:
+        self.name = plugin.name
+        self.plugin = plugin
+        self.options = dict(options)
+        self.profile = profile
+        self.ignored = ignored
+
+    # -- what it declares
+
+    @property
+    def is_state(self) -> bool:
+        """Whether it is a state component."""
+        return self.plugin.declaration.kind is Kind.STATE
+
+    @property
+    def is_mirrored(self) -> bool:
+        """Whether it says that it can be backed up and loaded back."""
+        return HOST_MIRROR in self.plugin.declaration.capabilities
+
+    @property
+    def can_copy(self) -> bool:
+        """Whether it says that its states can be copied."""
+        return COPY_ON_WRITE in self.plugin.declaration.capabilities
+
+    @property
+    def home_is_host(self) -> bool:
+        """Whether its canonical copy is on HOST."""
+        return self.plugin.declaration.home is Tier.HOST
+
+    def has(self, hook: str) -> bool:
+        """Whether it implements a hook."""
+        return hasattr(self.plugin.implementation, hook)
+
+    # -- at work
+
+    def mount(self, page_size: int, *, pages: int = 16, host_pages: int = 16) -> Mounted:
+        """The component on its own, built over fresh pools of about that many pages."""
+        context = BuildContext(
+            page_size=page_size,
+            device="cpu",
+            device_tokens=pages * page_size,
+            host_tokens=host_pages * page_size,
+            pin_host=False,
+        )
+        return mount(self.plugin, self.options, context)
+
+    def open(
+        self,
+        page_size: int,
+        *,
+        pages: int = 16,
+        host_pages: int = 16,
+        policy: WritePolicy = WritePolicy.WRITE_THROUGH,
+        transfers: TransferEngine | None = None,
+    ) -> Cache:
+        """A cache of the component alone; it always loads back what HOST has."""
+        config = CacheConfig(
+            components={self.name: self.options},
+            page_size=page_size,
+            device_tokens=pages * page_size,
+            host_tokens=host_pages * page_size,
+            write_policy=policy,
+            load=None,
+        )
+        return Cache(config, plugins=[self.plugin], transfers=transfers)
+
+    @cached_property
+    def driven(self) -> Drive:
+        """What the state machine found: the component alone, then beside others.
+
+        The first broken rule ends it.
+        """
+        return self.drive(self.ignored)
+
+    def drive(self, ignored: frozenset[str]) -> Drive:
+        """Run the state machine over every component set; see `driven`."""
+        found: Drive | None = None
+        for setup in setups_for(self.plugin, self.options):
+            ran = drive(setup, settings=self.profile.settings(), ignored=ignored)
+            found = ran if found is None else found.then(ran)
+            if found.violation is not None:
+                break
+        assert found is not None
+        return found

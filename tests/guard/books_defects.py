@@ -1,0 +1,465 @@
+"""A core that evicts, moves and books wrongly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvgraft import Direction
+from kvgraft.leasing import Leasing
+from kvgraft.loading import Loading
+from kvgraft.private import PrivateSlots
+from kvgraft.request import Request
+from kvgraft.room import Room
+from kvgraft.slots import SLOT_BYTES
+from kvgraft.transfers import Journal
+from kvgraft.tree import eviction, inserting, operations, pinning
+from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.node import Node
+from kvgraft.tree.track import Track
+from kvgraft.tree.tree import Tree
+from kvgraft.types import Tier
+
+from .defect import breaks
+from .scene import LONGER, PROMPT, Patch, Scene
+
+__all__: list[str] = []
+
+OTHER = list(range(500, 532))
+
+
+# -- making room
+
+
+@breaks("R3", "base")
+def a_load_back_that_makes_room_it_does_not_need(put: Patch) -> None:
+    start = Loading.start
+
+    def greedy(self: Loading, request: Request, fence: Any) -> Any:
+        track = self.tree.tracks[0]
+        self.room.on_device(track, track.device.capacity)
+        return start(self, request, fence)
+
+    scene = Scene(host_tokens=128)
+    scene.on_host_only(PROMPT)
+    scene.cached(OTHER)
+    put.setattr(Loading, "start", greedy)
+    scene.cache.load_back(scene.admitted(LONGER))
+
+
+@breaks("R3", "window")
+def a_load_back_that_takes_from_another_pool(put: Patch) -> None:
+    def from_the_base(tree: Tree, track: Track, n_slots: int) -> int:
+        target, freed = track.device.free + n_slots, 0
+        while track.device.free < target and (more := evict(tree, tree.tracks[0], 1)):
+            freed += more
+        return freed
+
+    scene = Scene(plain=True, host_tokens=128, window_tokens=24)
+    scene.on_host_only(PROMPT)
+    for start in range(500, 900, 100):
+        scene.cached(range(start, start + 8))
+    request = scene.admitted(PROMPT[:33])
+    evict = eviction.evict_device
+    put.setattr(eviction, "evict_device", from_the_base)
+    scene.cache.load_back(request)
+
+
+@breaks("E2", "base")
+def an_allocation_that_makes_room_for_more(put: Patch) -> None:
+    make = PrivateSlots._make_room
+    put.setattr(
+        PrivateSlots, "_make_room", lambda self, track, n_slots: make(self, track, n_slots + 1)
+    )
+    scene = Scene()
+    scene.cached(PROMPT)
+    scene.cached(OTHER)
+    scene.computed(range(900, 932))
+
+
+@breaks("E2", "base")
+def an_eviction_that_goes_on_when_there_is_enough(put: Patch) -> None:
+    evict = eviction.evict_device
+
+    def greedy(tree: Tree, track: Track, n_slots: int) -> int:
+        freed = evict(tree, track, n_slots)
+        victim = eviction.next_device_victim(tree, track)
+        if victim is not None:
+            eviction.evict_victim(tree, victim)
+        return freed
+
+    scene = Scene()
+    scene.cached(PROMPT)
+    scene.cached(OTHER)
+    put.setattr(eviction, "evict_device", greedy)
+    scene.cache.evict("base", 1)
+
+
+@breaks("E2", "base")
+def a_host_eviction_that_goes_on_when_there_is_enough(put: Patch) -> None:
+    evict = eviction.evict_host
+
+    def greedy(tree: Tree, track: Track, n_slots: int) -> int:
+        assert track.host is not None
+        return evict(tree, track, track.host.capacity)
+
+    scene = Scene(host_tokens=64)
+    scene.cached(PROMPT)
+    scene.cached(OTHER)
+    put.setattr(eviction, "evict_host", greedy)
+    scene.cache.evict("base", 1, Tier.HOST)
+
+
+@breaks("E2", "base")
+def an_insert_that_evicts(put: Patch) -> None:
+    insert = inserting.insert
+
+    def greedy(tree: Tree, *given: Any) -> Any:
+        eviction.evict_device(tree, tree.tracks[0], 1)
+        return insert(tree, *given)
+
+    scene = Scene()
+    scene.cached(PROMPT)
+    request = scene.computed(range(900, 908))
+    put.setattr(inserting, "insert", greedy)
+    scene.cache.finish(request)
+
+
+@breaks("E6", "base")
+def an_eviction_that_gives_up_early(put: Patch) -> None:
+    scene = Scene()
+    scene.cached(PROMPT)
+    put.setattr(eviction, "evict_device", lambda tree, track, n_slots: 0)
+    scene.cache.evict("base", 16)
+
+
+@breaks("E6", "base")
+def an_eviction_that_counts_wrongly(put: Patch) -> None:
+    make = Room.make_free
+    put.setattr(Room, "make_free", lambda *given: make(*given) + 1)
+    scene = Scene()
+    scene.cached(PROMPT)
+    scene.cache.evict("base", 2)
+
+
+@breaks("E6", "base")
+def an_eviction_that_is_not_counted(put: Patch) -> None:
+    evict = eviction.evict_victim
+
+    def silent(tree: Tree, victim: eviction.Victim) -> None:
+        counts = dict(victim.track.device_evictions)
+        evict(tree, victim)
+        counts["deleted"] += 1
+        victim.track.device_evictions.update(counts)
+
+    scene = Scene()
+    scene.cached(PROMPT)
+    put.setattr(eviction, "evict_victim", silent)
+    scene.cache.evict("base", 2)
+
+
+@breaks("E3", "window")
+def an_eviction_that_takes_the_base_along(put: Patch) -> None:
+    choose = eviction.next_device_victim
+
+    def everything(tree: Tree, track: Track) -> eviction.Victim | None:
+        victim = choose(tree, track)
+        if victim is None:
+            return None
+        held = [t for t in tree.tracks if victim.node.cells[t.index].device is not None]
+        return victim._replace(tracks=held)
+
+    scene = Scene()
+    scene.cached(PROMPT)
+    scene.cached(LONGER)
+    put.setattr(eviction, "next_device_victim", everything)
+    scene.cache.evict("window", 1)
+
+
+@breaks("E1", "base")
+def an_eviction_that_ignores_pins(put: Patch) -> None:
+    choose = eviction.next_device_victim
+
+    def careless(tree: Tree, track: Track) -> eviction.Victim | None:
+        for node in tree.nodes():
+            cell = node.cells[track.index]
+            if cell.device is not None and cell.device_pins:
+                cell.device_pins = 0
+                slots = len(cell.device) // SLOT_BYTES
+                track.device.pinned -= slots
+                track.device.evictable += slots
+                return eviction.Victim(node, track, [track], False)
+        return choose(tree, track)
+
+    scene = Scene()
+    scene.cached(PROMPT)
+    scene.begin(LONGER)
+    put.setattr(eviction, "next_device_victim", careless)
+    scene.cache.evict("base", 16)
+
+
+@breaks("L5", "base")
+def an_eviction_that_takes_what_is_in_flight(put: Patch) -> None:
+    evict = eviction.evict_device
+
+    def careless(tree: Tree, track: Track, n_slots: int) -> int:
+        for node in tree.nodes():
+            cell = node.cells[track.index]
+            if cell.incoming is not None:
+                track.device.cancel(cell.incoming.slots)
+                cell.incoming = None
+        return evict(tree, track, n_slots)
+
+    scene = Scene(host_tokens=128)
+    scene.on_host_only(PROMPT)
+    scene.cached(OTHER[:8])
+    scene.cache.load_back(scene.admitted(LONGER))
+    put.setattr(eviction, "evict_device", careless)
+    scene.cache.evict("base", 1)
+
+
+@breaks("E5", "base")
+def a_host_eviction_that_takes_device_data(put: Patch) -> None:
+    evict = eviction._evict_host_node
+
+    def careless(tree: Tree, node: Node, track: Track) -> None:
+        evict(tree, node, track)
+        tree.drop_device(node, track, "cascade")
+
+    scene = Scene(host_tokens=64)
+    scene.cached(PROMPT)
+    put.setattr(eviction, "_evict_host_node", careless)
+    scene.cache.evict("base", 16, Tier.HOST)
+
+
+# -- transfers
+
+
+@breaks("B3")
+def a_backup_acknowledged_before_it_ran(put: Patch) -> None:
+    def hasty(self: Journal) -> int:
+        queue = self._queues[Direction.BACKUP]
+        while queue:
+            self._end(queue.popleft())
+        return 0
+
+    scene = Scene(host_tokens=64)
+    scene.cache.finish(scene.computed(PROMPT))
+    put.setattr(Journal, "poll", hasty)
+    scene.cache.poll()
+
+
+@breaks("L8", "base")
+def a_backup_without_pins_of_its_own(put: Patch) -> None:
+    begin = operations.begin_backup
+
+    def loose(tree: Tree, node: Node, tracks: list[Track]) -> operations.Operation | None:
+        operation = begin(tree, node, tracks)
+        if operation is not None and operation.receipt is not None:
+            pinning.release(tree, operation.receipt)
+            operation.receipt = None
+        return operation
+
+    put.setattr(operations, "begin_backup", loose)
+    Scene(host_tokens=64).cached(PROMPT)
+
+
+@breaks("B2", "window")
+def a_backup_without_the_window(put: Patch) -> None:
+    needs = operations.needs_backup
+    put.setattr(operations, "needs_backup", lambda tree, node: needs(tree, node)[:1])
+    Scene(host_tokens=64).cached(PROMPT)
+
+
+@breaks("B1", "base")
+def a_backup_below_a_gap(put: Patch) -> None:
+    put.setattr(operations, "_parent_on_host", lambda tree, node: True)
+    scene = Scene(host_tokens=64)
+    request = scene.loaded(PROMPT, chunk=16)
+    while request.computed < request.prompt:
+        n_tokens = scene.cache.next_chunk(request)
+        scene.cache.allocate(request, n_tokens)
+        scene.cache.computed(request, n_tokens)
+        scene.cache.checkpoint(request)
+    assert len(scene.engine.pending) > 1
+    scene.engine.fail()
+    scene.settle()
+
+
+@breaks("R2")
+def a_drain_that_ends_before_the_transfers(put: Patch) -> None:
+    put.setattr(Journal, "drain", lambda self, timeout_s: True)
+    scene = Scene(host_tokens=64)
+    scene.cache.finish(scene.computed(PROMPT))
+    scene.cache.drain()
+
+
+@breaks("R2", "base")
+def a_failed_transfer_that_keeps_its_slots(put: Patch) -> None:
+    scene = Scene(host_tokens=64)
+    scene.cache.finish(scene.computed(PROMPT))
+    while scene.engine.pending:
+        scene.engine.fail()
+
+    def forgetful(tree: Tree, operation: operations.Operation) -> None:
+        operations._leave(tree, operation)
+
+    put.setattr(operations, "abort", forgetful)
+    scene.cache.poll()
+
+
+# -- books
+
+
+@breaks("T8", "base")
+def slots_freed_without_booking_them(put: Patch) -> None:
+    scene = Scene()
+    request = scene.computed(PROMPT)
+    put.setattr(Ledger, "give_private", lambda self, slots: self.allocator.free(slots))
+    scene.cache.abort(request)
+
+
+@breaks("I2", "base")
+def an_insert_that_frees_what_the_tree_owns(put: Patch) -> None:
+    insert = inserting.insert
+
+    def careless(tree: Tree, *given: Any) -> Any:
+        for node in tree.nodes():
+            track = tree.tracks[0]
+            if node.cells[0].device is not None and not node.cells[0].device_pins:
+                track.device.allocator.free(tree.detach_device(node, track))
+        return insert(tree, *given)
+
+    scene = Scene()
+    scene.cached(PROMPT)
+    request = scene.computed(OTHER[:12])
+    put.setattr(inserting, "insert", careless)
+    scene.cache.finish(request)
+
+
+@breaks("B3", "base")
+def data_that_arrives_without_a_transfer(put: Patch) -> None:
+    scene = Scene(host_tokens=64)
+    scene.on_host_only(PROMPT)
+    lease = Leasing.lease
+
+    def hasty(self: Leasing, request: Request, limit: int) -> None:
+        for node in self.tree.nodes():
+            track = self.tree.tracks[0]
+            slots = track.device.allocator.allocate(track.n_slots(node))
+            assert slots is not None
+            self.tree.put_device(node, track, slots)
+        lease(self, request, limit)
+
+    put.setattr(Leasing, "lease", hasty)
+    scene.begin([5, 5, 5, 5, 5])
+
+
+@breaks("T9", "base")
+def a_poll_that_frees_a_running_requests_slots(put: Patch) -> None:
+    scene = Scene()
+    request = scene.computed(PROMPT)
+    poll = Journal.poll
+
+    def careless(self: Journal) -> int:
+        self.tree.tracks[0].device.give_private(request.runs[0][0].device)
+        return poll(self)
+
+    put.setattr(Journal, "poll", careless)
+    scene.cache.poll()
+
+
+@breaks("A12", "base")
+def an_eviction_that_changes_a_promise(put: Patch) -> None:
+    scene = Scene()
+    scene.admitted(PROMPT)
+    make = Room.make_free
+
+    def careless(self: Room, track: Track, *rest: Any) -> int:
+        track.device.promised -= 1
+        return make(self, track, *rest)
+
+    put.setattr(Room, "make_free", careless)
+    scene.cache.evict("base", 1)
+
+
+# -- what only recomputing all books finds
+
+
+def looked_through() -> Scene:
+    """Two nodes, one below the other, and every book recomputed after each operation."""
+    scene = Scene(host_tokens=64, full_check=1)
+    scene.cached(PROMPT)
+    scene.cached(LONGER)
+    return scene
+
+
+@breaks("T1")
+def a_root_that_has_pages(put: Patch) -> None:
+    scene = looked_through()
+    put.setattr(scene.cache.tree.roots[None], "end", 1)
+    scene.cache.poll()
+
+
+@breaks("T2")
+def a_node_that_nobody_counts(put: Patch) -> None:
+    scene = looked_through()
+    put.setattr(scene.cache.tree, "n_nodes", 1)
+    scene.cache.poll()
+
+
+@breaks("T3")
+def a_node_that_holds_nothing(put: Patch) -> None:
+    scene = Scene(full_check=1)
+    scene.cached(PROMPT[:8])
+    (node,) = scene.nodes
+    for cell in node.cells:
+        put.setattr(cell, "device", None)
+    put.setattr(node, "live_device", 0)
+    put.setattr(scene.cache.tree.roots[None], "live_device", 0)
+    scene.cache.poll()
+
+
+@breaks("T4", "window")
+def a_window_where_the_base_is_gone(put: Patch) -> None:
+    scene = looked_through()
+    put.setattr(scene.nodes[-1].cells[0], "device", None)
+    put.setattr(scene.nodes[-1], "live_device", 1)
+    scene.cache.poll()
+
+
+@breaks("T5", "base")
+def a_child_below_a_gap(put: Patch) -> None:
+    scene = looked_through()
+    for cell in scene.nodes[0].cells:
+        put.setattr(cell, "device", None)
+    put.setattr(scene.nodes[0], "live_device", 1)
+    scene.cache.poll()
+
+
+@breaks("T6", "base")
+def a_pin_below_nothing(put: Patch) -> None:
+    scene = looked_through()
+    put.setattr(scene.nodes[-1].cells[0], "host_pins", -1)
+    scene.cache.poll()
+
+
+@breaks("T7")
+def live_data_counted_wrongly(put: Patch) -> None:
+    scene = looked_through()
+    put.setattr(scene.nodes[-1], "live_device", 5)
+    scene.cache.poll()
+
+
+@breaks("T9", "base")
+def a_slot_with_two_owners(put: Patch) -> None:
+    scene = looked_through()
+    put.setattr(scene.nodes[-1].cells[0], "device", scene.nodes[0].cells[0].device[:8])
+    scene.cache.poll()
+
+
+@breaks("T10", "base")
+def a_node_that_lost_its_transfer(put: Patch) -> None:
+    scene = Scene(host_tokens=64, full_check=1)
+    scene.cache.finish(scene.computed(PROMPT))
+    put.setattr(scene.nodes[-1], "operations", None)
+    scene.cache.poll()

@@ -1,0 +1,501 @@
+"""A core that breaks its promises to requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvgraft import Cache, Direction, TokenKey, TransferError, WritePolicy
+from kvgraft.admission import Decision, Outcome, budget
+from kvgraft.admission.account import Account
+from kvgraft.admission.budget import Budget
+from kvgraft.leasing import Leasing
+from kvgraft.private import PrivateSlots
+from kvgraft.request import Request
+from kvgraft.room import Room
+from kvgraft.sharing import Sharing
+from kvgraft.transfers import Journal
+from kvgraft.tree import eviction, matching, operations, pinning
+from kvgraft.tree.track import Track
+from kvgraft.tree.tree import Tree
+from kvgraft.types import Demand
+
+from .defect import breaks
+from .scene import LONGER, PAGE, PROMPT, Patch, Scene
+
+__all__: list[str] = []
+
+
+def after_lease(put: Patch, change: Any) -> None:
+    """Change something at the end of every match."""
+    lease = Leasing.lease
+
+    def changed(self: Leasing, request: Request, limit: int) -> None:
+        lease(self, request, limit)
+        change(self, request)
+
+    put.setattr(Leasing, "lease", changed)
+
+
+# -- match
+
+
+@breaks("M6", "base")
+def a_match_that_evicts(put: Patch) -> None:
+    scene = Scene()
+    scene.cached(PROMPT)
+    after_lease(put, lambda self, request: eviction.evict_device(self.tree, self.tree.tracks[0], 1))
+    scene.begin([7, 7, 7, 7, 7])
+
+
+@breaks("M6")
+def a_match_that_adds_nodes(put: Patch) -> None:
+    def grow(self: Leasing, request: Request) -> None:
+        node = request.receipt.anchor
+        for number in range(8):
+            key = bytes([number + 1]) * self.tree.page_bytes
+            self.tree.link(self.tree.new_node(key, node, node.end, node.end + 1))
+
+    after_lease(put, grow)
+    Scene(plain=True).begin(PROMPT)
+
+
+@breaks("M2")
+def a_match_that_leaves_nothing_to_compute(put: Patch) -> None:
+    put.setattr(Cache, "_limit", lambda self, request: request.prompt // PAGE)
+    scene = Scene()
+    scene.cached(PROMPT)
+    scene.begin(PROMPT)
+
+
+@breaks("M3")
+def a_device_anchor_behind_the_anchor(put: Patch) -> None:
+    def further(self: Leasing, request: Request) -> None:
+        request.device_tokens = request.anchor_tokens + PAGE
+
+    after_lease(put, further)
+    Scene().begin(PROMPT)
+
+
+@breaks("M3", "window")
+def a_device_anchor_where_data_is_on_host(put: Patch) -> None:
+    scene = Scene(host_tokens=64)
+    scene.on_host_only(PROMPT)
+    resolve = matching.resolve
+
+    def hopeful(*given: Any) -> Any:
+        found = resolve(*given)
+        return found._replace(device_anchor=found.anchor)
+
+    put.setattr(matching, "resolve", hopeful)
+    scene.begin(LONGER)
+
+
+@breaks("M1", "window")
+def a_match_across_a_gap(put: Patch) -> None:
+    scene = Scene()
+    scene.cached(PROMPT)
+    scene.cached(LONGER)
+    scene.cache.evict("window", scene.track("window").device.free + 1)
+    put.setattr(matching, "_first_gap", lambda *given, **named: -1)
+    scene.begin(LONGER[:37])
+
+
+@breaks("M1")
+def a_match_of_other_tokens(put: Patch) -> None:
+    scene = Scene()
+    scene.cached(PROMPT)
+    key = TokenKey([9] * 40)
+    put.setattr(key, "trail", scene.nodes[-1])
+    scene.cache.begin(key)
+
+
+@breaks("T11")
+def a_namespace_in_the_tree_of_another(put: Patch) -> None:
+    root = Tree.root
+    put.setattr(Tree, "root", lambda self, namespace: root(self, None))
+    scene = Scene()
+    scene.cached(PROMPT)
+    scene.cache.begin(TokenKey(LONGER, "tenant"))
+
+
+@breaks("L3", "window")
+def a_window_that_is_not_pinned(put: Patch) -> None:
+    pin = pinning._pin_span
+
+    def forgetful(tree: Tree, track: Track, *given: Any) -> int:
+        return pin(tree, track, *given) if track.is_everything else 0
+
+    scene = Scene()
+    scene.cached(PROMPT)
+    put.setattr(pinning, "_pin_span", forgetful)
+    scene.begin(LONGER)
+
+
+@breaks("H4", "hisparse")
+def a_running_request_whose_host_slots_are_not_pinned(put: Patch) -> None:
+    scene = Scene(home=True, host_tokens=64)
+    scene.cached(PROMPT)
+    put.setattr(pinning, "_pin_host", lambda *given: None)
+    scene.begin(LONGER)
+
+
+@breaks("M7", "window")
+def a_lease_that_loses_data(put: Patch) -> None:
+    scene = Scene()
+    scene.cached(PROMPT)
+    scene.cached(LONGER)
+    scene.begin([*PROMPT, 77])
+    lift = eviction.lift_recency
+
+    def careless(tree: Tree, node: Any, parent: Any) -> None:
+        lift(tree, node, parent)
+        parent.cells[scene.track("window").index].device = None
+
+    put.setattr(eviction, "lift_recency", careless)
+    scene.cache.evict("base", scene.track("base").device.free + 1)
+
+
+@breaks("M7", "window")
+def a_lease_on_host_data_that_nobody_pins(put: Patch) -> None:
+    scene = Scene(host_tokens=64)
+    scene.on_host_only(PROMPT)
+    put.setattr(pinning, "_pin_host", lambda *given: None)
+    scene.begin(LONGER)
+
+
+# -- admission
+
+
+@breaks("A6")
+def a_chunk_cut_inside_a_page(put: Patch) -> None:
+    decide = Budget.decide
+
+    def cut(self: Budget, request: Request) -> Decision:
+        request.chunk = 3
+        return decide(self, request)
+
+    put.setattr(Budget, "decide", cut)
+    Scene().admitted(PROMPT)
+
+
+@breaks("A6")
+def a_chunk_larger_than_asked_for(put: Patch) -> None:
+    chunk = Budget.next_chunk
+    put.setattr(Budget, "next_chunk", lambda self, request, limit: chunk(self, request, limit) + 4)
+    scene = Scene()
+    scene.cache.next_chunk(scene.admitted(PROMPT), 8)
+
+
+def change_demand(put: Patch, change: Any) -> None:
+    default = budget.default_demand
+    put.setattr(
+        budget, "default_demand", lambda track, query: change(default(track, query), track, query)
+    )
+
+
+@breaks("A10", "state")
+def a_state_that_is_not_budgeted(put: Patch) -> None:
+    def forgetful(demand: Demand, track: Track, query: Any) -> Demand:
+        return demand._replace(now=demand.now - 1) if track.is_state else demand
+
+    change_demand(put, forgetful)
+    Scene(state=True).admitted(PROMPT)
+
+
+@breaks("A10", "state")
+def a_state_that_is_not_set_up(put: Patch) -> None:
+    put.setattr(PrivateSlots, "set_up_states", lambda self, request: None)
+    scene = Scene(state=True)
+    scene.cache.allocate(scene.admitted(PROMPT), 4)
+
+
+@breaks("A3", "base")
+def a_load_back_that_is_not_budgeted(put: Patch) -> None:
+    change_demand(put, lambda demand, track, query: demand._replace(now=1))
+    scene = Scene(host_tokens=64)
+    scene.on_host_only(PROMPT)
+    scene.cache.admit(scene.begin(LONGER))
+
+
+@breaks("A4", "window")
+def a_window_budgeted_as_the_whole_prompt(put: Patch) -> None:
+    change_demand(put, lambda demand, track, query: demand._replace(later=14))
+    scene = Scene(plain=True)
+    scene.cache.admit(scene.begin(range(4), chunk=4))
+
+
+@breaks("A1", "base")
+def a_promise_below_the_demand(put: Patch) -> None:
+    opened = Account.open
+    put.setattr(Account, "open", lambda self, peak, *rest: opened(self, peak - 1, *rest))
+    Scene().admitted(PROMPT)
+
+
+@breaks("A1", "base")
+def a_page_more_than_needed(put: Patch) -> None:
+    allocate = PrivateSlots.allocate_pages
+    put.setattr(
+        PrivateSlots,
+        "allocate_pages",
+        lambda self, request, pages: allocate(self, request, pages + 1),
+    )
+    scene = Scene()
+    scene.cache.allocate(scene.admitted(PROMPT), 4)
+
+
+@breaks("A9", "base")
+def a_rejection_that_leaves_a_trace(put: Patch) -> None:
+    decide = Budget.decide
+
+    def forgetful(self: Budget, request: Request) -> Decision:
+        decision = decide(self, request)
+        if not decision.admitted:
+            self.tree.tracks[0].device.promised += 1
+        return decision
+
+    put.setattr(Budget, "decide", forgetful)
+    scene = Scene()
+    scene.admitted(range(40))
+    assert not scene.cache.admit(scene.begin(range(200, 240))).admitted
+
+
+@breaks("A8")
+def a_rejection_without_a_reason(put: Patch) -> None:
+    decide = Budget.decide
+
+    def silent(self: Budget, request: Request) -> Decision:
+        decide(self, request)
+        return Decision(Outcome.DEFERRED, ())
+
+    put.setattr(Budget, "decide", silent)
+    scene = Scene()
+    scene.cache.admit(scene.begin(PROMPT))
+
+
+@breaks("A8", "base")
+def a_request_said_to_fit_never_that_fits_an_empty_cache(put: Patch) -> None:
+    scene = Scene()
+    scene.admitted(range(40))
+    put.setattr(Budget, "_never", lambda self, request, shortages: bool(shortages))
+    scene.cache.admit(scene.begin(range(200, 240)))
+
+
+# -- load-back
+
+
+@breaks("R1", "base")
+def a_load_back_that_forgets_a_node(put: Patch) -> None:
+    plan = operations.load_plan
+    put.setattr(operations, "load_plan", lambda *given: [nodes[1:] for nodes in plan(*given)])
+    scene = Scene(host_tokens=64)
+    scene.on_host_only(PROMPT)
+    scene.cache.load_back(scene.admitted(LONGER))
+
+
+@breaks("M4", "base")
+def a_load_back_larger_than_the_match_said(put: Patch) -> None:
+    scene = Scene(host_tokens=64)
+    scene.on_host_only(PROMPT)
+
+    def fewer(self: Leasing, request: Request) -> None:
+        request.host_slots = tuple(max(0, slots - 1) for slots in request.host_slots)
+
+    after_lease(put, fewer)
+    scene.cache.load_back(scene.admitted(LONGER))
+
+
+@breaks("R5", "base")
+def a_load_back_that_delivers_nothing_and_does_not_say_so(put: Patch) -> None:
+    scene = Scene(host_tokens=64)
+    scene.on_host_only(PROMPT)
+    request = scene.admitted(LONGER)
+    scene.cache.load_back(request)
+
+    def silent(tree: Tree, operation: Any) -> bool:
+        operations.abort(tree, operation)
+        return True
+
+    put.setattr(operations, "commit", silent)
+    scene.settle()
+    scene.cache.allocate(request, 4)
+
+
+@breaks("R2", "base")
+def a_load_back_that_fails_and_leaves_a_trace(put: Patch) -> None:
+    submit = Journal.submit
+
+    def broken(self: Journal, operation: Any, direction: Direction, fence: Any = None) -> Any:
+        if direction is Direction.LOAD_BACK:
+            raise TransferError("the engine is gone")
+        return submit(self, operation, direction, fence)
+
+    put.setattr(Journal, "submit", broken)
+    scene = Scene(host_tokens=64)
+    scene.on_host_only(PROMPT)
+    scene.cache.load_back(scene.admitted(LONGER))
+
+
+@breaks("A7", "base")
+def a_load_back_that_finds_no_room(put: Patch) -> None:
+    scene = Scene(host_tokens=128, policy=WritePolicy.WRITE_BACK)
+    scene.on_host_only(PROMPT)
+    scene.cached(range(200, 232))
+    scene.cached(range(300, 332))
+    request = scene.admitted(LONGER)
+    put.setattr(Room, "_demote", lambda self, track, n_slots: None)
+    scene.cache.load_back(request)
+
+
+# -- computing
+
+
+@breaks("A7", "base")
+def an_admitted_chunk_that_does_not_fit(put: Patch) -> None:
+    put.setattr(Budget, "fitting_chunk", lambda self, request, tokens: 0)
+    scene = Scene()
+    scene.cache.next_chunk(scene.admitted(PROMPT))
+
+
+@breaks("A7", "base")
+def an_admitted_allocation_that_is_refused(put: Patch) -> None:
+    put.setattr(PrivateSlots, "allocate_pages", lambda self, request, pages: False)
+    scene = Scene()
+    scene.cache.allocate(scene.admitted(PROMPT), 8)
+
+
+@breaks("A7", "base")
+def an_allocation_refused_that_was_just_offered(put: Patch) -> None:
+    put.setattr(PrivateSlots, "allocate_pages", lambda self, request, pages: False)
+    scene = Scene()
+    request = scene.admitted(PROMPT, chunk=4)
+    n_tokens = scene.cache.next_chunk(request, 16)
+    assert n_tokens == 16
+    scene.cache.allocate(request, n_tokens)
+
+
+@breaks("A5", "base")
+def a_refused_allocation_that_evicts(put: Patch) -> None:
+    scene = Scene()
+    scene.cached(PROMPT)
+    request = scene.computed([7, *PROMPT[:11]])
+    other = scene.admitted(range(300, 308))
+
+    def greedy(self: PrivateSlots, request: Request, pages: int) -> bool:
+        self.room.on_device(self.tree.tracks[0], pages)
+        return False
+
+    put.setattr(PrivateSlots, "allocate_pages", greedy)
+    scene.cache.allocate(request, 36)
+    del other
+
+
+@breaks("A5")
+def asking_for_a_chunk_that_evicts(put: Patch) -> None:
+    scene = Scene()
+    scene.cached(PROMPT)
+    request = scene.admitted([7, 7, 7, 7, 7])
+    chunk = Budget.next_chunk
+
+    def greedy(self: Budget, request: Request, limit: int | None) -> int:
+        eviction.evict_device(self.tree, self.tree.tracks[0], 1)
+        return chunk(self, request, limit)
+
+    put.setattr(Budget, "next_chunk", greedy)
+    scene.cache.next_chunk(request)
+
+
+@breaks("A12", "base")
+def a_promise_renewed_beyond_the_headroom(put: Patch) -> None:
+    part = Account.part
+
+    def generous(self: Account, n_slots: int) -> None:
+        part(self, n_slots)
+        self.promised += 100
+        self.ledger.promised += 100
+
+    scene = Scene()
+    request = scene.computed(PROMPT)
+    put.setattr(Account, "part", generous)
+    scene.cache.checkpoint(request)
+
+
+@breaks("M8", "state")
+def a_state_shared_instead_of_copied(put: Patch) -> None:
+    set_up = PrivateSlots.set_up_states
+
+    def share(self: PrivateSlots, request: Request) -> None:
+        for track in self.state_tracks:
+            states = request.states[track.index]
+            source = request.receipt.anchor.cells[track.index].device
+            if states is not None and source is not None:
+                states.live = source
+        set_up(self, request)
+
+    scene = Scene(state=True)
+    scene.cached(PROMPT)
+    put.setattr(PrivateSlots, "set_up_states", share)
+    scene.cache.allocate(scene.admitted(LONGER), 4)
+
+
+# -- the end
+
+
+@breaks("I6")
+def a_checkpoint_that_shares_nothing(put: Patch) -> None:
+    put.setattr(Sharing, "share", lambda *given: None)
+    scene = Scene()
+    scene.cache.checkpoint(scene.computed(PROMPT))
+
+
+@breaks("I6")
+def more_cached_than_computed(put: Patch) -> None:
+    finish = Cache.finish
+    put.setattr(
+        Cache,
+        "finish",
+        lambda self, request, fence=None: finish(self, request, fence) + 40,
+    )
+    Scene().cached(PROMPT)
+
+
+@breaks("H8", "base")
+def promises_kept_after_the_end(put: Patch) -> None:
+    put.setattr(Budget, "close", lambda self, request: None)
+    scene = Scene()
+    scene.cache.abort(scene.admitted(PROMPT))
+
+
+@breaks("H8", "hisparse")
+def private_slots_kept_while_others_run(put: Patch) -> None:
+    scene = Scene(home=True, host_tokens=64)
+    scene.admitted(PROMPT[:8])
+    request = scene.admitted(range(100, 108))
+
+    def forgetful(self: Budget, request: Request) -> None:
+        request.private = [()] * len(request.private)
+        close(self, request)
+
+    close = Budget.close
+    put.setattr(Budget, "close", forgetful)
+    scene.cache.abort(request)
+
+
+@breaks("L1", "base")
+def pins_kept_after_the_end(put: Patch) -> None:
+    scene = Scene()
+    scene.cached(PROMPT)
+    request = scene.begin(LONGER)
+    put.setattr(Leasing, "unpin", lambda self, receipt: receipt.locks and receipt.locks.close())
+    scene.cache.abort(request)
+
+
+@breaks("I8", "base")
+def a_match_that_fails_and_leaves_its_pins(put: Patch) -> None:
+    scene = Scene()
+    scene.cached(PROMPT)
+
+    def fail(self: Leasing, request: Request) -> None:
+        raise ZeroDivisionError
+
+    after_lease(put, fail)
+    scene.begin(LONGER)

@@ -1,0 +1,199 @@
+"""A guarded cache, and what a test does with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from kvgraft import (
+    Cache,
+    CacheConfig,
+    Everything,
+    Reach,
+    Span,
+    TokenKey,
+    Trailing,
+    WritePolicy,
+)
+from kvgraft.config import GuardMode
+from kvgraft.registry import Plugin, load_plugin, select
+from kvgraft.request import Request
+from kvgraft.transfers import PlaneCopy, SteppedTransferEngine, pair_planes
+from kvgraft.tree.node import Node
+from kvgraft.tree.track import Track
+from kvgraft.types import LockQuery, TransferQuery
+
+from ..registry.switchable import Package
+from ..serving.components import PagedPackage, StatePackage
+
+__all__ = ["LONGER", "PAGE", "PROMPT", "WINDOW", "Patch", "Scene", "Unpatched"]
+
+PAGE = 4
+WINDOW = 8
+PROMPT = list(range(32))
+LONGER = [*PROMPT, *range(100, 108)]
+NEVER = 1_000_000
+
+
+class Patch(Protocol):
+    """What puts a defect in; `pytest.MonkeyPatch` is one."""
+
+    def setattr(self, target: object, name: str, value: object) -> None: ...
+
+    def setitem(self, dic: Any, name: Any, value: Any) -> None: ...
+
+
+class Unpatched:
+    """Puts no defect in, so that the same scene runs without it."""
+
+    def setattr(self, target: object, name: str, value: object) -> None:
+        assert hasattr(target, name)
+
+    def setitem(self, dic: Any, name: Any, value: Any) -> None:
+        pass
+
+
+class Windowed(Package):
+    """A window that pins exactly what its reach covers."""
+
+    def __init__(self) -> None:
+        super().__init__("window", Reach(Trailing(WINDOW)))
+        self.answers["acquire_component_lock"] = window_of
+
+
+def window_of(query: LockQuery) -> list[Span]:
+    """The pages of the last `WINDOW` tokens before a boundary."""
+    if not query.boundary:
+        return []
+    return [Span(max(0, query.boundary - WINDOW // query.page_size), query.boundary)]
+
+
+class Scene:
+    """A guarded cache of a base component, a window and others, over pools of 16 pages.
+
+    Args:
+        plain: let base and window leave every hook to their reach.
+        state, home: add a state component, one at home on HOST.
+        host_tokens: size of the host mirrors.
+        window_tokens: size of the window's device pool.
+        policy: the write policy.
+        full_check: operations between two recomputations of all books.
+
+    Attributes:
+        base, window: packages with every hook, which a test makes misbehave.
+        engine: copies run when they are told to.
+    """
+
+    def __init__(
+        self,
+        *,
+        plain: bool = False,
+        state: bool = False,
+        home: bool = False,
+        host_tokens: int = 0,
+        window_tokens: int = 64,
+        policy: WritePolicy = WritePolicy.WRITE_THROUGH,
+        mode: GuardMode = GuardMode.ON,
+        full_check: int = NEVER,
+    ) -> None:
+        self.base = Package("base", Reach(Everything()))
+        self.window = Windowed()
+        plugins: list[Plugin] = [self.base.plugin, self.window.plugin]
+        if plain:
+            plugins = [
+                load_plugin(each.name, PagedPackage(each.name, each.reach))
+                for each in (self.base, self.window)
+            ]
+        options: dict[str, dict[str, Any]] = {
+            "base": {},
+            "window": {"device_tokens": window_tokens},
+        }
+        if state:
+            plugins.append(load_plugin("state", StatePackage("state")))
+            options["state"] = {}
+        if home:
+            plugins += select(["hisparse"])
+            options["hisparse"] = {"hot_tokens": PAGE, "max_running": 4}
+        self.engine = SteppedTransferEngine()
+        config = CacheConfig(
+            components=options,
+            page_size=PAGE,
+            device_tokens=64,
+            host_tokens=host_tokens,
+            write_policy=policy,
+            load=None,
+            transfer_timeout_s=1e-3,
+            guard=mode,
+            guard_sample=1.0,
+            guard_full_check=full_check,
+        )
+        self.cache = Cache(config, plugins=plugins, transfers=self.engine)
+
+    # -- requests
+
+    def begin(self, tokens: Sequence[int], **options: Any) -> Request:
+        return self.cache.begin(TokenKey(tokens), **options)
+
+    def admitted(self, tokens: Sequence[int], **options: Any) -> Request:
+        request = self.begin(tokens, **options)
+        decision = self.cache.admit(request)
+        assert decision.admitted, decision
+        return request
+
+    def loaded(self, tokens: Sequence[int], **options: Any) -> Request:
+        """Admitted, and what HOST has of it is on DEVICE."""
+        request = self.admitted(tokens, **options)
+        self.cache.load_back(request)
+        self.settle()
+        assert request.ready
+        return request
+
+    def computed(self, tokens: Sequence[int], **options: Any) -> Request:
+        """A request whose prompt is computed and not shared yet."""
+        request = self.loaded(tokens, **options)
+        while request.computed < request.prompt:
+            n_tokens = self.cache.next_chunk(request)
+            assert self.cache.allocate(request, n_tokens)
+            self.cache.computed(request, n_tokens)
+        return request
+
+    def cached(self, tokens: Sequence[int]) -> None:
+        """A whole life; the tokens are in the tree afterwards, and on HOST where there is one."""
+        self.cache.finish(self.computed(tokens))
+        self.settle()
+
+    def on_host_only(self, tokens: Sequence[int]) -> None:
+        self.cached(tokens)
+        for track in self.cache.tree.tracks:
+            self.cache.evict(track.name, track.device.capacity)
+        self.settle()
+
+    def settle(self) -> None:
+        """Run every copy and take it in."""
+        self.engine.run_all()
+        self.cache.poll()
+
+    def close(self) -> None:
+        """End whatever is left."""
+        for request in list(self.cache.requests.values()):
+            self.cache.abort(request)
+        self.settle()
+        self.cache.close()
+
+    # -- answers of a component that moves its own data
+
+    def copies(self, query: TransferQuery) -> list[PlaneCopy]:
+        """What the window's data takes to move, rightly."""
+        return pair_planes(self.mounted("window").component, query)
+
+    def mounted(self, name: str) -> Any:
+        (found,) = (each for each in self.cache.mounted if each.name == name)
+        return found
+
+    def track(self, name: str) -> Track:
+        return self.cache.tree.by_name[name]
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The tree's nodes, from the root on."""
+        return sorted(self.cache.tree.nodes(), key=lambda node: node.end)

@@ -1,0 +1,53 @@
+"""Every guarded rule, broken on purpose, is named by the guard; without the defect it is silent."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from kvgraft import ContractViolation
+from kvgraft.guard import GUARDED
+from kvgraft.rules import RULES
+
+from ..commands import ROOT
+from . import books_defects, hook_defects, request_defects
+from .defect import DEFECTS
+from .scene import Unpatched
+
+REGISTERED = (books_defects, hook_defects, request_defects)
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_the_guard_names_the_rule_that(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rule, component, play = DEFECTS[name]
+    with pytest.raises(ContractViolation) as caught:
+        play(monkeypatch)
+    assert (caught.value.rule, caught.value.component) == (rule, component), caught.value
+    assert re.search(r"\d", caught.value.evidence), "evidence is numbers"
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_without_the_defect_the_guard_is_silent_about(name: str) -> None:
+    DEFECTS[name].play(Unpatched())
+
+
+def test_every_guarded_rule_is_broken_by_a_defect() -> None:
+    assert {defect.rule for defect in DEFECTS.values()} == GUARDED.keys()
+
+
+def test_what_is_guarded_are_rules_of_the_contract_that_something_raises() -> None:
+    assert GUARDED.keys() <= RULES.keys()
+    raised = set()
+    for path in (ROOT / "core" / "src").rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        raised |= set(re.findall(r'(?:ContractViolation|IntegrityError)\(\s*"([A-Z]\d+)"', text))
+    assert GUARDED.keys() <= raised
+
+
+def test_what_the_guard_raises_is_listed() -> None:
+    raised = set()
+    for path in (ROOT / "core" / "src" / "kvgraft" / "guard").glob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        raised |= set(re.findall(r'ContractViolation\(\s*"([A-Z]\d+)"', text))
+    assert raised <= GUARDED.keys()

@@ -1,0 +1,200 @@
+"""What `drive` says to whoever calls it: counts, a broken rule, and the calls that show it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import settings
+
+from kvgraft import ComponentMatch, ConfigError, Everything, PluginError, Reach, Trailing
+from kvgraft.registry import Plugin
+from kvgraft.testing.machine import (
+    MACHINE_RULES,
+    CacheMachine,
+    Drive,
+    drive,
+    machine_for,
+    paged_plugin,
+    references,
+    setup_for,
+    setups_for,
+    state_plugin,
+)
+from kvgraft.testing.machine.brute_force import ModelComponent, Part
+from kvgraft.testing.machine.deriving import model_components
+from kvgraft.testing.machine.engines import PromptedTransferEngine
+from kvgraft.testing.machine.setups import open_cache
+from kvgraft.testing.machine.sizes import Sizes
+
+from ..commands import ROOT
+from . import oddities
+from .setups import OPTIONS, WINDOW
+
+SHORT = settings(derandomize=True, max_examples=25, stateful_step_count=40)
+MACHINE = ROOT / "core" / "src" / "kvgraft" / "testing" / "machine"
+
+
+def too_long(component: object, view: object) -> ComponentMatch:
+    return ComponentMatch(view.anchor + (view.anchor > 0))  # type: ignore[attr-defined]
+
+
+def wrong_hook(**hooks: object) -> Plugin:
+    return oddities.package("mine", oddities.of_pages, **hooks)
+
+
+def test_the_model_of_a_component_is_what_it_declares() -> None:
+    setup = setup_for(list(OPTIONS), OPTIONS)
+    cache = open_cache(setup, Sizes(), PromptedTransferEngine())
+    found = {each.name: each for each in model_components(cache.mounted)}
+    cache.close()
+    assert found == {
+        "full": ModelComponent("full", (Part("all"),), can_copy=False),
+        "swa": ModelComponent("swa", (Part("last", WINDOW),), can_copy=False),
+        "mamba": ModelComponent("mamba", (Part("state"),)),
+        "hisparse": ModelComponent("hisparse", (Part("all"),), home_is_host=True, can_copy=False),
+    }
+
+
+@pytest.mark.parametrize("plugin", references(), ids=lambda plugin: plugin.name)
+def test_a_reference_component_keeps_every_rule(plugin: Plugin) -> None:
+    for setup in (
+        setups_for(plugin)[:2] if plugin is not references()[0] else setups_for(plugin)[:1]
+    ):
+        found = drive(setup, settings=SHORT)
+        assert found.violation is None, found.steps
+        assert found.counts["admitted"]
+        assert found.counts["examples"] == 25
+
+
+@pytest.mark.parametrize(
+    "plugin",
+    [
+        oddities.of_planes(((3,), torch.int8), ((5, 2), torch.float16), ((1,), torch.float64)),
+        oddities.of_planes(((1,), torch.uint8)),
+        oddities.of_planes(((7, 11), torch.float32)),
+        oddities.joined_on_host(),
+        oddities.coarse(),
+        oddities.tiny(),
+        paged_plugin("wide", Reach(Trailing(5000))),
+        paged_plugin("thrice", Reach(Everything()), 3, mirrored=False),
+        state_plugin("lone", mirrored=False, can_copy=False),
+    ],
+    ids=lambda plugin: plugin.name,
+)
+def test_no_alarm_is_raised_about_what_is_unusual_and_legal(plugin: Plugin) -> None:
+    found = drive(setup_for([plugin], beside=references()), settings=SHORT)
+    assert found.violation is None, found.steps
+    assert found.counts["admitted"]
+
+
+def test_a_broken_rule_comes_with_the_calls_that_show_it() -> None:
+    found = drive(setup_for([wrong_hook(finalize_match_result=too_long)]), settings=SHORT)
+    assert found.violation is not None
+    assert (found.violation.rule, found.violation.component) == ("M5", "mine")
+    assert len(found.steps) < 12
+    assert found.steps[0].startswith("open pages of")
+    assert "mine.finalize_match_result(MatchView(" in found.steps[-1]
+
+
+def test_the_rules_of_a_failure_break_it_again() -> None:
+    setup = setup_for([wrong_hook(finalize_match_result=too_long)])
+    found = drive(setup, settings=SHORT)
+    state: CacheMachine = machine_for(setup)()
+    with pytest.raises(type(found.violation), match="lengthened the match"):  # type: ignore[arg-type]
+        for rule in found.rules:
+            getattr(state, rule.name)(**rule.drawn)
+
+
+def test_an_ignored_rule_is_counted_and_the_others_are_still_looked_at() -> None:
+    calls = 0
+
+    def release(component: object, segment: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 300:
+            raise RuntimeError("locked out")
+
+    setup = setup_for(
+        [
+            wrong_hook(
+                finalize_match_result=too_long,
+                acquire_component_lock=lambda component, query: None,
+                release_component_lock=release,
+            )
+        ]
+    )
+    found = drive(setup, settings=SHORT, ignored=frozenset({"M5"}))
+    assert found.violation is None, found.steps
+    assert found.counts["ignored M5"]
+    assert found.counts["finish"]
+
+
+def test_a_hook_that_raises_where_the_core_goes_on_is_found() -> None:
+    """A backup that cannot be built is given up, and only logged."""
+
+    def build(component: object, query: object) -> None:
+        raise RuntimeError("no bus")
+
+    setup = setup_for(
+        [
+            wrong_hook(
+                build_hicache_transfers=build,
+                commit_hicache_transfers=lambda component, query: None,
+                abort_hicache_transfers=lambda component, query: None,
+            )
+        ]
+    )
+    found = drive(setup, settings=SHORT)
+    assert found.violation is not None
+    assert (found.violation.rule, found.violation.component) == ("R2", "mine")
+    assert "no bus" in found.violation.evidence
+
+
+def test_pools_too_small_for_any_request_break_no_rule_and_show_in_the_counts() -> None:
+    setup = setup_for([oddities.tiny()], {"tiny": {"slots": 1}})
+    found = drive(setup, settings=SHORT)
+    assert found.violation is None, found.steps
+    assert found.counts["begin"]
+    assert not found.counts["admitted"]
+
+
+def test_options_that_are_refused_are_the_callers_to_correct() -> None:
+    with pytest.raises(PluginError, match="slots=0"):
+        drive(setup_for([oddities.tiny()], {"tiny": {"slots": 0}}))
+    with pytest.raises(ConfigError, match="'nothing' is not installed"):
+        setup_for(["nothing"])
+
+
+def test_runs_add_up_and_the_first_broken_rule_counts() -> None:
+    good = drive(setup_for([references()[1]]), settings=SHORT)
+    bad = drive(setup_for([wrong_hook(finalize_match_result=too_long)]), settings=SHORT)
+    both = good.then(bad).then(Drive(good.counts))
+    assert both.violation is bad.violation
+    assert both.steps == bad.steps
+    assert both.counts["begin"] == 2 * good.counts["begin"] + bad.counts["begin"]
+
+
+def test_nothing_is_printed_and_nothing_stored(
+    capfd: pytest.CaptureFixture[str], tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # type: ignore[arg-type]
+    found = drive(setup_for([wrong_hook(finalize_match_result=too_long)]), settings=SHORT)
+    assert found.violation is not None
+    assert not list(tmp_path.iterdir())  # type: ignore[attr-defined]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_every_rule_the_machine_names_is_in_its_list() -> None:
+    named = {
+        rule
+        for path in MACHINE.glob("*.py")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        for rule in quoted_rules(line)
+    }
+    assert named <= MACHINE_RULES
+
+
+def quoted_rules(line: str) -> list[str]:
+    import re
+
+    return re.findall(r'"([TMILEBRADHP]\d{1,2})"', line)

@@ -1,0 +1,8 @@
+"""Known-bad components and cores, one defect each; the contract suite must find every one.
+
+packages     a correct component whose parts can be replaced
+components   components with one defect
+cores        the core with one defect
+legal        unusual components that keep the contract, and must pass
+killing      looking for a defect, and the kill table
+"""

@@ -1,0 +1,220 @@
+"""The core with one defect each, and the rules a report may name for it.
+
+A mutant replaces one function of the core by one with a plausible mistake. It is looked for among
+the smallest set of components that shows it, written as the kinds of `references`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+
+from kvgraft import Span, TokenKey, reach
+from kvgraft.admission import budget
+from kvgraft.private import PrivateSlots
+from kvgraft.transfers import Journal, Ticket
+from kvgraft.tree import eviction, matching, operations, pinning
+from kvgraft.tree.node import Node
+from kvgraft.tree.tree import Tree
+from kvgraft.types import Demand
+
+__all__ = ["CORES", "CoreMutant", "recency_is_not_lifted"]
+
+Patch = pytest.MonkeyPatch
+Defect = Callable[[Patch], None]
+
+
+class CoreMutant(NamedTuple):
+    """A core with a defect.
+
+    Attributes:
+        kinds: the components it shows with: "everything", "window", "state".
+        rules: rules a report may name; the first is the one meant.
+        put_in: puts it in, until the patch is undone.
+    """
+
+    kinds: tuple[str, ...]
+    rules: tuple[str, ...]
+    put_in: Defect
+
+
+CORES: dict[str, CoreMutant] = {}
+
+
+def mutant(kinds: str, *rules: str) -> Callable[[Defect], Defect]:
+    """Register a defect."""
+
+    def register(function: Defect) -> Defect:
+        CORES[function.__name__] = CoreMutant(tuple(kinds.split("+")), rules, function)
+        return function
+
+    return register
+
+
+@mutant("everything+window", "M1", "L3", "L6", "M9")
+def a_window_is_one_page_short(patch: Patch) -> None:
+    spans = reach.PageReach.spans
+
+    def short(self: reach.PageReach, boundary: int) -> tuple[Span, ...]:
+        found = spans(self, boundary)
+        if self.window_pages is None or not found or found[0].start + 1 >= found[0].end:
+            return found
+        return (Span(found[0].start + 1, found[0].end),)
+
+    patch.setattr(reach.PageReach, "spans", short)
+
+
+@mutant("everything", "L1", "T6", "T8")
+def a_release_unpins_one_page_too_few(patch: Patch) -> None:
+    unpin = pinning._unpin
+
+    def forgetful(tree: Any, track: Any, anchor: Node, segment: tuple[Span, ...]) -> None:
+        low = max(0, anchor.start) if track.is_everything else None
+        if low:
+            segment = tuple(Span(min(1, span.end), span.end) for span in segment)
+        unpin(tree, track, anchor, segment)
+
+    patch.setattr(pinning, "_unpin", forgetful)
+
+
+@mutant("everything", "T10", "T6", "T8", "L3")
+def a_split_forgets_pins(patch: Patch) -> None:
+    split = Tree.split
+
+    def forgetful(self: Tree, node: Node, at: int) -> Node:
+        upper = split(self, node, at)
+        for track, cell in zip(self.tracks, upper.cells):
+            if cell.device_pins and cell.device is not None:
+                slots = len(cell.device) // 4
+                track.device.pinned -= slots
+                track.device.evictable += slots
+            cell.device_pins = 0
+        return upper
+
+    patch.setattr(Tree, "split", forgetful)
+
+
+@mutant("everything", "B3", "R5")
+def a_transfer_is_published_before_it_ran(patch: Patch) -> None:
+    poll, done = Journal.poll, Ticket.done
+
+    def hasty(self: Journal) -> int:
+        Ticket.done = property(lambda ticket: True)  # type: ignore[assignment]
+        try:
+            return poll(self)
+        finally:
+            Ticket.done = done  # type: ignore[method-assign]
+
+    patch.setattr(Journal, "poll", hasty)
+
+
+@mutant("window", "E1", "L5", "T6", "L3")
+def an_eviction_ignores_pins(patch: Patch) -> None:
+    choose = eviction.next_device_victim
+
+    def careless(tree: Tree, track: Any) -> Any:
+        for node in tree.nodes():
+            cell = node.cells[track.index]
+            if cell.device is not None and cell.device_pins:
+                cell.device_pins = 0
+                slots = len(cell.device) // 4
+                track.device.pinned -= slots
+                track.device.evictable += slots
+                return eviction.Victim(node, track, [track], False)
+        return choose(tree, track)
+
+    patch.setattr(eviction, "next_device_victim", careless)
+
+
+@mutant("everything", "E2")
+def an_eviction_takes_one_victim_too_many(patch: Patch) -> None:
+    evict = eviction.evict_device
+
+    def greedy(tree: Tree, track: Any, n_slots: int) -> int:
+        before = track.device.free
+        evict(tree, track, n_slots)
+        victim = eviction.next_device_victim(tree, track)
+        if victim is not None:
+            eviction.evict_victim(tree, victim)
+        freed: int = track.device.free - before
+        return freed
+
+    patch.setattr(eviction, "evict_device", greedy)
+
+
+@mutant("window", "T7")
+def the_latest_used_goes_first(patch: Patch) -> None:
+    choose = eviction.next_device_victim
+
+    def backwards(tree: Tree, track: Any) -> Any:
+        nodes = [node for node in tree.nodes() if tree.is_device_candidate(node, track)]
+        if not nodes:
+            return choose(tree, track)
+        node = max(nodes, key=lambda each: each.cells[track.index].stamp)
+        return eviction.Victim(node, track, [track], False)
+
+    patch.setattr(eviction, "next_device_victim", backwards)
+
+
+@mutant("everything", "M4", "R1", "R5")
+def a_load_back_forgets_a_node(patch: Patch) -> None:
+    plan = operations.load_plan
+
+    def forgetful(receipt: Any, tracks: Any) -> list[list[Node]]:
+        return [nodes[1:] for nodes in plan(receipt, tracks)]
+
+    patch.setattr(operations, "load_plan", forgetful)
+
+
+@mutant("window", "A3", "A7", "A12", "T8")
+def a_budget_forgets_the_load_back(patch: Patch) -> None:
+    demand = budget.default_demand
+
+    def forgetful(track: Any, query: Any) -> Demand:
+        found = demand(track, query)
+        return found._replace(now=found.now - query.host_slots)
+
+    patch.setattr(budget, "default_demand", forgetful)
+
+
+@mutant("window", "A7", "L6", "I3")
+def pages_behind_the_window_are_kept(patch: Patch) -> None:
+    patch.setattr(PrivateSlots, "give_back_behind", lambda self, request, page: None)
+
+
+@mutant("state", "M8")
+def a_state_is_shared_instead_of_copied(patch: Patch) -> None:
+    patch.setattr(PrivateSlots, "_copy", lambda self, track, source, target: None)
+
+
+@mutant("everything+window", "M1", "M9")
+def a_match_ignores_gaps(patch: Patch) -> None:
+    patch.setattr(matching, "_first_gap", lambda *given, **named: -1)
+
+
+@mutant("everything", "T11", "M1", "M9")
+def namespaces_share_a_tree(patch: Patch) -> None:
+    init = TokenKey.__init__
+    patch.setattr(TokenKey, "__init__", lambda self, tokens=(), namespace=None: init(self, tokens))
+
+
+@mutant("everything", "B1", "T5")
+def a_backup_is_published_without_its_parent(patch: Patch) -> None:
+    patch.setattr(operations, "_parent_on_host", lambda tree, node: True)
+
+
+@mutant("everything+state", "T4", "T5", "B1")
+def a_transfer_is_published_where_what_it_hangs_from_is_missing(patch: Patch) -> None:
+    patch.setattr(operations, "_holds_up", lambda *given, **named: True)
+
+
+def recency_is_not_lifted(patch: Patch) -> None:
+    """T7, too seldom to be looked for at random; see `tests/model/test_mutation_sanity.py`."""
+
+    def forgetful(tree: Tree, node: Node, parent: Node) -> None:
+        if parent.parent is not None:
+            tree.queue_candidates(parent)
+
+    patch.setattr(eviction, "lift_recency", forgetful)

@@ -1,0 +1,363 @@
+"""More cores with one defect each: leases, load-backs, admission, what requests leave behind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from kvgraft.admission import budget
+from kvgraft.admission.account import Account
+from kvgraft.admission.decision import Decision, Outcome
+from kvgraft.cache import Cache
+from kvgraft.leasing import Leasing
+from kvgraft.private import PrivateSlots
+from kvgraft.room import Room
+from kvgraft.tree import eviction, explaining, inserting, matching, operations, pinning
+from kvgraft.tree.eviction import Victim
+from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.node import Node
+from kvgraft.tree.tree import Tree
+from kvgraft.types import Direction
+
+from .cores import Patch, mutant
+
+__all__: list[str] = []
+
+# -- the field's failures
+
+
+@mutant("everything+window", "L3", "L1", "T6", "M7")
+def a_pin_stops_at_an_evicted_node(patch: Patch) -> None:
+    """F2: the pin of a window ends where data is missing."""
+    pin = pinning._pin_span
+
+    def short(tree: Tree, track: Any, anchor: Node, span: Any, stamp: int) -> int:
+        if track.is_everything:
+            return pin(tree, track, anchor, span, stamp)
+        node, low = anchor, span.start
+        while node.parent is not None and node.end > span.start:
+            if node.cells[track.index].device is None:
+                low = max(low, node.end)
+                break
+            node = node.parent
+        return pin(tree, track, anchor, span._replace(start=min(low, span.end)), stamp)
+
+    patch.setattr(pinning, "_pin_span", short)
+
+
+@mutant("everything+window", "M1", "M3", "R1", "R5", "M4", "M9")
+def a_load_back_starts_from_what_the_base_alone_accepts(patch: Patch) -> None:
+    """F2: the anchor is where the base has data, whatever the window lacks."""
+    deepest = matching._deepest
+
+    def base_only(tree: Tree, nodes: Any, boundary: int, *, device_only: bool) -> Any:
+        if device_only:
+            return deepest(tree, nodes, boundary, device_only=True)
+        index = len(nodes) - 1
+        while index >= 0 and nodes[index].start >= boundary:
+            index -= 1
+        return (boundary, index) if index >= 0 else (0, -1)
+
+    patch.setattr(matching, "_deepest", base_only)
+
+
+@mutant("everything+window", "E2", "R3")
+def room_is_made_in_a_pool_that_was_not_short(patch: Patch) -> None:
+    """F3: the window's shortage evicts the base."""
+    make_room = Room.on_device
+
+    def wide(self: Room, track: Any, n_slots: int) -> bool:
+        base = self.tree.tracks[0]
+        if track is not base and n_slots > track.device.free:
+            make_room(self, base, base.device.free + 1)
+        return make_room(self, track, n_slots)
+
+    patch.setattr(Room, "on_device", wide)
+
+
+@mutant("everything+window", "A5")
+def a_chunk_is_forced_although_it_does_not_fit(patch: Patch) -> None:
+    """F4: a continuing chunk ignores what the pools can give."""
+    patch.setattr(budget.Budget, "fitting_chunk", lambda self, request, tokens: tokens)
+
+
+# -- matches and leases
+
+
+@mutant("everything", "M2")
+def a_match_leaves_no_token_to_compute(patch: Patch) -> None:
+    patch.setattr(Cache, "_limit", lambda self, request: request.prompt // self.tree.page_size)
+
+
+@mutant("everything+state", "M3", "M1", "R1", "L3", "M7", "M9")
+def the_device_anchor_counts_what_is_on_host(patch: Patch) -> None:
+    deepest = matching._deepest
+    patch.setattr(
+        matching,
+        "_deepest",
+        lambda tree, nodes, boundary, device_only: deepest(
+            tree, nodes, boundary, device_only=False
+        ),
+    )
+
+
+@mutant("everything", "M4", "A7", "A12")
+def host_hits_are_counted_in_tokens(patch: Patch) -> None:
+    lease = Leasing.lease
+
+    def miscounted(self: Leasing, request: Any, limit: int) -> None:
+        lease(self, request, limit)
+        request.host_slots = tuple(n * 3 for n in request.host_slots)
+
+    patch.setattr(Leasing, "lease", miscounted)
+
+
+@mutant("everything", "M9")
+def an_explanation_forgets_the_host(patch: Patch) -> None:
+    explain = explaining.explain
+
+    def shallow(tree: Tree, key: Any, limit: int) -> Any:
+        found = explain(tree, key, limit)
+        return found._replace(anchor=found.device_anchor)
+
+    patch.setattr("kvgraft.cache.explain", shallow)
+
+
+@mutant("state", "R8", "M1")
+def a_load_that_brings_a_state_is_skipped(patch: Patch) -> None:
+    recompute = Leasing._recompute
+    patch.setattr(
+        Leasing,
+        "_recompute",
+        lambda self, found: found.device_anchor < found.anchor or recompute(self, found),
+    )
+
+
+@mutant("everything", "L2", "L1", "T6", "T8", "I8", "T3")
+def an_ended_request_keeps_its_pins(patch: Patch) -> None:
+    patch.setattr(Leasing, "unpin", lambda self, receipt: None)
+
+
+# -- what requests leave behind
+
+
+@mutant("everything", "I1", "T9", "T8")
+def a_duplicate_is_freed_twice(patch: Patch) -> None:
+    adopt = inserting._adopt
+
+    def twice(tree: Tree, node: Node, track: Any, holding: Any) -> bool:
+        adopted = adopt(tree, node, track, holding)
+        if not adopted and holding.runs and node.cells[track.index].device is not None:
+            run = holding.runs[0]
+            if run.first < node.end and run.end > node.start:
+                part = run.cut(max(run.first, node.start), min(run.end, node.end))
+                track.device.allocator.free(part.device)
+        return adopted
+
+    patch.setattr(inserting, "_adopt", twice)
+
+
+@mutant("everything", "I2", "I4")
+def an_insert_replaces_what_the_tree_owned(patch: Patch) -> None:
+    adopt = inserting._adopt
+
+    def replacing(tree: Tree, node: Node, track: Any, holding: Any) -> bool:
+        cell = node.cells[track.index]
+        if cell.device is not None and holding.runs and not track.is_state:
+            run = holding.runs[0]
+            if run.first <= node.start and run.end >= node.end:
+                part = run.cut(node.start, node.end)
+                cell.device, old = part.device, cell.device
+                track.device.give_private(old)
+                return False
+        return adopt(tree, node, track, holding)
+
+    patch.setattr(inserting, "_adopt", replacing)
+
+
+@mutant("state", "I6", "I7")
+def a_finished_request_donates_no_state(patch: Patch) -> None:
+    patch.setattr(PrivateSlots, "offered_page", lambda self, request, track: 0)
+
+
+@mutant("state", "I7", "B3", "M8", "R5", "I1", "I6")
+def a_state_is_captured_a_page_too_late(patch: Patch) -> None:
+    offer = PrivateSlots._offer
+
+    def late(self: Any, request: Any, track: Any, states: Any, page: int, slot: bytes) -> None:
+        offer(self, request, track, states, max(1, page - 1), slot)
+
+    patch.setattr(PrivateSlots, "_offer", late)
+
+
+@mutant("everything", "H8", "T8", "T9")
+def an_aborted_request_keeps_its_slots(patch: Patch) -> None:
+    def forgetful(self: Any, request: Any) -> None:
+        request.runs, request.states = [], []
+
+    patch.setattr(PrivateSlots, "give_back_all", forgetful)
+
+
+# -- eviction
+
+
+@mutant("everything+window", "E3", "T4")
+def a_cascade_takes_a_wider_component(patch: Patch) -> None:
+    choose = eviction.next_device_victim
+
+    def wide(tree: Tree, track: Any) -> Victim | None:
+        victim = choose(tree, track)
+        if victim is None or victim.at_leaf:
+            return victim
+        held = [
+            other
+            for other in tree.tracks
+            if (cell := victim.node.cells[other.index]).device is not None and not cell.device_pins
+        ]
+        return victim._replace(tracks=held)
+
+    patch.setattr(eviction, "next_device_victim", wide)
+    patch.setattr("kvgraft.room.eviction.next_device_victim", wide)
+
+
+@mutant("window", "T7", "T12")
+def recency_comes_from_a_clock_of_seconds(patch: Patch) -> None:
+    acquire, start = pinning.acquire, int(time.time())
+
+    def clocked(tree: Tree, anchor: Node, **named: Any) -> Any:
+        tree.clock = (int(time.time()) - start) // 3600
+        return acquire(tree, anchor, **named)
+
+    patch.setattr(pinning, "acquire", clocked)
+
+
+@mutant("everything", "E6", "E2")
+def an_eviction_says_it_freed_what_was_asked(patch: Patch) -> None:
+    patch.setattr(Room, "make_free", lambda self, track, n_slots, tier: n_slots)
+
+
+@mutant("everything", "E5", "T8", "T6", "E1", "B3", "L5", "M7", "L3", "R1", "R5")
+def host_eviction_takes_the_source_of_a_load_back(patch: Patch) -> None:
+    candidate = Tree.is_host_candidate
+
+    def careless(self: Tree, node: Node, track: Any) -> bool:
+        cell = node.cells[track.index]
+        pins, cell.host_pins = cell.host_pins, 0
+        try:
+            return candidate(self, node, track)
+        finally:
+            cell.host_pins = pins
+
+    patch.setattr(Tree, "is_host_candidate", careless)
+    patch.setattr(eviction, "_host_idle", lambda node, track: True)
+
+
+# -- transfers
+
+
+@mutant("everything", "R5", "B3", "M7")
+def a_failed_load_back_is_published(patch: Patch) -> None:
+    def published(tree: Tree, operation: Any) -> None:
+        operations.commit(tree, operation)
+
+    patch.setattr("kvgraft.transfers.journal.operations.abort", published)
+
+
+@mutant("everything", "R6", "M4", "T8", "T9", "R1")
+def two_requests_load_the_same_pages(patch: Patch) -> None:
+    def greedy(receipt: Any, tracks: Sequence[Any]) -> list[list[Node]]:
+        if receipt.host_from is None:
+            return [[] for _ in tracks]
+        return [
+            [
+                node
+                for node in operations.segment_nodes(track, receipt)
+                if node.cells[track.index].device is None
+                and node.cells[track.index].host is not None
+            ]
+            for track in tracks
+        ]
+
+    patch.setattr(operations, "load_plan", greedy)
+
+
+@mutant("everything", "R2", "T8", "R5", "I8")
+def an_aborted_load_back_keeps_its_slots(patch: Patch) -> None:
+    cancel = Ledger.cancel
+
+    def keeps(self: Ledger, slots: bytes) -> None:
+        cancel(self, slots[:-4])
+
+    patch.setattr(Ledger, "cancel", keeps)
+
+
+@mutant("everything", "R5", "R1", "B3")
+def a_load_back_writes_its_pages_in_reverse(patch: Patch) -> None:
+    from kvgraft.transfers import journal
+
+    pair = journal.pair_planes
+
+    def reverse(component: Any, query: Any) -> Any:
+        copies = pair(component, query)
+        if query.direction is Direction.LOAD_BACK:
+            copies = [copy._replace(source_rows=copy.source_rows.flip(0)) for copy in copies]
+        return copies
+
+    patch.setattr(journal, "pair_planes", reverse)
+
+
+# -- admission
+
+
+@mutant("everything", "A7", "A12")
+def everybody_is_admitted(patch: Patch) -> None:
+    patch.setattr(budget.Budget, "_shortages", lambda self, request, demands: ())
+
+
+@mutant("everything", "A8")
+def whoever_must_wait_never_fits(patch: Patch) -> None:
+    patch.setattr(budget.Budget, "_never", lambda self, request, shortages: True)
+
+
+@mutant("everything", "A9", "A12")
+def a_rejection_keeps_a_promise(patch: Patch) -> None:
+    decide = budget.Budget.decide
+
+    def leaky(self: Any, request: Any) -> Decision:
+        decision = decide(self, request)
+        if decision.outcome is Outcome.DEFERRED:
+            self.tree.tracks[0].device.promised += 1
+        return decision
+
+    patch.setattr(budget.Budget, "decide", leaky)
+
+
+@mutant("everything", "A12", "T8")
+def an_ended_request_keeps_its_promise(patch: Patch) -> None:
+    patch.setattr(Account, "close", lambda self: None)
+
+
+@mutant("state", "A10", "A7", "M8")
+def a_states_budget_forgets_the_copy(patch: Patch) -> None:
+    default = budget.default_demand
+
+    def forgetful(track: Any, query: Any) -> Any:
+        found = default(track, query)
+        return found._replace(now=query.host_slots, later=0) if track.is_state else found
+
+    patch.setattr(budget, "default_demand", forgetful)
+
+
+@mutant("everything", "A6", "A8")
+def a_chunk_shrinks_although_it_only_had_to_wait(patch: Patch) -> None:
+    decide = budget.Budget.decide
+
+    def hasty(self: Any, request: Any) -> Decision:
+        decision = decide(self, request)
+        if decision.outcome is Outcome.DEFERRED and request.chunk > self.tree.page_size:
+            request.chunk = 1
+            return decide(self, request)
+        return decision
+
+    patch.setattr(budget.Budget, "decide", hasty)

@@ -1,0 +1,87 @@
+"""Unusual components that keep the contract; an alarm about one is a defect of the suite."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvgraft import (
+    HOST_MIRROR,
+    Chunk,
+    Component,
+    ComponentMatch,
+    DevicePool,
+    Everything,
+    Leading,
+    LockQuery,
+    MatchView,
+    PlaneSpec,
+    Reach,
+    Span,
+    Trailing,
+)
+from kvgraft.slots import SlotAllocator
+from kvgraft.transfers import pair_planes
+
+from .components import budgeting, demand, hosted
+from .packages import Package, paged, state
+
+__all__ = ["LEGAL"]
+
+
+class Scattered(SlotAllocator):
+    """Slots come in an order of their own, never next to one another."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        order = [*range(0, capacity, 2), *range(1, capacity, 2)]
+        self._free = self._free[:0]
+        self._free.extend(order)
+
+
+class ScatteredPool(DevicePool):
+    def __init__(self, specs: Sequence[PlaneSpec], n_slots: int, device: Any = "cpu") -> None:
+        super().__init__(specs, n_slots, device)
+        self.allocator = Scattered(n_slots)
+
+
+def _cuts(component: Component, view: MatchView) -> ComponentMatch | None:
+    """It resumes at every other boundary only."""
+    return ComponentMatch(view.anchor // 2 * 2)
+
+
+def _pins_a_page_more(component: Component, query: LockQuery) -> list[Span]:
+    window = -(-5 // query.page_size) + 1
+    return [Span(max(0, query.boundary - window), query.boundary)] if query.boundary else []
+
+
+LEGAL: dict[str, Package] = {
+    "reach is a union of ranges": paged(reach=Reach(Leading(3), Trailing(4))),
+    "reach is a chunk and the first tokens": paged(reach=Reach(Leading(2), Chunk(6))),
+    "reach is a chunk of no whole pages": paged(reach=Reach(Chunk(5))),
+    "four slots a page": paged(slots_per_page=4),
+    "everything, three slots a page": paged(reach=Reach(Everything()), slots_per_page=3),
+    "slots are not contiguous": paged(device=ScatteredPool),
+    "no host mirror": paged(capabilities=frozenset(), mirror=False),
+    "a state without a host mirror": state(capabilities=frozenset({"copy_on_write"}), mirror=False),
+    "a state that cannot be copied": state(capabilities=frozenset({HOST_MIRROR})),
+    "a match is cut to every other boundary": paged(hooks={"finalize_match_result": _cuts}),
+    "a pin holds a page more than the reach": paged(
+        hooks={
+            "acquire_component_lock": _pins_a_page_more,
+            "release_component_lock": lambda component, segment: None,
+        }
+    ),
+    "it builds its copies itself": paged(
+        hooks={
+            "build_hicache_transfers": pair_planes,
+            "commit_hicache_transfers": lambda component, query: None,
+            "abort_hicache_transfers": lambda component, query: None,
+        }
+    ),
+    "it budgets more than it must": budgeting(
+        lambda component, query: demand(query)._replace(later=demand(query).later + 2)
+    ),
+    "its home is HOST, with private slots": hosted(),
+}
+"""Components by what is unusual about them."""
