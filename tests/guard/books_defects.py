@@ -58,7 +58,7 @@ def a_load_back_that_takes_from_another_pool(put: Patch) -> None:
     scene.on_host_only(PROMPT)
     for start in range(500, 900, 100):
         scene.cached(range(start, start + 8))
-    request = scene.admitted(PROMPT[:33])
+    request = scene.admitted(LONGER)
     evict = eviction.evict_device
     put.setattr(eviction, "evict_device", from_the_base)
     scene.cache.load_back(request)
@@ -453,7 +453,9 @@ def live_data_counted_wrongly(put: Patch) -> None:
 @breaks("T9", "base")
 def a_slot_with_two_owners(put: Patch) -> None:
     scene = looked_through()
-    put.setattr(scene.nodes[-1].cells[0], "device", scene.nodes[0].cells[0].device[:8])
+    upper = scene.nodes[0].cells[0].device
+    assert upper is not None
+    put.setattr(scene.nodes[-1].cells[0], "device", upper[:8])
     scene.cache.poll()
 
 

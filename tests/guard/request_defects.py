@@ -8,6 +8,7 @@ from kvgraft import Cache, Direction, TokenKey, TransferError, WritePolicy
 from kvgraft.admission import Decision, Outcome, budget
 from kvgraft.admission.account import Account
 from kvgraft.admission.budget import Budget
+from kvgraft.admission.demand import default_demand
 from kvgraft.leasing import Leasing
 from kvgraft.private import PrivateSlots
 from kvgraft.request import Request
@@ -187,9 +188,10 @@ def a_chunk_larger_than_asked_for(put: Patch) -> None:
 
 
 def change_demand(put: Patch, change: Any) -> None:
-    default = budget.default_demand
     put.setattr(
-        budget, "default_demand", lambda track, query: change(default(track, query), track, query)
+        budget,
+        "default_demand",
+        lambda track, query: change(default_demand(track, query), track, query),
     )
 
 

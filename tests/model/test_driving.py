@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from hypothesis import settings
 
-from kvgraft import ComponentMatch, ConfigError, Everything, PluginError, Reach, Trailing
+from kvgraft import (
+    ComponentMatch,
+    ConfigError,
+    ContractViolation,
+    Everything,
+    PluginError,
+    Reach,
+    Trailing,
+)
 from kvgraft.registry import Plugin
 from kvgraft.testing.machine import (
     MACHINE_RULES,
@@ -17,11 +27,11 @@ from kvgraft.testing.machine import (
     paged_plugin,
     references,
     setup_for,
-    setups_for,
     state_plugin,
 )
 from kvgraft.testing.machine.brute_force import ModelComponent, Part
 from kvgraft.testing.machine.deriving import model_components
+from kvgraft.testing.machine.driving import DECLARED
 from kvgraft.testing.machine.engines import PromptedTransferEngine
 from kvgraft.testing.machine.setups import open_cache
 from kvgraft.testing.machine.sizes import Sizes
@@ -57,13 +67,10 @@ def test_the_model_of_a_component_is_what_it_declares() -> None:
 
 @pytest.mark.parametrize("plugin", references(), ids=lambda plugin: plugin.name)
 def test_a_reference_component_keeps_every_rule(plugin: Plugin) -> None:
-    for setup in (
-        setups_for(plugin)[:2] if plugin is not references()[0] else setups_for(plugin)[:1]
-    ):
-        found = drive(setup, settings=SHORT)
-        assert found.violation is None, found.steps
-        assert found.counts["admitted"]
-        assert found.counts["examples"] == 25
+    found = drive(setup_for([plugin]), settings=SHORT)
+    assert found.violation is None, found.steps
+    assert found.counts["admitted"]
+    assert found.counts["examples"] >= 25
 
 
 @pytest.mark.parametrize(
@@ -100,9 +107,11 @@ def test_the_rules_of_a_failure_break_it_again() -> None:
     setup = setup_for([wrong_hook(finalize_match_result=too_long)])
     found = drive(setup, settings=SHORT)
     state: CacheMachine = machine_for(setup)()
-    with pytest.raises(type(found.violation), match="lengthened the match"):  # type: ignore[arg-type]
-        for rule in found.rules:
-            getattr(state, rule.name)(**rule.drawn)
+    for rule in found.rules[:-1]:
+        getattr(state, rule.name)(**rule.drawn)
+    last = found.rules[-1]
+    with pytest.raises(ContractViolation, match="lengthened the match"):
+        getattr(state, last.name)(**last.drawn)
 
 
 def test_an_ignored_rule_is_counted_and_the_others_are_still_looked_at() -> None:
@@ -191,10 +200,8 @@ def test_every_rule_the_machine_names_is_in_its_list() -> None:
         for line in path.read_text(encoding="utf-8").splitlines()
         for rule in quoted_rules(line)
     }
-    assert named <= MACHINE_RULES
+    assert named - DECLARED <= MACHINE_RULES
 
 
 def quoted_rules(line: str) -> list[str]:
-    import re
-
     return re.findall(r'"([TMILEBRADHP]\d{1,2})"', line)

@@ -33,21 +33,23 @@ class CoreMutant(NamedTuple):
         kinds: the components it shows with: "everything", "window", "state".
         rules: rules a report may name; the first is the one meant.
         put_in: puts it in, until the patch is undone.
+        examples: how many the search may take.
     """
 
     kinds: tuple[str, ...]
     rules: tuple[str, ...]
     put_in: Defect
+    examples: int = 250
 
 
 CORES: dict[str, CoreMutant] = {}
 
 
-def mutant(kinds: str, *rules: str) -> Callable[[Defect], Defect]:
+def mutant(kinds: str, *rules: str, examples: int = 250) -> Callable[[Defect], Defect]:
     """Register a defect."""
 
     def register(function: Defect) -> Defect:
-        CORES[function.__name__] = CoreMutant(tuple(kinds.split("+")), rules, function)
+        CORES[function.__name__] = CoreMutant(tuple(kinds.split("+")), rules, function, examples)
         return function
 
     return register
@@ -189,7 +191,7 @@ def a_state_is_shared_instead_of_copied(patch: Patch) -> None:
     patch.setattr(PrivateSlots, "_copy", lambda self, track, source, target: None)
 
 
-@mutant("everything+window", "M1", "M9")
+@mutant("everything+window", "M1", "M3", "M9")
 def a_match_ignores_gaps(patch: Patch) -> None:
     patch.setattr(matching, "_first_gap", lambda *given, **named: -1)
 
@@ -205,7 +207,7 @@ def a_backup_is_published_without_its_parent(patch: Patch) -> None:
     patch.setattr(operations, "_parent_on_host", lambda tree, node: True)
 
 
-@mutant("everything+state", "T4", "T5", "B1")
+@mutant("everything+state", "T4", "T5", "B1", examples=800)
 def a_transfer_is_published_where_what_it_hangs_from_is_missing(patch: Patch) -> None:
     patch.setattr(operations, "_holds_up", lambda *given, **named: True)
 

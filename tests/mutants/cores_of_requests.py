@@ -344,7 +344,11 @@ def a_states_budget_forgets_the_copy(patch: Patch) -> None:
 
     def forgetful(track: Any, query: Any) -> Any:
         found = default(track, query)
-        return found._replace(now=query.host_slots, later=0) if track.is_state else found
+        return (
+            found._replace(now=query.host_slots, later=query.checkpoints)
+            if track.is_state
+            else found
+        )
 
     patch.setattr(budget, "default_demand", forgetful)
 

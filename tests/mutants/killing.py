@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import pytest
+from hypothesis import settings
+
 from kvgraft.errors import PluginError
 from kvgraft.registry import Plugin, load_plugin
 from kvgraft.testing import CLAUSES, Result, Status
 from kvgraft.testing.checking import Checker
+from kvgraft.testing.machine import machine_for, references, search, setup_for
 
+from .cores import CoreMutant
 from .packages import Package
 
-__all__ = ["Kill", "check_package", "first_failure"]
+__all__ = ["Kill", "check_package", "find_in_core", "first_failure", "wrongly_killed"]
 
 NAME = "mutant"
+STEPS = 50
 
 
 class Kill(NamedTuple):
@@ -57,3 +63,25 @@ def check_package(package: Package, profile: str = "ci") -> list[Result]:
     """Every clause on a package."""
     plugin: Plugin = load_plugin(NAME, package.implementation(NAME))
     return Checker(plugin, profile=profile).run()
+
+
+def find_in_core(mutant: CoreMutant) -> Kill | None:
+    """What the state machine finds first when the defect is in the core; None if nothing."""
+    kinds = [each for each in references() if each.name.split("_")[1] in mutant.kinds]
+    machine = machine_for(setup_for(kinds))
+    chosen = settings(derandomize=True, max_examples=mutant.examples, stateful_step_count=STEPS)
+    with pytest.MonkeyPatch.context() as patch:
+        mutant.put_in(patch)
+        found = search(machine, chosen)
+    if found is None:
+        return None
+    return Kill(found.violation.rule, "state machine", found.violation.evidence)
+
+
+def wrongly_killed(kill: Kill | None, rules: tuple[str, ...]) -> str | None:
+    """Why a kill does not count; None if it does."""
+    if kill is None:
+        return "survived"
+    if kill.rule not in rules:
+        return f"{kill.by} names {kill.rule}, not {' or '.join(rules)}: {kill.evidence}"
+    return None

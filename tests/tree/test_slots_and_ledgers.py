@@ -94,7 +94,7 @@ def test_a_ledger_that_does_not_balance_says_so_with_its_equation(
 
 def test_a_negative_promise_does_not_pass(ledger: Ledger) -> None:
     ledger.promised = -1
-    with pytest.raises(IntegrityError, match=r"T8: .*promised\(-1\)"):
+    with pytest.raises(IntegrityError, match=r"A12: .*promised\(-1\)"):
         ledger.check()
 
 

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from kvgraft.cli.components import widest
 from kvgraft.cli.console import OutputConsole
-from kvgraft.config import WritePolicy
+from kvgraft.config import GuardMode, WritePolicy
 from kvgraft.errors import ConfigError
 from kvgraft.replay.detect import open_workload
 from kvgraft.replay.synthetic import synthetic_workload
@@ -205,6 +205,13 @@ def save(result: ReplayResult, json_path: Path | None, html_path: Path | None) -
     show_default=True,
     help="How much of what is reused is compared byte by byte.",
 )
+@click.option(
+    "--guard",
+    type=click.Choice([mode.value for mode in GuardMode]),
+    default=GuardMode.OFF.value,
+    show_default=True,
+    help="How much of what the cache does is checked against the contract; see docs/guard.md.",
+)
 @click.option("--seed", default=0, show_default=True, help="Seed of everything random.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the result here.")
 @click.option("--html", "html_path", type=click.Path(path_type=Path), help="Write a report here.")
@@ -232,6 +239,7 @@ def replay(path: Path | None, **options: Any) -> None:
         "device_tokens": options["device_tokens"],
         "host_tokens": options["host_tokens"],
         "write_policy": options["write_policy"],
+        "guard": options["guard"],
     }
     if options["load_policy"] == "always":
         cache["load"] = None

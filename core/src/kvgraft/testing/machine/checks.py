@@ -42,8 +42,11 @@ class Gains:
             allowed = old.arriving if self.loads_may_end else set()
             unasked = gained - mine.keys() - allowed
             if unasked:
+                elsewhere = {tokens for _, tokens in mine} & {tokens for _, tokens in unasked}
                 judge.fail(
-                    "B3", name, f"gained {unasked} on device, where {allowed or 'nothing'} was due"
+                    "T11" if elsewhere else "B3",
+                    name,
+                    f"gained {unasked} on device, where {allowed or 'nothing'} was due",
                 )
             self._check_adopted(judge, name, held, mine)
             if not self.backups_may_end:

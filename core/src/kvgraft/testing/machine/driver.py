@@ -198,6 +198,13 @@ class Driver:
             kept <= live.due, "A10", None, lambda: f"states due at {kept}, asked was {live.due}"
         )
         live.due = kept
+        demands = dict(zip((track.name for track in self.cache.tree.tracks), request.demands))
+        for component in self.bench.states:
+            # The live state, copied from the prefix if there is one (M8), and one per boundary.
+            demand, least = demands[component.name], 1 + len(kept)
+            if demand.now + demand.later < least:
+                said = f"{demand}, {live.name} takes {least} states"
+                self.judge.fail("A10", component.name, said)
         chunk = request.chunk
         self.judge.expect(chunk >= 1, "A6", None, lambda: f"a chunk of {chunk} tokens")
         if chunk < min(live.chunk, live.prompt - live.computed):

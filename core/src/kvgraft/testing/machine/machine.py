@@ -70,6 +70,8 @@ class CacheMachine(Example):
             return [each for each in live if each.admitted]
         if stage == "loadable":
             return [each for each in live if each.admitted and not each.loaded]
+        if stage == "unfinished":
+            return [each for each in live if each.computed < each.prompt]
         ready = [each for each in live if each.loaded and not each.waiting]
         if stage == "prefilling":
             return [each for each in ready if each.computed < each.prompt]
@@ -182,7 +184,7 @@ class CacheMachine(Example):
             driver.decode(live, token)
         driver.finish(live)
 
-    @_has("any")
+    @_has("unfinished")
     @rule(index=picks, stem=st.sampled_from(STEMS), reserve=st.integers(4, 24))
     @unless_over
     def squeeze_in(self, index: int, stem: tuple[int, ...], reserve: int) -> None:
@@ -190,7 +192,7 @@ class CacheMachine(Example):
 
         A demand that forgets something, and a chunk that is too large, show here.
         """
-        driver, live = self.driver, self._pick("any", index)
+        driver, live = self.driver, self._pick("unfinished", index)
         others: list[Live] = []
         while reserve >= 0 and len(driver.live) < MOST_REQUESTS:
             other = self._begin("the rest", stem[:1], reserve, None)

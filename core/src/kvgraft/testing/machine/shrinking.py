@@ -8,7 +8,7 @@ Hypothesis' own shrinking does.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from kvgraft.config import WritePolicy
@@ -20,7 +20,7 @@ __all__ = ["shrunk"]
 LONGEST_S = 15.0
 """Seconds of computing after which the smallest failure found so far has to do."""
 
-KEPT = frozenset({"page_size", "device", "host", "tier"})
+KEPT = frozenset({"device", "host", "tier"})
 """What is drawn that has no smaller value."""
 
 OPTIONAL = frozenset({"load", "namespace", "chunk", "limit"})
@@ -95,11 +95,16 @@ class _Shrinking:
         drawn = rules[at].drawn
         if name not in drawn:
             return
-        for value in (None,) if name in OPTIONAL else simpler(drawn[name]):
+        for value in self._candidates(name, drawn[name]):
             if value == drawn[name]:
                 continue
             changed = Rule(rules[at].name, {**drawn, name: value})
             yield self._fails([*rules[:at], changed, *rules[at + 1 :]])
+
+    def _candidates(self, name: str, value: Any) -> Iterable[Any]:
+        if name == "page_size":
+            return [size for size in sorted(self.machine.fitting) if size < value]
+        return (None,) if name in OPTIONAL else simpler(value)
 
 
 def simpler(value: Any) -> Iterator[Any]:

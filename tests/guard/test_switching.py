@@ -1,0 +1,160 @@
+"""Off, nothing of the guard is there; on, others can look on beside it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from kvgraft import Cache, ConfigError, ContractViolation, Demand, TokenKey, hookimpl
+from kvgraft.config import GuardMode, parse_config
+from kvgraft.dispatch import FROZEN
+from kvgraft.guard import HookGuard
+from kvgraft.tree import eviction
+
+from .scene import PROMPT, Scene
+
+SETTINGS: dict[str, Any] = {"components": {"full": {}}, "device_tokens": 1024}
+
+
+def test_off_the_table_holds_the_hooks_themselves() -> None:
+    scene = Scene(mode=GuardMode.OFF)
+    for each in scene.cache.mounted:
+        assert each.manager is None
+        for hook in FROZEN:
+            bound = getattr(each, hook)
+            cells = [cell.cell_contents for cell in bound.__closure__]
+            assert getattr(each.plugin.implementation, hook) in cells
+
+
+def test_off_no_operation_is_wrapped() -> None:
+    scene = Scene(mode=GuardMode.OFF)
+    cache = scene.cache
+    for owner in (cache, cache.room, cache.journal, cache.tree):
+        assert not any(callable(getattr(type(owner), name, None)) for name in vars(owner))
+    assert cache.guard is None
+
+
+def test_off_the_guard_is_not_even_loaded() -> None:
+    code = (
+        "import sys; from kvgraft import Cache\n"
+        "Cache.open(['full'], device_tokens=1024).close()\n"
+        "assert not any(name.startswith('kvgraft.guard') for name in sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("mode", [GuardMode.SAMPLED, GuardMode.ON])
+def test_on_every_operation_and_hook_is_wrapped(mode: GuardMode) -> None:
+    scene = Scene(mode=mode)
+    operations = {name for name in vars(Cache) if name in vars(scene.cache)}
+    assert operations == {
+        *("begin", "admit", "load_back", "restart", "next_chunk", "allocate", "computed"),
+        *("checkpoint", "finish", "abort", "poll", "drain", "evict", "close"),
+    }
+    for each in scene.cache.mounted:
+        assert each.manager is not None
+        assert any(isinstance(plugin, HookGuard) for plugin in each.manager.get_plugins())
+    assert scene.cache.finish.__doc__ == Cache.finish.__doc__
+
+
+class Listener:
+    """A third party's own wrapper."""
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+
+    @hookimpl(wrapper=True)
+    def budget_contribution(self, query: Any) -> Generator[None, Any, Any]:
+        answer = yield
+        self.heard.append((query, answer))
+        return answer
+
+
+def test_anyone_can_register_wrappers_beside_the_guard() -> None:
+    scene = Scene()
+    listener = Listener()
+    scene.mounted("window").manager.register(listener)
+    scene.window.answers["budget_contribution"] = lambda query: Demand(10, 0)
+    scene.cache.abort(scene.admitted(PROMPT))
+    ((query, answer),) = listener.heard
+    assert (query.prompt, answer) == (len(PROMPT), Demand(10, 0))
+    scene.close()
+
+
+def looked_at(sample: float) -> list[bool]:
+    """Whether each of ten polls was looked at."""
+    cache = Cache.open(["full"], device_tokens=1024, guard="sampled", guard_sample=sample)
+    guard, seen = cache.guard, []
+    assert guard is not None
+    for _ in range(10):
+        before = guard.looked_at
+        cache.poll()
+        seen.append(guard.looked_at > before)
+    cache.close()
+    return seen
+
+
+def test_a_sampled_guard_looks_at_every_nth_operation_of_a_kind() -> None:
+    assert looked_at(1.0) == [True] * 10
+    assert looked_at(0.5) == [False, True] * 5
+    assert looked_at(0.2) == [False] * 4 + [True] + [False] * 4 + [True]
+    assert looked_at(0.2) == looked_at(0.2)
+
+
+def test_a_guard_that_does_not_look_lets_a_defect_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that tests of the sampled guard mean something."""
+    monkeypatch.setattr(eviction, "evict_device", lambda tree, track, n_slots: 0)
+    cache = Cache.open(["full"], device_tokens=256, guard="sampled", guard_sample=0.5)
+    request = cache.begin(TokenKey(range(192)))
+    assert cache.admit(request).admitted
+    assert cache.allocate(request, 192)
+    cache.computed(request, 192)
+    cache.finish(request)
+    assert cache.evict("full", 4) == 0
+    with pytest.raises(ContractViolation, match="E6"):
+        cache.evict("full", 4)
+
+
+def test_books_touched_between_operations_are_found_at_the_next_one() -> None:
+    scene = Scene()
+    scene.cached(PROMPT)
+    ledger = scene.track("base").device
+    ledger.evictable -= 1
+    with pytest.raises(ContractViolation, match="T8: component 'base': device ledger does not"):
+        scene.cache.poll()
+
+
+def test_all_books_are_recomputed_every_so_many_operations() -> None:
+    scene = Scene(full_check=5)
+    guard = scene.cache.guard
+    assert guard is not None
+    for _ in range(13):
+        scene.cache.poll()
+    assert guard.full_checks == 2
+    scene.cache.close()
+    assert guard.full_checks == 3
+
+
+def test_after_a_violation_closing_is_not_in_the_way() -> None:
+    scene = Scene()
+    scene.cached(PROMPT)
+    scene.track("base").device.evictable -= 1
+    with pytest.raises(ContractViolation):
+        scene.cache.poll()
+    scene.cache.close()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("guard", "sometimes"), ("guard_sample", 0), ("guard_sample", 1.5), ("guard_full_check", 0)],
+)
+def test_a_setting_that_cannot_work_is_named(setting: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"setting {setting}={value!r}"):
+        parse_config({**SETTINGS, setting: value})
