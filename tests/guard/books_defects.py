@@ -355,17 +355,17 @@ def data_that_arrives_without_a_transfer(put: Patch) -> None:
 
 
 @breaks("T9", "base")
-def a_poll_that_frees_a_running_requests_slots(put: Patch) -> None:
+def a_drain_that_frees_a_running_requests_slots(put: Patch) -> None:
     scene = Scene()
     request = scene.computed(PROMPT)
-    poll = Journal.poll
+    drain = Journal.drain
 
-    def careless(self: Journal) -> int:
+    def careless(self: Journal, timeout_s: float) -> bool:
         self.tree.tracks[0].device.give_private(request.runs[0][0].device)
-        return poll(self)
+        return drain(self, timeout_s)
 
-    put.setattr(Journal, "poll", careless)
-    scene.cache.poll()
+    put.setattr(Journal, "drain", careless)
+    scene.cache.drain()
 
 
 @breaks("A12", "base")
@@ -397,14 +397,14 @@ def looked_through() -> Scene:
 def a_root_that_has_pages(put: Patch) -> None:
     scene = looked_through()
     put.setattr(scene.cache.tree.roots[None], "end", 1)
-    scene.cache.poll()
+    scene.cache.drain()
 
 
 @breaks("T2")
 def a_node_that_nobody_counts(put: Patch) -> None:
     scene = looked_through()
     put.setattr(scene.cache.tree, "n_nodes", 1)
-    scene.cache.poll()
+    scene.cache.drain()
 
 
 @breaks("T3")
@@ -416,7 +416,7 @@ def a_node_that_holds_nothing(put: Patch) -> None:
         put.setattr(cell, "device", None)
     put.setattr(node, "live_device", 0)
     put.setattr(scene.cache.tree.roots[None], "live_device", 0)
-    scene.cache.poll()
+    scene.cache.drain()
 
 
 @breaks("T4", "window")
@@ -424,7 +424,7 @@ def a_window_where_the_base_is_gone(put: Patch) -> None:
     scene = looked_through()
     put.setattr(scene.nodes[-1].cells[0], "device", None)
     put.setattr(scene.nodes[-1], "live_device", 1)
-    scene.cache.poll()
+    scene.cache.drain()
 
 
 @breaks("T5", "base")
@@ -433,21 +433,21 @@ def a_child_below_a_gap(put: Patch) -> None:
     for cell in scene.nodes[0].cells:
         put.setattr(cell, "device", None)
     put.setattr(scene.nodes[0], "live_device", 1)
-    scene.cache.poll()
+    scene.cache.drain()
 
 
 @breaks("T6", "base")
 def a_pin_below_nothing(put: Patch) -> None:
     scene = looked_through()
     put.setattr(scene.nodes[-1].cells[0], "host_pins", -1)
-    scene.cache.poll()
+    scene.cache.drain()
 
 
 @breaks("T7")
 def live_data_counted_wrongly(put: Patch) -> None:
     scene = looked_through()
     put.setattr(scene.nodes[-1], "live_device", 5)
-    scene.cache.poll()
+    scene.cache.drain()
 
 
 @breaks("T9", "base")
@@ -456,7 +456,7 @@ def a_slot_with_two_owners(put: Patch) -> None:
     upper = scene.nodes[0].cells[0].device
     assert upper is not None
     put.setattr(scene.nodes[-1].cells[0], "device", upper[:8])
-    scene.cache.poll()
+    scene.cache.drain()
 
 
 @breaks("T10", "base")
@@ -464,4 +464,4 @@ def a_node_that_lost_its_transfer(put: Patch) -> None:
     scene = Scene(host_tokens=64, full_check=1)
     scene.cache.finish(scene.computed(PROMPT))
     put.setattr(scene.nodes[-1], "operations", None)
-    scene.cache.poll()
+    scene.cache.drain()

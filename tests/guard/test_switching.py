@@ -89,13 +89,13 @@ def test_anyone_can_register_wrappers_beside_the_guard() -> None:
 
 
 def looked_at(sample: float) -> list[bool]:
-    """Whether each of ten polls was looked at."""
+    """Whether each of ten drains was looked at."""
     cache = Cache.open(["full"], device_tokens=1024, guard="sampled", guard_sample=sample)
     guard, seen = cache.guard, []
     assert guard is not None
     for _ in range(10):
         before = guard.looked_at
-        cache.poll()
+        cache.drain()
         seen.append(guard.looked_at > before)
     cache.close()
     return seen
@@ -122,13 +122,26 @@ def test_a_guard_that_does_not_look_lets_a_defect_pass(monkeypatch: pytest.Monke
         cache.evict("full", 4)
 
 
+def test_a_poll_with_nothing_in_flight_is_not_looked_at() -> None:
+    scene = Scene(host_tokens=64)
+    guard = scene.cache.guard
+    assert guard is not None
+    scene.cache.poll()
+    assert guard.looked_at == 0
+    scene.cache.finish(scene.computed(PROMPT))
+    before = guard.looked_at
+    scene.cache.poll()
+    assert guard.looked_at == before + 1
+    scene.close()
+
+
 def test_books_touched_between_operations_are_found_at_the_next_one() -> None:
     scene = Scene()
     scene.cached(PROMPT)
     ledger = scene.track("base").device
     ledger.evictable -= 1
     with pytest.raises(ContractViolation, match="T8: component 'base': device ledger does not"):
-        scene.cache.poll()
+        scene.cache.drain()
 
 
 def test_all_books_are_recomputed_every_so_many_operations() -> None:
@@ -136,7 +149,7 @@ def test_all_books_are_recomputed_every_so_many_operations() -> None:
     guard = scene.cache.guard
     assert guard is not None
     for _ in range(13):
-        scene.cache.poll()
+        scene.cache.drain()
     assert guard.full_checks == 2
     scene.cache.close()
     assert guard.full_checks == 3
@@ -147,7 +160,7 @@ def test_after_a_violation_closing_is_not_in_the_way() -> None:
     scene.cached(PROMPT)
     scene.track("base").device.evictable -= 1
     with pytest.raises(ContractViolation):
-        scene.cache.poll()
+        scene.cache.drain()
     scene.cache.close()
 
 

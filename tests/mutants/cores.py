@@ -170,7 +170,7 @@ def a_load_back_forgets_a_node(patch: Patch) -> None:
     patch.setattr(operations, "load_plan", forgetful)
 
 
-@mutant("window", "A3", "A7", "A12", "T8")
+@mutant("everything+window", "A3", "A7", "A12")
 def a_budget_forgets_the_load_back(patch: Patch) -> None:
     demand = budget.default_demand
 

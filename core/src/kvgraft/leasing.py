@@ -144,13 +144,20 @@ class Leasing:
 
         Where the request got further than the anchor, what it left behind is not pinned: its own
         slots there are given back already, so others' pages would come out of the headroom (A12).
+        So would what a component wants pinned besides; where that is promised it goes without.
         """
         position = request.computed // self.tree.page_size
         ahead: list[tuple[Span, ...] | None] | None = None
         if position > anchor.end:
             ahead = [segment_ahead(track, anchor.end, position) for track in self.tree.tracks]
         host_from = 0 if self._pins_host else None
-        receipt = self._pin(anchor, host_from, locks, ahead, enforce=False)
+        receipt = None
+        if locks is not None:
+            receipt = self._pin(anchor, host_from, locks, ahead, enforce=True)
+            if receipt is None:
+                locks.undo.close()
+        if receipt is None:
+            receipt = self._pin(anchor, host_from, None, ahead, enforce=False)
         assert receipt is not None
         request.receipt = receipt
 

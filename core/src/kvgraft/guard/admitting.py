@@ -171,13 +171,22 @@ class Admitting:
 
     def _check_promises(self, request: Request, was: Reading, now: Reading) -> None:
         """What was demanded is promised, and private slots are there (A1)."""
-        for account, demand in zip(request.accounts, request.demands):
-            if account.promised != demand.now + demand.later:
+        for at, (account, demand) in enumerate(zip(request.accounts, request.demands)):
+            before, after = was.counts[at], now.counts[at]
+            risen = after[PROMISED] - before[PROMISED]
+            if (
+                not demand.now + demand.later == account.promised == risen
+                or before[PRIVATE] != after[PRIVATE]
+            ):
                 raise ContractViolation(
                     "A1",
                     account.ledger.component,
-                    f"{demand} is admitted and {account.promised} slots are promised",
+                    f"{demand} is admitted: {account.promised} slots are promised, the device pool "
+                    f"went from {before} to {after} (free, evictable, pinned, private, in flight, "
+                    "promised)",
                 )
+        if len(self.books.pools) == self.books.n_device:
+            return
         promised, private = holdings(self.watched, request)
         for at, (before, after) in enumerate(zip(was.counts, now.counts)):
             if (

@@ -97,14 +97,18 @@ class Books:
         """What the books say now; O(pools)."""
         return Reading(self._counts(), [tuple(causes.values()) for causes in self._evictions])
 
-    def read_after(self, was: Reading) -> Reading:
+    def read_after(self, was: Reading, *, left: bool) -> Reading:
         """What they say after an operation; `was` itself if it changed none of them.
 
-        Evictions show in the counts, so their counters are read only where those changed.
+        Args:
+            was: what they said before it.
+            left: whether data left the tree in it; if not, nothing was counted as evicted.
         """
         counts = self._counts()
         if counts == was.counts:
             return was
+        if not left:
+            return Reading(counts, was.left)
         return Reading(counts, [tuple(causes.values()) for causes in self._evictions])
 
     def _counts(self) -> list[Counts]:

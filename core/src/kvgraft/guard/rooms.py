@@ -7,7 +7,7 @@ each call can be compared with what the operation needs and with what the books 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from kvgraft.config import WritePolicy
 from kvgraft.errors import ContractViolation
@@ -17,6 +17,7 @@ from kvgraft.guard.books import (
     IN_FLIGHT,
     PINNED,
     Books,
+    Counts,
     Reading,
 )
 from kvgraft.room import Room
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Rooms"]
 
-CASCADE = CAUSES.index("cascade")
-OWN = (CAUSES.index("demoted"), CAUSES.index("deleted"))
+DEMOTED, DELETED, CASCADE, LEAF = (
+    CAUSES.index(cause) for cause in ("demoted", "deleted", "cascade", "leaf")
+)
 
 
 class Rooms:
@@ -38,17 +40,17 @@ class Rooms:
 
     Attributes:
         active: whether an operation is being looked at; set by `expect`, cleared when it is over.
+        left: whether data left the tree since `expect`.
     """
 
     def __init__(self, cache: Cache, books: Books) -> None:
         self.books = books
         self.tree = cache.tree
         self.active = False
+        self.left = False
         self.write_back = cache.config.write_policy is WritePolicy.WRITE_BACK
         self._device = range(books.n_device)
         self._host = range(books.n_device, books.n_tree)
-        # Under write-back all that leaves with a victim is demoted, whichever pool was short.
-        self._own_causes = OWN if not self.write_back else (CAUSES.index("deleted"),)
         self._homes = any(track.home_is_host for track in cache.tree.tracks)
         self._needs: Sequence[int] = ()
         self._host_too = False
@@ -59,7 +61,28 @@ class Rooms:
         self._room = cache.room
         setattr(cache.room, "on_device", self.on_device)  # noqa: B010 - on this instance alone
         setattr(cache.room, "on_host", self.on_host)  # noqa: B010
-        self._victims.watch(cache)
+        self._watch_victims(cache.tree)
+
+    def _watch_victims(self, tree: Any) -> None:
+        """Listen to what the tree is told of data that leaves it."""
+        sink, drop, remove = tree.sink_device, tree.drop_host, tree.remove_dead
+        victims = self._victims
+
+        def sink_device(node: Node, n_cells: int) -> None:
+            self.left = True
+            victims.take(node, on_device=True)
+            sink(node, n_cells)
+
+        def drop_host(node: Node, track: Track, cause: str) -> None:
+            self.left = True
+            victims.take(node, on_device=False)
+            drop(node, track, cause)
+
+        def remove_dead(node: Node) -> None:
+            victims.freed(node)
+            remove(node)
+
+        tree.sink_device, tree.drop_host, tree.remove_dead = sink_device, drop_host, remove_dead
 
     def expect(self, needs: Sequence[int], *, host_too: bool, loading: bool = False) -> None:
         """An operation begins that may make room on DEVICE for `needs`, per component.
@@ -71,39 +94,37 @@ class Rooms:
         """
         self._needs, self._host_too, self._loading = needs, host_too, loading
         self._evicted = None
+        self.left = False
         self.active = True
 
     # -- the two ways to make room
 
     def on_device(self, track: Track, n_slots: int) -> bool:
         """`Room.on_device`, and what it did."""
-        if not self.active or n_slots <= track.device.free:
+        ledger = track.device
+        if not self.active or n_slots <= ledger.free:
             return Room.on_device(self._room, track, n_slots)
-        self._expect_needed(track, n_slots, self._needs[track.index])
+        if n_slots > self._needs[track.index]:
+            self._raise_not_needed(track, n_slots, self._needs[track.index])
         was = self.books.read()
         self._inside = True
         if not self.write_back:
-            self._victims.begin(track.device, n_slots, on_device=True)
+            self._victims.begin(ledger, n_slots, on_device=True)
         try:
             made = Room.on_device(self._room, track, n_slots)
         finally:
             self._inside = False
             self._victims.end()
         now = self.books.read()
-        self._note(was, now)
-        self._check_outcome(track, track.device, n_slots, made=made)
-        self._check_starter(track, self._device, self._own_causes, was, now)
-        if not self.write_back:
-            self._check_victims(track, track.device, "device", n_slots)
-            self._check_cascade(track, self._device, was, now)
-            self._check_books(track, was, now)
-            if not made and track.device.evictable:
-                raise ContractViolation(
-                    "E6",
-                    track.name,
-                    f"making room for {n_slots} slots stopped at free({track.device.free}) with "
-                    f"evictable({track.device.evictable}) left",
-                )
+        self._check_outcome(track, ledger, n_slots, made=made)
+        self._check_losses(track, self._device, was, now)
+        if not self.write_back and not made and ledger.evictable:
+            raise ContractViolation(
+                "E6",
+                track.name,
+                f"making room for {n_slots} slots stopped at free({ledger.free}) with "
+                f"evictable({ledger.evictable}) left",
+            )
         return made
 
     def on_host(self, track: Track, n_slots: int) -> bool:
@@ -111,7 +132,8 @@ class Rooms:
         ledger = track.host
         if not self.active or ledger is None or n_slots <= ledger.free:
             return Room.on_host(self._room, track, n_slots)
-        self._expect_needed(track, n_slots, ledger.capacity + n_slots if self._host_too else 0)
+        if not self._host_too:
+            self._raise_not_needed(track, n_slots, 0)
         was = self.books.read()
         inside, self._inside = self._inside, True
         self._victims.begin(ledger, n_slots, on_device=False)
@@ -121,28 +143,22 @@ class Rooms:
             self._inside = inside
             self._victims.end()
         now = self.books.read()
-        if not inside:
-            self._note(was, now)
         self._check_outcome(track, ledger, n_slots, made=made)
-        self._check_starter(track, self._host, OWN, was, now)
-        self._check_victims(track, ledger, "host", n_slots)
-        self._check_cascade(track, self._host, was, now)
-        self._check_books(track, was, now)
+        self._check_losses(track, self._host, was, now)
         if not self._homes:
             self._check_device_alone(track, was, now)
         return made
 
     # -- one call
 
-    def _expect_needed(self, track: Track, n_slots: int, needed: int) -> None:
-        if n_slots <= needed:
-            return
+    def _raise_not_needed(self, track: Track, n_slots: int, needed: int) -> NoReturn:
         evidence = f"room is made for {n_slots} slots where the operation needs {needed}"
         if self._loading:
             raise ContractViolation("R3", track.name, evidence)
         raise ContractViolation("E2", track.name, evidence)
 
     def _check_outcome(self, track: Track, ledger: Ledger, n_slots: int, *, made: bool) -> None:
+        """It says whether there is enough now (E6), and stopped when there was (E2)."""
         if made is not (ledger.free >= n_slots):
             raise ContractViolation(
                 "E6",
@@ -150,83 +166,95 @@ class Rooms:
                 f"making room for {n_slots} {ledger.tier.value} slots answers {made} with "
                 f"free({ledger.free})",
             )
-
-    def _check_starter(
-        self, track: Track, tier: range, causes: Sequence[int], was: Reading, now: Reading
-    ) -> None:
-        """Victims are the short pool's own; what leaves others went along (R3, E2)."""
-        for at in tier:
-            pool = self.books.pools[at]
-            if pool.track is track or was.left[at] == now.left[at]:
-                continue
-            chosen = sum(now.left[at][cause] - was.left[at][cause] for cause in causes)
-            if not chosen:
-                continue
-            evidence = (
-                f"its {pool.name} pool was short and {chosen} slots of {pool.component!r} were "
-                f"chosen as victims; {pool.ledger.equation()}"
-            )
-            if self._loading:
-                raise ContractViolation("R3", track.name, evidence)
-            raise ContractViolation("E2", track.name, evidence)
-
-    def _check_victims(self, track: Track, ledger: Ledger, tier: str, n_slots: int) -> None:
-        """It stopped when there was enough (E2)."""
         if self._victims.beyond is not None:
             raise ContractViolation(
                 "E2",
                 track.name,
-                f"{self._victims.beyond!r} was evicted on {tier} when free was "
+                f"{self._victims.beyond!r} was evicted on {ledger.tier.value} when free was "
                 f"{self._victims.enough} already and {n_slots} were needed; free is {ledger.free}",
             )
 
-    def _check_cascade(self, track: Track, tier: range, was: Reading, now: Reading) -> None:
-        """Only contained components go along, unless prefix-closed data is gone (E3)."""
-        if any(
-            _grew(was, now, at) - _cascaded(was, now, at)
-            for other in self.tree.everything
-            for at in (other.index, self.books.host.get(other.index, other.index))
-        ):
-            return
-        for at in tier:
-            pool = self.books.pools[at]
-            if pool.track.index not in track.narrower and _cascaded(was, now, at):
-                raise ContractViolation(
-                    "E3",
-                    track.name,
-                    f"making room took {_cascaded(was, now, at)} {pool.name} slots of "
-                    f"{pool.component!r} along, whose reach is not contained in its own",
-                )
-
-    def _check_books(self, track: Track, was: Reading, now: Reading) -> None:
-        """What became free was evictable, and is what the counters say (E1, L5, E6)."""
-        for at in range(self.books.n_tree):
+    def _check_losses(self, track: Track, tier: range, was: Reading, now: Reading) -> None:
+        """What left was chosen or went along as it may, and the books say the same."""
+        copies = self.write_back and tier is self._device
+        if not self._inside:
+            # Within a demotion the room on HOST is part of the room on DEVICE.
+            self._evicted = self._evicted or [0] * self.books.n_tree
+        strays: list[tuple[int, int]] = []
+        buried = False
+        for at, (then, left) in enumerate(zip(was.left, now.left)):
             before, after = was.counts[at], now.counts[at]
-            if before == after:
+            if before == after and then == left:
                 continue
-            pool = self.books.pools[at]
-            where = f"making room for {track.name!r}: {pool.name} pool of {pool.component!r}"
-            if before[PINNED] != after[PINNED]:
-                raise ContractViolation(
-                    "E1",
-                    pool.component,
-                    f"{where}: pinned went from {before[PINNED]} to {after[PINNED]}",
-                )
-            if before[IN_FLIGHT] != after[IN_FLIGHT]:
-                raise ContractViolation(
-                    "L5",
-                    pool.component,
-                    f"{where}: in flight went from {before[IN_FLIGHT]} to {after[IN_FLIGHT]}",
-                )
-            freed = after[FREE] - before[FREE]
-            lost = before[EVICTABLE] - after[EVICTABLE]
-            if not freed == lost == _grew(was, now, at):
-                raise ContractViolation(
-                    "E6",
-                    pool.component,
-                    f"{where}: {freed} slots became free, {lost} were evictable, "
-                    f"{_grew(was, now, at)} are counted as evicted",
-                )
+            grown = sum(left) - sum(then)
+            along = left[CASCADE] - then[CASCADE]
+            other = self.books.pools[at].track
+            if self._evicted is not None and not self._inside:
+                self._evicted[at] += grown - along
+            if grown != along and other.is_everything:
+                buried = True
+            if other is not track and at in tier:
+                # Under write-back all that leaves with a victim is demoted.
+                chosen = left[DELETED] - then[DELETED]
+                chosen += 0 if copies else left[DEMOTED] - then[DEMOTED]
+                if chosen:
+                    self._raise_other_victims(track, at, chosen)
+                if along and other.index not in track.narrower:
+                    strays.append((at, along))
+            if not copies:
+                self._check_books(track, at, before, after, grown)
+        if strays and not buried and not copies:
+            self._raise_strays(track, *strays[0])
+
+    def _raise_other_victims(self, track: Track, at: int, chosen: int) -> NoReturn:
+        """Victims are the short pool's own (R3, E2)."""
+        pool = self.books.pools[at]
+        evidence = (
+            f"its {pool.name} pool was short and {chosen} slots of {pool.component!r} were chosen "
+            f"as victims; {pool.ledger.equation()}"
+        )
+        if self._loading:
+            raise ContractViolation("R3", track.name, evidence)
+        raise ContractViolation("E2", track.name, evidence)
+
+    def _raise_strays(self, track: Track, at: int, along: int) -> NoReturn:
+        """Only contained components go along, unless prefix-closed data is gone (E3)."""
+        pool = self.books.pools[at]
+        raise ContractViolation(
+            "E3",
+            track.name,
+            f"making room took {along} {pool.name} slots of {pool.component!r} along, whose reach "
+            "is not contained in its own",
+        )
+
+    def _check_books(
+        self, track: Track, at: int, before: Counts, after: Counts, grown: int
+    ) -> None:
+        """What became free was evictable, and is what the counters say (E1, L5, E6)."""
+        freed = after[FREE] - before[FREE]
+        same = before[PINNED] == after[PINNED] and before[IN_FLIGHT] == after[IN_FLIGHT]
+        if same and freed == before[EVICTABLE] - after[EVICTABLE] == grown:
+            return
+        pool = self.books.pools[at]
+        where = f"making room for {track.name!r}: {pool.name} pool of {pool.component!r}"
+        if before[PINNED] != after[PINNED]:
+            raise ContractViolation(
+                "E1",
+                pool.component,
+                f"{where}: pinned went from {before[PINNED]} to {after[PINNED]}",
+            )
+        if before[IN_FLIGHT] != after[IN_FLIGHT]:
+            raise ContractViolation(
+                "L5",
+                pool.component,
+                f"{where}: in flight went from {before[IN_FLIGHT]} to {after[IN_FLIGHT]}",
+            )
+        raise ContractViolation(
+            "E6",
+            pool.component,
+            f"{where}: {freed} slots became free, {before[EVICTABLE] - after[EVICTABLE]} were "
+            f"evictable, {grown} are counted as evicted",
+        )
 
     def _check_device_alone(self, track: Track, was: Reading, now: Reading) -> None:
         """HOST eviction leaves DEVICE alone (E5)."""
@@ -243,18 +271,14 @@ class Rooms:
 
     # -- the operation
 
-    def _note(self, was: Reading, now: Reading) -> None:
-        """Add what left in this call to what the operation may have evicted."""
-        grown = [_grew(was, now, at) - _cascaded(was, now, at) for at in range(self.books.n_tree)]
-        if self._evicted is not None:
-            grown = [mine + more for mine, more in zip(self._evicted, grown)]
-        self._evicted = grown
-
     def check_operation(self, name: str, was: Reading, now: Reading) -> None:
         """Nothing was evicted but by making room where it was short (E2)."""
-        for at in range(self.books.n_tree):
-            grown = _grew(was, now, at) - _cascaded(was, now, at)
-            accounted = self._evicted[at] if self._evicted is not None else 0
+        evicted = self._evicted
+        for at, (then, left) in enumerate(zip(was.left, now.left)):
+            if then == left:
+                continue
+            grown = sum(left) - left[CASCADE] - sum(then) + then[CASCADE]
+            accounted = evicted[at] if evicted is not None else 0
             if grown != accounted:
                 pool = self.books.pools[at]
                 raise ContractViolation(
@@ -263,14 +287,6 @@ class Rooms:
                     f"{grown} slots were evicted from the {pool.name} pool by {name}, {accounted} "
                     f"of them because it was short; {pool.ledger.equation()}",
                 )
-
-
-def _grew(was: Reading, now: Reading, at: int) -> int:
-    return sum(now.left[at]) - sum(was.left[at])
-
-
-def _cascaded(was: Reading, now: Reading, at: int) -> int:
-    return now.left[at][CASCADE] - was.left[at][CASCADE]
 
 
 class _Victims:
@@ -300,30 +316,14 @@ class _Victims:
     def end(self) -> None:
         self._ledger = None
 
-    def watch(self, cache: Cache) -> None:
-        """Listen to the cache's tree."""
-        tree: Any = cache.tree
-        sink, drop, remove = tree.sink_device, tree.drop_host, tree.remove_dead
+    def freed(self, node: Node) -> None:
+        """All that a victim takes along is gone."""
+        if self._ledger is not None and node is self._open:
+            self._open, self._free = None, self._ledger.free
 
-        def sink_device(node: Node, n_cells: int) -> None:
-            if self._ledger is not None and self._on_device:
-                self._take(node)
-            sink(node, n_cells)
-
-        def drop_host(node: Node, track: Track, cause: str) -> None:
-            if self._ledger is not None and not self._on_device:
-                self._take(node)
-            drop(node, track, cause)
-
-        def remove_dead(node: Node) -> None:
-            if self._ledger is not None and node is self._open:
-                self._open, self._free = None, self._ledger.free
-            remove(node)
-
-        tree.sink_device, tree.drop_host, tree.remove_dead = sink_device, drop_host, remove_dead
-
-    def _take(self, node: Node) -> None:
-        if self._open is None:
+    def take(self, node: Node, *, on_device: bool) -> None:
+        """Data leaves a node on a tier: a victim, or what goes along with one."""
+        if self._ledger is not None and self._open is None and on_device is self._on_device:
             self._open = node
             if self._free >= self._target and self.beyond is None:
                 self.beyond, self.enough = node, self._free

@@ -19,8 +19,11 @@ BRINGS_DATA = frozenset({"poll", "drain", "checkpoint", "finish"})
 KEEPS_PROMISES = frozenset({"begin", "next_chunk", "evict", "poll", "drain"})
 """Operations that change no promise and no request's slots."""
 
+LEASES_EVERY = 4
+"""Operations that evicted something, between two that are followed by a look at leases."""
+
 LEASES_AT_A_TIME = 2
-"""Requests whose leases are looked at when an operation evicted something, besides its own."""
+"""Requests whose leases are looked at then, besides that of the operation."""
 
 
 class Standing:
@@ -31,7 +34,8 @@ class Standing:
         self.cache = watched.cache
         self.books = watched.books
         self._capacities = [pool.ledger.capacity for pool in self.books.pools]
-        self._queues = tuple(watched.cache.journal._queues.values())
+        self._queues = watched.queues
+        self._evicting = 0
         self._next_lease = 0
 
     def check(self, name: str, was: Reading, now: Reading) -> None:
@@ -167,6 +171,9 @@ class Standing:
         if was is now or was.left == now.left:
             return
         self.watched.rooms.check_operation(name, was, now)
+        self._evicting += 1
+        if self._evicting % LEASES_EVERY != 1:
+            return
         requests = list(self.cache.requests.values())
         leases = self.watched.leases
         if request is not None and self.cache.requests.get(id(request)) is request:

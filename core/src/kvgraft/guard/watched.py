@@ -33,6 +33,7 @@ class Watched:
         books: its ledgers and counters.
         rooms: what is evicted.
         leases: what requests were promised.
+        queues: transfers in flight, by direction.
         write_back, selective: the write policy.
         nothing: no slot of any component.
         states: one slot of each state component.
@@ -47,6 +48,7 @@ class Watched:
         self.books = Books(cache)
         self.rooms = Rooms(cache, self.books)
         self.leases = Leases(cache)
+        self.queues = tuple(cache.journal._queues.values())
         policy = cache.config.write_policy
         self.write_back = policy is WritePolicy.WRITE_BACK
         self.selective = policy is WritePolicy.WRITE_THROUGH_SELECTIVE
@@ -60,7 +62,7 @@ class Watched:
 
     def operations(self) -> Iterator[Operation]:
         """Transfers in flight; O(transfers)."""
-        for queue in self.cache.journal._queues.values():
+        for queue in self.queues:
             for transfer in queue:
                 if transfer.operation is not None:
                     yield transfer.operation

@@ -64,8 +64,10 @@ class Guard:
         self._full_every = config.guard_full_check or max(FEWEST_OPERATIONS, slots)
         self._until_full = self._full_every
         Moves(cache, hooks, lambda: self._looking)
+        poll = cache.poll
         for name, prepare in self._steps().items():
             setattr(cache, name, self._wrapped(name, getattr(cache, name), prepare))
+        setattr(cache, "poll", self._while_in_flight(poll, cache.poll))  # noqa: B010
         setattr(cache, "close", self._closing(cache.close))  # noqa: B010 - on this instance alone
 
     def _steps(self) -> dict[str, Callable[..., After]]:
@@ -123,7 +125,7 @@ class Guard:
                     raise
                 finally:
                     self._looking = rooms.active = False
-                now = read_after(was)
+                now = read_after(was, left=rooms.left)
                 standing.check(name, was, now)
                 after(result, was, now)
                 standing.check_losses(name, request, was, now)
@@ -136,6 +138,18 @@ class Guard:
             if period == 1:
                 self._last = now
             return result
+
+        return call
+
+    def _while_in_flight(
+        self, poll: Callable[[], int], looked_at: Callable[[], int]
+    ) -> Callable[[], int]:
+        """A poll has nothing to do, and is not looked at, where nothing is in flight."""
+        queues = self.watched.queues
+
+        @wraps(poll)
+        def call() -> int:
+            return looked_at() if any(queues) else poll()
 
         return call
 

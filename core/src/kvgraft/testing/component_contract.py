@@ -17,6 +17,9 @@ __all__ = ["ComponentContract"]
 DATA = frozenset({"component", "options", "expected_failures", "profile", "plugin"})
 """What a subclass may set."""
 
+CHECKERS = pytest.StashKey[dict[type, Checker]]()
+"""Where a test session keeps them."""
+
 
 class ComponentContract:
     """Every clause of the contract as a test of one component.
@@ -51,22 +54,29 @@ class ComponentContract:
                 f"data only: {', '.join(sorted(DATA))}"
             )
 
-    @pytest.fixture(scope="class")
-    def contract_checker(self, request: pytest.FixtureRequest) -> Checker:
-        """The clauses over the class's component; the state machine runs once."""
-        plugin = self.plugin if self.plugin is not None else select([self.component])[0]
-        profile = self.profile or request.config.getoption("contract_profile", "ci")
-        return Checker(plugin, self.options, profile, self.expected_failures)
-
     @pytest.mark.parametrize("ident", list(CLAUSES))
-    def test_clause(self, ident: str, contract_checker: Checker, record_property: Any) -> None:
+    def test_clause(self, ident: str, request: pytest.FixtureRequest, record_property: Any) -> None:
         """One clause."""
-        _report(contract_checker.check(CLAUSES[ident]), record_property)
+        _report(_checker(type(self), request).check(CLAUSES[ident]), record_property)
 
-    def test_expected_failures(self, contract_checker: Checker, record_property: Any) -> None:
+    def test_expected_failures(self, request: pytest.FixtureRequest, record_property: Any) -> None:
         """What is expected to fail fails, and the state machine broke no other rule."""
-        for result in contract_checker.verdict():
+        for result in _checker(type(self), request).verdict():
             _report(result, record_property)
+
+
+def _checker(contract: type[ComponentContract], request: pytest.FixtureRequest) -> Checker:
+    """The clauses over the class's component; the state machine runs once per class."""
+    checkers = request.config.stash.setdefault(CHECKERS, {})
+    if contract not in checkers:
+        profile = contract.profile or request.config.getoption("contract_profile", "ci")
+        plugin = contract.plugin
+        if plugin is None:
+            plugin = select([contract.component])[0]
+        checkers[contract] = Checker(
+            plugin, contract.options, str(profile), contract.expected_failures
+        )
+    return checkers[contract]
 
 
 def _report(result: Result, record_property: Any) -> None:

@@ -22,9 +22,15 @@ from kvgraft.registry import Plugin, load_plugin
 from kvgraft.testing.machine.sizes import Options, Sizes
 from kvgraft.types import ComponentDeclaration, ComponentMatch, Kind, MatchView
 
-__all__ = ["REFERENCE_OPTIONS", "paged_plugin", "references", "state_plugin"]
+__all__ = [
+    "REFERENCE_OPTIONS",
+    "narrow_window",
+    "paged_plugin",
+    "references",
+    "state_plugin",
+]
 
-WINDOW = 3
+WINDOW = 5
 """Tokens of the reference window: not a multiple of 2 or 4."""
 
 
@@ -143,6 +149,15 @@ def references() -> tuple[Plugin, Plugin, Plugin]:
         paged_plugin("reference_window", Reach(Trailing(WINDOW))),
         state_plugin("reference_state"),
     )
+
+
+@lru_cache(maxsize=1)
+def narrow_window() -> Plugin:
+    """The reference window beside a component that pins more than its reach.
+
+    What a component pins must lie inside what wider ones pin (T6), so its company is narrow.
+    """
+    return paged_plugin("reference_window", Reach(Trailing(1)))
 
 
 def _window(sizes: Sizes) -> Mapping[str, Any]:

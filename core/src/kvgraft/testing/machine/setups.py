@@ -9,7 +9,11 @@ from typing import Any
 from kvgraft.cache import Cache
 from kvgraft.config import CacheConfig
 from kvgraft.registry import Plugin, select
-from kvgraft.testing.machine.components import REFERENCE_OPTIONS, references
+from kvgraft.testing.machine.components import (
+    REFERENCE_OPTIONS,
+    narrow_window,
+    references,
+)
 from kvgraft.testing.machine.hooks import Hooks
 from kvgraft.testing.machine.sizes import Options, Sizes
 from kvgraft.transfers import TransferEngine
@@ -67,11 +71,17 @@ def setups_for(plugin: str | Plugin, options: Mapping[str, Any] | None = None) -
     Args:
         plugin: the package, or the name of an installed one.
         options: its options.
+
+    Raises:
+        ConfigError: a name that is not installed.
+        PluginError: one that is installed and cannot be used.
     """
-    name = plugin if isinstance(plugin, str) else plugin.name
+    loaded = plugin if isinstance(plugin, Plugin) else select([plugin])[0]
     everything, window, state = references()
+    if hasattr(loaded.implementation, "acquire_component_lock"):
+        window = narrow_window()
     companies = ((), (everything,), (window, state), (everything, window, state))
-    return [setup_for([plugin], {name: options or {}}, company) for company in companies]
+    return [setup_for([loaded], {loaded.name: options or {}}, company) for company in companies]
 
 
 def open_cache(

@@ -1,0 +1,11 @@
+"""The component keeps the contract."""
+
+from __future__ import annotations
+
+from kvgraft.testing import ComponentContract
+
+
+class TestFull(ComponentContract):
+    component = "full"
+    options = {"n_layers": 1}
+    profile = "dev"

@@ -1,0 +1,11 @@
+"""The component keeps the contract."""
+
+from __future__ import annotations
+
+from kvgraft.testing import ComponentContract
+
+
+class TestSwa(ComponentContract):
+    component = "swa"
+    options = {"n_layers": 1, "window": 5}
+    profile = "dev"
