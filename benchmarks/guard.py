@@ -1,12 +1,12 @@
 """The guard's cost: workload W with it off, sampled and on.
 
 The requests are those of `workload_w.py`. Each pass serves them with every mode in turn, one after
-the other, and the ratio to "off" is taken within the pass: moments differ, passes differ less. "off"
+the other, and ratios to "off" are taken within the pass: moments differ, passes differ less. "off"
 is served twice; the ratio of the two says how much of the others is noise. Off, a cache has nothing
 of the guard in it (`tests/guard/test_switching.py`), so that ratio is all there is to measure.
 
 The medians say what a request costs. The means have the recomputations of all books in them, which
-hit one request in hundreds.
+hit one request in thousands.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from _measure import arguments, grid, heading
 from workload_w import CONVERSATIONS, PAGE, POOL_TOKENS, TURNS, system_prompt, turns
 
 from kvgraft import Cache, CacheConfig, TokenKey
+from kvgraft.config import GuardMode
 
 MODES = ("off", "off again", "sampled", "on")
 BAR = 2.0
@@ -66,7 +67,7 @@ def serve(served: Served, mode: str, conversations: int) -> list[float]:
         device_tokens=POOL_TOKENS,
         host_tokens=served.host_tokens,
         load=None,
-        guard=mode.split()[0],  # type: ignore[arg-type] # as text from a file or a command line
+        guard=GuardMode(mode.removesuffix(" again")),
     )
     cache, system = Cache(config), system_prompt()
     keys: dict[int, TokenKey] = {}
@@ -111,7 +112,8 @@ def main() -> None:
         repetitions=f"ratios within a pass, median of {passes} passes",
         sampled="one operation of each kind in 100 (the default)",
     )
-    medians, means = [], []
+    medians: list[list[str]] = []
+    means: list[list[str]] = []
     for served in SETS:
         found: dict[str, list[list[float]]] = {mode: [] for mode in MODES}
         for _ in range(passes):
