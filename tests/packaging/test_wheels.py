@@ -39,7 +39,8 @@ def test_a_wheel_holds_its_package_typed_and_licensed_and_no_tests(wheels: dict[
         assert any(member.endswith("licenses/LICENSE") for member in members)
         info = f"{module}-{kvgraft.__version__}.dist-info/"
         assert all(member.startswith((f"{module}/", info)) for member in members)
-        assert not any("test" in member.split("/")[-1] for member in members)
+        files = [member.split("/")[-1] for member in members]
+        assert not any(file.startswith(("test_", "conftest")) for file in files)
 
 
 def test_the_core_brings_the_reports_template(wheels: dict[str, Path]) -> None:

@@ -192,27 +192,33 @@ class Leasing:
         return shorter._replace(base=found.base)
 
     def _finalize(self, found: Match, limit: int) -> tuple[Match, set[int]]:
-        """Let components shorten and annotate the match (M5)."""
+        """Let components shorten and annotate the match (M5).
+
+        Where one shortens it the others are asked again: they may not accept what it fell to (M1).
+        """
         checkpoints: set[int] = set()
-        for track, hook in self._finalizers:
-            host_slots = 0
-            if found.device_anchor != found.anchor:
-                host_slots = _missing_slots(found, track)
-            view = MatchView(found.anchor, found.device_anchor, found.base, limit, host_slots)
-            assert hook is not None
-            answer: ComponentMatch | None = hook(view)
-            if answer is None:
-                continue
-            if answer.limit_pages > found.anchor:
-                raise ContractViolation(
-                    "M5",
-                    track.name,
-                    f"finalize_match_result lengthened the match from {found.anchor} to "
-                    f"{answer.limit_pages} pages",
-                )
-            checkpoints.update(answer.checkpoint_pages)
-            if answer.limit_pages < found.anchor:
-                found = self._shorten(found, answer.limit_pages)
+        anchor = -1
+        while anchor != found.anchor:
+            anchor = found.anchor
+            for track, hook in self._finalizers:
+                host_slots = 0
+                if found.device_anchor != found.anchor:
+                    host_slots = _missing_slots(found, track)
+                view = MatchView(found.anchor, found.device_anchor, found.base, limit, host_slots)
+                assert hook is not None
+                answer: ComponentMatch | None = hook(view)
+                if answer is None:
+                    continue
+                if answer.limit_pages > found.anchor:
+                    raise ContractViolation(
+                        "M5",
+                        track.name,
+                        f"finalize_match_result lengthened the match from {found.anchor} to "
+                        f"{answer.limit_pages} pages",
+                    )
+                checkpoints.update(answer.checkpoint_pages)
+                if answer.limit_pages < found.anchor:
+                    found = self._shorten(found, answer.limit_pages)
         return found, checkpoints
 
     def _recompute(self, found: Match) -> bool:

@@ -54,7 +54,7 @@ def new_component(name: str, kind: str, into: Path) -> None:
         "  pip install -e '.[test]'\n"
         "  kvgraft components\n"
         "  pytest\n"
-        f"  kvgraft replay --synthetic chat --component {name}"
+        f"  kvgraft replay --synthetic chat --requests 100 --component {name}"
     )
 
 

@@ -211,6 +211,22 @@ class CacheMachine(Example):
         for other in others:
             driver.abort(other)
 
+    @_has_place()
+    @precondition(lambda self: self.driver.ended)
+    @rule(index=picks, share=st.integers(1, 7), fails=st.booleans())
+    @unless_over
+    def load_together(self, index: int, share: int, fails: bool) -> None:  # noqa: FBT001
+        """Two requests need data from HOST, the first a part of what the second needs."""
+        namespace, tokens = picked(self.driver.ended, index)
+        if len(self.driver.live) + 2 > MOST_REQUESTS:
+            raise Impossible
+        self.driver.rooms.squeeze()
+        for part in (tokens[: len(tokens) * share // 8], tokens):
+            self._along(self._begin(namespace, (*part, 1), 0, None), 2)
+        if fails and len(self.driver.bench.engine.pending) > 1:
+            self.driver.rooms.step(0, fails=True)
+            self.driver.rooms.step_all()
+
     def _along(self, live: Live, far: int) -> None:
         """Take a request some of its way in one step."""
         if far >= 1:
