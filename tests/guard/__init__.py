@@ -1,6 +1,9 @@
 """The guard: what it finds, what it leaves alone, what it is when it is off.
 
-scene           guarded caches over components that can be told to misbehave
-defects         every guarded rule, broken on purpose
-serving         many requests at a time, in a random order
+scene               guarded caches over components that a test makes misbehave
+guarded             guarded caches over the component sets of `tests.serving`
+defect              the list of defects, filled by
+  hook_defects        components, and a core that calls their hooks wrongly
+  request_defects     a core that breaks its promises to requests
+  books_defects       a core that evicts, moves and books wrongly
 """

@@ -159,6 +159,22 @@ def test_a_hook_that_raises_where_the_core_goes_on_is_found() -> None:
     assert "no bus" in found.violation.evidence
 
 
+def test_a_rule_that_is_broken_once_and_never_again_is_found_all_the_same() -> None:
+    calls = 0
+
+    def answer(component: object, view: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 200:
+            raise RuntimeError("once")
+
+    found = drive(setup_for([wrong_hook(finalize_match_result=answer)]), settings=SHORT)
+    assert found.violation is not None
+    assert (found.violation.rule, found.violation.component) == ("M5", "mine")
+    assert found.steps
+    assert calls > 200
+
+
 def test_pools_too_small_for_any_request_break_no_rule_and_show_in_the_counts() -> None:
     setup = setup_for([oddities.tiny()], {"tiny": {"slots": 1}})
     found = drive(setup, settings=SHORT)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvgraft.config import CacheConfig, ComponentOptions, LoadModel, WritePolicy
+from kvgraft.config import CacheConfig, ComponentOptions, GuardMode, LoadModel, WritePolicy
 from kvgraft.contract import API_VERSION, COPY_ON_WRITE, HOST_MIRROR
 from kvgraft.errors import (
     BudgetError,
@@ -81,6 +81,7 @@ __all__ = [
     "Direction",
     "Dtype",
     "Everything",
+    "GuardMode",
     "HostMirror",
     "IntegrityError",
     "Kind",

@@ -389,12 +389,11 @@ class Cache:
         self.slots.give_back_all(request)
         self.budget.close(request)
         request.load_started = False
-        request.waits = []
 
     def _end(self, request: Request) -> None:
         """The request is over: give up everything it holds."""
         self._give_up(request)
-        request.stage = Stage.CLOSED
+        request.stage, request.waits = Stage.CLOSED, []
         del self.requests[id(request)]
         self.leasing.unpin(request.receipt)
         self.tree.let_go(request.key.namespace)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-__all__: list[str] = []
+__all__ = ["pytest_addoption", "pytest_configure", "pytest_terminal_summary"]
 
 PROFILES = ("dev", "ci", "nightly")
 

@@ -208,6 +208,8 @@ class ReplayEngine:
             self.on_match(job, request.device_tokens, host)
         try:
             self.meter.run("load_back", job.trace.index, self.cache.load_back, request)
+        except ContractViolation:
+            raise
         except KvgraftError as error:
             self._out_of_memory(job, str(error))
             return
@@ -262,6 +264,8 @@ class ReplayEngine:
                 self.player.verify_states(job)
             if self.player.compute(job, tokens):
                 return True
+        except ContractViolation:
+            raise
         except KvgraftError as error:
             self._out_of_memory(job, str(error))
             return False

@@ -99,13 +99,14 @@ class Journal:
                 built = None
                 if mounted.build_hicache_transfers is not None:
                     built = mounted.build_hicache_transfers(query)
-                copies += pair_planes(mounted.component, query) if built is None else built
                 queries.append((mounted, query))
+                copies += pair_planes(mounted.component, query) if built is None else built
             copies.sort(key=lambda copy: copy.layer)
             ticket = self.engine.submit(copies, fence)
         except BaseException:
             operations.abort(self.tree, operation)
             counters.failed += 1
+            _call(queries, "abort_hicache_transfers")
             raise
         for mounted, query in queries:
             counters.slots[mounted.name] += len(query.device_slots) // SLOT_BYTES
@@ -157,19 +158,19 @@ class Journal:
         counters = self.counters[transfer.direction]
         if transfer.ticket.error is None and operations.commit(self.tree, operation):
             counters.completed += 1
-            _call(transfer, "commit_hicache_transfers")
+            _call(transfer.queries, "commit_hicache_transfers")
             return
         if transfer.ticket.error is not None:
             operations.abort(self.tree, operation)
         transfer.failed = True
         counters.failed += 1
-        _call(transfer, "abort_hicache_transfers")
+        _call(transfer.queries, "abort_hicache_transfers")
 
 
-def _call(transfer: Transfer, hook: str) -> None:
+def _call(queries: Sequence[tuple[Mounted, TransferQuery]], hook: str) -> None:
     """Tell every component how it ended, even if another's hook raises (I8)."""
     with ExitStack() as calls:
-        for mounted, query in reversed(transfer.queries):
+        for mounted, query in reversed(queries):
             function: Hook | None = getattr(mounted, hook)
             if function is not None:
                 calls.callback(function, query)

@@ -10,7 +10,11 @@ from kvgraft.testing.subject import Subject
 from kvgraft.tree.keys import TokenKey
 from kvgraft.types import Direction, TransferQuery
 
-__all__: list[str] = []
+__all__ = [
+    "a_hit_leaves_the_canonical_copy_where_it_is",
+    "private_slots_are_budgeted",
+    "private_slots_come_back",
+]
 
 
 def _at_home_on_host(subject: Subject) -> str | None:

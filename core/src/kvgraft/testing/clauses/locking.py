@@ -8,7 +8,7 @@ from kvgraft.testing.clause import clause, expect
 from kvgraft.testing.subject import PAGE_SIZES, Subject
 from kvgraft.types import LockQuery, Span
 
-__all__: list[str] = []
+__all__ = ["a_pin_covers_the_reach", "a_pin_is_repeatable", "a_window_pins_no_more_than_it_must"]
 
 BOUNDARIES = range(24)
 

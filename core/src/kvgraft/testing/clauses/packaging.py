@@ -13,7 +13,14 @@ from kvgraft.errors import ContractViolation, PluginError
 from kvgraft.testing.clause import clause, expect
 from kvgraft.testing.subject import PAGE_SIZES, Subject
 
-__all__: list[str] = []
+__all__ = [
+    "capabilities_are_as_declared",
+    "it_is_found_by_its_entry_point",
+    "it_works_without_a_host_tier",
+    "loading_it_imports_no_torch",
+    "the_api_version_is_a_literal",
+    "unknown_options_are_refused",
+]
 
 TIMEOUT_S = 60
 

@@ -30,9 +30,20 @@ class Leases:
         return (tokens - 1) // self.model.page_size
 
     def matched(self, calls: list[HookCall]) -> list[HookCall]:
-        """Of the hook calls of one operation, what components said of its first match."""
+        """Of the hook calls of one operation, what components said of its first match.
+
+        All are asked in turn, and again as long as one of them shortens it.
+        """
         asked = [call for call in calls if call.hook == "finalize_match_result"]
-        return asked[: self._finalizers]
+        said: list[HookCall] = []
+        while asked:
+            turn, asked = asked[: self._finalizers], asked[self._finalizers :]
+            said += turn
+            if not any(
+                call.answer and call.answer.limit_pages < call.query.anchor for call in turn
+            ):
+                break
+        return said
 
     def predict(
         self, before: Snapshot, sequence: Prefix, limit: int, calls: list[HookCall]
