@@ -253,7 +253,14 @@ def begin_load_back(tree: Tree, receipt: Receipt) -> Operation | None:
                 return None
             reserved.append((track, node, slots))
     filled = sorted({id(node): node for _, node, _ in reserved}.values(), key=lambda n: n.start)
-    pins = acquire(tree, receipt.anchor, host_from=receipt.host_from, touch=False)
+    # The same pages as the request: other segments would split nodes that slots are reserved for.
+    pins = acquire(
+        tree,
+        receipt.anchor,
+        host_from=receipt.host_from,
+        touch=False,
+        segments=receipt.segments,
+    )
     if pins is None:
         for track, _, taken in reserved:
             track.device.cancel(taken)
