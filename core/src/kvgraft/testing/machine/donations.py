@@ -57,12 +57,14 @@ class Donations:
         path = {
             self.model.prefix(live.namespace, live.tuple, page) for page in range(max(boundary, 0))
         }
+        computed = {page for page in path if self.model.page_of(page) >= live.anchor}
         deeper = boundary > live.anchor
 
         def uses(result: T) -> None:
             if result is not False and deeper:
                 seen, recency = bench.seen, bench.recency
                 recency.created(path - known)
+                recency.recomputed(computed & known)
                 recency.offered(offered)
                 for part, held in seen.held.items():
                     recency.adopted(part, held.device.keys() - before.held[part].device.keys())

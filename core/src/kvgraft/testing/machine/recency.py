@@ -55,6 +55,11 @@ class Recency:
         for name, mine in pages.items():
             self.used[name].update(dict.fromkeys(mine, self.clock))
 
+    def recomputed(self, pages: set[Prefix]) -> None:
+        """A request computed again what is there; whole nodes may count as used."""
+        for used in self.used.values():
+            used.update(dict.fromkeys(pages, self.clock))
+
     def resumed(
         self,
         sequence: Prefix,
