@@ -1,0 +1,1 @@
+"""The contract suite itself: what it reports, and what it refuses."""
