@@ -172,9 +172,13 @@ class Cache:
         limit = (max(request.prompt, request.key.n_tokens) - 1) // self.tree.page_size
         if request.load_failed:
             limit = min(limit, request.device_tokens // self.tree.page_size)
-        held = request.receipt
-        self.leasing.lease(request, limit)
-        request.prompt = max(request.prompt, request.key.n_tokens)
+        held, prompt = request.receipt, request.prompt
+        request.prompt = max(prompt, request.key.n_tokens)
+        try:
+            self.leasing.lease(request, limit)
+        except BaseException:
+            request.prompt = prompt
+            raise
         request.total = max(request.total, request.prompt)
         request.key_edits = request.key.edits
         request.stage = Stage.LEASED
@@ -284,17 +288,11 @@ class Cache:
         return max(page, anchor.end) * self.tree.page_size
 
     def retract(self, request: Request, fence: Fence | None = None) -> int:
-        """Take a running request's memory back, keeping what is computed as cache.
-
-        Begin it again later with its key; returns the tokens cached.
-        """
+        """`finish`, to be begun again later with the same key; returns the tokens cached."""
         return self.finish(request, fence)
 
     def abort(self, request: Request) -> None:
-        """Drop a request in any stage; nothing it computed since its last checkpoint is kept.
-
-        Transfers in flight end by themselves (L8).
-        """
+        """Drop a request in any stage, and what it computed since its last checkpoint (L8)."""
         if request.stage is Stage.CLOSED:
             raise LeaseError("request is closed; it was finished or aborted before")
         self._end(request)

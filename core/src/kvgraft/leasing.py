@@ -240,6 +240,10 @@ class Leasing:
     def _acquire(self, anchor: Node, host_from: int | None) -> Receipt | None:
         """Pin a match; None, with nothing pinned or locked, if that would break a promise."""
         locks = self.lock(anchor.end)
+        if host_from is not None and locks is not None:
+            # What a load-back brings besides the reaches is pinned on HOST as well (M4).
+            starts = [span.start for segment in locks.segments.values() for span in segment]
+            host_from = min([host_from, *starts])
         receipt = self._pin(anchor, host_from, locks, None, enforce=True)
         if receipt is None and locks is not None:
             locks.undo.close()
@@ -273,7 +277,8 @@ class Leasing:
 def _missing_slots(found: Match, track: Track) -> int:
     """Slots a load-back from the anchor would move for one component, in its own units (M4)."""
     if track.is_state:
-        return 1 if found.path and found.path[-1].cells[track.index].device is None else 0
+        cell = found.path[-1].cells[track.index] if found.path else None
+        return int(cell is not None and cell.device is None and cell.incoming is None)
     pages = 0
     for span in track.reach_pages.spans(found.anchor):
         for node in found.path:

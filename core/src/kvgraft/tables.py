@@ -44,7 +44,12 @@ def host_table(request: Request, track: Track) -> npt.NDArray[np.int32]:
         parts.append(slots if slots is not None else _nothing(node.end - node.start, track))
         node = node.parent
     parts.reverse()
+    page = request.receipt.anchor.end
     for run in request.runs[track.index] if request.runs else ():
-        if run.host is not None:
-            parts.append(run.host)
+        if run.host is None:
+            continue
+        if run.first > page:
+            parts.append(_nothing(run.first - page, track))
+        parts.append(run.host)
+        page = run.end
     return np.frombuffer(b"".join(parts), dtype=np.int32)

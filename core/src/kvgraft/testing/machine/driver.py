@@ -110,7 +110,6 @@ class Driver:
         )
         asked = chunk if chunk is not None else len(tokens)
         live = Live(name, request, namespace, tokens, len(tokens), reserve, asked)
-        live.first_prompt = live.prompt
         live.leased(self.model.page_size)
         self._tell_lease(live)
         self.leases.check(live, before, limit, bench.calls)
@@ -271,7 +270,7 @@ class Driver:
         """Match again from scratch."""
         bench, size, request = self.bench, self.model.page_size, live.request
         bench.trace.call(f"restart {live.name}")
-        live.first_prompt, live.prompt = live.prompt, max(live.prompt, len(live.tuple))
+        live.prompt = max(live.prompt, len(live.tuple))
         live.reserve = max(live.reserve, request.total - live.prompt, 0)
         before = bench.seen
         limit = self.leases.limit(live.prompt)

@@ -20,7 +20,6 @@ class Live:
         request: the cache's own.
         namespace, tuple: its tokens so far.
         prompt, reserve, chunk: as asked for.
-        first_prompt: the prompt before it was restarted.
         anchor: page it is anchored at.
         computed: tokens whose data exists.
         admitted, loaded, started: how far it got; started means it allocated.
@@ -51,7 +50,6 @@ class Live:
     tracked: int = 0
     locked: dict[str, set[int]] = field(default_factory=dict)
     views: list[MatchView] = field(default_factory=list)
-    first_prompt: int = 0
 
     @property
     def sequence(self) -> Prefix:
