@@ -65,7 +65,6 @@ class Donations:
                 seen, recency = bench.seen, bench.recency
                 recency.created(path - known)
                 recency.recomputed(computed & known)
-                recency.offered(offered)
                 for part, held in seen.held.items():
                     recency.adopted(part, held.device.keys() - before.held[part].device.keys())
                 position = live.computed // self.model.page_size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from kvgraft.testing.machine.brute_force import BruteForce, ModelComponent, Prefix
 from kvgraft.testing.machine.observing import Snapshot
@@ -49,11 +49,6 @@ class Recency:
         for tier in ("device", "host"):
             for page in pages:
                 self._note(name, tier, page)
-
-    def offered(self, pages: Mapping[str, Iterable[Prefix]]) -> None:
-        """A request computed pages, whether the tree had them already or not."""
-        for name, mine in pages.items():
-            self.used[name].update(dict.fromkeys(mine, self.clock))
 
     def recomputed(self, pages: set[Prefix]) -> None:
         """A request computed again what is there; whole nodes may count as used."""
