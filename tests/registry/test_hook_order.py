@@ -12,6 +12,7 @@ from ..mutants.packages import paged
 
 def test_a_checkpoint_takes_the_new_pins_before_it_drops_the_old_ones() -> None:
     told: list[tuple[str, int]] = []
+    pinned: list[int] = []
 
     def acquire(component: Any, query: Any) -> list[Span]:
         told.append(("acquire", query.boundary))
@@ -19,6 +20,7 @@ def test_a_checkpoint_takes_the_new_pins_before_it_drops_the_old_ones() -> None:
 
     def release(component: Any, segment: list[Span]) -> None:
         told.append(("release", segment[-1].end if segment else 0))
+        pinned.append(cache.tree.tracks[0].device.pinned)
 
     package = paged(hooks={"acquire_component_lock": acquire, "release_component_lock": release})
     plugin = load_plugin("pins", package.implementation("pins"))
@@ -37,6 +39,7 @@ def test_a_checkpoint_takes_the_new_pins_before_it_drops_the_old_ones() -> None:
         ("acquire", 6),
         ("release", 3),
     ]
+    assert pinned == [3, 5], "the new pins stand while the old ones go"
     cache.abort(request)
     assert told[-1] == ("release", 6)
     cache.close()
