@@ -6,9 +6,9 @@ PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.kvgraft-setup
 
 TORCH  := torch==2.13.0
-DISTS  := core plugins/full plugins/swa plugins/mamba plugins/hisparse
+DISTS  := core plugins/full plugins/swa plugins/mamba plugins/hisparse plugins/transformers
 BUILD  := 'hatchling>=1.27' editables
-TOOLS  := pytest hypothesis pytest-xdist pytest-timeout ruff mypy
+TOOLS  := pytest hypothesis pytest-xdist pytest-timeout ruff mypy openai
 PIP    := $(PY) -m pip --disable-pip-version-check
 PYTEST_ARGS ?= -n 2
 STEPS  ?= 1000000
@@ -19,13 +19,14 @@ STEPS  ?= 1000000
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-7s %s\n", $$1, $$2}' Makefile
 
-setup: $(STAMP) ## create .venv and install the five distributions, editable, with the tools
+setup: $(STAMP) ## create .venv and install the six distributions, editable, with the tools
 
 $(STAMP): Makefile constraints.txt $(DISTS:=/pyproject.toml)
 	$(PIP) --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	$(PY) -c 'import torch' 2>/dev/null || $(PIP) install $(TORCH)
 	$(PIP) install -c constraints.txt $(BUILD) $(TOOLS)
-	$(PIP) install -c constraints.txt --no-build-isolation $(addprefix -e ./,$(DISTS))
+	$(PIP) install -c constraints.txt --no-build-isolation $(addprefix -e ./,$(DISTS)) \
+	  'kvgraft-transformers[serve]'
 	@touch $@
 
 demo: setup ## run the demonstration
@@ -53,7 +54,7 @@ bench: setup ## run every script in benchmarks/
 	@set -e; for script in $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py)); do \
 	  echo "== $$script"; $(PY) $$script; done
 
-build: setup ## build the five wheels into dist/
+build: setup ## build the six wheels into dist/
 	$(PIP) wheel --no-deps --no-build-isolation -w dist $(addprefix ./,$(DISTS))
 
 clean: ## remove build output and caches; .venv stays

@@ -9,10 +9,22 @@ from typing import NamedTuple
 
 from ..commands import ROOT
 
-__all__ = ["CORE", "PLUGINS", "Module", "modules"]
+__all__ = ["COMPONENTS", "CORE", "ENGINES", "PLUGINS", "Module", "modules"]
 
 CORE = ROOT / "core" / "src"
 PLUGINS = sorted(path for path in (ROOT / "plugins").glob("*/src") if path.is_dir())
+
+
+def _publishes_component(source: Path) -> bool:
+    metadata = (source.parent / "pyproject.toml").read_text(encoding="utf-8")
+    return '[project.entry-points."kvgraft.components"]' in metadata
+
+
+COMPONENTS = [path for path in PLUGINS if _publishes_component(path)]
+"""Packages that publish a component."""
+
+ENGINES = [path for path in PLUGINS if not _publishes_component(path)]
+"""Packages that embed the cache."""
 
 
 class Module(NamedTuple):

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from .sources import CORE, PLUGINS, Module, modules
+from .sources import COMPONENTS, CORE, ENGINES, Module, modules
 
 MODULES = modules(CORE)
 NAMES = frozenset(module.name for module in MODULES)
@@ -30,7 +30,7 @@ PURE = ("tree", "admission.decision", "admission.demand", "admission.account", "
 OUTSIDE_PURE = ("pools", "transfers", "dispatch", "registry", "request", "cache", "hookspecs")
 
 OPEN_TO_PLUGINS = {"kvgraft", "kvgraft.pools", "kvgraft.testing", "kvgraft.transfers"}
-"""The modules whose names are a component package's to use."""
+"""The modules whose names are a plugin's to use."""
 
 NO_TORCH = [
     "kvgraft",
@@ -85,7 +85,7 @@ def test_modules_import_one_another_in_no_circle() -> None:
     assert not graph
 
 
-@pytest.mark.parametrize("source", PLUGINS, ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("source", COMPONENTS, ids=lambda path: path.parent.name)
 def test_a_component_package_imports_only_what_is_public_and_no_other_package(
     source: object,
 ) -> None:
@@ -95,6 +95,19 @@ def test_a_component_package_imports_only_what_is_public_and_no_other_package(
         for imported in module.imports(known=own | NAMES):
             if imported.startswith("kvgraft"):
                 allowed = imported in own or imported in OPEN_TO_PLUGINS
+                assert allowed, f"{module.name} imports {imported}"
+
+
+@pytest.mark.parametrize("source", ENGINES, ids=lambda path: path.parent.name)
+def test_an_engine_imports_only_what_is_public_and_component_packages(source: object) -> None:
+    mine = modules(source)  # type: ignore[arg-type]
+    own = frozenset(module.name for module in mine)
+    packages = tuple(f"{path.name}." for each in COMPONENTS for path in each.glob("kvgraft_*"))
+    for module in mine:
+        for imported in module.imports(known=own | NAMES):
+            if imported.startswith("kvgraft"):
+                allowed = imported in own or imported in OPEN_TO_PLUGINS
+                allowed = allowed or imported.startswith(packages)
                 assert allowed, f"{module.name} imports {imported}"
 
 

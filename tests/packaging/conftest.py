@@ -13,13 +13,16 @@ import pytest
 
 from ..commands import ROOT, run
 
-DISTRIBUTIONS = ("core", "plugins/full", "plugins/swa", "plugins/mamba", "plugins/hisparse")
+DISTRIBUTIONS = (
+    *("core", "plugins/full", "plugins/swa", "plugins/mamba", "plugins/hisparse"),
+    "plugins/transformers",
+)
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The five wheels, by distribution."""
+    """The six wheels, by distribution."""
     directory = tmp_path_factory.mktemp("wheels")
     sources = [str(ROOT / each) for each in DISTRIBUTIONS]
     done = run(*PIP, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", directory, *sources)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kvgraft.admission.decision import Decision, Outcome, Shortage
+from kvgraft.admission.waiting import WaitingQueue
 from kvgraft.config import CacheConfig, ComponentOptions, GuardMode, LoadModel, WritePolicy
 from kvgraft.contract import API_VERSION, COPY_ON_WRITE, HOST_MIRROR
 from kvgraft.errors import (
@@ -75,6 +77,7 @@ __all__ = [
     "ComponentOptions",
     "ConfigError",
     "ContractViolation",
+    "Decision",
     "Demand",
     "DemandQuery",
     "DevicePool",
@@ -92,11 +95,13 @@ __all__ = [
     "LoadModel",
     "LockQuery",
     "MatchView",
+    "Outcome",
     "PlaneSpec",
     "PluginError",
     "PluginHookError",
     "Reach",
     "Request",
+    "Shortage",
     "Span",
     "StateAt",
     "Tier",
@@ -105,6 +110,7 @@ __all__ = [
     "Trailing",
     "TransferError",
     "TransferQuery",
+    "WaitingQueue",
     "WritePolicy",
     "hookimpl",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,16 +30,18 @@ def mount_all(config: CacheConfig, plugins: Sequence[Plugin]) -> list[Mounted]:
     """The configured components, built, in the tree's order.
 
     Args:
-        config: names the components.
+        config: names the components, as `package` or `package@label`.
         plugins: packages used instead of installed ones of the same name.
 
     Raises:
-        ConfigError: a component that is not installed.
+        ConfigError: a component that is not installed, or an empty label.
         PluginError: one that cannot be used.
     """
-    given = {plugin.name: plugin for plugin in plugins}
     names = list(config.components)
-    installed = {each.name: each for each in select([n for n in names if n not in given])}
+    packages = {name: _package(name) for name in names}
+    available = {plugin.name: plugin for plugin in plugins}
+    wanted = dict.fromkeys(packages.values())
+    available |= {each.name: each for each in select([n for n in wanted if n not in available])}
     _check_device(config.device)
     context = BuildContext(
         page_size=config.page_size,
@@ -49,9 +52,17 @@ def mount_all(config: CacheConfig, plugins: Sequence[Plugin]) -> list[Mounted]:
     )
     mounted = {}
     for name in names:
-        plugin = given.get(name) or installed[name]
+        plugin = replace(available[packages[name]], name=name)
         mounted[name] = mount(plugin, config.components[name], context, _wrappers(plugin, config))
     return [mounted[shape.name] for shape in ordered([each.shape for each in mounted.values()])]
+
+
+def _package(name: str) -> str:
+    """The package of a component; what follows an @ tells its instances apart."""
+    package, at, label = name.partition("@")
+    if at and not (package and label):
+        raise ConfigError(f"component {name!r}: write package@label, both parts named")
+    return package
 
 
 def _wrappers(plugin: Plugin, config: CacheConfig) -> list[object]:

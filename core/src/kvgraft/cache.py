@@ -88,15 +88,18 @@ class Cache:
 
     @classmethod
     def open(
-        cls, components: Mapping[str, dict[str, Any]] | Sequence[str], **settings: Any
+        cls,
+        components: Mapping[str, dict[str, Any]] | Sequence[str],
+        *,
+        transfers: TransferEngine | None = None,
+        **settings: Any,
     ) -> Cache:
         """A cache from plain values: `Cache.open(["full"], device_tokens=1_000_000)`.
 
-        Raises:
-            ConfigError: a setting that is unknown or impossible, named.
+        Raises `ConfigError` for a setting that is unknown or impossible, named.
         """
         options = components if isinstance(components, Mapping) else {n: {} for n in components}
-        return cls(parse_config({"components": dict(options), **settings}))
+        return cls(parse_config({"components": dict(options), **settings}), transfers=transfers)
 
     # -- the life of a request
 

@@ -82,7 +82,8 @@ class CacheConfig(BaseModel):
     """Settings of one cache.
 
     Attributes:
-        components: options per component name.
+        components: options per component name. A package may be there more than once, each
+            instance with its own options, pools and reach: name them `package@label`.
         page_size: tokens per page.
         device: torch device of the device pools.
         device_tokens, host_tokens: default pool sizes in tokens; no host tier with 0.

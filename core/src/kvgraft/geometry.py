@@ -14,7 +14,9 @@ from kvgraft.config import ComponentOptions
 
 __all__ = ["AttentionOptions", "Dtype", "LayerOptions"]
 
-Dtype = Literal["float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "uint8"]
+Dtype = Literal[
+    "float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "uint8"
+]
 """Element types by their torch names; `"uint8"` is for formats packed by the engine, such as
 fp8 values with their scales in one row: give the row's bytes as its dimension."""
 

@@ -1,10 +1,15 @@
-"""The command's top: subcommands, and errors as one line."""
+"""The command's top: subcommands, and errors as one line.
+
+Other distributions add subcommands through the entry-point group `kvgraft.commands`. They are found
+when the command runs and imported when they are named or listed.
+"""
 
 from __future__ import annotations
 
 import sys
 
 import click
+import importlib_metadata
 
 import kvgraft
 from kvgraft.cli.check import check
@@ -15,8 +20,49 @@ from kvgraft.errors import KvgraftError
 
 __all__ = ["main"]
 
+GROUP = "kvgraft.commands"
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+
+class Commands(click.Group):
+    """The core's subcommands and those of installed distributions."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of both, sorted."""
+        added = importlib_metadata.entry_points(group=GROUP).names
+        return sorted({*super().list_commands(ctx), *added})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The core's own first; a broken one of others says so when it runs."""
+        own = super().get_command(ctx, cmd_name)
+        if own is not None:
+            return own
+        for point in importlib_metadata.entry_points(group=GROUP, name=cmd_name):
+            try:
+                found: object = point.load()
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - raised by another package
+                return _unavailable(cmd_name, point, f"{type(error).__name__}: {error}")
+            if isinstance(found, click.Command):
+                return found
+            return _unavailable(cmd_name, point, f"{point.value} is no command")
+        return None
+
+
+def _unavailable(name: str, point: importlib_metadata.EntryPoint, reason: str) -> click.Command:
+    """A command that says why it is not there."""
+    owner = "an unknown distribution" if point.dist is None else point.dist.name
+
+    def refuse() -> None:
+        raise click.ClickException(f"command {name!r} of {owner}: {' '.join(reason.split())}")
+
+    return click.Command(
+        name,
+        callback=refuse,
+        short_help=f"(unavailable: see kvgraft {name})",
+        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    )
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(kvgraft.__version__, prog_name="kvgraft")
 def cli() -> None:
     """One prefix tree, any attention: a hierarchical KV cache for hybrid language models."""

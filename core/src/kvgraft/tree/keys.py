@@ -102,9 +102,10 @@ class TokenKey:
     def __len__(self) -> int:
         return len(self.data) // TOKEN_BYTES
 
-    def tokens(self) -> npt.NDArray[np.int32]:
-        """The token ids, int32 `[n_tokens]` (a copy)."""
-        return np.frombuffer(bytes(self.data), dtype=np.int32)
+    def tokens(self, start: int = 0, end: int | None = None) -> npt.NDArray[np.int32]:
+        """Token ids from `start` to `end`, by default all, int32 `[n]` (a copy)."""
+        stop = None if end is None else end * TOKEN_BYTES
+        return np.frombuffer(bytes(self.data[start * TOKEN_BYTES : stop]), dtype=np.int32)
 
 
 def common_prefix_pages(key: bytearray, offset: int, edge: bytes, page_bytes: int) -> int:

@@ -25,7 +25,7 @@ from kvgraft.pools import (
     torch_dtype,
 )
 from kvgraft_hisparse.hot_buffer import HotBuffer
-from kvgraft_hisparse.hot_pool import COMPONENT, HotPool, hot_rows
+from kvgraft_hisparse.hot_pool import HotPool, hot_rows
 from kvgraft_hisparse.options import HisparseOptions
 
 if TYPE_CHECKING:
@@ -75,9 +75,10 @@ class SparseComponent(Component):
         Raises:
             LeaseError: the request is not admitted, or has ended.
         """
-        (slots,) = cache.private_slots(request, COMPONENT)
+        name = next(each.name for each in cache.mounted if each.component is self)
+        (slots,) = cache.private_slots(request, name)
         buffer = HotBuffer(self.hot, slots, self.hot_tokens)
-        buffer.adopt_prefix(cache.host_table(request, COMPONENT).tobytes(), request.computed)
+        buffer.adopt_prefix(cache.host_table(request, name).tobytes(), request.computed)
         return buffer
 
 

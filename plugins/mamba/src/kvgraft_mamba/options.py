@@ -22,8 +22,11 @@ class MambaOptions(LayerOptions):
             default, at least 16, and 0 where there are no host tokens.
         conv_dim: channels of the causal convolution per layer on this device; 0 if the layers
             have none.
-        conv_width: inputs per channel the convolution keeps: its kernel size minus one.
-        n_heads: heads of the recurrent state per layer on this device.
+        conv_width: inputs per channel the convolution keeps: its kernel size minus one, or the
+            kernel size where the engine keeps the newest input too.
+        n_convs: convolutions per layer, of that size each.
+        n_heads: heads of the recurrent state per layer on this device; 0 if the layers are short
+            convolutions alone.
         head_dim: elements per head.
         state_dim: state elements per element of a head.
         dtype: element type of the convolution's inputs, the model's own.
@@ -39,7 +42,8 @@ class MambaOptions(LayerOptions):
     host_states: NonNegativeInt | None = None
     conv_dim: NonNegativeInt = 8
     conv_width: PositiveInt = 3
-    n_heads: PositiveInt = 1
+    n_convs: PositiveInt = 1
+    n_heads: NonNegativeInt = 1
     head_dim: PositiveInt = 4
     state_dim: PositiveInt = 4
     dtype: Dtype = "bfloat16"
@@ -47,9 +51,16 @@ class MambaOptions(LayerOptions):
     checkpoint_interval_tokens: PositiveInt | None = None
     checkpoint_branches: bool = True
 
-    @field_validator("conv_width")
+    @field_validator("conv_width", "n_convs")
     @classmethod
-    def _of_a_convolution(cls, conv_width: int, info: ValidationInfo) -> int:
+    def _of_a_convolution(cls, value: int, info: ValidationInfo) -> int:
         if info.data.get("conv_dim") == 0:
-            raise ValueError("conv_dim 0 says there is no convolution; leave conv_width out")
-        return conv_width
+            raise ValueError("conv_dim 0 says there is no convolution; leave it out")
+        return value
+
+    @field_validator("n_heads")
+    @classmethod
+    def _something_to_keep(cls, n_heads: int, info: ValidationInfo) -> int:
+        if n_heads == 0 and info.data.get("conv_dim") == 0:
+            raise ValueError("neither heads nor a convolution: such a layer has no state")
+        return n_heads

@@ -39,16 +39,21 @@ class StateComponent(Component):
 def state_planes(options: MambaOptions) -> list[PlaneSpec]:
     """The planes of one state, in layer order.
 
-    Per layer: `"conv"` `(conv_dim, conv_width)` in `dtype`, unless there is no convolution, and
-    `"recurrent"` `(n_heads, head_dim, state_dim)` in `state_dtype`.
+    Per layer: `"conv"` `(conv_dim, conv_width)` in `dtype`, once per convolution (`"conv0"`,
+    `"conv1"` where there are more than one), and `"recurrent"` `(n_heads, head_dim, state_dim)` in
+    `state_dtype`; each only where there is one.
     """
     conv = (options.conv_dim, options.conv_width)
     recurrent = (options.n_heads, options.head_dim, options.state_dim)
+    n_convs = options.n_convs if options.conv_dim else 0
+    convs = ["conv"] if n_convs == 1 else [f"conv{i}" for i in range(n_convs)]
     planes = []
     for layer in options.layer_numbers:
-        if options.conv_dim:
-            planes.append(PlaneSpec(layer, "conv", conv, torch_dtype(options.dtype)))
-        planes.append(PlaneSpec(layer, "recurrent", recurrent, torch_dtype(options.state_dtype)))
+        planes += [PlaneSpec(layer, name, conv, torch_dtype(options.dtype)) for name in convs]
+        if options.n_heads:
+            planes.append(
+                PlaneSpec(layer, "recurrent", recurrent, torch_dtype(options.state_dtype))
+            )
     return planes
 
 

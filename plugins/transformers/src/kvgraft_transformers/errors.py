@@ -1,0 +1,48 @@
+"""What can go wrong here, beside the core's own errors.
+
+KvgraftError
+├── ConfigError
+│   └── UnsupportedModelError    a model, or a layer of it, that no component can serve
+├── AdmissionRefusedError        a sequence that does not fit, with the pool and the numbers
+└── SessionError                 a call the session cannot serve: another prompt, beams, cropping
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvgraft import ConfigError, Decision, KvgraftError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+__all__ = ["AdmissionRefusedError", "SessionError", "UnsupportedModelError"]
+
+
+class UnsupportedModelError(ConfigError):
+    """A model that keeps something no component serves.
+
+    Attributes:
+        model_type: the model's own name for its family.
+    """
+
+    def __init__(self, model: PreTrainedModel, reason: str) -> None:
+        self.model_type = str(model.config.model_type)
+        super().__init__(f"model {type(model).__name__} ({self.model_type}): {reason}")
+
+
+class AdmissionRefusedError(KvgraftError):
+    """A sequence whose slots cannot be promised now, or ever.
+
+    Attributes:
+        decision: what admission said, with the pools that are short.
+    """
+
+    def __init__(self, decision: Decision) -> None:
+        self.decision = decision
+        super().__init__(str(decision))
+
+
+class SessionError(KvgraftError):
+    """A call a session cannot serve, or not in this order."""

@@ -1,0 +1,229 @@
+"""The pools behind one model: kvgraft's cache, opened for what the model keeps per layer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from kvgraft import Cache, ConfigError, TokenKey
+from kvgraft.pools import DevicePool, HostMirror
+from kvgraft.transfers import TransferEngine
+from kvgraft_hisparse.pools import SparseComponent
+from kvgraft_transformers.architecture import Architecture, read_architecture
+from kvgraft_transformers.hooks import watch_forward
+from kvgraft_transformers.session import Session
+from kvgraft_transformers.session_cache import SessionCache
+from kvgraft_transformers.sparse import route_sparse_attention
+
+__all__ = ["ModelMemory"]
+
+
+class ModelMemory:
+    """One model's prefix tree and pools, for all its sessions.
+
+    Args:
+        model: a decoder; hooks around its forward pass are installed until `close`.
+        architecture: what the model keeps per layer.
+        cache: opened with the components the architecture names.
+
+    Attributes:
+        cache: kvgraft's cache.
+        layers: who keeps what each layer of the model needs.
+        sparse: name of the component that keeps keys and values on the host; None if none does.
+        running: the cache of the forward pass that is running; None between passes.
+
+    One thread uses it and runs the model.
+    """
+
+    def __init__(self, model: PreTrainedModel, architecture: Architecture, cache: Cache) -> None:
+        self.model = model
+        self.architecture = architecture
+        self.layers = architecture.layers
+        self.cache = cache
+        self.device = torch.device(cache.config.device)
+        self.page_size = cache.config.page_size
+        self.sparse = next((plan.paged for plan in self.layers if plan.sparse), None)
+        self.running: SessionCache | None = None
+        self._pools: dict[str, DevicePool] = {}
+        self._mirrors: dict[str, HostMirror] = {}
+        for each in self.cache.mounted:
+            self._pools[each.name] = each.component.device
+            if each.component.host is not None:
+                self._mirrors[each.name] = each.component.host
+        self._planes: dict[tuple[str, int, str], torch.Tensor] = {}
+        self._rows: dict[tuple[str, int, str], torch.Tensor] = {}
+        self._undo: list[Callable[[], None]] = [watch_forward(self)]
+        if self.sparse is not None:
+            self._undo.append(route_sparse_attention(self))
+
+    @classmethod
+    def open(
+        cls,
+        model: PreTrainedModel,
+        *,
+        page_size: int = 16,
+        chunk_tokens: int = 512,
+        sparse_on_host: bool = False,
+        components: Mapping[str, Mapping[str, Any]] | None = None,
+        transfers: TransferEngine | None = None,
+        **settings: Any,
+    ) -> ModelMemory:
+        """Pools for a model, with the components its layers need.
+
+        Args:
+            model: a decoder with a language-model head.
+            page_size: tokens per page.
+            chunk_tokens: a multiple of the page size; recurrent states are kept at its multiples,
+                so prefill in chunks of it to make prompts reusable there.
+            sparse_on_host: keep keys and values of layers with an indexer on the host and fetch
+                the rows it selects.
+            components: options to add per component or per package, such as
+                `{"mamba": {"states": 64}}`.
+            transfers: engine for copies between tiers.
+            settings: of `kvgraft.CacheConfig`: `device_tokens`, `host_tokens`, `guard` and so on.
+
+        Raises:
+            UnsupportedModelError: the model keeps something no component serves; it is named.
+            ConfigError: settings that cannot work.
+        """
+        if chunk_tokens < page_size or chunk_tokens % page_size:
+            raise ConfigError(
+                f"chunk_tokens {chunk_tokens} is not a multiple of page_size {page_size}; use "
+                f"{max(1, chunk_tokens // page_size) * page_size}"
+            )
+        architecture = read_architecture(model, sparse_on_host=sparse_on_host)
+        extra = dict(components or {})
+        options: dict[str, dict[str, Any]] = {}
+        for name, geometry in architecture.components.items():
+            package = name.partition("@")[0]
+            options[name] = {**geometry, **extra.get(package, {}), **extra.get(name, {})}
+            if package == "mamba":
+                options[name].setdefault("checkpoint_interval_tokens", chunk_tokens)
+            if package == "hisparse":
+                options[name].setdefault("hot_tokens", _selected_tokens(model))
+        packages = {name.partition("@")[0] for name in options}
+        unknown = sorted(set(extra) - set(options) - packages)
+        if unknown:
+            raise ConfigError(
+                f"components {unknown}: the model has {sorted(options)}; name one of these or its "
+                "package"
+            )
+        cache = Cache.open(
+            options,
+            transfers=transfers,
+            **{"page_size": page_size, "device": str(model.device), **settings},
+        )
+        return cls(model, architecture, cache)
+
+    # -- sessions
+
+    def session(
+        self,
+        input_ids: torch.Tensor | Sequence[int],
+        *,
+        max_new_tokens: int = 0,
+        chunk_tokens: int | None = None,
+        namespace: object = None,
+    ) -> Session:
+        """A session that is ready to run: matched, admitted, its prefix on the device.
+
+        Args:
+            input_ids: the prompt, `[n]` or `[1, n]`.
+            max_new_tokens: tokens to keep slots for behind it.
+            chunk_tokens: most tokens of one prefill pass; the whole prompt by default.
+            namespace: what must not share cache with others: a tenant's salt, an adapter's id.
+
+        Raises:
+            AdmissionRefusedError: it does not fit; the message names the pool and the numbers.
+            ConfigError: more than one row, or no token.
+        """
+        tokens = _one_row(input_ids)
+        key = TokenKey(tokens, namespace=namespace)
+        session = Session(self, key, reserve=max_new_tokens, chunk=chunk_tokens)
+        session.open()
+        return session
+
+    def wait_for(self, session: Session) -> bool:
+        """Poll until a session's load-back has ended; whether it did within the time-out."""
+        deadline = time.monotonic() + self.cache.config.transfer_timeout_s
+        while not session.ready:
+            for transfer in session.request.waits:
+                if not transfer.ended:
+                    transfer.ticket.wait(max(0.0, deadline - time.monotonic()))
+            self.cache.poll()
+            if time.monotonic() > deadline:
+                return session.ready
+        return True
+
+    @property
+    def sparse_component(self) -> SparseComponent:
+        """The component that keeps keys and values on the host."""
+        return SparseComponent.of(self.cache)
+
+    # -- memory
+
+    def plane(self, component: str, layer: int, name: str) -> torch.Tensor:
+        """A plane of a component's device pool, `[n_slots, *shape]`."""
+        key = (component, layer, name)
+        plane = self._planes.get(key)
+        if plane is None:
+            plane = self._planes[key] = self._pools[component].plane(layer, name)
+        return plane
+
+    def rows(self, component: str, layer: int, name: str) -> torch.Tensor:
+        """A paged plane with a row per token, `[n_slots * page_size, *shape]`."""
+        key = (component, layer, name)
+        rows = self._rows.get(key)
+        if rows is None:
+            rows = self._rows[key] = self.plane(component, layer, name).flatten(0, 1)
+        return rows
+
+    def host_plane(self, component: str, layer: int, name: str) -> torch.Tensor:
+        """A plane of a component's host mirror, `[n_slots, *shape]`."""
+        return self._mirrors[component].plane(layer, name)
+
+    def close(self) -> None:
+        """Finish transfers, remove the hooks; sessions are begun no more."""
+        while self._undo:
+            self._undo.pop()()
+        self.cache.close()
+
+    def __enter__(self) -> ModelMemory:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _one_row(input_ids: torch.Tensor | Sequence[int]) -> list[int]:
+    """Token ids as a list.
+
+    Raises:
+        ConfigError: a batch of more than one row.
+    """
+    if not isinstance(input_ids, torch.Tensor):
+        return list(input_ids)
+    if input_ids.dim() == 2 and len(input_ids) == 1:
+        input_ids = input_ids[0]
+    if input_ids.dim() != 1:
+        raise ConfigError(
+            f"input_ids of shape {list(input_ids.shape)}: a session is one sequence; open a "
+            "session per row"
+        )
+    return [int(token) for token in input_ids.tolist()]
+
+
+def _selected_tokens(model: PreTrainedModel) -> int:
+    """Tokens a query of a sparse layer selects at most."""
+    selected = getattr(model.config.get_text_config(decoder=True), "index_topk", None)
+    return 2048 if selected is None else int(selected)

@@ -1,0 +1,207 @@
+"""One sequence on its way through a model, with everything it holds in the cache.
+
+    with memory.session(input_ids, max_new_tokens=64) as session:
+        model.generate(input_ids, past_key_values=session.cache, max_new_tokens=64)
+
+Leaving the block finishes the session, so that what it computed stays behind for others; an
+exception aborts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from kvgraft import Decision, LeaseError, TokenKey
+from kvgraft_hisparse.hot_buffer import HotBuffer, SwapStatistics
+from kvgraft_transformers.errors import AdmissionRefusedError, SessionError
+from kvgraft_transformers.session_cache import SessionCache
+
+if TYPE_CHECKING:
+    from kvgraft_transformers.memory import ModelMemory
+
+__all__ = ["Session"]
+
+
+class Session:
+    """A sequence: its tokens, its lease, its slots. Made by `ModelMemory`.
+
+    Args:
+        memory: the pools.
+        key: the prompt; grows by what is computed beyond it.
+        reserve: tokens to keep slots for behind the prompt.
+        chunk: most tokens a prefill pass computes; the whole prompt by default.
+
+    Attributes:
+        request: the core's request.
+        key: tokens computed and to be computed.
+    """
+
+    def __init__(
+        self, memory: ModelMemory, key: TokenKey, *, reserve: int = 0, chunk: int | None = None
+    ) -> None:
+        self.memory = memory
+        self.key = key
+        self.request = memory.cache.begin(key, reserve=reserve, chunk=chunk)
+        self._hot: list[HotBuffer] = []
+        self._cache: SessionCache | None = None
+        self._swapped = SwapStatistics(0, 0)
+
+    # -- getting ready
+
+    def admit(self) -> Decision:
+        """Ask for the slots; a session that is not admitted can be aborted and begun again."""
+        return self.memory.cache.admit(self.request)
+
+    def load_back(self) -> None:
+        """Start fetching what only the host has; `ready` says when it has arrived."""
+        self.memory.cache.load_back(self.request)
+
+    @property
+    def ready(self) -> bool:
+        """Whether all it resumes from has arrived, or failed to: see `load_failed`."""
+        return self.request.ready
+
+    @property
+    def load_failed(self) -> bool:
+        """Whether something did not arrive; `restart` and admit it again."""
+        return self.request.load_failed
+
+    def restart(self) -> None:
+        """Match again after a failed load-back; it must be admitted again."""
+        self._close_buffer()
+        self._cache = None
+        self.memory.cache.restart(self.request)
+
+    def open(self) -> None:
+        """Admit it, fetch what the host has, and wait for that.
+
+        Raises:
+            AdmissionRefusedError: it does not fit, now or ever; it is aborted.
+            TransferError: nothing arrived within the cache's `transfer_timeout_s`.
+        """
+        while True:
+            decision = self.admit()
+            if not decision.admitted:
+                self.abort()
+                raise AdmissionRefusedError(decision)
+            self.load_back()
+            if not self.memory.wait_for(self):
+                self.abort()
+                raise LeaseError("a load-back did not end in time; raise transfer_timeout_s")
+            if not self.load_failed:
+                return
+            self.restart()
+
+    # -- what it is
+
+    @property
+    def computed(self) -> int:
+        """Tokens whose data exists, the reused prefix included."""
+        return self.request.computed
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens it did not have to compute."""
+        return self.request.anchor_tokens
+
+    @property
+    def cache(self) -> SessionCache:
+        """What `generate` and the model take as `past_key_values`."""
+        if self._cache is None:
+            self._cache = SessionCache(self.memory, [self])
+        return self._cache
+
+    @property
+    def hot_buffer(self) -> HotBuffer:
+        """The rows of a sparse model that are on the device (H1 to H8)."""
+        if not self._hot:
+            component = self.memory.sparse_component
+            self._hot.append(component.open_buffer(self.memory.cache, self.request))
+        return self._hot[0]
+
+    @property
+    def swapped(self) -> SwapStatistics:
+        """Rows of a sparse model that were selected: resident already, or moved to the device."""
+        if not self._hot:
+            return self._swapped
+        return self._hot[0].statistics
+
+    # -- around a forward pass; called by `SessionCache`
+
+    def begin_step(self, tokens: Sequence[int]) -> None:
+        """Slots for `tokens`, the next ones of the sequence.
+
+        Raises:
+            SessionError: other tokens than the session's, or no slots left beyond its reserve.
+        """
+        start = self.computed
+        ahead = self.key.tokens(start, start + len(tokens)).tolist()
+        if list(tokens[: len(ahead)]) != ahead:
+            at = next(i for i, (a, b) in enumerate(zip(tokens, ahead)) if a != b)
+            raise SessionError(
+                f"token {start + at} is {tokens[at]}, the session was begun with {ahead[at]}; "
+                "begin a session with the tokens you run"
+            )
+        self.key.extend(tokens[len(ahead) :])
+        if not self.memory.cache.allocate(self.request, len(tokens)):
+            raise SessionError(
+                f"no slots for {len(tokens)} tokens after {start}; begin the session with a larger "
+                "max_new_tokens, or give the memory more device_tokens"
+            )
+        if self.memory.sparse is not None:
+            table = self.memory.cache.host_table(self.request, self.memory.sparse)
+            buffer = self.hot_buffer
+            buffer.add_host_pages(table[buffer.n_host_pages :].tobytes())
+
+    def end_step(self, n_tokens: int) -> None:
+        """They are computed: share what reaches a boundary."""
+        self.memory.cache.computed(self.request, n_tokens)
+        if self.memory.cache.checkpoint(self.request) and self.memory.sparse is not None:
+            # the shared pages may be another request's, with the same bytes
+            table = self.memory.cache.host_table(self.request, self.memory.sparse)
+            self.hot_buffer.replace_host_pages(0, table.tobytes())
+
+    # -- the end
+
+    def finish(self) -> int:
+        """End it and leave what it computed to others; returns the tokens cached."""
+        self._close_buffer()
+        return self.memory.cache.finish(self.request)
+
+    def retract(self) -> int:
+        """`finish`, to be begun again with the same key; returns the tokens cached."""
+        return self.finish()
+
+    def abort(self) -> None:
+        """End it and leave nothing of what it computed since the last shared boundary."""
+        self._close_buffer()
+        self.memory.cache.abort(self.request)
+
+    @property
+    def ended(self) -> bool:
+        """Whether it was finished or aborted."""
+        return self.request.stage.value == "closed"
+
+    def _close_buffer(self) -> None:
+        if self._hot:
+            buffer = self._hot.pop()
+            self._swapped = buffer.statistics
+            buffer.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.ended:
+            return
+        if error is None:
+            self.finish()
+        else:
+            self.abort()

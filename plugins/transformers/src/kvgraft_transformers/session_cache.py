@@ -1,0 +1,214 @@
+"""The cache object transformers' models and `generate` are given: one or several sessions.
+
+    begin     tokens are about to be computed: slots for them, tables of rows
+    update    each layer stores and reads (`kvgraft_transformers.layers`)
+    end       they are computed: states stored, boundaries shared
+
+`begin` and `end` run from hooks around the model's forward pass, so that whoever calls the model,
+`generate` included, keeps the books right at every chunk.
+
+Several sessions are padded on the left to the longest, as transformers' masks expect:
+
+    position   0 . . . past        padded past = 7, n_new = 1
+    session a  a a a a a a a | a
+    session b  - - - b b b b | b    a padding column reads b's first row; the mask hides it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from transformers.cache_utils import Cache
+
+from kvgraft_transformers.errors import SessionError
+from kvgraft_transformers.layers import build_layer
+
+if TYPE_CHECKING:
+    from kvgraft_transformers.memory import ModelMemory
+    from kvgraft_transformers.session import Session
+
+__all__ = ["Rows", "SessionCache"]
+
+
+class Rows(NamedTuple):
+    """Rows of a component's flattened planes in one forward pass.
+
+    Attributes:
+        write: int64 `[batch * n_new]`, where the new tokens go.
+        read: int64 `[batch, n_past + n_new]`, what they may attend to.
+    """
+
+    write: torch.Tensor
+    read: torch.Tensor
+
+
+class SessionCache(Cache):
+    """A transformers cache over the pools of a `ModelMemory`.
+
+    Args:
+        memory: the pools and the model's layers.
+        sessions: admitted sessions whose data has arrived, one per row of the batch.
+
+    Attributes:
+        past: tokens computed, of the longest session.
+        n_new: tokens the running forward pass computes per session; 0 between passes.
+    """
+
+    # whose states and pages are written in place, at addresses that change
+    is_compileable = False
+    is_croppable = False
+
+    def __init__(self, memory: ModelMemory, sessions: Sequence[Session]) -> None:
+        self.memory = memory
+        self.sessions = tuple(sessions)
+        self.past = max(session.computed for session in self.sessions)
+        self.n_new = 0
+        self._rows: dict[tuple[str, int | None], Rows] = {}
+        self._slots: dict[str, torch.Tensor] = {}
+        super().__init__(layers=[build_layer(plan, self) for plan in memory.layers])
+        self._paged = [layer for layer in self.layers if hasattr(layer, "begin_pages")]
+        self._stateful = [layer for layer in self.layers if hasattr(layer, "begin_states")]
+
+    # -- around a forward pass
+
+    def begin(self, tokens: torch.Tensor) -> None:
+        """Make room for tokens the model is about to compute.
+
+        Args:
+            tokens: int64 `[n_sessions, n_new]`.
+
+        Raises:
+            SessionError: another batch, tokens that are not the session's, or no slots left.
+        """
+        batch, n_new = tokens.shape
+        if batch != len(self.sessions):
+            raise SessionError(
+                f"a batch of {batch} rows for {len(self.sessions)} sessions; open one per row"
+            )
+        for session, row in zip(self.sessions, tokens.tolist()):
+            session.begin_step(row)
+        self._rows.clear()
+        self._slots.clear()
+        self.n_new = n_new
+        for layer in self._paged:
+            layer.begin_pages()
+        for layer in self._stateful:
+            layer.begin_states()
+
+    def end(self) -> None:
+        """The pass computed its tokens: they are the sessions' from now on."""
+        for layer in self._stateful:
+            layer.end_states()
+        n_new, self.n_new = self.n_new, 0
+        for session in self.sessions:
+            session.end_step(n_new)
+        self.past = max(session.computed for session in self.sessions)
+        for layer in self._paged:
+            layer.begin_pages()
+
+    # -- what layers ask
+
+    def rows(self, component: str, window: int | None) -> Rows:
+        """Where a paged component keeps the running pass's tokens and what they attend to."""
+        key = (component, window)
+        rows = self._rows.get(key)
+        if rows is None:
+            rows = self._rows[key] = self._find_rows(component, window)
+        return rows
+
+    def _find_rows(self, component: str, window: int | None) -> Rows:
+        page_size = self.memory.page_size
+        first = 0 if window is None else max(0, self.past - window + 1)
+        write, read = [], []
+        for session in self.sessions:
+            table = self.memory.cache.table(session.request, component).astype(np.int64)
+            end = session.computed + self.n_new
+            # column j of the padded batch is position j - padding of this session
+            padding = self.past - session.computed
+            lowest = max(0, first - padding)
+            positions = np.arange(first - padding, end).clip(min=lowest)
+            rows = table[positions // page_size] * page_size + positions % page_size
+            read.append(rows)
+            write.append(rows[len(rows) - self.n_new :])
+        device = self.memory.device
+        return Rows(
+            torch.from_numpy(np.concatenate(write)).to(device),
+            torch.from_numpy(np.stack(read)).to(device),
+        )
+
+    def host_rows(self, component: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Host page and offset of the new tokens, int64 `[batch * n_new]` each."""
+        page_size = self.memory.page_size
+        pages, offsets = [], []
+        for session in self.sessions:
+            table = self.memory.cache.host_table(session.request, component).astype(np.int64)
+            positions = np.arange(session.computed, session.computed + self.n_new)
+            pages.append(table[positions // page_size])
+            offsets.append(positions % page_size)
+        return torch.from_numpy(np.concatenate(pages)), torch.from_numpy(np.concatenate(offsets))
+
+    def _state_slots(self, component: str) -> torch.Tensor:
+        slots = self._slots.get(component)
+        if slots is None:
+            read = self.memory.cache.state_slot
+            numbers = [read(session.request, component) for session in self.sessions]
+            slots = self._slots[component] = torch.tensor(numbers, device=self.memory.device)
+        return slots
+
+    def read_states(self, component: str, plane: torch.Tensor) -> torch.Tensor:
+        """The sessions' states in one plane, `[batch, *shape]`; a view for a single session."""
+        slots = self._state_slots(component)
+        if len(self.sessions) == 1:
+            slot = int(slots[0])
+            return plane[slot : slot + 1]
+        return plane[slots]
+
+    def write_states(
+        self, component: str, plane: torch.Tensor, states: torch.Tensor | None
+    ) -> None:
+        """Bring states `[batch, *shape]` into the plane, unless they are views of it."""
+        assert states is not None
+        slots = self._state_slots(component)
+        if len(self.sessions) > 1 or states.data_ptr() != plane[int(slots[0])].data_ptr():
+            plane[slots] = states
+
+    # -- what transformers asks
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens computed, and those of the running pass once the layer has stored them."""
+        layer = self.layers[layer_idx] if layer_idx < len(self.layers) else None
+        length = getattr(layer, "get_seq_length", None)
+        return self.past if length is None else int(length())
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Refused: beams would share one session's pages."""
+        raise SessionError("beam search reorders sequences; open a session per sequence")
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Refused: what was computed may be shared already."""
+        raise SessionError("a session cannot be cropped; abort it and begin another")
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Refused: a session is one sequence."""
+        raise SessionError("a session is one sequence; open a session per sequence")
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Refused: a session is one sequence."""
+        raise SessionError("a session is one sequence; open a session per sequence")
+
+    def activate_past_recording(self) -> None:
+        """Refused: assisted decoding crops."""
+        self.crop(0)
+
+    def reset(self) -> None:
+        """Refused: abort the session instead."""
+        raise SessionError("a session cannot be reset; abort it and begin another")
+
+    def __repr__(self) -> str:
+        return f"SessionCache({len(self.sessions)} sessions, {self.past} tokens)"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SessionCache:
+        raise SessionError("a session cannot be copied; begin another with the same tokens")

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+
+import pytest
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from kvgraft_transformers import ModelMemory, Session
+from kvgraft_transformers.architecture import cache_argument
+from kvgraft_transformers.tiny import build_tiny_model
+
+PAGE = 16
+CHUNK = 32
+
+Runner = Callable[..., torch.Tensor]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Two threads split sums differently from run to run of another shape, and are slower here."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@lru_cache(maxsize=4)
+def _model(family: str, dtype: torch.dtype) -> PreTrainedModel:
+    return build_tiny_model(family, dtype=dtype)
+
+
+@pytest.fixture
+def tiny() -> Callable[..., PreTrainedModel]:
+    def build(family: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+        return _model(family, dtype)
+
+    return build
+
+
+@pytest.fixture
+def open_memory() -> Iterator[Callable[..., ModelMemory]]:
+    """Small pools under the guard; every book is recomputed at the end."""
+    opened: list[ModelMemory] = []
+
+    def build(model: PreTrainedModel, **settings: object) -> ModelMemory:
+        defaults: dict[str, object] = {
+            "page_size": PAGE,
+            "chunk_tokens": CHUNK,
+            "device_tokens": 512,
+            "host_tokens": 1024,
+            "guard": "on",
+            "load": None,
+        }
+        memory = ModelMemory.open(model, **{**defaults, **settings})
+        opened.append(memory)
+        return memory
+
+    yield build
+    for memory in opened:
+        memory.cache.drain()
+        memory.cache.check_integrity()
+        memory.close()
+
+
+@pytest.fixture
+def poison() -> Callable[[ModelMemory], None]:
+    """Fill what nobody owns with NaN, on both tiers: whoever reads it shows it."""
+
+    def fill(memory: ModelMemory) -> None:
+        for each in memory.cache.mounted:
+            component = each.component
+            free = component.device.allocator.free_slots()
+            for plane in component.device.planes:
+                plane[free] = torch.nan
+            if component.host is not None:
+                free = component.host.allocator.free_slots()
+                for spec in component.host.specs:
+                    component.host.plane(spec.layer, spec.name)[free] = torch.nan
+
+    return fill
+
+
+@pytest.fixture
+def run() -> Runner:
+    """Logits of `tokens` from `start` on, one pass per chunk, with a session or a plain cache."""
+
+    def compute(
+        model: PreTrainedModel,
+        tokens: Sequence[int],
+        session: Session | None = None,
+        *,
+        cuts: Sequence[int] = (),
+        after: Callable[[], None] = lambda: None,
+    ) -> torch.Tensor:
+        cache = DynamicCache(config=model.config) if session is None else session.cache
+        start = 0 if session is None else session.computed
+        ends = [*cuts] or [*range(CHUNK, len(tokens), CHUNK), len(tokens)]
+        logits = []
+        for end in ends:
+            if end <= start:
+                continue
+            ids = torch.tensor(tokens[start:end])[None]
+            positions = torch.arange(start, end)[None]
+            with torch.no_grad():
+                output = model(
+                    input_ids=ids,
+                    position_ids=positions,
+                    use_cache=True,
+                    **{cache_argument(model): cache},
+                )
+            logits.append(output.logits[0])
+            start = end
+            after()
+        return torch.cat(logits)
+
+    return compute
+
+
+@pytest.fixture
+def tokens() -> Callable[..., list[int]]:
+    def draw(n: int, seed: int = 1) -> list[int]:
+        generator = torch.Generator().manual_seed(seed)
+        return [int(token) for token in torch.randint(3, 500, (n,), generator=generator)]
+
+    return draw
+
+
+def evict_device(memory: ModelMemory) -> None:
+    """Everything that is backed up leaves the device."""
+    assert memory.cache.drain()
+    for each in memory.cache.mounted:
+        memory.cache.evict(each.name, each.component.device.capacity)
+
+
+@pytest.fixture
+def to_host() -> Callable[[ModelMemory], None]:
+    return evict_device
