@@ -60,6 +60,29 @@ def a_checkpoint_between_pages(put: Patch) -> None:
     scene.begin(PROMPT)
 
 
+@breaks("M5", "window")
+def a_state_captured_behind_the_prompt(put: Patch) -> None:
+    scene = Scene()
+    put.setitem(
+        scene.window.answers,
+        "finalize_match_result",
+        lambda view: ComponentMatch(view.anchor, (view.limit + 7,)),
+    )
+    scene.begin(PROMPT)
+
+
+@breaks("M5", "window")
+def a_state_captured_where_the_request_resumes(put: Patch) -> None:
+    scene = Scene()
+    scene.cached(PROMPT)
+    put.setitem(
+        scene.window.answers,
+        "finalize_match_result",
+        lambda view: ComponentMatch(view.anchor, (view.anchor,)),
+    )
+    scene.begin(LONGER)
+
+
 # -- pins
 
 

@@ -99,6 +99,22 @@ def captures_nowhere() -> Package:
     return state(hooks={"finalize_match_result": answer})
 
 
+@mutant("a state is captured behind the last boundary of the prompt", "M5")
+def captures_behind() -> Package:
+    def answer(component: Component, view: MatchView) -> ComponentMatch:
+        return ComponentMatch(view.anchor, (view.limit + 7,))
+
+    return state(hooks={"finalize_match_result": answer})
+
+
+@mutant("a state is captured where the request resumes", "M5")
+def captures_again() -> Package:
+    def answer(component: Component, view: MatchView) -> ComponentMatch:
+        return ComponentMatch(view.anchor, (view.anchor,))
+
+    return state(hooks={"finalize_match_result": answer})
+
+
 # -- pins
 
 
@@ -504,6 +520,17 @@ def no_inverse() -> Package:
 @mutant("the API version is taken from the core", "P3")
 def borrowed_version() -> Package:
     return paged(api_version=lambda: kvgraft.API_VERSION)
+
+
+@mutant("a budget counts the fields of what it is asked", "P3")
+def counts_fields() -> Package:
+    def answer(component: Component, query: DemandQuery) -> Demand:
+        page_size, computed, chunk, prompt, total, host_slots, checkpoints = query
+        return demand(
+            DemandQuery(page_size, computed, chunk, prompt, total, host_slots, checkpoints)
+        )
+
+    return budgeting(answer)
 
 
 @mutant("it was written for another major version", "P3")

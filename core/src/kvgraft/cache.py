@@ -32,7 +32,7 @@ from kvgraft.loading import Loading
 from kvgraft.mirroring import Mirroring
 from kvgraft.private import PrivateSlots
 from kvgraft.registry import Plugin
-from kvgraft.request import Limited, Request, Stage
+from kvgraft.request import Limited, Request, Stage, expect_key
 from kvgraft.room import Room
 from kvgraft.sharing import Sharing
 from kvgraft.tables import device_table, host_table
@@ -96,10 +96,9 @@ class Cache:
     ) -> Cache:
         """A cache from plain values: `Cache.open(["full"], device_tokens=1_000_000)`.
 
-        Raises `ConfigError` for a setting that is unknown or impossible, named.
+        Raises `ConfigError` for a setting that is missing, unknown or impossible, named.
         """
-        options = components if isinstance(components, Mapping) else {n: {} for n in components}
-        return cls(parse_config({"components": dict(options), **settings}), transfers=transfers)
+        return cls(parse_config({"components": components, **settings}), transfers=transfers)
 
     # -- the life of a request
 
@@ -114,10 +113,11 @@ class Cache:
             chunk: most tokens a prefill step computes; the whole prompt by default.
 
         Raises:
-            ConfigError: an empty key, a negative reservation or a chunk below one token.
+            ConfigError: no `TokenKey`, an empty one, a negative reservation or a chunk below one
+                token.
             LeaseError: the cache is closed.
         """
-        prompt = key.n_tokens
+        prompt = expect_key(key).n_tokens
         if prompt < 1 or reserve < 0 or (chunk is not None and chunk < 1):
             raise ConfigError(
                 f"request of {prompt} tokens, reserve {reserve}, chunk {chunk}; "
@@ -209,7 +209,8 @@ class Cache:
         a state due at the boundary just passed is kept: call it before every run of the model.
 
         Raises:
-            LeaseError: a load-back the request waits for has not ended or has failed.
+            LeaseError: a load-back the request waits for has not ended or has failed, or a number
+                of tokens that is none.
         """
         self._expect(request, Stage.ADMITTED)
         if request.receipt.host_from is not None:
@@ -219,7 +220,7 @@ class Cache:
                 raise LeaseError("allocate before the load-back delivered; poll, or restart")
             request.waits = []
             pinning.release_host_copy(self.tree, request.receipt)
-        pages = -(-(request.computed + n_tokens) // self.tree.page_size) - request.allocated
+        pages = request.pages_short(n_tokens, self.tree.page_size)
         if pages > 0 and not self.slots.allocate_pages(request, pages):
             return False
         if self.tree.has_state:
@@ -233,11 +234,7 @@ class Cache:
         the pins behind them (L6).
         """
         self._expect(request, Stage.ADMITTED)
-        room = request.allocated * self.tree.page_size - request.computed
-        if not 0 <= n_tokens <= room:
-            raise LeaseError(f"{n_tokens} tokens computed, slots for {room} allocated")
-        before = request.computed // self.tree.page_size
-        request.computed += n_tokens
+        before = request.advance(n_tokens, self.tree.page_size)
         page, rest = divmod(request.computed, self.tree.page_size)
         if self.tree.has_state:
             self.slots.note_boundary(request, 0 if rest else page)
@@ -305,7 +302,7 @@ class Cache:
     def table(self, request: Request, component: str) -> npt.NDArray[np.int32]:
         """The request's DEVICE slots of a paged component, int32 `[n_pages * slots_per_page]`.
 
-        -1 where it holds none, such as behind a window.
+        -1 where it holds none, such as behind a window. Raises `LeaseError` once it has ended.
         """
         return device_table(request, self.tree.track(component))
 

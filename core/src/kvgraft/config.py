@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import (
@@ -112,17 +113,26 @@ class CacheConfig(BaseModel):
 
 
 def parse_config(settings: dict[str, Any]) -> CacheConfig:
-    """Settings as a `CacheConfig`.
+    """Settings as a `CacheConfig`; components without options may be given as names alone.
 
     Raises:
-        ConfigError: the first field that is unknown or impossible, named.
+        ConfigError: the first field that is missing, unknown or impossible, named.
     """
+    components = settings.get("components")
+    if isinstance(components, Iterable) and not isinstance(components, Mapping):
+        names = list(components)
+        if isinstance(components, str) or not all(isinstance(name, str) for name in names):
+            raise ConfigError(
+                f"setting components={components!r}: give a list of names, such as ['full']"
+            )
+        settings = {**settings, "components": {name: {} for name in names}}
     try:
         return CacheConfig.model_validate(settings)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
         known = ", ".join(CacheConfig.model_fields)
-        raise ConfigError(
-            f"setting {field}={first.get('input')!r}: {first['msg']}; settings: {known}"
-        ) from error
+        given = f"={first.get('input')!r}: {first['msg']}"
+        if first["type"] == "missing":
+            given = ": missing"
+        raise ConfigError(f"setting {field}{given}; settings: {known}") from error

@@ -27,7 +27,7 @@ from kvgraft.errors import (
     PluginHookError,
 )
 from kvgraft.pools import BuildContext, Component
-from kvgraft.registry import HOOKS, Plugin
+from kvgraft.registry import HOOKS, NO_RULE, Plugin
 from kvgraft.tree.track import ComponentShape
 from kvgraft.types import ComponentMatch, Demand, Kind, Tier
 
@@ -202,7 +202,7 @@ def mount(
             options=parsed, context=context
         )
     except ConfigError as error:
-        raise PluginError(plugin.name, str(error)) from error
+        raise PluginError(plugin.name, str(error), NO_RULE) from error
     except KvgraftError:
         raise
     except Exception as error:
@@ -216,9 +216,8 @@ def mount(
 def _check_component(plugin: Plugin, component: object) -> None:
     declaration = plugin.declaration
     if not isinstance(component, Component):
-        raise PluginError(
-            plugin.name, f"create_component returned {type(component).__name__}, not a Component"
-        )
+        said = f"create_component returned {type(component).__name__}, not a Component"
+        raise PluginError(plugin.name, said, NO_RULE)
     if component.reach.is_state is not (declaration.kind is Kind.STATE):
         raise PluginError(
             plugin.name,
@@ -226,9 +225,8 @@ def _check_component(plugin: Plugin, component: object) -> None:
             "P8",
         )
     if component.slots_per_page < 1:
-        raise PluginError(
-            plugin.name, f"slots_per_page is {component.slots_per_page}; it is at least 1"
-        )
+        said = f"slots_per_page is {component.slots_per_page}; it is at least 1"
+        raise PluginError(plugin.name, said, NO_RULE)
     if component.host is not None and HOST_MIRROR not in declaration.capabilities:
         raise PluginError(
             plugin.name,
@@ -243,12 +241,11 @@ def _check_component(plugin: Plugin, component: object) -> None:
         )
     pools = [pool.name for pool in component.private]
     if len({*pools, "device", "host"}) < len(pools) + 2:
-        raise PluginError(
-            plugin.name, f"private pools {pools}: names differ, and none is 'device' or 'host'"
-        )
+        said = f"private pools {pools}: names differ, and none is 'device' or 'host'"
+        raise PluginError(plugin.name, said, NO_RULE)
     if declaration.home is Tier.HOST and declaration.kind is Kind.STATE:
-        raise PluginError(plugin.name, "a state component is at home on DEVICE; HOST is for pages")
+        said = "a state component is at home on DEVICE; HOST is for pages"
+        raise PluginError(plugin.name, said, NO_RULE)
     if declaration.home is Tier.HOST and component.host is None:
-        raise PluginError(
-            plugin.name, "its home is HOST but there is no host pool; give the cache host_tokens"
-        )
+        said = "its home is HOST but there is no host pool; give the cache host_tokens"
+        raise PluginError(plugin.name, said, NO_RULE)

@@ -1,9 +1,8 @@
 """Finding component packages and refusing those that cannot keep the contract (P1 to P7).
 
 Entry points are read with importlib-metadata, each is imported on its own so that a broken package
-takes nothing else down, and pluggy validates what it implements. What pluggy lets through is
-checked here: overrides without `hookimpl`, missing arguments, missing hooks, two distributions
-under one name.
+takes nothing else down, and what it implements is held to the contract: names, marks, arguments,
+hooks that come in pairs, one distribution for one name. pluggy has the last word.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,13 +30,16 @@ from kvgraft.contract import (
 from kvgraft.errors import ConfigError, PluginError
 from kvgraft.types import ComponentDeclaration
 
-__all__ = ["CURRENT", "HOOKS", "Found", "Plugin", "discover", "load_plugin", "select"]
+__all__ = ["CURRENT", "HOOKS", "NO_RULE", "Found", "Plugin", "discover", "load_plugin", "select"]
 
 CURRENT = Contract.read(hookspecs)
 """The contract of this core."""
 
 HOOKS = {name: tuple(spec.arguments) for name, spec in CURRENT.hooks.items()}
 """Argument names of every hook."""
+
+NO_RULE = ""
+"""The rule of a `PluginError` about something no rule of the contract speaks of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +109,13 @@ def load_plugin(
     written_for = _check_declaration(name, declaration, contract)
     manager = pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(contract.specs)
+    implemented = _implemented(name, implementation, manager, contract)
+    _check_hooks(name, implementation, implemented, contract, written_for)
     try:
         manager.register(implementation, name=name)
         manager.check_pending()
     except (pluggy.PluginValidationError, ValueError) as error:
         raise PluginError(name, f"{' '.join(str(error).split())}; see kvgraft.hookspecs") from error
-    implemented = {
-        caller.name for caller in manager.get_hookcallers(implementation) or () if caller.spec
-    }
-    _check_hooks(name, implementation, implemented, contract, written_for)
     hooks = _hooks_today(name, implementation, implemented, contract, written_for)
     _check_complete(name, hooks.keys(), contract, written_for)
     return Plugin(name, declaration, SimpleNamespace(**hooks), distribution, version)
@@ -130,12 +131,32 @@ def _declare(name: str, implementation: object) -> ComponentDeclaration:
     try:
         declaration = function()
     except Exception as error:
-        raise PluginError(name, f"hook {hook} raised {type(error).__name__}: {error}") from error
+        said = f"hook {hook} raised {type(error).__name__}: {error}"
+        raise PluginError(name, said, NO_RULE) from error
     if not isinstance(declaration, ComponentDeclaration):
-        raise PluginError(
-            name, f"{hook} returned {type(declaration).__name__}, not a ComponentDeclaration"
-        )
+        said = f"{hook} returned {type(declaration).__name__}, not a ComponentDeclaration"
+        raise PluginError(name, said, NO_RULE)
     return declaration
+
+
+def _implemented(
+    name: str, implementation: object, manager: pluggy.PluginManager, contract: Contract
+) -> set[str]:
+    """The hooks among what is marked with `hookimpl`; there must be nothing else."""
+    hooks = set()
+    for attribute in dir(implementation):
+        marked = manager.parse_hookimpl_opts(implementation, attribute)
+        if marked is None:
+            continue
+        hook = marked.get("specname") or attribute
+        if hook in contract.hooks:
+            hooks.add(hook)
+        elif not marked.get("optionalhook"):
+            close = get_close_matches(hook, contract.hooks, n=1)
+            known = ", ".join(contract.hooks)
+            advice = f"did you mean {close[0]}?" if close else f"hooks are {known}"
+            raise PluginError(name, f"{hook} is no hook; {advice}")
+    return hooks
 
 
 def _check_hooks(
@@ -292,9 +313,10 @@ def _find(name: str, points: Sequence[importlib_metadata.EntryPoint], contract: 
     except PluginError as refused:
         error = refused
     except DeprecationWarning as warning:  # where warnings are errors
-        error = PluginError(name, str(warning).removeprefix(f"component {name!r}: "))
+        error = PluginError(name, str(warning).removeprefix(f"component {name!r}: "), NO_RULE)
     except (Exception, SystemExit) as raised:  # noqa: BLE001 - raised by a plugin, reported (P5)
-        error = PluginError(name, f"import failed: {type(raised).__name__}: {raised}", "P5")
+        said = " ".join(f"import failed: {type(raised).__name__}: {raised}".split())
+        error = PluginError(name, said, NO_RULE)
     return Found(name, distribution, version, plugin, error)
 
 

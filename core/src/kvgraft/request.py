@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import enum
+from numbers import Integral
+from typing import Any
 
 from kvgraft.admission.account import Account
+from kvgraft.errors import ConfigError, LeaseError
 from kvgraft.transfers.journal import Transfer
 from kvgraft.tree.inserting import Run
 from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.pinning import Receipt
 from kvgraft.types import Demand
 
-__all__ = ["Limited", "Request", "Stage", "StateSlots"]
+__all__ = ["Limited", "Request", "Stage", "StateSlots", "expect_key"]
 
 
 class Stage(enum.Enum):
@@ -134,6 +137,31 @@ class Request:
         self.accounts: list[Account] = []
         self.host_accounts: list[Account | None] = []
 
+    def pages_short(self, n_tokens: int, page_size: int) -> int:
+        """Pages the next `n_tokens` tokens need beyond those with slots; 0 or less for none.
+
+        Raises:
+            LeaseError: not a whole number of tokens, or a negative one.
+        """
+        if type(n_tokens) is not int or n_tokens < 0:
+            n_tokens = _whole(n_tokens, "allocate")
+        return -(-(self.computed + n_tokens) // page_size) - self.allocated
+
+    def advance(self, n_tokens: int, page_size: int) -> int:
+        """The next `n_tokens` tokens exist; returns the page it stood on before.
+
+        Raises:
+            LeaseError: not a whole number of tokens, or more than slots are allocated for.
+        """
+        if type(n_tokens) is not int or n_tokens < 0:
+            n_tokens = _whole(n_tokens, "computed")
+        room = self.allocated * page_size - self.computed
+        if n_tokens > room:
+            raise LeaseError(f"{n_tokens} tokens computed, slots for {room} allocated")
+        before = self.computed // page_size
+        self.computed += n_tokens
+        return before
+
     @property
     def needs_load_back(self) -> bool:
         """Whether any component must fetch data from HOST before the request can run."""
@@ -148,3 +176,24 @@ class Request:
     def load_failed(self) -> bool:
         """Whether a transfer it waited for delivered nothing; restart it (R5)."""
         return any(transfer.failed for transfer in self.waits)
+
+
+def _whole(n_tokens: object, call: str) -> int:
+    """A number of tokens as an int, whichever type says it."""
+    if isinstance(n_tokens, Integral) and int(n_tokens) >= 0:
+        return int(n_tokens)
+    raise LeaseError(f"{call}: {n_tokens!r} is no number of tokens; give a whole one, 0 or more")
+
+
+def expect_key(key: Any) -> TokenKey:
+    """What a request is begun with.
+
+    Raises:
+        ConfigError: it is no `TokenKey`.
+    """
+    if not isinstance(key, TokenKey):
+        raise ConfigError(
+            f"a request is begun with a TokenKey, not a {type(key).__name__}; "
+            "give TokenKey(token_ids)"
+        )
+    return key

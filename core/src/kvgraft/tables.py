@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kvgraft.request import Request
+from kvgraft.errors import LeaseError
+from kvgraft.request import Request, Stage
 from kvgraft.slots import SLOT_BYTES
 from kvgraft.tree.track import Track
 
@@ -17,8 +18,15 @@ def _nothing(n_pages: int, track: Track) -> bytes:
     return b"\xff" * (n_pages * track.slots_per_page * SLOT_BYTES)
 
 
+def _expect_open(request: Request) -> None:
+    """Refuse one that has ended: its slots may be others' by now."""
+    if request.stage is Stage.CLOSED:
+        raise LeaseError("request is closed and has no slots; read its table before it ends")
+
+
 def device_table(request: Request, track: Track) -> npt.NDArray[np.int32]:
     """DEVICE slots of a paged component, int32 `[n_pages * slots_per_page]`; -1 for none."""
+    _expect_open(request)
     parts: list[bytes] = []
     node = request.receipt.anchor
     while node.parent is not None:
@@ -37,6 +45,7 @@ def device_table(request: Request, track: Track) -> npt.NDArray[np.int32]:
 
 def host_table(request: Request, track: Track) -> npt.NDArray[np.int32]:
     """HOST slots of a component at home there, int32 `[n_pages * slots_per_page]`; -1 for none."""
+    _expect_open(request)
     parts: list[bytes] = []
     node = request.receipt.anchor
     while node.parent is not None:

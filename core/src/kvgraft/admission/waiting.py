@@ -32,6 +32,10 @@ class WaitingQueue(Generic[T]):
     def __len__(self) -> int:
         return len(self._line)
 
+    def __iter__(self) -> Iterator[T]:
+        """Everyone in line, first to last."""
+        return iter([place.item for place in self._line])
+
     def append(self, item: T) -> None:
         """A new request, last in line."""
         self._line.append(_Place(item))

@@ -85,10 +85,11 @@ def main() -> None:
         sys.exit(130)
     except click.ClickException as error:
         message = error.format_message()
-        if "\n" in message:  # the help, where a subcommand is missing
+        if message.startswith("Usage:"):  # the help, where a subcommand is missing
             error.show()
         else:
-            click.echo(f"kvgraft: {message[:1].lower()}{message[1:]}", err=True)
+            line = " ".join(message.split())
+            click.echo(f"kvgraft: {line[:1].lower()}{line[1:]}", err=True)
         sys.exit(error.exit_code)
     except KvgraftError as error:
         click.echo(f"kvgraft: {error}", err=True)

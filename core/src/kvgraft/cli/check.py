@@ -102,7 +102,7 @@ def _print_end(console: Console, name: str, results: list[Result]) -> None:
         if not result.bad:
             continue
         console.print()
-        console.print(f"{result.rule}: {result.sentence}", style="bold", highlight=False)
+        console.print(result.heading, style="bold", highlight=False)
         console.print(f"  seen: {result.evidence}", highlight=False, soft_wrap=True, markup=False)
         for number, step in enumerate(result.steps, 1):
             console.print(f"  {number:>3}. {step}", highlight=False, soft_wrap=True, markup=False)

@@ -3,17 +3,37 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 import click
 from rich.table import Table
+from rich.text import Text
 
 from kvgraft.cli.console import OutputConsole
 from kvgraft.contract import API_VERSION
-from kvgraft.errors import KvgraftError
-from kvgraft.registry import Found, discover
+from kvgraft.errors import ConfigError, KvgraftError, PluginError
+from kvgraft.registry import Found, Plugin, discover
 from kvgraft.tree.track import ComponentShape, ordered
 
 __all__ = ["components", "describe", "widest"]
+
+COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "name": lambda row: str(row["name"]),
+    "distribution": lambda row: f"{row['distribution'] or '-'} {row['version'] or ''}".strip(),
+    "API": lambda row: row["api"] or "-",
+    "reach": lambda row: row["reach"] or "-",
+    "capabilities": lambda row: "\n".join(row["capabilities"]) or "-",
+    "status": lambda row: "ok" if row["status"] == "ok" else "broken",
+}
+"""What the table shows of a row."""
+
+LESS_TELLING = ("capabilities", "API", "distribution")
+"""Columns that are left out of a narrow terminal, the first first."""
+
+POOLS = ((1, 1), (64, 4096))
+"""Page sizes and tokens tried to see whether a component can be built: the smallest, and usual."""
 
 
 @click.command()
@@ -29,23 +49,33 @@ def components(*, as_json: bool) -> None:
         click.echo("no component is installed; install a component package beside kvgraft")
         return
     console = OutputConsole()
-    table = Table(title=f"components (core API {API_VERSION})", title_justify="left")
-    for column in ("name", "distribution", "API", "reach", "capabilities"):
-        table.add_column(column)
-    table.add_column("status", style="bold")
-    for row in rows:
-        table.add_row(
-            str(row["name"]),
-            f"{row['distribution'] or '-'} {row['version'] or ''}".strip(),
-            str(row["api"] or "-"),
-            str(row["reach"] or "-"),
-            "\n".join(row["capabilities"]) or "-",  # type: ignore[arg-type]
-            "ok" if row["status"] == "ok" else "broken",
-        )
-    console.print(table)
+    console.print(_table(rows, console))
     for row in rows:
         if row["status"] != "ok":
             console.print(f"{row['name']}: {row['status']}", style="red", soft_wrap=True)
+
+
+def _table(rows: list[dict[str, object]], console: OutputConsole) -> Table:
+    """As many columns as the terminal holds, the most telling ones; nothing is cut (`--json`)."""
+    columns = list(COLUMNS)
+    table = _of(columns, rows)
+    console.widen(table)
+    for column in LESS_TELLING:
+        if console.measured(table).minimum <= console.width:
+            break
+        columns.remove(column)
+        table = _of(columns, rows)
+    return table
+
+
+def _of(columns: list[str], rows: list[dict[str, object]]) -> Table:
+    table = Table(title=f"components (core API {API_VERSION})", title_justify="left")
+    for column in columns:
+        # A name that is broken up cannot be copied; a reach reads well over several lines.
+        table.add_column(column, no_wrap=column in ("name", "status"), overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(COLUMNS[column](row)) for column in columns))
+    return table
 
 
 def describe(found: Found) -> dict[str, object]:
@@ -70,30 +100,33 @@ def describe(found: Found) -> dict[str, object]:
             home=declaration.home.value,
             capabilities=sorted(declaration.capabilities),
             summary=declaration.summary,
-            reach=_reach(found),
         )
+        try:
+            row["reach"] = str(_shape(found.plugin).reach)
+        except KvgraftError as error:
+            reason = error.reason if isinstance(error, PluginError) else str(error)
+            row["status"] = f"cannot be built with its default options: {reason}"
     return row
 
 
-def _reach(found: Found) -> str | None:
-    shape = _shape(found)
-    return None if shape is None else str(shape.reach)
+def _shape(plugin: Plugin) -> ComponentShape:
+    """The component with its default options, over pools as small as it takes.
 
-
-def _shape(found: Found) -> ComponentShape | None:
-    """The component with default options, built over the smallest pools; None if it refuses."""
+    Raises:
+        KvgraftError: it cannot be built.
+    """
     from kvgraft.dispatch import mount
     from kvgraft.pools import BuildContext
 
-    if found.plugin is None:
-        return None
-    context = BuildContext(
-        page_size=1, device="cpu", device_tokens=1, host_tokens=1, pin_host=False
-    )
-    try:
-        return mount(found.plugin, {}, context).shape
-    except KvgraftError:
-        return None
+    refused: KvgraftError | None = None
+    for page_size, tokens in POOLS:
+        context = BuildContext(page_size, "cpu", tokens, tokens, pin_host=False)
+        try:
+            return mount(plugin, {}, context).shape
+        except KvgraftError as error:
+            refused = error
+    assert refused is not None
+    raise refused
 
 
 def widest() -> str:
@@ -102,5 +135,11 @@ def widest() -> str:
     Raises:
         ConfigError: no usable component is installed.
     """
-    shapes = [shape for found in discover() if (shape := _shape(found)) is not None]
+    shapes = []
+    for found in discover():
+        if found.plugin is not None:
+            with suppress(KvgraftError):
+                shapes.append(_shape(found.plugin))
+    if not shapes:
+        raise ConfigError("no usable component is installed; see `kvgraft components`")
     return ordered(shapes)[0].name

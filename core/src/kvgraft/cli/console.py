@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import sys
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.measure import Measurement
 
 __all__ = ["OutputConsole"]
+
+UNBOUNDED = 10_000
+"""Columns nothing is as wide as."""
 
 BROKEN_PIPE = 141
 """The status a shell gives a program that SIGPIPE ended."""
@@ -15,6 +19,15 @@ BROKEN_PIPE = 141
 
 class OutputConsole(Console):
     """Standard output; whoever reads it may stop reading."""
+
+    def measured(self, renderable: RenderableType) -> Measurement:
+        """The widths it needs so that no word is broken, and no line."""
+        return Measurement.get(self, self.options.update(max_width=UNBOUNDED), renderable)
+
+    def widen(self, renderable: RenderableType) -> None:
+        """Make room for what is printed next, if it goes into a file or a pipe."""
+        if not self.is_terminal and "COLUMNS" not in os.environ:
+            self.width = max(self.width, self.measured(renderable).maximum)
 
     def on_broken_pipe(self) -> None:
         """End quietly with the status of a broken pipe."""

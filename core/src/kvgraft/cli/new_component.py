@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import shlex
 import shutil
@@ -28,7 +29,8 @@ PREFIX = "kvgraft-"
 @click.option(
     "--kind",
     type=click.Choice([kind.value for kind in Kind]),
-    required=True,
+    default=Kind.PAGED.value,
+    show_default=True,
     help="Slots for every page of tokens, or one state at a boundary.",
 )
 @click.option(
@@ -84,9 +86,10 @@ def write_package(name: str, kind: Kind, into: Path) -> Path:
             f"{error.filename}: is there already and stays as it is; choose another name or --into"
         ) from error
     except OSError as error:
-        raise ConfigError(
-            f"{error.filename}: {error.strerror}; choose another directory with --into"
-        ) from error
+        advice = "another directory with --into"
+        if error.errno == errno.ENAMETOOLONG:
+            advice = "a shorter name"
+        raise ConfigError(f"{error.filename}: {error.strerror}; choose {advice}") from error
     try:
         for path, text in contents.items():
             target = package / path

@@ -24,7 +24,7 @@ GUARDED: dict[str, str] = {
     "M2": "The anchor is page aligned and leaves a token to compute.",
     "M3": "The device anchor is at most the anchor, and what is needed up to it is on DEVICE.",
     "M4": "A load-back takes no more slots than the match said.",
-    "M5": "`finalize_match_result` answers whole pages between 0 and the anchor.",
+    "M5": "`finalize_match_result` answers a page up to the anchor and captures ahead of it.",
     "M6": "A match changes no pool but for pins, and adds nodes only by splits.",
     "M7": "After an eviction, leases that are looked at still have their data.",
     "M8": "A request's live state is not the one its anchor holds.",

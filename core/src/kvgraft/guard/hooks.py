@@ -82,11 +82,12 @@ class HookGuard:
                     f"finalize_match_result lengthened the match from {view.anchor} to {limit} "
                     "pages",
                 )
-            if pages and not all(map(_is_page, pages)):
+            if pages and not all(_is_page(page) and limit < page <= view.limit for page in pages):
                 raise ContractViolation(
                     "M5",
                     self.name,
-                    f"finalize_match_result names the boundaries {pages!r}; give whole pages",
+                    f"finalize_match_result captures states at {pages!r}; a request that resumes "
+                    f"at {limit} passes whole pages from {limit + 1} to {view.limit}",
                 )
         return answer
 

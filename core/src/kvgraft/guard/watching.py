@@ -70,6 +70,13 @@ class Guard:
         setattr(cache, "poll", self._while_in_flight(poll, cache.poll))  # noqa: B010
         setattr(cache, "close", self._closing(cache.close))  # noqa: B010 - on this instance alone
 
+    def __repr__(self) -> str:
+        every = "every operation" if self.period == 1 else f"every {self.period}th call of each"
+        return (
+            f"<Guard of {every}: {self.looked_at} looked at, {self.full_checks} full checks, "
+            f"one after {self._full_every}>"
+        )
+
     def _steps(self) -> dict[str, Callable[..., After]]:
         """What is checked of each operation."""
         admitting, running = Admitting(self.watched), self.running

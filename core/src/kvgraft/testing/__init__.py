@@ -12,6 +12,14 @@ Needs the extra `kvgraft[testing]`: pytest and Hypothesis. See `docs/write-a-com
 
 from __future__ import annotations
 
+try:
+    import hypothesis  # noqa: F401
+    import pytest  # noqa: F401
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(
+        f"kvgraft.testing needs {missing.name}; pip install 'kvgraft[testing]'", name=missing.name
+    ) from None
+
 from kvgraft.testing.checking import check_component
 from kvgraft.testing.clause import CLAUSES, Clause
 from kvgraft.testing.component_contract import ComponentContract

@@ -6,7 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from time import perf_counter
 from typing import Any
 
-from kvgraft.errors import ConfigError, ContractViolation, KvgraftError, PluginError
+from kvgraft.errors import (
+    ConfigError,
+    ContractViolation,
+    KvgraftError,
+    PluginError,
+    PluginHookError,
+)
 from kvgraft.registry import Plugin, select
 from kvgraft.rules import RULES
 from kvgraft.testing import clauses as _registered  # noqa: F401 - fills CLAUSES
@@ -16,6 +22,9 @@ from kvgraft.testing.result import Result, Status
 from kvgraft.testing.subject import Subject
 
 __all__ = ["Checker", "check_component"]
+
+LOADS = "The component can be loaded and built."
+"""What must hold before any rule can be looked at."""
 
 
 class Checker:
@@ -29,7 +38,9 @@ class Checker:
             counts as a failure.
 
     Raises:
-        ConfigError: an expected failure of a rule that does not exist.
+        ConfigError: an expected failure of a rule that does not exist, or options that the
+            component refuses.
+        PluginError: a component that cannot be built.
     """
 
     def __init__(
@@ -48,6 +59,7 @@ class Checker:
         self.subject = Subject(
             plugin, options or {}, profile_named(profile), frozenset(self.expected)
         )
+        self.subject.expect_buildable()
 
     def run(self, progress: Callable[[Result], None] = lambda result: None) -> list[Result]:
         """Every clause, then the verdict."""
@@ -161,19 +173,27 @@ def check_component(
         progress: called with each result as it comes.
 
     Returns:
-        One result per clause, in the contract's order. A package that cannot be loaded has one.
+        One result per clause, in the contract's order. A package that cannot be loaded or built
+        has one.
 
     Raises:
-        ConfigError: the component is not installed, or a name or rule is unknown.
+        ConfigError: the component is not installed or refuses the options, or a profile or rule is
+            unknown.
     """
     try:
         loaded = plugin if plugin is not None else select([name])[0]
         checker = Checker(loaded, options, profile, expected_failures)
-        checker.subject.mount(1)
     except PluginError as error:
-        result = Result(
-            name, f"{error.rule}-loads", error.rule, RULES[error.rule], Status.FAILED, str(error)
-        )
+        result = _unusable(name, error)
         progress(result)
         return [result]
     return checker.run(progress)
+
+
+def _unusable(name: str, error: PluginError) -> Result:
+    """The one result of a package that cannot be loaded or built."""
+    if isinstance(error, PluginHookError) or not error.rule:
+        return Result(name, "loads", "", LOADS, Status.FAILED, str(error))
+    return Result(
+        name, f"{error.rule}-loads", error.rule, RULES[error.rule], Status.FAILED, str(error)
+    )

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from kvgraft.errors import KvgraftError
 from kvgraft.registry import Plugin, select
 from kvgraft.testing.checking import Checker
 from kvgraft.testing.clause import CLAUSES
@@ -28,7 +29,8 @@ class ComponentContract:
             component = "sinks"
             options = {"window": 8, "sinks": 4}
 
-    A subclass sets data and nothing else; anything more is a `TypeError` when it is imported.
+    A subclass sets data and nothing else; anything more is a `TypeError` when it is imported. A
+    component that cannot be loaded or built is one error when tests are collected.
 
     Attributes:
         component: the component's name.
@@ -54,22 +56,29 @@ class ComponentContract:
                 f"data only: {', '.join(sorted(DATA))}"
             )
 
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Load the component; where that is not possible there is one error instead of tests."""
+        try:
+            _checker(type(self), metafunc.config)
+        except KvgraftError as error:
+            raise pytest.Collector.CollectError(str(error)) from None
+
     @pytest.mark.parametrize("ident", list(CLAUSES))
     def test_clause(self, ident: str, request: pytest.FixtureRequest, record_property: Any) -> None:
         """One clause."""
-        _report(_checker(type(self), request).check(CLAUSES[ident]), record_property)
+        _report(_checker(type(self), request.config).check(CLAUSES[ident]), record_property)
 
     def test_expected_failures(self, request: pytest.FixtureRequest, record_property: Any) -> None:
         """What is expected to fail fails, and the state machine broke no other rule."""
-        for result in _checker(type(self), request).verdict():
+        for result in _checker(type(self), request.config).verdict():
             _report(result, record_property)
 
 
-def _checker(contract: type[ComponentContract], request: pytest.FixtureRequest) -> Checker:
+def _checker(contract: type[ComponentContract], config: pytest.Config) -> Checker:
     """The clauses over the class's component; the state machine runs once per class."""
-    checkers = request.config.stash.setdefault(CHECKERS, {})
+    checkers = config.stash.setdefault(CHECKERS, {})
     if contract not in checkers:
-        profile = contract.profile or request.config.getoption("contract_profile", "ci")
+        profile = contract.profile or config.getoption("contract_profile", "ci")
         plugin = contract.plugin
         if plugin is None:
             plugin = select([contract.component])[0]
@@ -86,6 +95,6 @@ def _report(result: Result, record_property: Any) -> None:
     if result.status is Status.EXPECTED_FAILURE:
         pytest.xfail(f"{result.rule}: {result.evidence}")
     if result.bad:
-        lines = [f"{result.rule}: {result.sentence}", result.evidence]
+        lines = [result.heading, result.evidence]
         lines += [f"  {number}. {step}" for number, step in enumerate(result.steps, 1)]
         pytest.fail("\n".join(lines), pytrace=False)

@@ -30,7 +30,8 @@ class Result:
     Attributes:
         component: the component's name.
         clause: the clause's ident.
-        rule: the rule that was checked; in a failure, the one that is broken.
+        rule: the rule that was checked; in a failure, the one that is broken. Empty if the
+            component cannot be loaded for a reason that no rule speaks of.
         sentence: what must hold.
         status: how it ended.
         evidence: what was seen instead, or why it was not decided or not asked.
@@ -51,6 +52,11 @@ class Result:
     def bad(self) -> bool:
         """Whether it makes the whole check fail."""
         return self.status in BAD
+
+    @property
+    def heading(self) -> str:
+        """The rule and what it says."""
+        return f"{self.rule}: {self.sentence}" if self.rule else self.sentence
 
     def as_json(self) -> dict[str, Any]:
         """The fields as JSON values."""

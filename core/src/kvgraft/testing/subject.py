@@ -9,10 +9,12 @@ from typing import Any
 from kvgraft.cache import Cache
 from kvgraft.config import CacheConfig, WritePolicy
 from kvgraft.contract import COPY_ON_WRITE, HOST_MIRROR
-from kvgraft.dispatch import Mounted, mount
+from kvgraft.dispatch import Mounted, mount, parse_options
+from kvgraft.errors import ConfigError, ContractViolation, PluginError
 from kvgraft.pools import BuildContext
 from kvgraft.registry import Plugin
-from kvgraft.testing.machine import Drive, drive, setups_for
+from kvgraft.testing.machine import Drive, Setup, drive, setups_for
+from kvgraft.testing.machine.fitting import fitting_sizes
 from kvgraft.testing.profiles import Profile
 from kvgraft.transfers import TransferEngine
 from kvgraft.types import Kind, Tier
@@ -77,6 +79,29 @@ class Subject:
 
     # -- at work
 
+    def expect_buildable(self) -> None:
+        """Refuse a component that cannot be built for the caches it is looked at in.
+
+        Raises:
+            ConfigError: options that it refuses.
+            PluginError: one that cannot be built whatever its options are.
+        """
+        try:
+            parse_options(self.plugin, self.options)
+        except PluginError as error:
+            raise ConfigError(str(error)) from error
+        try:
+            for page_size in PAGE_SIZES:
+                self.mount(page_size)
+            for setup in self._setups():
+                fitting_sizes(setup)
+        except ContractViolation:
+            return  # a hook broke a rule; that is for its clause to say
+        except PluginError as error:
+            if self.options and not error.rule:
+                raise ConfigError(str(error)) from error
+            raise
+
     def mount(self, page_size: int, *, pages: int = 16, host_pages: int = 16) -> Mounted:
         """The component on its own, built over fresh pools of about that many pages."""
         context = BuildContext(
@@ -119,10 +144,13 @@ class Subject:
     def drive(self, ignored: frozenset[str]) -> Drive:
         """Run the state machine over every component set; see `driven`."""
         found: Drive | None = None
-        for setup in setups_for(self.plugin, self.options):
+        for setup in self._setups():
             ran = drive(setup, settings=self.profile.settings(), ignored=ignored)
             found = ran if found is None else found.then(ran)
             if found.violation is not None:
                 break
         assert found is not None
         return found
+
+    def _setups(self) -> list[Setup]:
+        return setups_for(self.plugin, self.options)

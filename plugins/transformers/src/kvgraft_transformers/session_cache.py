@@ -81,12 +81,19 @@ class SessionCache(Cache):
             tokens: int64 `[n_sessions, n_new]`.
 
         Raises:
-            SessionError: another batch, tokens that are not the session's, or no slots left.
+            SessionError: another batch, tokens that are not the session's, or no slots left; or
+                of a recurrent model some sessions that begin and some that continue.
         """
         batch, n_new = tokens.shape
         if batch != len(self.sessions):
             raise SessionError(
                 f"a batch of {batch} rows for {len(self.sessions)} sessions; open one per row"
+            )
+        beginning = [session.computed == 0 for session in self.sessions]
+        if self._stateful and any(beginning) and not all(beginning):
+            raise SessionError(
+                f"{sum(beginning)} of {batch} sessions begin, the others continue a state; run "
+                "them in passes of their own"
             )
         for session, row in zip(self.sessions, tokens.tolist()):
             session.begin_step(row)

@@ -7,6 +7,7 @@ moving       copies between DEVICE and HOST                     B R
 budgeting    what it asks of admission                          A
 hosting      components at home on HOST                         H
 packaging    how the package presents itself                    P D
+versions     whether it works with later minor versions         P
 driving      everything the state machine compares              all of them
 """
 
@@ -21,6 +22,7 @@ from kvgraft.testing.clauses import (
     moving,
     packaging,
     pools,
+    versions,
 )
 
 __all__ = [
@@ -32,4 +34,5 @@ __all__ = [
     "moving",
     "packaging",
     "pools",
+    "versions",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from numbers import Integral
 
 from kvgraft.testing.clause import clause, expect
 from kvgraft.testing.subject import PAGE_SIZES, Subject
@@ -48,12 +49,16 @@ def checkpoints_lie_ahead(subject: Subject) -> None:
         assert hook is not None
         for view in views():
             answer = hook(view)
-            pages = () if answer is None else answer.checkpoint_pages
+            if answer is None:
+                continue
+            pages = answer.checkpoint_pages
+            first, last = answer.limit_pages + 1, view.limit
             expect(
-                all(isinstance(page, int) and page >= 0 for page in pages),
+                all(isinstance(page, Integral) and first <= page <= last for page in pages),
                 "M5",
                 subject,
-                f"finalize_match_result names the boundaries {pages} for {view}",
+                f"finalize_match_result captures states at {pages}; a request "
+                f"that resumes at {answer.limit_pages} passes {first} to {last}: {view}",
             )
 
 

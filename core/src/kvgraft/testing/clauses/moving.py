@@ -15,7 +15,7 @@ from kvgraft.transfers import PlaneCopy
 from kvgraft.transfers.copies import pair_planes, run_copy
 from kvgraft.types import Direction, TransferQuery
 
-__all__ = ["copies_for"]
+__all__ = ["copies_for", "some_slots"]
 
 N_SLOTS = 5
 
@@ -46,6 +46,12 @@ def _some(mounted: Mounted, seed: int) -> tuple[list[int], list[int]]:
         draw.sample(range(component.device.capacity), n),
         draw.sample(range(component.host.capacity), n),
     )
+
+
+def some_slots(mounted: Mounted, seed: int) -> tuple[bytes, bytes]:
+    """The same, as queries have them."""
+    device_slots, host_slots = _some(mounted, seed)
+    return _slots(device_slots), _slots(host_slots)
 
 
 def copies_for(mounted: Mounted, query: TransferQuery) -> list[PlaneCopy]:

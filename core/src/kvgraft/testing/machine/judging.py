@@ -81,7 +81,8 @@ def as_violation(error: Exception, operation: str) -> ContractViolation:
         return ContractViolation(HOOK_RULES.get(error.hook, "I8"), error.plugin, said)
     if isinstance(error, PluginError):
         named = (rule for hook, rule in HOOK_RULES.items() if hook in str(error))
-        return ContractViolation(next(named, error.rule), error.plugin, said)
+        rule = error.rule or HOOK_RULES["create_component"]
+        return ContractViolation(next(named, rule), error.plugin, said)
     if isinstance(error, (TransferError, BudgetError)):
         return ContractViolation("A7", None, said)
     if isinstance(error, LeaseError):

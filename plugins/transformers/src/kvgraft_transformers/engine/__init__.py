@@ -1,0 +1,34 @@
+"""A reference engine: requests in, tokens out, over one model's memory.
+
+generation   a request and what has become of it
+sampling     from logits to a token
+schedule     who runs next, and who makes room
+settings     limits and counts
+engine       the loop around the model
+
+Read `engine.Engine.step` first: it is the order of calls an engine on kvgraft makes.
+"""
+
+from __future__ import annotations
+
+from kvgraft_transformers.engine.engine import Engine
+from kvgraft_transformers.engine.generation import (
+    FinishReason,
+    Generation,
+    GenerationRequest,
+    NewToken,
+)
+from kvgraft_transformers.engine.sampling import Sampler, Sampling
+from kvgraft_transformers.engine.settings import EngineSettings, EngineTotals
+
+__all__ = [
+    "Engine",
+    "EngineSettings",
+    "EngineTotals",
+    "FinishReason",
+    "Generation",
+    "GenerationRequest",
+    "NewToken",
+    "Sampler",
+    "Sampling",
+]

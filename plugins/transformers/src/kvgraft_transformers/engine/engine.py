@@ -1,0 +1,237 @@
+"""The loop around the model: one step takes in, plans, computes, hands out."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from kvgraft import ConfigError
+from kvgraft_transformers.architecture import cache_argument
+from kvgraft_transformers.engine.generation import (
+    FinishReason,
+    Generation,
+    GenerationRequest,
+    NewToken,
+)
+from kvgraft_transformers.engine.schedule import Schedule
+from kvgraft_transformers.engine.settings import EngineSettings, EngineTotals
+from kvgraft_transformers.memory import ModelMemory
+from kvgraft_transformers.session_cache import SessionCache
+
+__all__ = ["Engine"]
+
+PATIENCE_S = 0.05
+"""Longest wait for a load-back when nothing else can run."""
+
+
+class Engine:
+    """Many requests over one model.
+
+    Args:
+        memory: the model and its pools.
+        settings: limits; defaults are for a small machine.
+
+    Attributes:
+        totals: counts since it was opened.
+
+    One thread calls it. `step` never waits longer than one forward pass and 50 ms.
+    """
+
+    def __init__(self, memory: ModelMemory, settings: EngineSettings | None = None) -> None:
+        self.memory = memory
+        self.model: PreTrainedModel = memory.model
+        self.settings = settings or EngineSettings()
+        self.totals = EngineTotals()
+        self.schedule = Schedule(memory, self.settings, self.totals)
+        self._cache: SessionCache | None = None
+        self._end = _end_tokens(self.model)
+        self._argument = cache_argument(self.model)
+        known = inspect.signature(self.model.forward).parameters
+        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
+
+    @classmethod
+    def open(
+        cls, model: PreTrainedModel, settings: EngineSettings | None = None, **memory: Any
+    ) -> Engine:
+        """An engine with a memory of its own.
+
+        Args:
+            model: a decoder with a language-model head.
+            settings: limits; recurrent states are kept at multiples of `chunk_tokens`.
+            memory: settings of `ModelMemory.open`, such as `device_tokens`.
+
+        Raises:
+            UnsupportedModelError: the model keeps something no component serves; it is named.
+            ConfigError: settings that cannot work.
+        """
+        settings = settings or EngineSettings()
+        opened = ModelMemory.open(model, **{"chunk_tokens": settings.chunk_tokens, **memory})
+        return cls(opened, settings)
+
+    # -- requests
+
+    def submit(self, request: GenerationRequest) -> Generation:
+        """Take in a request; its tokens come out of `step`.
+
+        Raises:
+            ConfigError: no token, a token the model does not have, or nothing to produce.
+        """
+        vocabulary = self.model.config.get_text_config(decoder=True).vocab_size
+        if not request.tokens or request.max_new_tokens < 1:
+            raise ConfigError(
+                f"request of {len(request.tokens)} tokens, {request.max_new_tokens} new ones; give "
+                "at least 1 of each"
+            )
+        if not 0 <= min(request.tokens) <= max(request.tokens) < vocabulary:
+            raise ConfigError(
+                f"token ids {min(request.tokens)}..{max(request.tokens)} of a vocabulary of "
+                f"{vocabulary}; use the model's own tokenizer"
+            )
+        generation = Generation(request, str(self.memory.device))
+        self.totals.requests += 1
+        self.schedule.append(generation)
+        return generation
+
+    def abort(self, generation: Generation) -> None:
+        """Give up a request in any state; what it held is free again. Nothing if it has ended."""
+        if generation.finish is not None:
+            return
+        self.schedule.leave(generation, finished=False)
+        generation.finish = FinishReason.ABORTED
+        self.totals.aborted += 1
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is left."""
+        return self.schedule.idle
+
+    # -- the loop
+
+    def step(self) -> list[NewToken]:
+        """Compute what fits one step; the tokens that came out of it."""
+        out: list[NewToken] = []
+        schedule = self.schedule
+        self.memory.cache.poll()
+        schedule.arrived()
+        schedule.admit(lambda generation: out.append(self._reject(generation)))
+        schedule.arrived()
+        decoding = list(schedule.decoding())
+        # the last one's slot may have been taken for an earlier one's
+        batch = [generation for generation in decoding if generation.session is not None]
+        ran = self._compute(batch, 1, out)
+        alike: dict[tuple[int, bool], list[Generation]] = {}
+        for generation, n_tokens in schedule.prefilling(self.settings.step_tokens - len(batch)):
+            assert generation.session is not None
+            # what continues a state and what begins one take different paths through a model
+            begins = generation.session.computed == 0
+            alike.setdefault((n_tokens, begins), []).append(generation)
+        for (n_tokens, _), group in alike.items():
+            ran |= self._compute(group, n_tokens, out)
+        if not ran and not out and schedule.loading:
+            self._wait_for_a_load()
+        return out
+
+    def run(self) -> Iterator[NewToken]:
+        """Step until no request is left."""
+        while not self.idle:
+            yield from self.step()
+
+    def generate(self, requests: Iterable[GenerationRequest]) -> list[Generation]:
+        """Submit requests, run them to their end, in any order; the same ones, ended."""
+        generations = [self.submit(request) for request in requests]
+        for _ in self.run():
+            pass
+        return generations
+
+    def close(self) -> None:
+        """Abort what is left and close the memory."""
+        schedule = self.schedule
+        for generation in [*schedule.running, *schedule.loading, *schedule.waiting]:
+            self.abort(generation)
+        self.memory.close()
+
+    # -- inside
+
+    def _compute(self, group: Sequence[Generation], n_new: int, out: list[NewToken]) -> bool:
+        """One pass over the next `n_new` tokens of each request of a group."""
+        if not group:
+            return False
+        cache = self._cache_for(group)
+        device = self.memory.device
+        starts = [session.computed for session in cache.sessions]
+        rows = [
+            generation.key.tokens(start, start + n_new).tolist()
+            for generation, start in zip(group, starts)
+        ]
+        positions = torch.tensor(starts)[:, None] + torch.arange(n_new)
+        arguments: dict[str, Any] = {self._argument: cache, **self._last_only}
+        if min(starts) < max(starts):
+            columns = torch.arange(max(starts) + n_new)
+            padding = max(starts) - torch.tensor(starts)[:, None]
+            arguments["attention_mask"] = (columns >= padding).long().to(device)
+        try:
+            with torch.no_grad():
+                output = self.model(
+                    input_ids=torch.tensor(rows, device=device),
+                    position_ids=positions.to(device),
+                    use_cache=True,
+                    **arguments,
+                )
+        except BaseException:
+            for generation in group:
+                self.abort(generation)
+            raise
+        self.totals.passes += 1
+        self.totals.rows += len(group)
+        self.totals.computed_tokens += n_new * len(group)
+        for generation, logits in zip(group, output.logits[:, -1]):
+            if generation.prefilled:
+                out.append(self._take(generation, logits))
+        return True
+
+    def _cache_for(self, group: Sequence[Generation]) -> SessionCache:
+        """The cache of these sessions in this order; kept while the group stays the same."""
+        sessions = tuple(generation.session for generation in group)
+        if self._cache is None or self._cache.sessions != sessions:
+            self._cache = SessionCache(self.memory, [each for each in sessions if each is not None])
+        return self._cache
+
+    def _take(self, generation: Generation, logits: torch.Tensor) -> NewToken:
+        token = generation.sampler.pick(logits)
+        finish = generation.accept(token)
+        self.totals.generated_tokens += 1
+        if token in self._end and not generation.request.ignore_end:
+            finish = FinishReason.STOP
+        if finish is not None:
+            self.schedule.leave(generation, finished=True)
+            generation.finish = finish
+            self.totals.finished += 1
+        return NewToken(generation, token, finish)
+
+    def _reject(self, generation: Generation) -> NewToken:
+        generation.finish = FinishReason.REJECTED
+        self.totals.rejected += 1
+        return NewToken(generation, None, FinishReason.REJECTED)
+
+    def _wait_for_a_load(self) -> None:
+        session = self.schedule.loading[0].session
+        assert session is not None
+        for transfer in session.request.waits:
+            if not transfer.ended:
+                transfer.ticket.wait(PATIENCE_S)
+                return
+
+
+def _end_tokens(model: PreTrainedModel) -> frozenset[int]:
+    """The tokens a model ends its answers with."""
+    config = getattr(model, "generation_config", None)
+    ends = getattr(config, "eos_token_id", None)
+    if ends is None:
+        ends = getattr(model.config.get_text_config(decoder=True), "eos_token_id", None)
+    if ends is None:
+        return frozenset()
+    return frozenset([ends] if isinstance(ends, int) else ends)

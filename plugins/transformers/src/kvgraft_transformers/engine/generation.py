@@ -1,0 +1,109 @@
+"""A request to an engine, and what has become of it."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kvgraft import Decision, TokenKey
+from kvgraft_transformers.engine.sampling import Sampler, Sampling
+from kvgraft_transformers.session import Session
+
+__all__ = ["FinishReason", "Generation", "GenerationRequest", "NewToken"]
+
+
+class FinishReason(str, enum.Enum):
+    """Why a generation ended."""
+
+    STOP = "stop"
+    """It produced a token that ends it."""
+    LENGTH = "length"
+    """It produced as many tokens as asked for."""
+    ABORTED = "aborted"
+    """Nobody wants the rest."""
+    REJECTED = "rejected"
+    """It will never fit the pools; `Generation.decision` says which one is short."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """What is asked of an engine.
+
+    Attributes:
+        tokens: the prompt, at least one token.
+        max_new_tokens: most tokens to produce, at least one.
+        sampling: how they are chosen.
+        stop_tokens: tokens that end it, besides the model's own.
+        ignore_end: go on behind the model's end-of-sequence token.
+        namespace: what must not share cache with others.
+    """
+
+    tokens: Sequence[int]
+    max_new_tokens: int = 16
+    sampling: Sampling = field(default_factory=Sampling)
+    stop_tokens: frozenset[int] = frozenset()
+    ignore_end: bool = False
+    namespace: object = None
+
+
+class NewToken(NamedTuple):
+    """One token of a generation; the last one carries why it is the last.
+
+    Attributes:
+        generation: whose.
+        token: its id; None where a generation ended without one.
+        finish: None while more may come.
+    """
+
+    generation: Generation
+    token: int | None
+    finish: FinishReason | None
+
+
+class Generation:
+    """A request on its way through an engine.
+
+    Attributes:
+        request: what was asked.
+        prompt_tokens: length of the prompt.
+        tokens: what was produced so far.
+        finish: why it ended; None while it has not.
+        cached_tokens: prompt tokens that were not computed, by its first match.
+        host_tokens: those of them that came from the host.
+        retractions: how often it made room for others.
+        decision: admission's last word.
+        session: while it holds memory.
+    """
+
+    def __init__(self, request: GenerationRequest, device: str) -> None:
+        self.request = request
+        self.key = TokenKey(list(request.tokens), namespace=request.namespace)
+        self.prompt_tokens = self.key.n_tokens
+        self.tokens: list[int] = []
+        self.finish: FinishReason | None = None
+        self.cached_tokens: int | None = None
+        self.host_tokens = 0
+        self.retractions = 0
+        self.decision: Decision | None = None
+        self.session: Session | None = None
+        self.sampler = Sampler(request.sampling, device)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens it may still produce."""
+        return self.request.max_new_tokens - len(self.tokens)
+
+    @property
+    def prefilled(self) -> bool:
+        """Whether all but the newest token is computed."""
+        return self.session is not None and self.session.computed >= self.session.request.prompt
+
+    def accept(self, token: int) -> FinishReason | None:
+        """Take a new token; whether it is the last one."""
+        self.key.extend([token])
+        self.tokens.append(token)
+        if token in self.request.stop_tokens:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self.remaining <= 0 else None

@@ -1,0 +1,204 @@
+"""Who runs, who waits, who makes room.
+
+    waiting ─ begin, admit ─► loading ─ arrived ─► running ─► finished
+       ▲                                              │
+       └──────────────── retract: no page left ───────┘
+
+A request that does not fit now gives its lease back and waits; `WaitingQueue` bounds how often it
+is overtaken. A running one that needs a page nobody has makes the youngest other one give up its
+memory: what that computed stays behind as cache, so it comes back to a hit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from kvgraft import Outcome, WaitingQueue
+from kvgraft_transformers.engine.generation import Generation
+from kvgraft_transformers.engine.settings import EngineSettings, EngineTotals
+from kvgraft_transformers.memory import ModelMemory
+from kvgraft_transformers.session import Session
+
+__all__ = ["Schedule"]
+
+RETRY_STEPS = 8
+"""Steps after which requests that did not fit are tried again although nobody ended."""
+
+
+class Schedule:
+    """The order of requests over one memory.
+
+    Args:
+        memory: what they compete for.
+        settings: how many run and how much is promised to each.
+        totals: counts what happens.
+
+    Attributes:
+        waiting: requests without memory, in the order in which they are tried.
+        loading: admitted requests whose prefix is on its way from the host.
+        running: requests the model works on, oldest first.
+    """
+
+    def __init__(self, memory: ModelMemory, settings: EngineSettings, totals: EngineTotals) -> None:
+        self.memory = memory
+        self.settings = settings
+        self.totals = totals
+        self.waiting: WaitingQueue[Generation] = WaitingQueue()
+        self.loading: list[Generation] = []
+        self.running: list[Generation] = []
+        self._pause = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is left to do."""
+        return not (self.waiting or self.loading or self.running)
+
+    # -- in
+
+    def append(self, generation: Generation) -> None:
+        """A new request, last in line."""
+        self.waiting.append(generation)
+        self._pause = 0
+
+    def admit(self, reject: Callable[[Generation], None]) -> None:
+        """Let waiting requests in while they fit.
+
+        After a round in which none did, the next comes when memory was given back, and at the
+        latest `RETRY_STEPS` steps later: windows give pages back unannounced.
+
+        Args:
+            reject: called with requests that never will.
+        """
+        if self._pause:
+            self._pause -= 1
+            return
+        before = len(self.waiting)
+        self._round(reject)
+        if before and len(self.waiting) == before:
+            self._pause = RETRY_STEPS
+
+    def _round(self, reject: Callable[[Generation], None]) -> None:
+        for generation in self.waiting.round():
+            if len(self.loading) + len(self.running) >= self.settings.max_running:
+                return
+            outcome = self._try(generation)
+            if outcome is Outcome.DEFERRED:
+                self.totals.deferrals += 1
+                continue
+            self.waiting.take(generation)
+            if outcome is Outcome.NEVER_FITS:
+                reject(generation)
+            else:
+                self.totals.admissions += 1
+                self.loading.append(generation)
+
+    def _try(self, generation: Generation) -> Outcome:
+        """Begin a session and ask for its slots; without them nothing is held."""
+        reserve = min(generation.remaining, self.settings.reserve_tokens)
+        if generation.decision is None and reserve < generation.remaining:
+            # all it may ever need must fit an empty cache, or it would be retracted for ever
+            session = self._begin(generation, generation.remaining)
+            generation.decision = session.admit()
+            session.abort()
+            if generation.decision.outcome is Outcome.NEVER_FITS:
+                return Outcome.NEVER_FITS
+        session = self._begin(generation, reserve)
+        decision = generation.decision = session.admit()
+        if not decision.admitted:
+            session.abort()
+            return decision.outcome
+        generation.session = session
+        self._note_hit(generation, session)
+        session.load_back()
+        return decision.outcome
+
+    def _begin(self, generation: Generation, reserve: int) -> Session:
+        return Session(
+            self.memory, generation.key, reserve=reserve, chunk=self.settings.chunk_tokens
+        )
+
+    def _note_hit(self, generation: Generation, session: Session) -> None:
+        """What the first match found is what the request did not have to compute."""
+        if generation.cached_tokens is not None:
+            return
+        generation.cached_tokens = session.cached_tokens
+        generation.host_tokens = session.cached_tokens - session.request.device_tokens
+        self.totals.prompt_tokens += generation.prompt_tokens
+        self.totals.cached_tokens += session.cached_tokens
+        self.totals.host_tokens += generation.host_tokens
+
+    def arrived(self) -> None:
+        """Move requests whose prefix has arrived to the running ones; try again where it failed."""
+        still = []
+        for generation in self.loading:
+            session = generation.session
+            assert session is not None
+            if not session.ready:
+                still.append(generation)
+            elif not session.load_failed:
+                self.running.append(generation)
+            else:
+                session.abort()
+                generation.session = None
+                self.waiting.push_front(generation)
+        self.loading = still
+
+    # -- room
+
+    def decoding(self) -> Iterator[Generation]:
+        """Running requests with one token to compute, each with the slot for it."""
+        for generation in list(self.running):
+            if generation.prefilled and self._page_for(generation):
+                yield generation
+
+    def _page_for(self, generation: Generation) -> bool:
+        """A slot for the next token, if need be from the youngest; False if it had to go itself."""
+        while generation.session is not None:
+            if self.memory.cache.allocate(generation.session.request, 1):
+                return True
+            self.retract(self.running[-1])
+        return False
+
+    def prefilling(self, budget_tokens: int) -> Iterator[tuple[Generation, int]]:
+        """Running requests with a chunk of their prompt to compute, each with its slots.
+
+        Args:
+            budget_tokens: most tokens over all of them.
+        """
+        cache = self.memory.cache
+        for generation in list(self.running):
+            if generation.session is None or generation.prefilled or budget_tokens <= 0:
+                continue
+            request = generation.session.request
+            n_tokens = cache.next_chunk(request, budget_tokens)
+            if n_tokens and cache.allocate(request, n_tokens):
+                budget_tokens -= n_tokens
+                yield generation, n_tokens
+
+    def retract(self, generation: Generation) -> None:
+        """Take a running request's memory and let it wait; what it computed stays as cache."""
+        assert generation.session is not None
+        generation.session.retract()
+        generation.session = None
+        generation.retractions += 1
+        self.totals.retractions += 1
+        self.running.remove(generation)
+        self.waiting.push_front(generation)
+        self._pause = 0
+
+    # -- out
+
+    def leave(self, generation: Generation, *, finished: bool) -> None:
+        """A request is over: its memory goes to the tree if it finished, or to nobody."""
+        session, generation.session = generation.session, None
+        self._pause = 0
+        if session is None:
+            self.waiting.take(generation)
+            return
+        for line in (self.running, self.loading):
+            if generation in line:
+                line.remove(generation)
+        if finished:
+            session.finish()
+        else:
+            session.abort()

@@ -1,0 +1,64 @@
+"""How an engine runs, and what it counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict, PositiveInt
+
+__all__ = ["EngineSettings", "EngineTotals"]
+
+
+class EngineSettings(BaseModel):
+    """Limits of one engine.
+
+    Attributes:
+        max_running: requests that hold memory at a time.
+        chunk_tokens: most prompt tokens of one request in one pass.
+        step_tokens: most tokens over all requests in one step.
+        reserve_tokens: decode tokens promised at admission; beyond them a request may be retracted.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_running: PositiveInt = 16
+    chunk_tokens: PositiveInt = 512
+    step_tokens: PositiveInt = 2048
+    reserve_tokens: PositiveInt = 64
+
+
+@dataclass(slots=True)
+class EngineTotals:
+    """Counts since the engine was opened.
+
+    Attributes:
+        requests: submitted.
+        finished: ended by a stop token or their length.
+        aborted: given up by whoever asked.
+        rejected: too large for the pools.
+        prompt_tokens: of requests that were admitted at least once.
+        cached_tokens: those of them that were not computed.
+        host_tokens: those of them that came from the host.
+        computed_tokens: through the model, recomputed ones included.
+        generated_tokens: produced.
+        admissions: sessions that were promised their slots.
+        deferrals: times a request did not fit yet.
+        retractions: times a running request made room.
+        passes: forward passes.
+        rows: sequences in them, so that `rows / passes` is the mean batch.
+    """
+
+    requests: int = 0
+    finished: int = 0
+    aborted: int = 0
+    rejected: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    host_tokens: int = 0
+    computed_tokens: int = 0
+    generated_tokens: int = 0
+    admissions: int = 0
+    deferrals: int = 0
+    retractions: int = 0
+    passes: int = 0
+    rows: int = 0

@@ -1,0 +1,12 @@
+"""`kvgraft serve`: an OpenAI-compatible HTTP server over the reference engine.
+
+command    the command line
+app        routes
+protocol   what clients send, checked
+replies    what they get
+text       prompts to tokens, tokens to text, stop strings
+worker     the thread that runs the engine
+metrics    counters and gauges for Prometheus
+"""
+
+from __future__ import annotations

@@ -1,0 +1,133 @@
+"""Several generations of one request, their text as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import NamedTuple
+
+from kvgraft import ConfigError
+from kvgraft_transformers.engine import FinishReason, GenerationRequest
+from kvgraft_transformers.serving.protocol import ApiError
+from kvgraft_transformers.serving.replies import Usage
+from kvgraft_transformers.serving.text import TextStream, Tokenizer
+from kvgraft_transformers.serving.worker import EngineFailureError, EngineWorker
+
+__all__ = ["Answers", "Piece"]
+
+
+class Piece(NamedTuple):
+    """Text of one answer, or its end.
+
+    Attributes:
+        answer: its number.
+        text: what it says next.
+        reason: why it ended, as the API names it; None while it goes on.
+    """
+
+    answer: int
+    text: str
+    reason: str | None
+
+
+class Answers:
+    """Runs generations and merges their text.
+
+    Args:
+        worker: the engine's thread.
+        tokenizer: for their text.
+        requests: one per answer, prompts in order.
+        per_prompt: answers per prompt; prompt tokens are counted once for each prompt.
+        stops: strings that end an answer.
+        usage: filled as they run.
+    """
+
+    def __init__(
+        self,
+        worker: EngineWorker,
+        tokenizer: Tokenizer,
+        requests: Sequence[GenerationRequest],
+        per_prompt: int,
+        stops: Sequence[str],
+        usage: Usage,
+    ) -> None:
+        self._worker = worker
+        self._tokenizer = tokenizer
+        self._stops = stops
+        self._per_prompt = per_prompt
+        self._usage = usage
+        self._pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue()
+        self._left = len(requests)
+        self._tasks = [
+            asyncio.create_task(self._answer(index, request))
+            for index, request in enumerate(requests)
+        ]
+
+    def cancel(self) -> None:
+        """Abort what still runs; harmless when all has ended."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """Text of all answers as it comes, until each has ended.
+
+        Raises:
+            ApiError: a request was refused, or the engine failed.
+        """
+        while self._left:
+            piece = await self._pieces.get()
+            if isinstance(piece, Exception):
+                self.cancel()
+                raise piece
+            if piece.reason is not None:
+                self._left -= 1
+            yield piece
+
+    async def _answer(self, index: int, request: GenerationRequest) -> None:
+        try:
+            await self._run(index, request)
+        except ApiError as error:
+            self._pieces.put_nowait(error)
+        except ConfigError as error:
+            self._pieces.put_nowait(ApiError(str(error)))
+        except EngineFailureError as error:
+            self._pieces.put_nowait(ApiError(f"the engine failed: {error}", status=500))
+
+    async def _run(self, index: int, request: GenerationRequest) -> None:
+        text = TextStream(self._tokenizer, self._stops)
+        tokens = self._worker.generate(request)
+        reason = FinishReason.STOP
+        counted = False
+        try:
+            async for new in tokens:
+                generation = new.generation
+                if new.finish is FinishReason.REJECTED:
+                    raise ApiError(
+                        f"the request does not fit this server's memory: {generation.decision}",
+                        code="context_length_exceeded",
+                    )
+                if not counted:
+                    counted = True
+                    self._count_prompt(index, generation.prompt_tokens, generation.cached_tokens)
+                assert new.token is not None
+                self._usage.completion_tokens += 1
+                ended_by_token = new.finish is FinishReason.STOP
+                said = "" if ended_by_token else text.push(new.token)
+                if said:
+                    self._pieces.put_nowait(Piece(index, said, None))
+                if text.stopped:
+                    break
+                if new.finish is not None:
+                    reason = new.finish
+        finally:
+            await tokens.aclose()  # type: ignore[attr-defined]
+        rest = text.finish()
+        if rest:
+            self._pieces.put_nowait(Piece(index, rest, None))
+        ended = FinishReason.STOP if text.stopped else reason
+        self._pieces.put_nowait(Piece(index, "", ended.value))
+
+    def _count_prompt(self, index: int, prompt_tokens: int, cached_tokens: int | None) -> None:
+        if index % self._per_prompt == 0:
+            self._usage.prompt_tokens += prompt_tokens
+            self._usage.cached_tokens += cached_tokens or 0

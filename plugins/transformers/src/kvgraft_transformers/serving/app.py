@@ -1,0 +1,329 @@
+"""The routes of the server, over one engine and one tokenizer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from kvgraft_transformers.engine import GenerationRequest
+from kvgraft_transformers.serving.answers import Answers, Piece
+from kvgraft_transformers.serving.metrics import render_metrics
+from kvgraft_transformers.serving.protocol import (
+    ApiError,
+    ChatRequest,
+    CompletionRequest,
+    parse_chat,
+    parse_completion,
+)
+from kvgraft_transformers.serving.replies import Reply
+from kvgraft_transformers.serving.text import Tokenizer
+from kvgraft_transformers.serving.worker import EngineWorker
+
+__all__ = ["ServedModel", "build_app"]
+
+COMPLETION_TOKENS = 16
+"""Default of `/v1/completions`, as in OpenAI's API."""
+
+CHAT_TOKENS = 512
+"""Default of `/v1/chat/completions`, if the model's context has that much left."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What one server serves.
+
+    Attributes:
+        name: under which clients ask for it.
+        worker: the engine's thread, started.
+        tokenizer: the model's.
+        context_tokens: longest sequence the model was made for.
+        api_key: what clients must send; None lets everybody in.
+    """
+
+    name: str
+    worker: EngineWorker
+    tokenizer: Tokenizer
+    context_tokens: int
+    api_key: str | None = None
+
+
+class _Stream(StreamingResponse):
+    """A stream that gives up its answers when the client has gone, begun or not."""
+
+    def __init__(self, events: AsyncIterator[str], answers: Answers) -> None:
+        super().__init__(
+            events,
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+        )
+        self._answers = answers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it; see `StreamingResponse`."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._answers.cancel()
+
+
+def build_app(served: ServedModel) -> Starlette:
+    """The ASGI application; it stops the worker when it shuts down."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        await asyncio.get_running_loop().run_in_executor(None, served.worker.stop)
+
+    endpoints = _Endpoints(served)
+    return Starlette(
+        routes=[
+            Route("/v1/completions", endpoints.completions, methods=["POST"]),
+            Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
+            Route("/v1/models", endpoints.models, methods=["GET"]),
+            Route("/v1/models/{name:path}", endpoints.model, methods=["GET"]),
+            Route("/health", endpoints.health, methods=["GET"]),
+            Route("/metrics", endpoints.metrics, methods=["GET"]),
+        ],
+        exception_handlers={ApiError: _refuse, HTTPException: _refuse_route},
+        lifespan=lifespan,
+    )
+
+
+def _refuse(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return JSONResponse(error.body, status_code=error.status)
+
+
+def _refuse_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail.lower()}"
+    return JSONResponse(ApiError(message).body, status_code=error.status_code)
+
+
+class _Endpoints:
+    """One function per route."""
+
+    def __init__(self, served: ServedModel) -> None:
+        self.served = served
+        self.created = int(time.time())
+
+    # -- answers
+
+    async def completions(self, request: Request) -> Response:
+        """`POST /v1/completions`."""
+        asked: CompletionRequest = parse_completion(await self._body(request))
+        self._check_model(asked.model)
+        tokenizer = self.served.tokenizer
+        prompts = [
+            tokenizer.encode(each) if isinstance(each, str) else each for each in asked.prompts()
+        ]
+        reply = Reply(asked.model, chat=False)
+        return await self._reply(
+            request, asked, prompts, asked.max_tokens or COMPLETION_TOKENS, reply
+        )
+
+    async def chat(self, request: Request) -> Response:
+        """`POST /v1/chat/completions`."""
+        asked: ChatRequest = parse_chat(await self._body(request))
+        self._check_model(asked.model)
+        prompt = self.served.tokenizer.encode_chat(asked.messages)
+        room = self.served.context_tokens - len(prompt)
+        limit = asked.limit_tokens or max(1, min(CHAT_TOKENS, room))
+        reply = Reply(asked.model, chat=True)
+        return await self._reply(request, asked, [prompt], limit, reply)
+
+    async def _reply(
+        self,
+        request: Request,
+        asked: CompletionRequest | ChatRequest,
+        prompts: Sequence[list[int]],
+        limit_tokens: int,
+        reply: Reply,
+    ) -> Response:
+        generations = self._generations(asked, prompts, limit_tokens)
+        answers = Answers(
+            self.served.worker,
+            self.served.tokenizer,
+            generations,
+            asked.n,
+            asked.stop,
+            reply.usage,
+        )
+        try:
+            pieces = answers.pieces()
+            # what is refused is refused before the first byte of a stream
+            first = await _or_gone(request, pieces.__anext__)
+            if asked.stream:
+                events = _events(reply, len(generations), first, pieces, usage=asked.wants_usage)
+                return _Stream(events, answers)
+            whole = await _or_gone(request, lambda: _collect(len(generations), first, pieces))
+        except BaseException:
+            answers.cancel()
+            raise
+        return JSONResponse(reply.whole(whole))
+
+    def _generations(
+        self,
+        asked: CompletionRequest | ChatRequest,
+        prompts: Sequence[list[int]],
+        limit_tokens: int,
+    ) -> list[GenerationRequest]:
+        if not prompts:
+            raise ApiError("no prompt", param="prompt")
+        context = self.served.context_tokens
+        for prompt in prompts:
+            if not prompt:
+                raise ApiError("the prompt has no token", param="prompt")
+            if len(prompt) + limit_tokens > context:
+                raise ApiError(
+                    f"{len(prompt)} prompt tokens + {limit_tokens} to produce > {context}, the "
+                    "model's context; shorten the prompt or ask for fewer",
+                    code="context_length_exceeded",
+                )
+        return [
+            GenerationRequest(
+                tokens=prompt,
+                max_new_tokens=limit_tokens,
+                sampling=asked.sampling(index),
+                namespace=asked.prompt_cache_key,
+            )
+            for prompt in prompts
+            for index in range(asked.n)
+        ]
+
+    # -- the rest
+
+    async def models(self, request: Request) -> Response:
+        """`GET /v1/models`."""
+        self._check_key(request)
+        return JSONResponse({"object": "list", "data": [self._describe()]})
+
+    async def model(self, request: Request) -> Response:
+        """`GET /v1/models/NAME`."""
+        self._check_key(request)
+        self._check_model(request.path_params["name"])
+        return JSONResponse(self._describe())
+
+    async def health(self, _: Request) -> Response:
+        """`GET /health`: 200 while requests are taken."""
+        alive = self.served.worker.alive
+        return JSONResponse(
+            {"status": "ok" if alive else "stopped", "model": self.served.name},
+            status_code=200 if alive else 503,
+        )
+
+    async def metrics(self, _: Request) -> Response:
+        """`GET /metrics`, for Prometheus."""
+        return Response(render_metrics(self.served.worker), media_type="text/plain; version=0.0.4")
+
+    def _describe(self) -> dict[str, Any]:
+        return {
+            "id": self.served.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "kvgraft",
+            "max_model_len": self.served.context_tokens,
+        }
+
+    async def _body(self, request: Request) -> object:
+        self._check_key(request)
+        try:
+            return await request.json()
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise ApiError(f"the body is no JSON: {error}") from error
+
+    def _check_key(self, request: Request) -> None:
+        key = self.served.api_key
+        if key is None:
+            return
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(given.encode(), key.encode()):
+            raise ApiError("wrong API key", status=401, code="invalid_api_key")
+
+    def _check_model(self, name: str) -> None:
+        if name != self.served.name:
+            raise ApiError(
+                f"model {name!r} is not served here; {self.served.name!r} is",
+                status=404,
+                param="model",
+                code="model_not_found",
+            )
+
+
+async def _or_gone(request: Request, call: Callable[[], Any]) -> Any:
+    """What `call` awaits, unless the client disconnects first.
+
+    Raises:
+        ClientDisconnect: it did; nobody reads an answer.
+    """
+    work = asyncio.ensure_future(call())
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise ClientDisconnect
+        return work.result()
+    finally:
+        for future in (work, gone):
+            future.cancel()
+            with contextlib.suppress(BaseException):
+                await future
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _collect(
+    n_answers: int, first: Piece, pieces: AsyncIterator[Piece]
+) -> list[tuple[str, str]]:
+    """All answers' texts, each with the reason why it ended."""
+    texts, reasons = [""] * n_answers, [""] * n_answers
+    piece: Piece | None = first
+    while piece is not None:
+        texts[piece.answer] += piece.text
+        reasons[piece.answer] = piece.reason or reasons[piece.answer]
+        piece = await anext(pieces, None)
+    return list(zip(texts, reasons))
+
+
+async def _events(
+    reply: Reply, n_answers: int, first: Piece, pieces: AsyncIterator[Piece], *, usage: bool
+) -> AsyncIterator[str]:
+    """Server-sent events: chunks, the usage if it was asked for, and the end mark."""
+    for index in range(n_answers):
+        opening = reply.opening(index)
+        if opening is not None:
+            yield _event(opening)
+    piece: Piece | None = first
+    try:
+        while piece is not None:
+            if piece.text:
+                yield _event(reply.piece(piece.answer, piece.text))
+            if piece.reason is not None:
+                yield _event(reply.ending(piece.answer, piece.reason))
+            piece = await anext(pieces, None)
+    except ApiError as error:
+        yield _event(error.body)
+        return
+    if usage:
+        yield _event(reply.totals())
+    yield "data: [DONE]\n\n"
+
+
+def _event(data: dict[str, Any]) -> str:
+    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"

@@ -1,0 +1,158 @@
+"""`kvgraft serve`. Imports torch and transformers only when it runs, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kvgraft import ConfigError, GuardMode
+
+if TYPE_CHECKING:
+    from kvgraft_transformers.serving.app import ServedModel
+
+__all__ = ["serve"]
+
+TOKENS = click.IntRange(min=1)
+
+
+@click.command()
+@click.argument("model")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    default=8000,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="Port; 0 for any free one.",
+)
+@click.option("--name", help="Name clients ask for; MODEL's last part by default.")
+@click.option("--api-key", envvar="KVGRAFT_API_KEY", help="What clients must send as their key.")
+@click.option("--device", default="cpu", show_default=True, help="Torch device of the model.")
+@click.option("--dtype", default="auto", show_default=True, help="Element type of the weights.")
+@click.option("--page-size", default=16, show_default=True, type=TOKENS, help="Tokens per page.")
+@click.option(
+    "--device-tokens", default=65_536, show_default=True, type=TOKENS, help="Size of device pools."
+)
+@click.option(
+    "--host-tokens",
+    default=262_144,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Size of host mirrors; 0 for none.",
+)
+@click.option(
+    "--chunk-tokens",
+    default=512,
+    show_default=True,
+    type=TOKENS,
+    help="Prompt tokens per request and pass; recurrent states are kept at its multiples.",
+)
+@click.option(
+    "--step-tokens",
+    default=2048,
+    show_default=True,
+    type=TOKENS,
+    help="Most tokens over all requests in one step.",
+)
+@click.option(
+    "--max-running",
+    default=16,
+    show_default=True,
+    type=TOKENS,
+    help="Requests that hold memory at a time.",
+)
+@click.option("--sparse-on-host", is_flag=True, help="Keep K/V of indexed layers on the host.")
+@click.option(
+    "--guard",
+    default=GuardMode.OFF.value,
+    show_default=True,
+    type=click.Choice([mode.value for mode in GuardMode]),
+    help="Check the contract while serving.",
+)
+@click.option(
+    "--threads", type=TOKENS, help="Threads torch computes with; its own choice by default."
+)
+def serve(model: str, host: str, port: int, **options: Any) -> None:
+    """Serve MODEL, a directory or a name on the model hub, over HTTP.
+
+    The API is OpenAI's: /v1/completions, /v1/chat/completions (both streaming) and /v1/models;
+    /health and /metrics besides. Prompts that begin alike are computed once; `usage` says how many
+    tokens were cached.
+    """
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise ConfigError(
+            "kvgraft serve needs an HTTP server; pip install 'kvgraft-transformers[serve]'"
+        ) from error
+    from kvgraft_transformers.serving.app import build_app
+
+    listener = _listen(host, port)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    served = load_served_model(model, options)
+    where = f"http://{host}:{listener.getsockname()[1]}/v1"
+    click.echo(f"serving {served.name!r} on {where} (stop with Ctrl-C)", err=True)
+    config = uvicorn.Config(build_app(served), log_level="warning")
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """The socket, before anything is loaded."""
+    try:
+        return socket.create_server((host, port))
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+
+
+def load_served_model(model: str, options: dict[str, Any]) -> ServedModel:
+    """Model, tokenizer and engine, ready to serve.
+
+    Args:
+        model: a directory or a name on the model hub.
+        options: those of the command.
+
+    Raises:
+        ConfigError: a model that cannot be found or loaded, or that no component serves.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from kvgraft_transformers.engine import Engine, EngineSettings
+    from kvgraft_transformers.serving.app import ServedModel
+    from kvgraft_transformers.serving.text import Tokenizer
+    from kvgraft_transformers.serving.worker import EngineWorker
+    from kvgraft_transformers.versions import check_transformers
+
+    check_transformers()
+    memory = dict(options)
+    name, api_key = memory.pop("name"), memory.pop("api_key")
+    device, dtype = memory.pop("device"), memory.pop("dtype")
+    threads = memory.pop("threads")
+    limits = {each: memory.pop(each) for each in ("chunk_tokens", "step_tokens", "max_running")}
+    if threads is not None:
+        torch.set_num_threads(threads)
+    click.echo(f"loading {model} ...", err=True)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        weights = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).to(device).eval()
+    except (OSError, ValueError, RuntimeError, AttributeError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"model {model!r}: {reason[:300]}") from error
+    engine = Engine.open(weights, EngineSettings(**limits), **memory)
+    for component, geometry in engine.memory.architecture.components.items():
+        click.echo(f"  {component}: {len(geometry['layers'])} layers", err=True)
+    worker = EngineWorker(engine)
+    worker.start()
+    text_config = weights.config.get_text_config(decoder=True)
+    context = getattr(text_config, "max_position_embeddings", None)
+    return ServedModel(
+        name=name or Path(model).name,
+        worker=worker,
+        tokenizer=Tokenizer(tokenizer),
+        context_tokens=int(context or memory["device_tokens"]),
+        api_key=api_key,
+    )

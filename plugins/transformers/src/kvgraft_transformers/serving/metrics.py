@@ -1,0 +1,77 @@
+"""What `/metrics` says: the engine's counts and the pools' ledgers, in Prometheus' format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from kvgraft_transformers.serving.worker import EngineWorker
+
+__all__ = ["render_metrics"]
+
+COUNTERS = {
+    "requests": "requests submitted",
+    "finished": "requests answered to their end",
+    "aborted": "requests given up, by clients or by failures",
+    "rejected": "requests too large for the pools",
+    "prompt_tokens": "prompt tokens of admitted requests",
+    "cached_tokens": "prompt tokens that were not computed",
+    "host_tokens": "cached prompt tokens that came from the host",
+    "computed_tokens": "tokens through the model",
+    "generated_tokens": "tokens produced",
+    "deferrals": "times a request did not fit yet",
+    "retractions": "times a running request made room for others",
+    "passes": "forward passes",
+}
+
+
+class _EngineCollector(Collector):
+    """Reads the numbers when they are asked for."""
+
+    def __init__(self, worker: EngineWorker) -> None:
+        self._worker = worker
+
+    def collect(self) -> Iterator[Metric]:
+        engine = self._worker.engine
+        for name, text in COUNTERS.items():
+            yield CounterMetricFamily(f"kvgraft_{name}", text, getattr(engine.totals, name))
+        yield CounterMetricFamily(
+            "kvgraft_failed_passes", "forward passes that raised", self._worker.failures
+        )
+        schedule = engine.schedule
+        for name, line in (
+            ("running", schedule.running),
+            ("loading", schedule.loading),
+            ("waiting", schedule.waiting),
+        ):
+            yield GaugeMetricFamily(f"kvgraft_{name}_requests", f"requests {name}", len(line))
+        slots = GaugeMetricFamily(
+            "kvgraft_slots", "slots of each pool by owner", labels=["component", "tier", "owner"]
+        )
+        evicted = CounterMetricFamily(
+            "kvgraft_evicted_slots", "slots evicted", labels=["component", "tier", "cause"]
+        )
+        for track in engine.memory.cache.tree.tracks:
+            for tier, ledger, evictions in (
+                ("device", track.device, track.device_evictions),
+                ("host", track.host, track.host_evictions),
+            ):
+                if ledger is None:
+                    continue
+                for owner, count in ledger.counts().items():
+                    if owner != "capacity":
+                        slots.add_metric([track.name, tier, owner], count)
+                for cause, count in list(evictions.items()):
+                    evicted.add_metric([track.name, tier, str(cause)], count)
+        yield slots
+        yield evicted
+
+
+def render_metrics(worker: EngineWorker) -> bytes:
+    """The numbers now, in Prometheus' text format."""
+    registry = CollectorRegistry()
+    registry.register(_EngineCollector(worker))
+    return generate_latest(registry)

@@ -1,0 +1,202 @@
+"""What clients send: the fields of OpenAI's API that are served, and refusals of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, field_validator
+
+from kvgraft_transformers.engine.sampling import Sampling
+
+__all__ = [
+    "ApiError",
+    "ChatRequest",
+    "CompletionRequest",
+    "Message",
+    "parse_chat",
+    "parse_completion",
+]
+
+MOST_STOPS = 4
+"""Stop strings per request, as in OpenAI's API."""
+
+IGNORED = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier"})
+"""Fields that change no answer; accepted and left alone."""
+
+UNSUPPORTED: dict[str, tuple[object, ...]] = {
+    "best_of": (None, 1),
+    "echo": (None, False),
+    "frequency_penalty": (None, 0, 0.0),
+    "function_call": (None,),
+    "functions": (None, []),
+    "logit_bias": (None, {}),
+    "logprobs": (None, False, 0),
+    "modalities": (None, ["text"]),
+    "parallel_tool_calls": (None, True),
+    "presence_penalty": (None, 0, 0.0),
+    "reasoning_effort": (None,),
+    "response_format": (None, {"type": "text"}),
+    "suffix": (None, ""),
+    "tool_choice": (None, "none", "auto"),
+    "tools": (None, []),
+    "top_logprobs": (None, 0),
+}
+"""Fields that are not served, with the values that ask for nothing."""
+
+
+class ApiError(Exception):
+    """A refusal in the shape of OpenAI's API.
+
+    Attributes:
+        status: HTTP status.
+        body: what the client gets as JSON.
+    """
+
+    def __init__(
+        self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None
+    ) -> None:
+        self.status = status
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+        super().__init__(message)
+
+
+class _Request(BaseModel):
+    """What both endpoints take."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str
+    max_tokens: PositiveInt | None = None
+    temperature: float = Field(default=1.0, ge=0, le=2)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0)
+    n: int = Field(default=1, ge=1, le=16)
+    seed: int | None = None
+    stop: list[Annotated[str, Field(min_length=1)]] = Field(default=[], max_length=MOST_STOPS)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    prompt_cache_key: str | None = None
+
+    @field_validator("temperature", "top_p", "n", "stream", "stop", mode="before")
+    @classmethod
+    def _null_is_default(cls, value: object, info: Any) -> object:
+        return cls.model_fields[info.field_name].default if value is None else value
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, value: object) -> object:
+        return [value] if isinstance(value, str) else value
+
+    def sampling(self, index: int) -> Sampling:
+        """How the answer with this number is drawn."""
+        seed = None if self.seed is None else (self.seed + index) % 2**63
+        return Sampling(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, seed=seed)
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with a chunk that holds the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class StreamOptions(BaseModel):
+    """Options of a stream."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    include_usage: bool = False
+
+
+class CompletionRequest(_Request):
+    """`POST /v1/completions`.
+
+    Attributes:
+        prompt: one or several, as text or as token ids.
+    """
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts one by one."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return list(self.prompt)  # type: ignore[arg-type]
+
+
+class Message(BaseModel):
+    """One message of a conversation; `content` may be text parts."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+
+    def text(self) -> str:
+        """The content as one string."""
+        if isinstance(self.content, list):
+            return "".join(part.text for part in self.content)
+        return self.content or ""
+
+
+class TextPart(BaseModel):
+    """A part of a message; text is all there is."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatRequest(_Request):
+    """`POST /v1/chat/completions`."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: PositiveInt | None = None
+
+    @property
+    def limit_tokens(self) -> int | None:
+        """Most tokens to produce, under either name."""
+        return self.max_completion_tokens or self.max_tokens
+
+
+for _model in (_Request, CompletionRequest, Message, ChatRequest):
+    _model.model_rebuild()
+
+
+def parse_completion(body: object) -> CompletionRequest:
+    """A checked request; see `ApiError`."""
+    parsed: CompletionRequest = _parse(CompletionRequest, body)
+    return parsed
+
+
+def parse_chat(body: object) -> ChatRequest:
+    """A checked request; see `ApiError`."""
+    parsed: ChatRequest = _parse(ChatRequest, body)
+    return parsed
+
+
+def _parse(model: type[Any], body: object) -> Any:
+    """Validate; the first problem as an error that names the field."""
+    if not isinstance(body, Mapping):
+        raise ApiError("the body is no JSON object; send one with a model and a prompt")
+    fields = {name: value for name, value in body.items() if name not in IGNORED}
+    for name in list(fields):
+        if name in UNSUPPORTED:
+            value = fields.pop(name)
+            if not any(value == allowed for allowed in UNSUPPORTED[name]):
+                raise ApiError(f"{name}={value!r} is not served here; leave it out", param=name)
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = [str(part) for part in first["loc"]]
+        name = place[0] if place else "body"
+        if first["type"] == "extra_forbidden" and len(place) == 1:
+            raise ApiError(f"unrecognized request argument: {name}", param=name) from None
+        if first["type"] == "missing":
+            raise ApiError(f"missing required argument: {name}", param=name) from None
+        where = ".".join(place)
+        raise ApiError(f"{where}={first['input']!r}: {first['msg']}", param=name) from None

@@ -1,0 +1,292 @@
+"""Many requests over one model: right answers, whatever the memory does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedModel
+
+from kvgraft import ConfigError, Outcome
+from kvgraft.transfers import SteppedTransferEngine
+from kvgraft_transformers.architecture import cache_argument
+from kvgraft_transformers.engine import (
+    Engine,
+    EngineSettings,
+    FinishReason,
+    GenerationRequest,
+    Sampling,
+)
+from kvgraft_transformers.tiny import FAMILIES, build_tiny_model
+
+SMALL = EngineSettings(chunk_tokens=32, max_running=4, reserve_tokens=8, step_tokens=96)
+POOLS = {"page_size": 16, "device_tokens": 512, "host_tokens": 1024, "guard": "on", "load": None}
+
+Opener = Callable[..., Engine]
+
+
+@pytest.fixture
+def open_engine() -> Iterator[Opener]:
+    """Engines whose books are recomputed at the end, when nobody may hold anything."""
+    opened: list[Engine] = []
+
+    def build(model: PreTrainedModel, limits: EngineSettings = SMALL, **memory: object) -> Engine:
+        engine = Engine.open(model, limits, **{**POOLS, **memory})
+        opened.append(engine)
+        return engine
+
+    yield build
+    for engine in opened:
+        for generation in list(engine.schedule.waiting) + engine.schedule.running:
+            engine.abort(generation)
+        for generation in list(engine.schedule.loading):
+            engine.abort(generation)
+        engine.memory.cache.drain()
+        engine.memory.cache.check_integrity()
+        assert not engine.memory.cache.requests
+        for track in engine.memory.cache.tree.tracks:
+            assert track.device.counts()["private"] == 0
+        engine.close()
+
+
+def greedy(model: PreTrainedModel, prompt: list[int], n: int) -> list[int]:
+    """What transformers itself answers."""
+    ids = torch.tensor(prompt)[None]
+    answer = model.generate(ids, max_new_tokens=n, do_sample=False, eos_token_id=None)
+    return [int(token) for token in answer[0, len(prompt) :]]
+
+
+@pytest.mark.parametrize("case", [*FAMILIES, "deepseek_v32+hisparse"])
+def test_answers_of_a_crowd_are_those_of_each_alone(case, tiny, open_engine, tokens):
+    family, _, sparse = case.partition("+")
+    model = tiny(family, torch.float64)
+    options = {"components": {"hisparse": {"max_running": 4}}} if sparse else {}
+    engine = open_engine(model, device_tokens=368, sparse_on_host=bool(sparse), **options)
+    shared = tokens(48)
+    prompts = [shared + tokens(8 + 5 * i, seed=10 + i) for i in range(3)]
+    for _ in range(2):
+        generations = engine.generate(
+            GenerationRequest(prompt, 20, ignore_end=True) for prompt in prompts
+        )
+        for prompt, generation in zip(prompts, generations):
+            assert generation.finish is FinishReason.LENGTH
+            assert generation.tokens == greedy(model, prompt, 20)
+        prompts = [
+            prompt + generation.tokens + tokens(9, seed=20)
+            for prompt, generation in zip(prompts, generations)
+        ]
+    assert engine.totals.rows > engine.totals.passes, "nothing was batched"
+    assert all(generation.cached_tokens for generation in generations)
+
+
+def test_running_requests_make_room_for_one_another_and_still_answer_right(
+    tiny, open_engine, tokens
+):
+    model = tiny("gemma3_text", torch.float64)
+    limits = EngineSettings(chunk_tokens=32, max_running=6, reserve_tokens=1, step_tokens=96)
+    engine = open_engine(model, limits, device_tokens=256)
+    prompts = [tokens(20, seed=seed) for seed in range(6)]
+    generations = engine.generate(
+        GenerationRequest(prompt, 90, ignore_end=True) for prompt in prompts
+    )
+    assert engine.totals.retractions > 0
+    for prompt, generation in zip(prompts, generations):
+        assert generation.tokens == greedy(model, prompt, 90)
+
+
+def test_a_request_that_never_fits_is_rejected_at_once_with_the_pool_and_the_numbers(
+    tiny, open_engine, tokens
+):
+    engine = open_engine(tiny("llama"), device_tokens=128)
+    (large, small) = engine.generate(
+        [GenerationRequest(tokens(20), 200), GenerationRequest(tokens(20), 20)]
+    )
+    assert large.finish is FinishReason.REJECTED
+    assert large.tokens == []
+    assert large.decision is not None
+    assert large.decision.outcome is Outcome.NEVER_FITS
+    assert "component 'full' device pool: needs 15 slots" in str(large.decision)
+    assert small.finish in (FinishReason.LENGTH, FinishReason.STOP)
+
+
+def test_aborting_frees_everything_in_every_state(tiny, open_engine, tokens):
+    engine = open_engine(
+        tiny("bamba"),
+        device_tokens=256,
+        transfers=SteppedTransferEngine(),
+        components={"mamba": {"states": 12}},
+    )
+    shared = tokens(64)
+    first = engine.submit(GenerationRequest(shared + tokens(10, 2), 4, ignore_end=True))
+    while first.finish is None:
+        engine.step()
+        engine.memory.cache.journal.engine.run_all()
+    engine.memory.cache.poll()
+    for name in ("full", "mamba"):
+        engine.memory.cache.evict(name, 100)
+    loading = engine.submit(GenerationRequest(shared + tokens(10, 3), 4))
+    engine.step()
+    assert loading in engine.schedule.loading
+    prefilling = engine.submit(GenerationRequest(tokens(80, 4), 4))
+    engine.step()
+    assert prefilling in engine.schedule.running
+    waiting = engine.submit(GenerationRequest(tokens(120, 5), 4))
+    assert waiting in list(engine.schedule.waiting)
+    for generation in (loading, prefilling, waiting, first):
+        engine.abort(generation)
+    assert [each.finish for each in (loading, prefilling, waiting)] == [FinishReason.ABORTED] * 3
+    assert first.finish is FinishReason.LENGTH
+    assert engine.idle
+    engine.memory.cache.journal.engine.run_all()
+
+
+def test_a_load_back_that_fails_is_tried_again_and_the_answer_is_right(tiny, open_engine, tokens):
+    model = tiny("llama", torch.float64)
+    transfers = SteppedTransferEngine()
+    engine = open_engine(model, transfers=transfers)
+    prompt = tokens(100)
+    engine.generate([GenerationRequest(prompt, 1, ignore_end=True)])
+    transfers.run_all()
+    engine.memory.cache.poll()
+    engine.memory.cache.evict("full", 100)
+    generation = engine.submit(GenerationRequest(prompt, 6, ignore_end=True))
+    engine.step()
+    assert generation in engine.schedule.loading
+    transfers.fail()
+    while generation.finish is None:
+        engine.step()
+        transfers.run_all()
+    assert generation.tokens == greedy(model, prompt, 6)
+
+
+def test_tokens_come_out_one_by_one_and_the_last_says_why(tiny, open_engine, tokens):
+    engine = open_engine(tiny("llama"))
+    generation = engine.submit(GenerationRequest(tokens(40), 5, ignore_end=True))
+    seen = [(new.token, new.finish) for new in engine.run()]
+    assert [token for token, _ in seen] == generation.tokens
+    assert [finish for _, finish in seen] == [None] * 4 + [FinishReason.LENGTH]
+
+
+def test_a_stop_token_ends_a_generation(tiny, open_engine, tokens):
+    model = tiny("llama", torch.float64)
+    expected = greedy(model, tokens(40), 8)
+    stop = expected[3]
+    (generation,) = open_engine(model).generate(
+        [GenerationRequest(tokens(40), 8, stop_tokens=frozenset([stop]), ignore_end=True)]
+    )
+    assert generation.finish is FinishReason.STOP
+    assert generation.tokens == expected[: expected.index(stop) + 1]
+
+
+def test_the_models_own_end_token_ends_a_generation(tiny, open_engine, tokens):
+    model = build_tiny_model("llama", dtype=torch.float64)
+    expected = greedy(model, tokens(40), 8)
+    model.generation_config.eos_token_id = expected[2]
+    (generation,) = open_engine(model).generate([GenerationRequest(tokens(40), 8)])
+    assert generation.finish is FinishReason.STOP
+    assert len(generation.tokens) == expected.index(expected[2]) + 1
+
+
+def test_sampled_answers_repeat_with_their_seed_and_differ_without(tiny, open_engine, tokens):
+    engine = open_engine(tiny("llama"))
+
+    def answer(**sampling: object) -> list[int]:
+        request = GenerationRequest(tokens(40), 24, sampling=Sampling(**sampling), ignore_end=True)
+        return engine.generate([request])[0].tokens
+
+    seeded = {"temperature": 1.5, "top_p": 0.95, "top_k": 100, "seed": 7}
+    assert answer(**seeded) == answer(**seeded)
+    assert answer(**seeded) != answer(**{**seeded, "seed": 8})
+    assert answer(temperature=1.0, top_k=1) == answer()
+
+
+def test_namespaces_share_nothing(tiny, open_engine, tokens):
+    engine = open_engine(tiny("llama"))
+    prompt = tokens(100)
+    for tenant, cached in (("a", 0), ("b", 0), ("a", 96)):
+        (generation,) = engine.generate([GenerationRequest(prompt, 1, namespace=tenant)])
+        assert generation.cached_tokens == cached
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (GenerationRequest([], 1), "request of 0 tokens"),
+        (GenerationRequest([3], 0), "1 tokens, 0 new ones"),
+        (GenerationRequest([3, 512], 1), "3..512 of a vocabulary of 512"),
+        (GenerationRequest([-1], 1), "-1..-1 of a vocabulary"),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused(tiny, open_engine, request_, reason):
+    engine = open_engine(tiny("llama"))
+    with pytest.raises(ConfigError, match=reason):
+        engine.submit(request_)
+    assert engine.idle
+
+
+def test_a_pass_that_fails_ends_its_requests_and_leaves_the_books_right(tiny, open_engine, tokens):
+    model = build_tiny_model("bamba")
+    engine = open_engine(model)
+    engine.generate([GenerationRequest(tokens(40), 2)])
+    broken = model.model.layers[2].register_forward_hook(_fail)
+    generation = engine.submit(GenerationRequest(tokens(50), 4))
+    with pytest.raises(RuntimeError, match="the device fell over"):
+        engine.step()
+    broken.remove()
+    assert generation.finish is FinishReason.ABORTED
+    engine.memory.cache.check_integrity()
+    (again,) = engine.generate([GenerationRequest(tokens(50), 4)])
+    assert len(again.tokens) >= 1
+
+
+def _fail(*_: object) -> None:
+    raise RuntimeError("the device fell over")
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=15)
+def test_whatever_comes_and_goes_every_finished_answer_is_right(data):
+    torch.set_num_threads(1)
+    family = data.draw(st.sampled_from(["gemma3_text", "lfm3", "qwen3_next"]), "family")
+    model = build_tiny_model(family, dtype=torch.float64)
+    limits = EngineSettings(chunk_tokens=32, max_running=3, reserve_tokens=2, step_tokens=64)
+    components = {"mamba": {"states": 14, "host_states": 16}} if family != "gemma3_text" else {}
+    engine = Engine.open(model, limits, **{**POOLS, "device_tokens": 256}, components=components)
+    generator = torch.Generator().manual_seed(5)
+    pieces = torch.randint(3, 500, (4, 24), generator=generator).tolist()
+    live, ended = [], []
+    for _ in range(data.draw(st.integers(1, 14), "events")):
+        action = data.draw(st.sampled_from(["submit", "step", "steps", "abort"]), "action")
+        if action == "submit":
+            parts = data.draw(st.lists(st.sampled_from(pieces), min_size=1, max_size=4), "prompt")
+            request = GenerationRequest(
+                [token for part in parts for token in part],
+                data.draw(st.integers(1, 20), "n"),
+                ignore_end=True,
+            )
+            live.append(engine.submit(request))
+        elif action == "abort" and live:
+            engine.abort(live.pop(data.draw(st.integers(0, len(live) - 1), "who")))
+        else:
+            for _ in range(1 if action == "step" else 12):
+                engine.step()
+        ended += [each for each in live if each.finish]
+        live = [each for each in live if not each.finish]
+        engine.memory.cache.check_integrity()
+    for _ in engine.run():
+        pass
+    for generation in ended + live:
+        if generation.finish is FinishReason.LENGTH:
+            prompt = list(generation.request.tokens)
+            assert generation.tokens == greedy(model, prompt, generation.request.max_new_tokens)
+    engine.memory.cache.drain()
+    engine.memory.cache.check_integrity()
+    engine.close()
+
+
+def test_models_of_recurrences_alone_are_served_too(tiny):
+    assert cache_argument(tiny("mamba2")) == "cache_params"
+    assert cache_argument(tiny("llama")) == "past_key_values"
