@@ -79,9 +79,13 @@ class Budget:
             held = pages_up(query.computed, query.page_size)
             pages = pages_up(query.computed + query.chunk, query.page_size) - held
             step = pages * track.slots_per_page
-        if demand.now < query.host_slots + step or min(demand.later, *demand.private, 0) < 0:
+        if min(demand.now, demand.later, *demand.private) < 0:
             raise ContractViolation(
-                "A3",
+                "A1", track.name, f"budget_contribution {demand} asks for less than nothing"
+            )
+        if demand.now < query.host_slots + step:
+            raise ContractViolation(
+                "A3" if query.host_slots else "A1",
                 track.name,
                 f"budget_contribution {demand} does not hold the next step({step}) + "
                 f"host hits({query.host_slots})",

@@ -8,13 +8,12 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.console import Console
 
 from kvgraft.cli.console import OutputConsole
 from kvgraft.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from kvgraft.testing import Result
 
 __all__ = ["check"]
@@ -73,12 +72,21 @@ def check(
         ) from error
 
     console = OutputConsole()
+    waiting = Console(stderr=True)
+    # The first clause to be decided waits for the state machine; the others do not take long.
+    status = waiting.status(f"driving {name!r} through the core")
 
     def show(result: Result) -> None:
+        status.stop()
         if not as_json and (show_all or result.status.value != "not applicable"):
             _print_line(console, result)
 
-    results = check_component(name, options=_options(options), profile=profile, progress=show)
+    if waiting.is_terminal:
+        status.start()
+    try:
+        results = check_component(name, options=_options(options), profile=profile, progress=show)
+    finally:
+        status.stop()
     if as_json:
         click.echo(json.dumps([result.as_json() for result in results], indent=1))
     else:

@@ -23,6 +23,9 @@ NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 PREFIX = "kvgraft-"
 
+TORCH_CPU = "torch --index-url https://download.pytorch.org/whl/cpu"
+"""A torch without CUDA packages, which a plain `torch` brings along on Linux."""
+
 
 @click.command("new-component")
 @click.argument("name")
@@ -51,6 +54,9 @@ def new_component(name: str, kind: str, into: Path) -> None:
     for path in sorted(each for each in package.rglob("*") if each.is_file()):
         click.echo(f"  {path.relative_to(package)}")
     click.echo(
+        "kvgraft is on no package index yet; in another environment than this one, first\n"
+        f"  pip install {TORCH_CPU}\n"
+        "  pip install '/path/to/kvgraft/core[testing]'\n"
         "next, then search for 'Change:'\n"
         f"  cd {shlex.quote(str(package))}\n"
         "  pip install -e '.[test]'\n"
@@ -141,6 +147,7 @@ def _render(name: str, kind: Kind) -> dict[str, str]:
         "module": module,
         "title": "".join(part.capitalize() for part in name.split("-")),
         "api_version": API_VERSION,
+        "torch_cpu": TORCH_CPU,
         "release": ".".join(kvgraft.__version__.split(".")[:2]),
     }
     templates = {

@@ -122,12 +122,14 @@ class Running:
         else:
             track = self.tree.tracks[0]
             account, ledger = request.accounts[0], track.device
+        demand = request.demands[track.index]
         return ContractViolation(
             "A7",
             track.name,
             f"{what} at {request.computed} of {request.prompt} + "
             f"{request.total - request.prompt} were admitted and refused: promised"
-            f"({account.promised}), headroom({ledger.headroom}), {ledger.equation()}",
+            f"({account.promised}) of a demand of now({demand.now}) + later({demand.later}), "
+            f"headroom({ledger.headroom}), {ledger.equation()}",
         )
 
     def _check_taken(

@@ -32,7 +32,7 @@ __all__ = ["print_tables"]
 GAP = 3
 """Columns between two columns of a table."""
 
-LEAST_LABEL = 8
+LEAST_LABEL = 12
 """Letters of a label that stay on a line."""
 
 UNBOUNDED = 10_000
@@ -112,7 +112,7 @@ def _grid(table: SummaryTable, text: Callable[[str], Text], width: int) -> Table
 
 
 def _narrow(table: SummaryTable, width: int) -> list[int]:
-    """Columns for each column: numbers whole, then as much as there is, from left to right."""
+    """Columns for each column: numbers whole, then what is left, one by one."""
     cells = list(zip(table.columns, *table.rows))
     whole = [max(map(cell_len, column)) for column in cells]
     words = [max(cell_len(w) for cell in column for w in cell.split()) for column in cells]
@@ -121,9 +121,10 @@ def _narrow(table: SummaryTable, width: int) -> list[int]:
         if index < table.n_labels or (index == len(cells) - 1 and table.last_is_words):
             least[index] = min(LEAST_LABEL, words[index])
     for wanted in (words, whole):
-        for index, columns in enumerate(wanted):
-            spare = max(0, width - sum(least))
-            least[index] += min(spare, max(0, columns - least[index]))
+        while short := [index for index in range(len(cells)) if least[index] < wanted[index]]:
+            if sum(least) >= width:
+                return least
+            least[min(short, key=lambda index: least[index])] += 1
     return least
 
 

@@ -28,7 +28,7 @@ from kvgraft.testing.machine.rooms import Rooms
 from kvgraft.testing.machine.setups import Setup, open_cache
 from kvgraft.testing.machine.sizes import Sizes
 from kvgraft.testing.machine.steps import Steps
-from kvgraft.testing.machine.trace import shown
+from kvgraft.testing.machine.trace import demanded, shown
 from kvgraft.tree.keys import TokenKey
 from kvgraft.types import Direction
 
@@ -312,7 +312,10 @@ class Driver:
                 n_tokens > 0,
                 "A7",
                 None,
-                lambda: f"no room for an admitted chunk of {asked} tokens of {live.name}",
+                lambda: (
+                    f"no room for an admitted chunk of {asked} tokens of {live.name}; "
+                    f"it was admitted with {demanded(self.cache, live.request)}"
+                ),
             )
         if n_tokens > 0:
             continuing = limit is not None and limit > live.request.chunk

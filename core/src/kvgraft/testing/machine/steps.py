@@ -6,6 +6,7 @@ from kvgraft.testing.machine.bench import Bench
 from kvgraft.testing.machine.brute_force import ModelComponent, Prefix, needed_tokens
 from kvgraft.testing.machine.legality import Pressure
 from kvgraft.testing.machine.live import Live
+from kvgraft.testing.machine.trace import demanded
 
 __all__ = ["Steps"]
 
@@ -40,7 +41,10 @@ class Steps:
         )
         if not given:
             if promised_by is not None:
-                said = f"{n_tokens} tokens of {live.name} refused, for which there was room"
+                said = (
+                    f"{n_tokens} tokens of {live.name} refused, for which there was room; "
+                    f"it was admitted with {demanded(self.cache, live.request)}"
+                )
                 self.judge.fail(promised_by, None, said)
             bench.counts["beyond reservation refused"] += 1
             return False

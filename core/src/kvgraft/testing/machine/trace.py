@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from kvgraft.cache import Cache
+from kvgraft.request import Request
 from kvgraft.testing.machine.hooks import HookCall
 
-__all__ = ["Trace", "shown"]
+__all__ = ["Trace", "demanded", "shown"]
 
 
 def shown(tokens: Iterable[int]) -> str:
@@ -39,3 +41,9 @@ class Trace:
     def lines(self) -> list[str]:
         """The calls so far; hooks are indented below the call they belong to."""
         return [line if isinstance(line, str) else f"  {line}" for line in self._lines]
+
+
+def demanded(cache: Cache, request: Request) -> str:
+    """What a request was admitted with."""
+    demands = zip(cache.tree.tracks, request.demands)
+    return ", ".join(f"{d.now} now + {d.later} later of {track.name}" for track, d in demands)

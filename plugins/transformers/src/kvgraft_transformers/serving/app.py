@@ -34,6 +34,9 @@ from kvgraft_transformers.serving.worker import EngineWorker
 
 __all__ = ["ServedModel", "build_app"]
 
+CLIENT_CLOSED = 499
+"""Status for logs where the client has gone; no standard one exists."""
+
 COMPLETION_TOKENS = 16
 """Default of `/v1/completions`, as in OpenAI's API."""
 
@@ -97,7 +100,11 @@ def build_app(served: ServedModel) -> Starlette:
             Route("/health", endpoints.health, methods=["GET"]),
             Route("/metrics", endpoints.metrics, methods=["GET"]),
         ],
-        exception_handlers={ApiError: _refuse, HTTPException: _refuse_route},
+        exception_handlers={
+            ApiError: _refuse,
+            HTTPException: _refuse_route,
+            ClientDisconnect: _nobody_reads,
+        },
         lifespan=lifespan,
     )
 
@@ -111,6 +118,10 @@ def _refuse_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail.lower()}"
     return JSONResponse(ApiError(message).body, status_code=error.status_code)
+
+
+def _nobody_reads(_: Request, __: Exception) -> Response:
+    return Response(status_code=CLIENT_CLOSED)
 
 
 class _Endpoints:

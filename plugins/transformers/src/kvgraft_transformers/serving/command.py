@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,7 +99,8 @@ def serve(model: str, host: str, port: int, **options: Any) -> None:
     where = f"http://{host}:{listener.getsockname()[1]}/v1"
     click.echo(f"serving {served.name!r} on {where} (stop with Ctrl-C)", err=True)
     config = uvicorn.Config(build_app(served), log_level="warning")
-    uvicorn.Server(config).run(sockets=[listener])
+    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how a server ends
+        uvicorn.Server(config).run(sockets=[listener])
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -105,7 +108,8 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port))
     except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise ConfigError(f"cannot listen on {host}:{port}: {reason}") from error
 
 
 def load_served_model(model: str, options: dict[str, Any]) -> ServedModel:

@@ -1,0 +1,322 @@
+"""The server as its clients see it: a real process, OpenAI's own client."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+import torch
+
+from kvgraft_transformers.tiny import build_tiny_model
+from kvgraft_transformers.tiny_tokenizer import build_tiny_tokenizer
+
+from .serving_process import Server, kvgraft
+
+SYSTEM = {"role": "system", "content": "You answer in the language of the question. " * 4}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A local checkpoint in double precision, so that batches round nothing away."""
+    directory = tmp_path_factory.mktemp("models") / "tiny-gemma"
+    build_tiny_model("gemma3_text", dtype=torch.float64).save_pretrained(directory)
+    build_tiny_tokenizer().save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def server(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    log = tmp_path_factory.mktemp("server") / "log"
+    options = ("--device-tokens", "2048", "--host-tokens", "4096", "--guard", "on")
+    with Server(checkpoint, *options, "--chunk-tokens", "64", log=log) as running:
+        yield running
+    assert running.process.returncode == 0, log.read_text()
+    assert "Traceback" not in log.read_text()
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with server.client() as each:
+        yield each
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: Path):
+    """What transformers itself answers: text of `n` greedy tokens behind a prompt."""
+    model = build_tiny_model("gemma3_text", dtype=torch.float64)
+    tokenizer = build_tiny_tokenizer()
+
+    def answer(prompt: str, n: int) -> str:
+        ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+        answer = model.generate(ids, max_new_tokens=n, do_sample=False)
+        return tokenizer.decode(answer[0, ids.shape[1] :], skip_special_tokens=True)
+
+    return answer
+
+
+def test_the_model_is_listed(client):
+    assert [model.id for model in client.models.list()] == ["tiny-gemma"]
+    assert client.models.retrieve("tiny-gemma").owned_by == "kvgraft"
+
+
+def test_a_completion_is_what_transformers_says(client, expected):
+    prompt = "def parse(text):\n    return"
+    reply = client.completions.create(
+        model="tiny-gemma", prompt=prompt, max_tokens=20, temperature=0
+    )
+    assert reply.choices[0].text == expected(prompt, 20)
+    assert reply.object == "text_completion"
+
+
+def test_a_second_turn_is_served_from_the_cache_and_says_so(client):
+    messages = [SYSTEM, {"role": "user", "content": "What is a page?"}]
+    first = client.chat.completions.create(
+        model="tiny-gemma", messages=messages, max_tokens=24, temperature=0
+    )
+    assert first.choices[0].message.role == "assistant"
+    messages += [
+        {"role": "assistant", "content": first.choices[0].message.content},
+        {"role": "user", "content": "And a slot?"},
+    ]
+    second = client.chat.completions.create(
+        model="tiny-gemma", messages=messages, max_tokens=8, temperature=0
+    )
+    cached = second.usage.prompt_tokens_details.cached_tokens
+    assert cached >= first.usage.prompt_tokens // 16 * 16
+    assert second.usage.total_tokens == second.usage.prompt_tokens + 8
+
+
+def test_a_stream_says_the_same_as_the_whole(client):
+    asked = {
+        "model": "tiny-gemma",
+        "messages": [SYSTEM, {"role": "user", "content": "Größe? 大小?"}],
+        "max_tokens": 30,
+        "temperature": 0,
+    }
+    whole = client.chat.completions.create(**asked)
+    chunks = list(
+        client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    )
+    *said, last = chunks
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in said)
+    assert text == whole.choices[0].message.content
+    assert [c.choices[0].finish_reason for c in said] == [None] * (len(said) - 1) + [
+        whole.choices[0].finish_reason
+    ]
+    assert said[0].choices[0].delta.role == "assistant"
+    assert last.choices == []
+    assert last.usage.completion_tokens == whole.usage.completion_tokens
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_completions_stream_too(client, expected):
+    prompt = "class Tree:"
+    chunks = client.completions.create(
+        model="tiny-gemma", prompt=prompt, max_tokens=16, temperature=0, stream=True
+    )
+    assert "".join(chunk.choices[0].text for chunk in chunks) == expected(prompt, 16)
+
+
+def test_several_prompts_and_answers_come_back_in_order(client, expected):
+    prompts = ["import os", "for x in range(", "while True:"]
+    reply = client.completions.create(
+        model="tiny-gemma", prompt=prompts, n=2, max_tokens=6, temperature=0
+    )
+    assert [choice.index for choice in reply.choices] == list(range(6))
+    texts = [choice.text for choice in reply.choices]
+    assert texts == [expected(prompt, 6) for prompt in prompts for _ in range(2)]
+    tokens = build_tiny_tokenizer()
+    assert reply.usage.prompt_tokens == sum(len(tokens(each)["input_ids"]) for each in prompts)
+
+
+def test_a_prompt_may_be_token_ids(client, expected):
+    ids = build_tiny_tokenizer()("return None")["input_ids"]
+    reply = client.completions.create(model="tiny-gemma", prompt=ids, max_tokens=5, temperature=0)
+    assert reply.choices[0].text == expected("return None", 5)
+
+
+def test_an_answer_ends_before_a_stop_string(client, expected):
+    prompt = "def stop(self):"
+    text = expected(prompt, 24)
+    stop = text[9:13]
+    reply = client.completions.create(
+        model="tiny-gemma", prompt=prompt, max_tokens=24, temperature=0, stop=["never", stop]
+    )
+    assert reply.choices[0].text == text[: text.index(stop)]
+    assert reply.choices[0].finish_reason == "stop"
+    assert reply.usage.completion_tokens < 24
+
+
+def test_a_seed_repeats_a_sampled_answer(client):
+    def answer(seed: int) -> str:
+        reply = client.completions.create(
+            model="tiny-gemma", prompt="x = ", max_tokens=12, temperature=1.2, top_p=0.9, seed=seed
+        )
+        return reply.choices[0].text
+
+    assert answer(3) == answer(3) != answer(4)
+
+
+def test_many_clients_at_once_each_get_their_answer(server, expected):
+    prompts = [f"def f{i}(argument, other):\n    " for i in range(8)]
+
+    def ask(prompt: str) -> str:
+        with server.client() as each:
+            reply = each.completions.create(
+                model="tiny-gemma", prompt=prompt, max_tokens=20, temperature=0
+            )
+        return reply.choices[0].text
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(ask, prompts))
+    assert answers == [expected(prompt, 20) for prompt in prompts]
+    metrics = server.wait_until_nothing_is_held()
+    assert metrics["kvgraft_failed_passes_total"] == 0
+
+
+GOOD = {"model": "tiny-gemma", "prompt": "x", "max_tokens": 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "param", "message"),
+    [
+        ({"model": "other"}, 404, "model", "model 'other' is not served here; 'tiny-gemma' is"),
+        ({"model": None}, 400, "model", "model=None: Input should be a valid string"),
+        ({"prompt": ""}, 400, None, "the prompt has no token"),
+        ({"prompt": []}, 400, None, "no prompt"),
+        ({"prompt": [[]]}, 400, None, "the prompt has no token"),
+        ({"prompt": [99999]}, 400, None, "token ids 99999..99999 of a vocabulary of 512"),
+        ({"max_tokens": 0}, 400, "max_tokens", "max_tokens=0: Input should be greater than 0"),
+        ({"temperature": -1}, 400, "temperature", "greater than or equal to 0"),
+        ({"n": 100}, 400, "n", "n=100: Input should be less than or equal to 16"),
+        ({"stop": list("abcde")}, 400, "stop", "at most 4 items"),
+        ({"echo": True}, 400, "echo", "echo=True is not served here; leave it out"),
+        ({"logprobs": 5}, 400, "logprobs", "logprobs=5 is not served here"),
+        ({"tempreature": 1}, 400, "tempreature", "unrecognized request argument: tempreature"),
+        ({"max_tokens": 9000}, 400, None, "> 8192, the model's context"),
+        ({"prompt": "x " * 2100}, 400, None, "component 'full' device pool: needs"),
+    ],
+)
+def test_a_bad_request_gets_the_apis_error(server, change, status, param, message):
+    reply = httpx.post(f"{server.url}/v1/completions", json={**GOOD, **change})
+    assert reply.status_code == status
+    error = reply.json()["error"]
+    assert message in error["message"]
+    assert error["type"] == "invalid_request_error"
+    if param is not None:
+        assert error["param"] == param
+
+
+def test_fields_that_ask_for_nothing_are_accepted(server):
+    extra = {
+        "user": "me",
+        "logprobs": None,
+        "n": None,
+        "presence_penalty": 0,
+        "metadata": {"a": "b"},
+    }
+    reply = httpx.post(f"{server.url}/v1/completions", json={**GOOD, **extra})
+    assert reply.status_code == 200
+
+
+def test_the_client_library_raises_its_own_errors(client):
+    with pytest.raises(openai.NotFoundError, match="is not served here"):
+        client.completions.create(model="other", prompt="x")
+    with pytest.raises(openai.BadRequestError, match="unrecognized request argument: colour"):
+        client.completions.create(model="tiny-gemma", prompt="x", extra_body={"colour": "red"})
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "message"),
+    [
+        ("POST", "/v1/completions", b"{", 400, "the body is no JSON"),
+        ("POST", "/v1/completions", b"[1]", 400, "the body is no JSON object"),
+        ("GET", "/v1/completions", b"", 405, "GET /v1/completions: method not allowed"),
+        ("GET", "/v2/anything", b"", 404, "GET /v2/anything: not found"),
+    ],
+)
+def test_what_is_no_request_gets_the_apis_error_too(server, method, path, body, status, message):
+    reply = httpx.request(method, f"{server.url}{path}", content=body)
+    assert reply.status_code == status
+    assert message in reply.json()["error"]["message"]
+
+
+def test_a_client_that_leaves_in_the_middle_of_a_stream_frees_everything(server):
+    before = server.metrics()["kvgraft_aborted_total"]
+    body = {"model": "tiny-gemma", "prompt": "go on", "max_tokens": 1500, "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as reply:
+        for line, _ in zip(reply.iter_lines(), range(6)):
+            assert line == "" or line.startswith("data: ")
+    assert server.wait_until_nothing_is_held()["kvgraft_aborted_total"] == before + 1
+
+
+def test_a_client_that_gives_up_waiting_frees_everything(server):
+    before = server.metrics()["kvgraft_aborted_total"]
+    body = {"model": "tiny-gemma", "prompt": "go on", "max_tokens": 1500}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{server.url}/v1/completions", json=body, timeout=0.5)
+    assert server.wait_until_nothing_is_held()["kvgraft_aborted_total"] == before + 1
+
+
+def test_health_says_what_is_served(server):
+    reply = httpx.get(f"{server.url}/health")
+    assert reply.json() == {"status": "ok", "model": "tiny-gemma"}
+
+
+def test_a_key_is_asked_for_where_one_is_set(checkpoint, tmp_path):
+    with Server(checkpoint, "--api-key", "secret", "--name", "mine", log=tmp_path / "log") as each:
+        with each.client("wrong") as client, pytest.raises(openai.AuthenticationError):
+            client.models.list()
+        with each.client("secret") as client:
+            assert [model.id for model in client.models.list()] == ["mine"]
+        assert httpx.get(f"{each.url}/health").status_code == 200
+        assert each.stop() == 0
+
+
+def refused(*arguments: str | Path) -> str:
+    done = subprocess.run(
+        kvgraft("serve", *arguments), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr.strip().splitlines()[-1]
+
+
+def test_a_model_that_is_not_there_is_one_line(tmp_path):
+    assert refused(tmp_path / "nothing").startswith("kvgraft: model ")
+
+
+def test_a_model_no_component_serves_is_refused_by_name(tmp_path):
+    model = build_tiny_model(
+        "jamba",
+        head_dim=None,
+        num_experts=4,
+        num_experts_per_tok=2,
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        use_mamba_kernels=False,
+        mamba_d_state=8,
+        mamba_dt_rank=8,
+    )
+    model.save_pretrained(tmp_path)
+    build_tiny_tokenizer().save_pretrained(tmp_path)
+    line = refused(tmp_path, "--port", "0")
+    assert "model JambaForCausalLM (jamba): layer 0 (linear_attention) is a Mamba1 scan" in line
+
+
+def test_a_port_in_use_is_one_line(checkpoint):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = refused(checkpoint, "--port", str(port))
+    assert line == f"kvgraft: cannot listen on 127.0.0.1:{port}: Address already in use"
+
+
+def test_impossible_sizes_are_one_line(checkpoint):
+    line = refused(checkpoint, "--port", "0", "--chunk-tokens", "100", "--page-size", "64")
+    assert line == "kvgraft: chunk_tokens 100 is not a multiple of page_size 64; use 64"
