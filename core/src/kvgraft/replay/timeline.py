@@ -18,7 +18,7 @@ from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import Cell, Node
 from kvgraft.types import Tier
 
-__all__ = ["Timeline"]
+__all__ = ["Timeline", "occupancy", "snapshot"]
 
 MAX_POINTS = 120
 MAX_TREE_NODES = 600

@@ -235,6 +235,7 @@ def build_tiny_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(settings, dtype=dtype).eval()
+        _draw_padding(model)
     with torch.no_grad():
         for name, weights in model.named_parameters():
             if name.endswith("A_log"):
@@ -243,3 +244,15 @@ def build_tiny_model(
                 weights.fill_(STEP)
     assert isinstance(model, PreTrainedModel)
     return model
+
+
+def _draw_padding(model: PreTrainedModel) -> None:
+    """Give the padding token a meaning, since a random model says it like any other.
+
+    Its embedding is zero otherwise, and with it every score of an indexer: which tokens are
+    selected would be a tie, and no two ways of computing it would agree.
+    """
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding) and module.padding_idx is not None:
+            with torch.no_grad():
+                module.weight[module.padding_idx].normal_(0.0, SPREAD)
