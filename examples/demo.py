@@ -368,6 +368,7 @@ def main() -> int:
         for row in rows:
             for _ in Conversations(row).run():
                 live.update(overview(rows))
+    console.print()
     fired: dict[str, int] = {}
     for row in rows:
         assert row.engine is not None
@@ -378,6 +379,13 @@ def main() -> int:
         console.print(f"report: {path}", highlight=False, soft_wrap=True)
         row.engine.close()
     idle = [name for name, count in fired.items() if not count]
+    for row in rows:
+        if row.engine is not None and row.engine.memory.sparse is not None:
+            console.print(
+                f"{row.show.family} fetched {row.engine.totals.rows_moved:,} rows from the host; "
+                f"attention over everything would have fetched {row.engine.totals.rows_dense:,}",
+                highlight=False,
+            )
     wrong = sum(row.wrong for row in rows)
     answers = sum(row.answers for row in rows)
     console.print(

@@ -35,6 +35,7 @@ class ModelMemory:
         cache: kvgraft's cache.
         layers: who keeps what each layer of the model needs.
         sparse: name of the component that keeps keys and values on the host; None if none does.
+        n_sparse_layers: layers it serves.
         running: the cache of the forward pass that is running; None between passes.
 
     One thread uses it and runs the model.
@@ -48,6 +49,7 @@ class ModelMemory:
         self.device = torch.device(cache.config.device)
         self.page_size = cache.config.page_size
         self.sparse = next((plan.paged for plan in self.layers if plan.sparse), None)
+        self.n_sparse_layers = sum(plan.sparse for plan in self.layers)
         self.running: SessionCache | None = None
         self._pools: dict[str, DevicePool] = {}
         self._mirrors: dict[str, HostMirror] = {}

@@ -36,6 +36,8 @@ class Session:
     Attributes:
         request: the core's request.
         key: tokens computed and to be computed.
+        rows_dense: of a sparse model, rows that attention over all tokens would have fetched from
+            the host, over all layers and passes; compare with `swapped.rows_moved`.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Session:
         self._hot: list[HotBuffer] = []
         self._cache: SessionCache | None = None
         self._swapped = SwapStatistics(0, 0)
+        self.rows_dense = 0
 
     # -- getting ready
 
@@ -154,6 +157,7 @@ class Session:
             table = self.memory.cache.host_table(self.request, self.memory.sparse)
             buffer = self.hot_buffer
             buffer.add_host_pages(table[buffer.n_host_pages :].tobytes())
+            self.rows_dense += self.memory.n_sparse_layers * start
 
     def end_step(self, n_tokens: int) -> None:
         """They are computed: share what reaches a boundary."""

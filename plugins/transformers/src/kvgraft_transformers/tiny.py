@@ -228,7 +228,8 @@ def build_tiny_model(
         raise ConfigError(
             f"no family {family!r} in transformers; here are {', '.join(FAMILIES)}"
         ) from error
-    settings._attn_implementation = known.attention
+    if family in FAMILIES:
+        settings._attn_implementation = known.attention
     if dtype == torch.float64:
         # grouped products of experts exist for lower precisions only
         settings._experts_implementation = "eager"

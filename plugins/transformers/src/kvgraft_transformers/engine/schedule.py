@@ -179,6 +179,7 @@ class Schedule:
         """Take a running request's memory and let it wait; what it computed stays as cache."""
         assert generation.session is not None
         generation.session.retract()
+        self._count_rows(generation.session)
         generation.session = None
         generation.retractions += 1
         self.totals.retractions += 1
@@ -202,3 +203,8 @@ class Schedule:
             session.finish()
         else:
             session.abort()
+        self._count_rows(session)
+
+    def _count_rows(self, session: Session) -> None:
+        self.totals.rows_moved += session.swapped.rows_moved
+        self.totals.rows_dense += session.rows_dense

@@ -46,6 +46,8 @@ class EngineTotals:
         retractions: times a running request made room.
         passes: forward passes.
         rows: sequences in them, so that `rows / passes` is the mean batch.
+        rows_moved: of a sparse model, rows fetched from the host, over all layers.
+        rows_dense: rows that attention over all tokens would have fetched.
     """
 
     requests: int = 0
@@ -62,3 +64,5 @@ class EngineTotals:
     retractions: int = 0
     passes: int = 0
     rows: int = 0
+    rows_moved: int = 0
+    rows_dense: int = 0

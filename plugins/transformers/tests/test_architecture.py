@@ -1,0 +1,160 @@
+"""Which component serves which layer, and which models are refused."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import AutoModelForSeq2SeqLM, T5Config
+from transformers.cache_utils import DynamicLayer
+
+from kvgraft import ConfigError
+from kvgraft_transformers import UnsupportedModelError, architecture, read_architecture
+from kvgraft_transformers.tiny import FAMILIES, build_tiny_model
+from kvgraft_transformers.versions import check_transformers
+
+COMPONENTS = {
+    "llama": {"full": [0, 1, 2, 3]},
+    "qwen3": {"full": [0, 1, 2, 3]},
+    "gemma3_text": {"swa": [0, 2], "full": [1, 3]},
+    "gemma4_text": {"swa": [0, 2], "full": [1, 3]},
+    "gpt_oss": {"swa": [0, 2], "full": [1, 3]},
+    "mimo_v2_flash": {"full": [0, 2], "swa": [1, 3]},
+    "llama4_text": {"swa": [0, 1, 2], "full": [3]},
+    "deepseek_v3": {"full": [0, 1, 2, 3]},
+    "deepseek_v32": {"full@1x16": [0, 1, 2, 3], "full@indexer-16": [0, 1, 2, 3]},
+    "bamba": {"full": [1, 3], "mamba": [0, 2]},
+    "falcon_h1": {"full": [0, 1, 2, 3], "mamba": [0, 1, 2, 3]},
+    "nemotron_h": {"full": [1], "mamba": [0, 2]},
+    "mamba2": {"mamba": [0, 1]},
+    "qwen3_next": {"full": [1, 3], "mamba": [0, 2]},
+    "kimi_linear": {"full": [1, 3], "mamba": [0, 2]},
+    "lfm2": {"full": [1, 3], "mamba": [0, 2]},
+    "lfm3": {"full": [1], "swa": [3], "mamba": [0, 2]},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_layer_gets_the_component_of_its_kind(family, tiny):
+    components = read_architecture(tiny(family), sparse_on_host=False).components
+    layers = {name: options["layers"] for name, options in components.items()}
+    assert layers == COMPONENTS[family]
+
+
+def test_a_latent_is_kept_as_one_row(tiny):
+    (options,) = read_architecture(tiny("deepseek_v3"), sparse_on_host=False).components.values()
+    assert (options["kind"], options["latent_dim"], options["rope_dim"]) == ("mla", 16, 8)
+
+
+def test_a_window_keeps_what_the_next_token_sees(tiny):
+    for family, window in (("gemma3_text", 48), ("llama4_text", 48), ("gpt_oss", 40)):
+        components = read_architecture(tiny(family), sparse_on_host=False).components
+        assert components["swa"]["window"] == window - 1
+
+
+def test_layers_with_other_heads_get_a_pool_of_their_own():
+    model = build_tiny_model(
+        "gemma4_text",
+        num_kv_shared_layers=0,
+        layer_types=["full_attention", "sliding_attention"] * 3,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+    )
+    components = read_architecture(model, sparse_on_host=False).components
+    assert components["full"]["head_dim"] == 32
+    assert components["swa"]["head_dim"] == 16
+
+
+def test_two_windows_get_two_components(tiny, monkeypatch):
+    probe = architecture._probe
+
+    def with_another_window(model):
+        layers = probe(model)
+        layers[2].sliding_window = 32
+        return layers
+
+    monkeypatch.setattr(architecture, "_probe", with_another_window)
+    components = read_architecture(tiny("gemma3_text"), sparse_on_host=False).components
+    assert {name: options["layers"] for name, options in components.items()} == {
+        "swa@w48-2x16": [0],
+        "swa@w32-2x16": [2],
+        "full": [1, 3],
+    }
+    assert components["swa@w32-2x16"]["window"] == 31
+
+
+def test_sparse_layers_go_to_the_host_when_asked(tiny):
+    found = read_architecture(tiny("deepseek_v32"), sparse_on_host=True)
+    assert list(found.components) == ["hisparse"]
+    assert all(plan.sparse for plan in found.layers)
+    assert found.components["hisparse"]["index_dim"] == 16
+
+
+MAMBA1 = {
+    "mamba": {"state_size": 8, "num_key_value_heads": None, "head_dim": None},
+    "falcon_mamba": {"state_size": 8, "num_key_value_heads": None, "head_dim": None},
+    "jamba": {
+        "head_dim": None,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "use_mamba_kernels": False,
+        "mamba_d_state": 8,
+        "mamba_dt_rank": 8,
+    },
+}
+
+
+@pytest.mark.parametrize("family", MAMBA1)
+def test_a_mamba1_scan_is_refused_by_name(family):
+    model = build_tiny_model(family, **MAMBA1[family])
+    with pytest.raises(UnsupportedModelError, match=rf"\({family}\): layer 0 .* Mamba1 scan"):
+        read_architecture(model, sparse_on_host=False)
+
+
+def test_a_model_with_a_cache_of_its_own_is_refused_by_name():
+    model = build_tiny_model(
+        "minimax",
+        layer_types=["linear_attention", "full_attention"] * 2,
+        block_size=16,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+    )
+    with pytest.raises(UnsupportedModelError, match=r"MiniMaxForCausalLM \(minimax\): .* own"):
+        read_architecture(model, sparse_on_host=False)
+
+
+def test_an_encoder_decoder_is_refused_by_name():
+    config = T5Config(vocab_size=64, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    model = AutoModelForSeq2SeqLM.from_config(config)
+    with pytest.raises(UnsupportedModelError, match=r"\(t5\): is an encoder-decoder"):
+        read_architecture(model, sparse_on_host=False)
+
+
+def test_a_layer_that_keeps_something_more_is_refused_by_its_type(tiny, monkeypatch):
+
+    from kvgraft_transformers import architecture
+
+    class CompressedLayer(DynamicLayer):
+        pass
+
+    probe = architecture._probe
+
+    def with_another_layer(model):
+        layers = probe(model)
+        layers[2].__class__ = CompressedLayer
+        return layers
+
+    monkeypatch.setattr(architecture, "_probe", with_another_layer)
+    with pytest.raises(UnsupportedModelError, match=r"layer 2 .* keeps a CompressedLayer"):
+        read_architecture(tiny("llama"), sparse_on_host=False)
+
+
+@pytest.mark.parametrize("version", ["5.22.1", "5.24.0", "4.57.0", "6.0.0"])
+def test_another_transformers_is_refused_with_both_versions(version):
+    with pytest.raises(ConfigError, match=rf"transformers {version} is installed, .* 5\.23"):
+        check_transformers(version)
+
+
+def test_the_installed_transformers_is_the_verified_one():
+    check_transformers()
+    check_transformers("5.23.7")

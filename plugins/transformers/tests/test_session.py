@@ -1,0 +1,270 @@
+"""A session beside `generate`: what it keeps, what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kvgraft import ConfigError
+from kvgraft.transfers import SteppedTransferEngine
+from kvgraft_transformers import AdmissionRefusedError, ModelMemory, SessionError
+
+
+def row(tokens: list[int]) -> torch.Tensor:
+    return torch.tensor(tokens)[None]
+
+
+def test_generate_leaves_a_conversation_that_the_next_turn_resumes(tiny, open_memory, tokens):
+    model = tiny("gemma3_text", torch.float64)
+    memory = open_memory(model)
+    history = tokens(70)
+    for turn in range(3):
+        ids = row(history)
+        expected = model.generate(ids, max_new_tokens=20, do_sample=False, eos_token_id=None)
+        with memory.session(ids, max_new_tokens=20) as session:
+            assert session.cached_tokens == (0 if turn == 0 else (len(history) - 9) // 16 * 16)
+            said = model.generate(
+                ids,
+                past_key_values=session.cache,
+                max_new_tokens=20,
+                do_sample=False,
+                eos_token_id=None,
+            )
+        assert said.tolist() == expected.tolist()
+        history = said[0].tolist() + tokens(8, seed=turn)
+
+
+def test_chunks_of_generate_leave_states_behind(tiny, open_memory, tokens):
+    model = tiny("qwen3_next", torch.float64)
+    memory = open_memory(model)
+    prompt = tokens(110)
+    with memory.session(prompt, max_new_tokens=2) as session:
+        model.generate(
+            row(prompt),
+            past_key_values=session.cache,
+            max_new_tokens=2,
+            do_sample=False,
+            prefill_chunk_size=32,
+        )
+    with memory.session(prompt[:100] + tokens(10, seed=9)) as session:
+        assert session.cached_tokens == 96
+
+
+def test_a_sampled_generate_runs_on_a_session_too(tiny, open_memory, tokens):
+    model = tiny("lfm3")
+    memory = open_memory(model)
+    ids = row(tokens(50))
+
+    def sample(cache: object) -> list[int]:
+        torch.manual_seed(3)
+        said = model.generate(
+            ids, past_key_values=cache, max_new_tokens=12, do_sample=True, eos_token_id=None
+        )
+        return said[0].tolist()
+
+    expected = sample(None)
+    with memory.session(ids, max_new_tokens=12) as session:
+        assert sample(session.cache) == expected
+
+
+def test_an_exception_in_the_block_aborts_the_session(tiny, open_memory, tokens):
+    model = tiny("llama")
+    memory = open_memory(model)
+    prompt = tokens(40)
+    with pytest.raises(KeyError), memory.session(prompt) as session:
+        raise KeyError("something else went wrong")
+    assert session.ended
+    assert not memory.cache.requests
+    with memory.session(prompt) as again:
+        assert again.cached_tokens == 0
+
+
+def test_other_tokens_than_the_sessions_are_refused(tiny, open_memory, tokens):
+    model = tiny("llama")
+    session = open_memory(model).session(tokens(40))
+    wrong = tokens(40)
+    wrong[7] = 400
+    with pytest.raises(SessionError, match=r"token 7 is 400, the session was begun with \d+"):
+        model(input_ids=row(wrong), past_key_values=session.cache)
+    session.abort()
+
+
+def test_a_batch_for_one_session_is_refused(tiny, open_memory, tokens):
+    model = tiny("llama")
+    memory = open_memory(model)
+    with pytest.raises(ConfigError, match=r"input_ids of shape \[2, 20\]: a session is one"):
+        memory.session(torch.tensor([tokens(20), tokens(20)]))
+    session = memory.session(tokens(20))
+    with pytest.raises(SessionError, match="a batch of 2 rows for 1 sessions"):
+        model(
+            input_ids=torch.tensor([tokens(20), tokens(20)]),
+            past_key_values=session.cache,
+        )
+    session.abort()
+
+
+def test_embeddings_instead_of_tokens_are_refused(tiny, open_memory, tokens):
+    model = tiny("llama")
+    session = open_memory(model).session(tokens(20))
+    embedded = model.get_input_embeddings()(row(tokens(20)))
+    with pytest.raises(SessionError, match="pass input_ids"):
+        model(inputs_embeds=embedded, past_key_values=session.cache)
+    session.abort()
+
+
+def test_beams_are_refused(tiny, open_memory, tokens):
+    model = tiny("llama")
+    session = open_memory(model).session(tokens(20), max_new_tokens=4)
+    with pytest.raises(SessionError, match="a batch of 2 rows for 1 sessions"):
+        model.generate(
+            row(tokens(20)), past_key_values=session.cache, max_new_tokens=4, num_beams=2
+        )
+    session.abort()
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda cache: cache.crop(-1), "cannot be cropped"),
+        (lambda cache: cache.reset(), "cannot be reset"),
+        (lambda cache: cache.activate_past_recording(), "cannot be cropped"),
+        (lambda cache: cache.reorder_cache(torch.tensor([0])), "beam search"),
+        (lambda cache: cache.batch_repeat_interleave(2), "one sequence"),
+        (lambda cache: cache.batch_select_indices(torch.tensor([0])), "one sequence"),
+        (lambda cache: cache.__deepcopy__({}), "cannot be copied"),
+    ],
+)
+def test_what_a_shared_cache_cannot_do_is_refused(tiny, open_memory, tokens, call, reason):
+    session = open_memory(tiny("llama")).session(tokens(20))
+    with pytest.raises(SessionError, match=reason):
+        call(session.cache)
+    session.abort()
+
+
+def test_sessions_that_begin_and_that_continue_a_state_do_not_mix(tiny, open_memory, tokens):
+    from kvgraft_transformers import SessionCache
+
+    model = tiny("bamba")
+    memory = open_memory(model)
+    first, second = memory.session(tokens(40)), memory.session(tokens(40, seed=2))
+    with torch.no_grad():
+        model(input_ids=row(tokens(40)[:8]), past_key_values=first.cache)
+    with pytest.raises(SessionError, match="1 of 2 sessions begin"):
+        model(
+            input_ids=torch.tensor([tokens(40)[8:16], tokens(40, seed=2)[:8]]),
+            past_key_values=SessionCache(memory, [first, second]),
+        )
+    first.abort()
+    second.abort()
+
+
+def test_a_session_that_does_not_fit_says_which_pool_is_short(tiny, open_memory, tokens):
+    memory = open_memory(tiny("gemma3_text"), device_tokens=128)
+    with pytest.raises(AdmissionRefusedError, match="component 'full' device pool: needs 14 slots"):
+        memory.session(tokens(200))
+    assert not memory.cache.requests
+    holder = memory.session(tokens(100))
+    with pytest.raises(AdmissionRefusedError, match="deferred; component 'full' device pool"):
+        memory.session(tokens(100, seed=2))
+    holder.abort()
+    memory.session(tokens(100, seed=2)).abort()
+
+
+def test_decoding_beyond_the_reserve_says_what_to_do(tiny, open_memory, tokens):
+    model = tiny("llama")
+    memory = open_memory(model, device_tokens=96)
+    prompt = tokens(60)
+    session = memory.session(prompt)
+    with pytest.raises(SessionError, match="a larger max_new_tokens"):
+        model.generate(
+            row(prompt), past_key_values=session.cache, max_new_tokens=60, eos_token_id=None
+        )
+    session.abort()
+
+
+def test_a_failed_load_back_is_computed_again(tiny, open_memory, tokens, run):
+    model = tiny("llama")
+    transfers = SteppedTransferEngine()
+    memory = open_memory(model, transfers=transfers)
+    prompt = tokens(70)
+    with memory.session(prompt) as session:
+        expected = run(model, prompt, session)
+    transfers.run_all()
+    memory.cache.poll()
+    memory.cache.evict("full", 100)
+    from kvgraft import TokenKey
+    from kvgraft_transformers import Session
+
+    session = Session(memory, TokenKey(prompt))
+    assert session.admit().admitted
+    session.load_back()
+    assert not session.ready
+    transfers.fail()
+    memory.cache.poll()
+    assert session.load_failed
+    session.restart()
+    assert session.admit().admitted
+    session.load_back()
+    assert session.cached_tokens == 0
+    assert torch.allclose(run(model, prompt, session), expected, atol=1e-5)
+    session.finish()
+    transfers.run_all()
+
+
+def test_tenants_share_nothing(tiny, open_memory, tokens):
+    memory = open_memory(tiny("llama"))
+    for tenant, cached in (("a", 0), ("b", 0), ("a", 32)):
+        with memory.session(tokens(40), namespace=tenant) as session:
+            assert session.cached_tokens == cached
+            with torch.no_grad():
+                memory.model(
+                    input_ids=row(tokens(40)[session.computed :]), past_key_values=session.cache
+                )
+
+
+def test_closing_the_memory_leaves_the_model_as_it_was(tiny, tokens):
+    model = tiny("deepseek_v32")
+    before = model(row(tokens(40))).logits
+    memory = ModelMemory.open(
+        model, sparse_on_host=True, device_tokens=512, host_tokens=512, page_size=16
+    )
+    assert torch.equal(model(row(tokens(40))).logits, before), "passes without a session change"
+    memory.close()
+    assert model.config._attn_implementation == "sdpa"
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+    assert torch.equal(model(row(tokens(40))).logits, before)
+
+
+def test_a_sparse_model_moves_less_than_it_would_densely(tiny, open_memory, tokens, run):
+    model = tiny("deepseek_v32")
+    memory = open_memory(
+        model, sparse_on_host=True, components={"hisparse": {"hot_tokens": 64, "max_running": 2}}
+    )
+    prompt = tokens(200)
+    with memory.session(prompt, chunk_tokens=32) as session:
+        run(model, prompt, session)
+    cuts = (*range(193, 201),)
+    with memory.session(prompt, chunk_tokens=32) as session:
+        assert session.cached_tokens == 192
+        run(model, prompt, session, cuts=cuts)
+        assert session.swapped.rows_moved < session.rows_dense / 2
+    assert session.rows_dense == 4 * sum(range(192, 200))
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"chunk_tokens": 40}, "chunk_tokens 40 is not a multiple of page_size 16; use 32"),
+        ({"chunk_tokens": 8}, "chunk_tokens 8 is not a multiple of page_size 16; use 16"),
+        ({"components": {"mamba": {}}}, r"components \['mamba'\]: the model has \['full'\]"),
+        ({"device_tokens": 0}, "device_tokens"),
+        ({"colour": "red"}, "setting colour"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(tiny, settings, reason):
+    with pytest.raises(ConfigError, match=reason):
+        ModelMemory.open(
+            tiny("llama"), **{"page_size": 16, "device_tokens": 256, "chunk_tokens": 32, **settings}
+        )
+    assert not tiny("llama")._forward_hooks
