@@ -312,7 +312,10 @@ def report(row: Progress) -> ReplayResult:
         },
         "saved_tokens": totals.cached_tokens,
         "computed_tokens": prompt_tokens - totals.cached_tokens,
-        "component_hits": {},
+        "component_hits": {
+            name: {"device_slots": device, "host_slots": host}
+            for name, (device, host) in totals.hit_slots.items()
+        },
         "load_backs": {
             "started": loads.started,
             "completed": loads.completed,

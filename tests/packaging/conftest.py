@@ -73,6 +73,10 @@ class Environment:
         """Run the installed command, away from the source tree."""
         return run(self.directory / "bin" / "kvgraft", *arguments, cwd=self.directory)
 
+    def run_python(self, code: str) -> subprocess.CompletedProcess[str]:
+        """Run a line of Python in it."""
+        return run(self.python, "-c", code, cwd=self.directory)
+
 
 @pytest.fixture
 def environment(tmp_path: Path, wheels: dict[str, Path]) -> Callable[..., Environment]:

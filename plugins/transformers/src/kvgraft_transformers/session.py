@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from kvgraft import Decision, LeaseError, TokenKey
+from kvgraft import Decision, LeaseError, Outcome, TokenKey
 from kvgraft_hisparse.hot_buffer import HotBuffer, SwapStatistics
 from kvgraft_transformers.errors import AdmissionRefusedError, SessionError
 from kvgraft_transformers.session_cache import SessionCache
@@ -86,6 +86,10 @@ class Session:
         """
         while True:
             decision = self.admit()
+            if decision.outcome is Outcome.DEFERRED:
+                # copies that are under way hold what they copy
+                self.memory.cache.drain()
+                decision = self.admit()
             if not decision.admitted:
                 self.abort()
                 raise AdmissionRefusedError(decision)

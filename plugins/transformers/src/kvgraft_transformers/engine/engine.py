@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -26,6 +27,9 @@ __all__ = ["Engine"]
 
 PATIENCE_S = 0.05
 """Longest wait for a load-back when nothing else can run."""
+
+NAP_S = 0.001
+"""Pause while backups hold the pages that waiting requests need."""
 
 
 class Engine:
@@ -131,8 +135,8 @@ class Engine:
             alike.setdefault((n_tokens, begins), []).append(generation)
         for (n_tokens, _), group in alike.items():
             ran |= self._compute(group, n_tokens, out)
-        if not ran and not out and schedule.loading:
-            self._wait_for_a_load()
+        if not ran and not out and not schedule.idle:
+            self._wait()
         return out
 
     def run(self) -> Iterator[NewToken]:
@@ -217,13 +221,15 @@ class Engine:
         self.totals.rejected += 1
         return NewToken(generation, None, FinishReason.REJECTED)
 
-    def _wait_for_a_load(self) -> None:
-        session = self.schedule.loading[0].session
-        assert session is not None
-        for transfer in session.request.waits:
-            if not transfer.ended:
-                transfer.ticket.wait(PATIENCE_S)
-                return
+    def _wait(self) -> None:
+        """Nothing can run until a copy ends: one that a request waits for, or that holds pages."""
+        for generation in self.schedule.loading:
+            assert generation.session is not None
+            for transfer in generation.session.request.waits:
+                if not transfer.ended:
+                    transfer.ticket.wait(PATIENCE_S)
+                    return
+        time.sleep(NAP_S)
 
 
 def _end_tokens(model: PreTrainedModel) -> frozenset[int]:

@@ -126,6 +126,16 @@ class Schedule:
         self.totals.prompt_tokens += generation.prompt_tokens
         self.totals.cached_tokens += session.cached_tokens
         self.totals.host_tokens += generation.host_tokens
+        cache, request = self.memory.cache, session.request
+        for track in cache.tree.tracks:
+            host = request.host_slots[track.index]
+            if track.is_state:
+                device = int(session.cached_tokens > 0) - host
+            else:
+                device = int((cache.table(request, track.name) >= 0).sum())
+            held = self.totals.hit_slots.setdefault(track.name, [0, 0])
+            held[0] += device
+            held[1] += host
 
     def arrived(self) -> None:
         """Move requests whose prefix has arrived to the running ones; try again where it failed."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pydantic import BaseModel, ConfigDict, PositiveInt
 
@@ -39,6 +39,7 @@ class EngineTotals:
         prompt_tokens: of requests that were admitted at least once.
         cached_tokens: those of them that were not computed.
         host_tokens: those of them that came from the host.
+        hit_slots: per component, slots of its own that first matches found on device and host.
         computed_tokens: through the model, recomputed ones included.
         generated_tokens: produced.
         admissions: sessions that were promised their slots.
@@ -57,6 +58,7 @@ class EngineTotals:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     host_tokens: int = 0
+    hit_slots: dict[str, list[int]] = field(default_factory=dict)
     computed_tokens: int = 0
     generated_tokens: int = 0
     admissions: int = 0

@@ -1,0 +1,34 @@
+"""The engine's distribution adds a command, and takes it away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .conftest import Environment
+
+COMPONENTS = ("kvgraft-full", "kvgraft-swa", "kvgraft-mamba", "kvgraft-hisparse")
+
+
+def test_serve_comes_and_goes_with_its_distribution(
+    environment: Callable[..., Environment],
+) -> None:
+    made = environment("kvgraft", *COMPONENTS, "kvgraft-transformers")
+    assert "  serve " in made.kvgraft("--help").stdout
+    assert made.kvgraft("serve", "--help").returncode == 0
+    made.uninstall("kvgraft-transformers")
+    assert "  serve " not in made.kvgraft("--help").stdout
+    gone = made.kvgraft("serve", "anything")
+    assert gone.returncode == 2
+    assert gone.stderr == "kvgraft: no such command 'serve'.\n"
+    assert made.kvgraft("components").returncode == 0
+
+
+def test_help_of_serve_loads_neither_torch_nor_transformers(
+    environment: Callable[..., Environment],
+) -> None:
+    made = environment("kvgraft", *COMPONENTS, "kvgraft-transformers")
+    code = (
+        "import sys; from kvgraft_transformers.serving.command import serve; "
+        "sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    assert made.run_python(code).returncode == 0
