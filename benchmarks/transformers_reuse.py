@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import torch
 import transformers
-from _measure import heading
+from _measure import arguments, heading
 from transformers import DynamicCache, PreTrainedModel
 
 from kvgraft_transformers import ModelMemory
@@ -124,6 +124,7 @@ def step(model: PreTrainedModel, position: int, cache: object) -> None:
 
 
 def main() -> None:
+    quick = arguments(__doc__).parse_args().quick
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     heading(
@@ -137,7 +138,8 @@ def main() -> None:
         "| family | same bits: device, host | float64 | float32 | bfloat16 | 2nd / 1st | decode |"
     )
     print("|---|---|---|---|---|---|---|")
-    for case in [*FAMILIES, "deepseek_v32+hisparse"]:
+    cases = [*FAMILIES, "deepseek_v32+hisparse"]
+    for case in cases[-3:] if quick else cases:
         family, _, route = case.partition("+")
         sparse = bool(route)
         rows = [

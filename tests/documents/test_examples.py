@@ -11,7 +11,13 @@ import pytest
 
 from ..commands import KVGRAFT, ROOT, run
 
-DOCUMENTS = ["README.md", "docs/embedding.md", "docs/components.md", "docs/replay.md"]
+DOCUMENTS = [
+    *("README.md", "docs/embedding.md", "docs/components.md", "docs/replay.md"),
+    "plugins/transformers/README.md",
+]
+
+FOR_EVER = ("kvgraft serve ",)
+"""Commands that run until they are stopped; their own tests start and stop them."""
 
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -36,12 +42,13 @@ def shell_lines(document: str) -> list[tuple[str, list[str]]]:
 
 def commands() -> list[tuple[str, str, list[str]]]:
     """Document, `kvgraft` command and the lines shown below it."""
-    documents = [*DOCUMENTS, *(str(p.relative_to(ROOT)) for p in ROOT.glob("plugins/*/README.md"))]
+    plugins = (str(path.relative_to(ROOT)) for path in ROOT.glob("plugins/*/README.md"))
+    documents = dict.fromkeys([*DOCUMENTS, *plugins])
     return [
         (document, command, shown)
         for document in documents
         for command, shown in shell_lines(document)
-        if command.startswith("kvgraft ")
+        if command.startswith("kvgraft ") and not command.startswith(FOR_EVER)
     ]
 
 
@@ -51,7 +58,8 @@ def shape(line: str) -> str:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_a_documents_python_runs_in_order(document: str) -> None:
+def test_a_documents_python_runs_in_order(document: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "error")  # it tells of kernels for GPUs
     code = "\n".join(blocks(document, "python"))
     if not code:
         return
