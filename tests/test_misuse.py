@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 
 from kvgraft import Cache, ConfigError, LeaseError, TokenKey
+
+Call = Callable[[Cache, Any], object]
 
 
 @pytest.fixture
@@ -31,6 +36,69 @@ def test_a_component_that_is_not_there_is_named_beside_those_that_are(
     with pytest.raises(ConfigError, match="'wide'"):
         cache.evict("wide", 1)
     cache.abort(request)
+
+
+@pytest.mark.parametrize("guard", ["off", "on"])
+@pytest.mark.parametrize(
+    "call", [lambda c, r: c.begin([1, 2]), lambda c, r: c.begin("text"), lambda c, r: c.begin(r)]
+)
+def test_a_request_is_begun_with_a_key(call: Call, guard: str) -> None:
+    cache = Cache.open(["full"], page_size=4, device_tokens=64, guard=guard)
+    request = cache.begin(TokenKey([1, 2]))
+    with pytest.raises(ConfigError, match=r"begun with a TokenKey, not a \w+; give TokenKey\("):
+        call(cache, request)
+    cache.check_integrity()
+
+
+@pytest.mark.parametrize("n_tokens", [-3, 0.5, None, "4"])
+@pytest.mark.parametrize("call", ["allocate", "computed"])
+def test_a_number_of_tokens_is_whole_and_not_negative(
+    cache: Cache, call: str, n_tokens: object
+) -> None:
+    request = cache.begin(TokenKey(range(8)))
+    assert cache.admit(request).admitted
+    assert cache.allocate(request, 8)
+    with pytest.raises(LeaseError, match=f"{call}: {n_tokens!r} is no number of tokens"):
+        getattr(cache, call)(request, n_tokens)
+    assert (request.computed, request.allocated) == (0, 2)
+    cache.computed(request, 8)
+    assert cache.finish(request) == 8
+
+
+def test_numpys_numbers_of_tokens_are_numbers(cache: Cache) -> None:
+    request = cache.begin(TokenKey(range(8)))
+    assert cache.admit(request).admitted
+    assert cache.allocate(request, np.int64(8))
+    cache.computed(request, np.int32(8))
+    assert type(request.computed) is int
+    assert type(request.allocated) is int
+
+
+@pytest.mark.parametrize("ending", ["finish", "abort", "retract"])
+@pytest.mark.parametrize("table", ["table", "host_table"])
+def test_a_request_that_ended_has_no_table(cache: Cache, ending: str, table: str) -> None:
+    request = cache.begin(TokenKey(range(8)))
+    assert cache.admit(request).admitted
+    getattr(cache, ending)(request)
+    with pytest.raises(LeaseError, match="request is closed and has no slots"):
+        getattr(cache, table)(request, "full")
+
+
+def test_a_setting_that_is_missing_is_named_as_missing() -> None:
+    with pytest.raises(ConfigError, match=r"^setting device_tokens: missing; settings: comp"):
+        Cache.open(["full"])
+
+
+@pytest.mark.parametrize("components", ["full", ["full", 3], [["full"]]])
+def test_components_are_a_list_of_names(components: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^setting components=.*: give a list of names, s"):
+        Cache.open(components, device_tokens=64)
+
+
+def test_names_may_come_from_anything_that_can_be_iterated() -> None:
+    for names in ({"full": 1}.keys(), (name for name in ["full"]), {"full"}):
+        cache = Cache.open(names, page_size=4, device_tokens=64)  # type: ignore[arg-type]
+        assert list(cache.config.components) == ["full"]
 
 
 def test_a_copied_key_grows_on_its_own() -> None:

@@ -5,10 +5,18 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
 
 import kvgraft
+from kvgraft.cli import app
 
 from ..commands import KVGRAFT, run
+from ..registry.distributions import Shelf
+from .refusals import refused
 
 
 def test_help_names_the_subcommands() -> None:
@@ -68,3 +76,112 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     )
     assert b"Traceback" not in done.stderr
     assert done.stdout == b"["
+
+
+def test_what_is_used_wrongly_is_said_in_one_line() -> None:
+    outcomes = refused(
+        {
+            "argument missing": ["check"],
+            "option of no kind": ["new-component", "ring", "--kind", "round"],
+            "unknown option": ["components", "--jsn"],
+            "number out of range": ["replay", "--users", "0"],
+        }
+    )
+    for case, outcome in outcomes.items():
+        assert (outcome.status, outcome.output) == (2, ""), case
+        assert re.fullmatch(r"kvgraft: [a-z].*\n", outcome.errors), outcome.errors
+
+
+def test_a_message_of_several_lines_is_said_in_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kind = click.Option(["--kind"], type=click.Choice(["a", "b"]), required=True)
+    monkeypatch.setattr(app, "cli", click.Command("kvgraft", params=[kind]))
+    monkeypatch.setattr("sys.argv", ["kvgraft"])
+    with pytest.raises(SystemExit, match="2"):
+        app.main()
+    said = capsys.readouterr().err
+    assert said == "kvgraft: missing option '--kind'. Choose from: a, b\n"
+
+
+REACHES = """
+from kvgraft import ComponentDeclaration, ComponentOptions, Chunk, Kind, Leading, Reach, hookimpl
+
+@hookimpl
+def declare_component():
+    return ComponentDeclaration(
+        name="thrown", api_version="1.0", kind=Kind.PAGED, summary="", options=ComponentOptions
+    )
+
+@hookimpl
+def create_component(options, context):
+    import torch
+    from kvgraft.pools import Component, PlaneSpec, paged_pools
+
+    planes = [PlaneSpec(0, "kv", (context.page_size,), torch.uint8)]
+    device, host = paged_pools(options, context, planes)
+    return Component(Reach(REACH), device, host if MIRRORED else None)
+"""
+
+
+def shelved(directory: Path, *, reach: str, mirrored: bool = False) -> Shelf:
+    shelf = Shelf(directory)
+    source = REACHES.replace("REACH)", f"{reach})").replace("MIRRORED", str(mirrored))
+    shelf.put("kvgraft-thrown", source)
+    return shelf
+
+
+LONG = "Leading(16), Chunk(8192)"
+SHOWN = "[0, 16) + [floor((b-1)/8192)*8192, b)"
+
+
+def test_a_table_in_a_pipe_is_as_wide_as_what_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    table = shelved(tmp_path, reach=LONG).run(KVGRAFT, "components").stdout
+    (row,) = (line for line in table.splitlines() if "thrown" in line)
+    assert [cell.strip() for cell in row.strip("│").split("│")] == [
+        *("thrown", "kvgraft-thrown 2.1", "1.0", SHOWN, "-", "ok")
+    ]
+
+
+@pytest.mark.parametrize("columns", [30, 40, 80])
+def test_a_narrow_table_keeps_name_reach_and_status_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    table = shelved(tmp_path, reach=LONG).run(KVGRAFT, "components").stdout
+    assert "…" not in table
+    lines = table.splitlines()
+    assert max(map(len, lines)) <= columns
+    heads = next(line for line in lines if "reach" in line).strip("┃").split("┃")
+    reach = [head.strip() for head in heads].index("reach")
+    start = next(at for at, line in enumerate(lines) if "thrown" in line)
+    cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines[start:-1]]
+    assert (cells[0][0], cells[0][-1]) == ("thrown", "ok")
+    assert "".join(row[reach] for row in cells).replace(" ", "") == SHOWN.replace(" ", "")
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        ({"reach": "Leading(3)"}, "reach: [0, 3) does not end at the boundary; "),
+        ({"reach": "Chunk(3)", "mirrored": True}, "has a host mirror without the capability "),
+    ],
+)
+def test_a_component_that_cannot_be_built_is_listed_with_the_reason(
+    tmp_path: Path, case: dict[str, Any], reason: str
+) -> None:
+    shelf = shelved(tmp_path, **case)
+    rows = {
+        row["name"]: row for row in json.loads(shelf.run(KVGRAFT, "components", "--json").stdout)
+    }
+    assert rows["thrown"]["status"].startswith(
+        f"cannot be built with its default options: {reason}"
+    )
+    assert rows["thrown"]["reach"] is None
+    assert rows["full"]["status"] == "ok"
+    printed = shelf.run(KVGRAFT, "components").stdout
+    assert f"thrown: {rows['thrown']['status']}" in printed
+    assert re.search("thrown .* broken", printed)

@@ -88,6 +88,15 @@ def test_anyone_can_register_wrappers_beside_the_guard() -> None:
     scene.close()
 
 
+def test_a_guard_says_what_it_looks_at_and_how_often_it_did() -> None:
+    scene = Scene(full_check=2)
+    for _ in range(5):
+        scene.cache.drain()
+    assert repr(scene.cache.guard) == (
+        "<Guard of every operation: 5 looked at, 2 full checks, one after 2>"
+    )
+
+
 def looked_at(sample: float) -> list[bool]:
     """Whether each of ten drains was looked at."""
     cache = Cache.open(["full"], device_tokens=1024, guard="sampled", guard_sample=sample)

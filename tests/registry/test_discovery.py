@@ -78,15 +78,20 @@ BROKEN = {
     ),
     "misspelt hook": (
         SOUND + "\n@hookimpl\ndef budget_contributions(component, query):\n    return None\n",
-        "unknown hook",
+        "budget_contributions is no hook; did you mean budget_contribution?",
     ),
+    "hook of another kind": (
+        SOUND + "\n@hookimpl\ndef paint(component, query):\n    return None\n",
+        "paint is no hook; hooks are declare_component, create_component, ",
+    ),
+    "syntax error": (SOUND + "\ndef broken(:\n", "import failed: SyntaxError: "),
     "argument missing": (
         SOUND + "\n@hookimpl\ndef budget_contribution(query):\n    return None\n",
         "budget_contribution takes (query); it must take (component, query)",
     ),
     "argument misspelt": (
         SOUND + "\n@hookimpl\ndef finalize_match_result(component, match):\n    return None\n",
-        "match",
+        "finalize_match_result takes (component, match); it must take (component, view)",
     ),
     "arguments swapped": (
         SOUND + "\n@hookimpl\ndef budget_contribution(query, component):\n    return None\n",

@@ -327,16 +327,22 @@ def test_a_pin_wider_than_the_reach_is_kept_and_undone_by_its_release() -> None:
     scene.assert_nothing_is_held()
 
 
-@pytest.mark.parametrize("demand", [Demand(0, 0), Demand(5, -1)], ids=repr)
-def test_a_budget_that_forgets_the_host_hits_or_is_negative_breaks_a3(demand: Demand) -> None:
+@pytest.mark.parametrize(
+    ("demand", "cached", "rule"),
+    [(Demand(0, 0), PROMPT, "A3"), (Demand(0, 0), [], "A1"), (Demand(15, -1), PROMPT, "A1")],
+)
+def test_a_budget_without_the_host_hits_breaks_a3_and_one_without_the_step_a1(
+    demand: Demand, cached: list[int], rule: str
+) -> None:
     scene = Scene(host_tokens=64)
-    scene.on_host_only(PROMPT)
+    if cached:
+        scene.on_host_only(cached)
     request = scene.cache.begin(TokenKey(LONGER))
     scene.second.answers["budget_contribution"] = lambda query: demand
     before = scene.books()
     with pytest.raises(ContractViolation, match="budget_contribution") as caught:
         scene.cache.admit(request)
-    assert (caught.value.rule, caught.value.component) == ("A3", "second")
+    assert (caught.value.rule, caught.value.component) == (rule, "second")
     assert scene.books() == before
     scene.assert_nothing_is_held()
 

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kvgraft import ConfigError
-from kvgraft.registry import load_plugin
+from kvgraft import ComponentMatch, ConfigError, Demand, Span
+from kvgraft.registry import load_plugin, select
+from kvgraft.rules import RULES
 from kvgraft.testing import CLAUSES, ComponentContract, Status, check_component
+from kvgraft.testing.checking import Checker
 
 from ..commands import KVGRAFT, run
 from ..mutants.components import MUTANTS
+from ..mutants.packages import paged
+from ..registry.distributions import COMPONENT, Shelf
 
 (FORGETFUL,) = (m for m in MUTANTS if m.name == "host hits are counted twice")
 
@@ -51,6 +59,205 @@ def test_an_expectation_of_no_rule_is_refused() -> None:
 def test_a_contract_class_holds_data_only(name: str) -> None:
     with pytest.raises(TypeError, match=f"defines {name}; a contract class holds data only"):
         type("TestMine", (ComponentContract,), {"component": "mine", name: None})
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("windw=3", "option windw='3': Extra inputs are not permitted; options: "),
+        ("window=0", "option window='0': Input should be greater than 0; options: "),
+        ("window=abc", "option window='abc': Input should be a valid integer"),
+        ("device_tokens=1", "option device_tokens: 1 tokens make no page of 2; give 2 or more"),
+    ],
+)
+def test_an_option_that_is_refused_is_its_givers_mistake_and_one_line(
+    option: str, said: str
+) -> None:
+    done = run(KVGRAFT, "check", "swa", "--option", option, "--profile", "dev")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"kvgraft: component 'swa': {said}")
+    assert done.stderr.count("\n") == 1
+
+
+SOUND = COMPONENT.format(name="thrown")
+BROKEN = {
+    "syntax error": (SOUND + "\ndef broken(:\n", "", "import failed: SyntaxError: "),
+    "a reach of nothing": (
+        SOUND.replace("Reach(Everything())", "Reach()"),
+        "",
+        "reach: no term given; ",
+    ),
+    "a reach that ends nowhere": (
+        SOUND.replace("Everything", "Leading").replace("Leading()", "Leading(3)"),
+        "",
+        "reach: [0, 3) does not end at the boundary; ",
+    ),
+    "building raises": (
+        SOUND.replace("    planes =", "    1 / 0\n    planes ="),
+        "",
+        "hook create_component raised ZeroDivisionError: ",
+    ),
+    "declaring raises": (
+        SOUND.replace("    return ComponentD", "    1 / 0\n    return ComponentD"),
+        "",
+        "hook declare_component raised ZeroDivisionError: ",
+    ),
+    "misspelt hook": (
+        SOUND + "\n@hookimpl\ndef budget_contributions(component, query):\n    return None\n",
+        "P6",
+        "budget_contributions is no hook; did you mean budget_contribution?",
+    ),
+    "newer version": (SOUND.replace('"1.0"', '"1.9"'), "P3", "written for API 1.9, "),
+}
+
+
+@pytest.fixture(scope="module")
+def unloadable(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """By case, what `check_component` answers where every broken package is installed."""
+    shelf = Shelf(tmp_path_factory.mktemp("unloadable"))
+    names = {case: case.replace(" ", "_") for case in BROKEN}
+    for case, name in names.items():
+        shelf.put(f"kvgraft-{name}", BROKEN[case][0].replace("'thrown'", repr(name)), name=name)
+    code = (
+        "import json, sys; from kvgraft.testing import check_component\n"
+        "answers = {name: check_component(name, profile='dev') for name in sys.argv[1:]}\n"
+        "print(json.dumps({name: [r.as_json() for r in a] for name, a in answers.items()}))"
+    )
+    done = shelf.run("-c", code, *names.values())
+    assert done.returncode == 0, done.stderr
+    answers = json.loads(done.stdout)
+    return {case: answers[name] for case, name in names.items()}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_cannot_be_loaded_or_built_is_one_failure_under_the_rule_it_breaks_if_any(
+    unloadable: dict[str, list[dict[str, Any]]], case: str
+) -> None:
+    _, rule, said = BROKEN[case]
+    (result,) = unloadable[case]
+    assert (result["status"], result["rule"]) == ("failed", rule)
+    assert said in result["evidence"]
+    assert result["clause"] == (f"{rule}-loads" if rule else "loads")
+    assert result["sentence"] == (RULES[rule] if rule else "The component can be loaded and built.")
+
+
+MISTAKES = {
+    "'nope'": "component 'nope' is not installed; installed: ",
+    "'swa'; options = {'windw': 3}": "component 'swa': option windw=3: Extra inputs ",
+    "'swa'; expected_failures = {'Z1': ''}": "expected failure 'Z1' is no rule ",
+    "'thrown'": "component 'thrown': budget_contributions is no hook; did you mean ",
+}
+
+
+@pytest.mark.parametrize("processes", [[], ["-n", "2"]], ids=["alone", "xdist"])
+def test_a_mistake_in_a_contract_class_is_one_error_of_one_line(
+    tmp_path: Path, processes: list[str]
+) -> None:
+    shelf = Shelf(tmp_path)
+    shelf.put("kvgraft-thrown", BROKEN["misspelt hook"][0])
+    path = tmp_path / "test_contract.py"
+    classes = "".join(
+        f"class Test{number}(ComponentContract):\n    component = {mistake}\n"
+        for number, mistake in enumerate(MISTAKES)
+    )
+    path.write_text(f"from kvgraft.testing import ComponentContract\n{classes}")
+    done = shelf.run("-m", "pytest", "-q", "-p", "no:cacheprovider", *processes, str(path))
+    assert re.search(r"^4 errors in ", done.stdout, re.MULTILINE), done.stdout
+    assert not re.search("passed|failed|skipped|Traceback", done.stdout)
+    for said in MISTAKES.values():
+        assert sum(line.startswith(said) for line in done.stdout.splitlines()) == 1
+
+
+BORROWED = SOUND.replace("from kvgraft import ", "from kvgraft import API_VERSION, ").replace(
+    'api_version="1.0"', "api_version=API_VERSION"
+)
+
+
+@pytest.mark.parametrize(("source", "status"), [(SOUND, "passed"), (BORROWED, "failed")])
+def test_a_version_taken_from_the_core_at_import_is_no_literal(
+    tmp_path: Path, source: str, status: str
+) -> None:
+    shelf = Shelf(tmp_path)
+    shelf.put("kvgraft-thrown", source)
+    code = (
+        "from kvgraft.registry import select; from kvgraft.testing import CLAUSES\n"
+        "from kvgraft.testing.checking import Checker\n"
+        "found = Checker(select(['thrown'])[0]).check(CLAUSES['P3-the-api-version-is-a-literal'])\n"
+        "print(found.status.value, found.evidence)"
+    )
+    done = shelf.run("-c", code)
+    assert done.stdout.startswith(status), done
+    if status == "failed":
+        assert "declares '1.0', and '0.0' beside another core" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["swa", "mamba", "hisparse"])
+def test_components_whose_hooks_are_asked_are_asked_longer_queries(name: str) -> None:
+    checker = Checker(select([name])[0], profile="dev")
+    found = checker.check(CLAUSES["P3-queries-may-grow"])
+    hooks = {"mamba": Status.PASSED, "hisparse": Status.PASSED}
+    assert found.status is hooks.get(name, Status.NOT_APPLICABLE)
+
+
+READS_BY_PLACE: dict[str, dict[str, Callable[..., Any]]] = {
+    "unpacks": {"budget_contribution": lambda component, query: _unpacked(*query)},
+    "counts": {
+        "finalize_match_result": lambda component, view: ComponentMatch(min(view[0], len(view) - 5))
+    },
+    "reads from the end": {
+        "acquire_component_lock": lambda component, query: [Span(0, query[-2])],
+        "release_component_lock": lambda component, segment: None,
+    },
+    "unpacks at the end of a transfer": {
+        "commit_hicache_transfers": lambda component, query: _unpacked(*query[1:], 0, 0, 0, 0, 0)
+    },
+}
+
+
+def _unpacked(one: int, two: int, three: int, four: int, five: int, six: int, seven: int) -> None:
+    """Takes seven values."""
+
+
+@pytest.mark.parametrize("how", READS_BY_PLACE)
+def test_a_hook_that_reads_its_query_by_place_breaks_p3(how: str) -> None:
+    plugin = load_plugin("mutant", paged(hooks=READS_BY_PLACE[how]).implementation("mutant"))
+    found = Checker(plugin, profile="dev").check(CLAUSES["P3-queries-may-grow"])
+    assert found.status is Status.FAILED
+    assert re.search("one field more", found.evidence)
+
+
+def test_where_a_requests_slots_run_out_it_is_said_what_it_was_admitted_with() -> None:
+    def keeps_nothing_for_later(component: Any, query: Any) -> Demand:
+        held = -(-query.computed // query.page_size)
+        pages = -(-(query.computed + query.chunk) // query.page_size) - held
+        return Demand(pages + query.host_slots, 0)
+
+    package = paged(hooks={"budget_contribution": keeps_nothing_for_later})
+    plugin = load_plugin("mutant", package.implementation("mutant"))
+    found = Checker(plugin).check(CLAUSES["A7-driven"])
+    assert (found.status, found.rule) == (Status.FAILED, "A7")
+    assert re.search(r"it was admitted with \d+ now \+ 0 later of mutant", found.evidence)
+
+
+def test_an_extra_that_is_missing_is_named_with_the_way_to_get_it() -> None:
+    for missing in ("hypothesis", "pytest"):
+        code = f"import sys; sys.modules[{missing!r}] = None; import kvgraft.testing"
+        done = run(sys.executable, "-c", code)
+        assert done.stderr.splitlines()[-1] == (
+            f"ModuleNotFoundError: kvgraft.testing needs {missing}; pip install 'kvgraft[testing]'"
+        )
+        assert "During handling" not in done.stderr
+
+
+def test_whoever_waits_at_a_terminal_is_told_for_what_and_a_pipe_is_not() -> None:
+    command = [KVGRAFT, "check", "swa", "--option", "windw=3"]
+    ours, theirs = os.openpty()
+    with os.fdopen(ours, "rb", buffering=0) as terminal:
+        subprocess.run(command, stderr=theirs, stdout=subprocess.DEVNULL, timeout=60, check=False)
+        os.close(theirs)
+        shown = terminal.read(1000)
+    assert b"driving 'swa' through the core" in shown
+    assert b"driving" not in subprocess.run(command, capture_output=True, check=False).stderr
 
 
 def test_an_unknown_component_is_one_line_and_exit_status_2() -> None:

@@ -138,7 +138,7 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         ("directory", "PLACE/kvgraft-taken: is there already and stays as it is"),
         ("into a file", "PLACE/file: is there already"),
         ("below a file", "PLACE/file/deeper: Not a directory; choose another directory"),
-        ("long", "File name too long; choose another"),
+        ("long", "File name too long; choose a shorter name$"),
     ],
 )
 def test_a_name_or_place_that_cannot_be_is_refused_in_one_line(
@@ -149,10 +149,24 @@ def test_a_name_or_place_that_cannot_be_is_refused_in_one_line(
     assert re.search(message, refusals[case])
 
 
-def test_help_says_what_is_written_and_a_kind_must_be_given() -> None:
+def test_it_is_said_how_to_install_kvgraft_where_no_index_has_it(tmp_path: Path) -> None:
+    printed = run(KVGRAFT, "new-component", "my-layers", "--into", tmp_path).stdout
+    readme = (tmp_path / "kvgraft-my-layers" / "README.md").read_text(encoding="utf-8")
+    document = (ROOT / "docs" / "write-a-component.md").read_text(encoding="utf-8")
+    for text in (printed, readme, document):
+        assert "pip install '/path/to/kvgraft/core[testing]'" in text
+        assert "pip install torch --index-url https://download.pytorch.org/whl/cpu" in text
+    assert readme.count("CUDA") == document.count("CUDA") == 1
+
+
+def test_help_says_what_is_written_and_pages_are_what_is_written_by_default(
+    tmp_path: Path,
+) -> None:
     shown = subprocess.run(
         [KVGRAFT, "new-component", "--help"], capture_output=True, text=True, check=True
     ).stdout
     assert "[paged|state]" in shown
     assert "Nothing is overwritten." in " ".join(shown.split())
-    assert refused({"kindless": ["new-component", "ring"]})["kindless"].status == 2
+    done = run(KVGRAFT, "new-component", "ring", "--into", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "component 'ring', paged; wrote" in done.stdout

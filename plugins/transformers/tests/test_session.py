@@ -10,6 +10,12 @@ from kvgraft.transfers import SteppedTransferEngine
 from kvgraft_transformers import AdmissionRefusedError, ModelMemory, SessionError
 
 
+@pytest.fixture(autouse=True)
+def no_gradients():
+    with torch.no_grad():
+        yield
+
+
 def row(tokens: list[int]) -> torch.Tensor:
     return torch.tensor(tokens)[None]
 
@@ -147,8 +153,7 @@ def test_sessions_that_begin_and_that_continue_a_state_do_not_mix(tiny, open_mem
     model = tiny("bamba")
     memory = open_memory(model)
     first, second = memory.session(tokens(40)), memory.session(tokens(40, seed=2))
-    with torch.no_grad():
-        model(input_ids=row(tokens(40)[:8]), past_key_values=first.cache)
+    model(input_ids=row(tokens(40)[:8]), past_key_values=first.cache)
     with pytest.raises(SessionError, match="1 of 2 sessions begin"):
         model(
             input_ids=torch.tensor([tokens(40)[8:16], tokens(40, seed=2)[:8]]),
@@ -211,15 +216,67 @@ def test_a_failed_load_back_is_computed_again(tiny, open_memory, tokens, run):
     transfers.run_all()
 
 
+def test_a_pass_with_gradients_is_refused(tiny, open_memory, tokens):
+    model = tiny("llama")
+    session = open_memory(model).session(tokens(20))
+    with torch.enable_grad(), pytest.raises(SessionError, match=r"under torch.no_grad\(\)"):
+        model(input_ids=row(tokens(20)), past_key_values=session.cache)
+    session.abort()
+
+
+def test_inference_mode_runs_sessions_too(tiny, open_memory, tokens, run):
+    model = tiny("lfm3")
+    memory = open_memory(model)
+    prompt = tokens(70)
+    expected = run(model, prompt)
+    for cached in (0, 64):
+        with torch.inference_mode(), memory.session(prompt, chunk_tokens=32) as session:
+            assert session.cached_tokens == cached
+            assert torch.equal(run(model, prompt, session), expected[cached:])
+
+
+def test_two_memories_on_one_model_do_not_meddle(tiny, open_memory, tokens, run):
+    model = tiny("bamba")
+    first, second = open_memory(model), open_memory(model, page_size=32)
+    prompt = tokens(70)
+    expected = run(model, prompt)
+    for memory in (first, second, first):
+        with memory.session(prompt, chunk_tokens=32) as session:
+            assert torch.equal(run(model, prompt, session), expected[session.cached_tokens :])
+            assert session.computed == len(prompt)
+
+
+def test_a_session_on_another_model_or_a_closed_memory_is_refused(tiny, open_memory, tokens):
+    memory = open_memory(tiny("llama"))
+    session = memory.session(tokens(20))
+    with pytest.raises(SessionError, match="is not running it"):
+        tiny("qwen3")(input_ids=row(tokens(20)), past_key_values=session.cache)
+    session.abort()
+
+
+def test_sessions_take_turns_on_one_memory(tiny, open_memory, tokens, run):
+    model = tiny("lfm3")
+    memory = open_memory(model)
+    shared = tokens(40)
+    prompts = [shared + tokens(50, seed=seed) for seed in (2, 3)]
+    sessions = [memory.session(prompt, chunk_tokens=32) for prompt in prompts]
+    said = [[], []]
+    for end in (32, 64, 90):
+        for prompt, session, logits in zip(prompts, sessions, said):
+            logits.append(run(model, prompt[:end], session, cuts=(end,)))
+            memory.cache.check_integrity()
+    for prompt, session, logits in zip(prompts, sessions, said):
+        assert torch.equal(torch.cat(logits), run(model, prompt))
+        session.finish()
+
+
 def test_tenants_share_nothing(tiny, open_memory, tokens):
     memory = open_memory(tiny("llama"))
     for tenant, cached in (("a", 0), ("b", 0), ("a", 32)):
         with memory.session(tokens(40), namespace=tenant) as session:
             assert session.cached_tokens == cached
-            with torch.no_grad():
-                memory.model(
-                    input_ids=row(tokens(40)[session.computed :]), past_key_values=session.cache
-                )
+            ids = row(tokens(40)[session.computed :])
+            memory.model(input_ids=ids, past_key_values=session.cache)
 
 
 def test_closing_the_memory_leaves_the_model_as_it_was(tiny, tokens):

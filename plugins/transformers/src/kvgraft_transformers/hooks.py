@@ -19,25 +19,30 @@ __all__ = ["watch_forward"]
 def watch_forward(memory: ModelMemory) -> Callable[[], None]:
     """Run `SessionCache.begin` before and `end` after every pass that is given such a cache.
 
-    Passes with another cache, or none, are left alone. After a pass that failed the session is
-    good for nothing but `abort`.
+    Passes with another memory's cache, or none, are left alone. After a pass that failed, the
+    session is good for nothing but `abort`.
 
     Returns:
         What removes the hooks.
     """
 
+    def mine(kwargs: dict[str, Any]) -> SessionCache | None:
+        cache = _session_cache(kwargs)
+        return cache if cache is not None and cache.memory is memory else None
+
     def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        cache = memory.running = _session_cache(kwargs)
+        cache = memory.running = mine(kwargs)
         if cache is None:
             return
         tokens = kwargs.get("input_ids", args[0] if args else None)
         if not isinstance(tokens, torch.Tensor):
             raise SessionError("a session's tokens decide what can be shared: pass input_ids")
+        if torch.is_grad_enabled():
+            raise SessionError("pools keep no gradients; run the model under torch.no_grad()")
         cache.begin(tokens)
 
     def after(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        cache = _session_cache(kwargs)
-        memory.running = None
+        cache, memory.running = mine(kwargs), None
         if cache is not None:
             cache.end()
 

@@ -120,6 +120,11 @@ class SessionCache(Cache):
 
     def rows(self, component: str, window: int | None) -> Rows:
         """Where a paged component keeps the running pass's tokens and what they attend to."""
+        if not self.n_new:
+            raise SessionError(
+                "this session's model is not running it: its memory is closed, or the session "
+                "belongs to another model"
+            )
         key = (component, window)
         rows = self._rows.get(key)
         if rows is None:
