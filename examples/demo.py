@@ -137,8 +137,6 @@ class Progress:
             "device hits": totals.cached_tokens - totals.host_tokens,
             "host hits": totals.host_tokens,
             "load-backs": cache.journal.counters[Direction.LOAD_BACK].completed,
-            "deferred": totals.deferrals,
-            "retracted": totals.retractions,
         }
         for track in cache.tree.tracks:
             counts[f"{track.name} evicted"] = sum(track.device_evictions.values())
@@ -270,8 +268,8 @@ def overview(rows: list[Progress]) -> Table:
             f"{100 * totals.cached_tokens / prompt_tokens:.1f} "
             f"({100 * totals.host_tokens / prompt_tokens:.1f})",
             "\n".join(evicted),
-            str(fired["deferred"]),
-            str(fired["retracted"]),
+            str(totals.deferrals),
+            str(totals.retractions),
             f"{row.seconds:.0f} s",
         )
     return table
@@ -362,11 +360,18 @@ def main() -> int:
     parser.add_argument(
         "--html", type=Path, default=Path(), help="directory for the reports, one per model"
     )
+    parser.add_argument(
+        "--model",
+        action="append",
+        choices=[show.family for show in SHOWS],
+        help="only this architecture; may be given more than once",
+    )
     arguments = parser.parse_args()
     transformers.logging.set_verbosity_error()  # missing kernels for GPUs are no news here
     torch.set_num_threads(1)  # products of this size are faster on one
     console = Console()
-    rows = [Progress(show) for show in SHOWS]
+    wanted = arguments.model or [show.family for show in SHOWS]
+    rows = [Progress(show) for show in SHOWS if show.family in wanted]
     with Live(overview(rows), console=console, refresh_per_second=8) as live:
         for row in rows:
             for _ in Conversations(row).run():
