@@ -55,7 +55,13 @@ def open_engine() -> Iterator[Opener]:
 def greedy(model: PreTrainedModel, prompt: list[int], n: int) -> list[int]:
     """What transformers itself answers."""
     ids = torch.tensor(prompt)[None]
-    answer = model.generate(ids, max_new_tokens=n, do_sample=False, eos_token_id=None)
+    answer = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),  # or it hides what looks like padding
+        max_new_tokens=n,
+        do_sample=False,
+        eos_token_id=None,
+    )
     return [int(token) for token in answer[0, len(prompt) :]]
 
 

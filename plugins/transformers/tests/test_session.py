@@ -95,6 +95,46 @@ def test_other_tokens_than_the_sessions_are_refused(tiny, open_memory, tokens):
     session.abort()
 
 
+def test_a_prompt_with_padding_tokens_is_refused_unless_they_are_meant(tiny, open_memory, tokens):
+    """`generate` hides them, and what it computes behind them would be found by their tokens."""
+    model = tiny("llama", torch.float64)
+    memory = open_memory(model)
+    prompt = tokens(40)
+    prompt[5] = model.config.pad_token_id
+    settings = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
+    session = memory.session(prompt, max_new_tokens=4)
+    with pytest.raises(SessionError, match="attention_mask hides token 5"):
+        model.generate(row(prompt), past_key_values=session.cache, **settings)
+    session.abort()
+    ones = torch.ones_like(row(prompt))
+    expected = model.generate(row(prompt), attention_mask=ones, **settings)
+    for _ in range(2):
+        with memory.session(prompt, max_new_tokens=4) as session:
+            said = model.generate(
+                row(prompt), attention_mask=ones, past_key_values=session.cache, **settings
+            )
+        assert torch.equal(said, expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"position_ids": torch.arange(5, 25)[None]}, r"stand at 0\.\.\.19; leave them out"),
+        ({"attention_mask": torch.ones(1, 1, 20, 20)}, "give one of ones, one per token"),
+        ({"attention_mask": torch.ones(1, 21)}, "give one of ones, one per token"),
+        ({"pixel_values": torch.ones(1, 3, 8, 8)}, "pixel_values: a prefix is found by its tokens"),
+    ],
+)
+def test_what_would_make_a_token_depend_on_more_than_the_tokens_before_it_is_refused(
+    tiny, open_memory, tokens, arguments, reason
+):
+    model = tiny("llama")
+    session = open_memory(model).session(tokens(20))
+    with pytest.raises(SessionError, match=reason):
+        model(input_ids=row(tokens(20)), past_key_values=session.cache, **arguments)
+    session.abort()
+
+
 def test_a_batch_for_one_session_is_refused(tiny, open_memory, tokens):
     model = tiny("llama")
     memory = open_memory(model)

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 
 __all__ = ["watch_forward"]
 
+HARMLESS = frozenset(
+    {"input_ids", "attention_mask", "position_ids", "cache_position", "logits_to_keep", "labels"}
+)
+"""Tensors a model may be given with a session: checked, or without effect on what it caches."""
+
 
 def watch_forward(memory: ModelMemory) -> Callable[[], None]:
     """Run `SessionCache.begin` before and `end` after every pass that is given such a cache.
@@ -39,6 +44,7 @@ def watch_forward(memory: ModelMemory) -> Callable[[], None]:
             raise SessionError("a session's tokens decide what can be shared: pass input_ids")
         if torch.is_grad_enabled():
             raise SessionError("pools keep no gradients; run the model under torch.no_grad()")
+        _check_arguments(cache, tokens.shape[-1], kwargs)
         cache.begin(tokens)
 
     def after(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -64,3 +70,43 @@ def _session_cache(kwargs: dict[str, Any]) -> SessionCache | None:
         if isinstance(cache, SessionCache):
             return cache
     return None
+
+
+def _check_arguments(cache: SessionCache, n_new: int, arguments: dict[str, Any]) -> None:
+    """Refuse what would make a token's data depend on more than the tokens before it.
+
+    Whoever shares that data later knows the tokens alone.
+
+    Raises:
+        SessionError: hidden tokens, other positions, or tensors that are no tokens.
+    """
+    for name, value in arguments.items():
+        if isinstance(value, torch.Tensor) and name not in HARMLESS:
+            raise SessionError(
+                f"{name}: a prefix is found by its tokens alone, what else goes into it cannot be "
+                "shared; run this input without a session"
+            )
+    starts = torch.tensor([session.computed for session in cache.sessions])[:, None]
+    mask = arguments.get("attention_mask")
+    if mask is not None:
+        columns = torch.arange(cache.past + n_new)
+        expected = columns >= cache.past - starts
+        if not isinstance(mask, torch.Tensor) or mask.shape != expected.shape:
+            raise SessionError("attention_mask: leave it out, or give one of ones, one per token")
+        hidden = (mask.to("cpu").bool() != expected).nonzero()
+        if len(hidden):
+            raise SessionError(
+                f"attention_mask hides token {int(hidden[0, 1])}, and what is computed behind it "
+                "would be shared; give ones (generate hides padding tokens of a prompt by itself)"
+            )
+    positions = arguments.get("position_ids")
+    if positions is not None:
+        expected = starts + torch.arange(n_new)
+        given = positions.to("cpu")
+        if given.dim() == 1:
+            given = given[None]
+        if given.shape[-1] != n_new or not bool((given == expected).all()):
+            raise SessionError(
+                f"position_ids: a session's tokens stand at {int(expected[0, 0])}..."
+                f"{int(expected[0, -1])}; leave them out"
+            )
