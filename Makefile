@@ -25,8 +25,8 @@ $(STAMP): Makefile constraints.txt $(DISTS:=/pyproject.toml)
 	$(PIP) --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	$(PY) -c 'import torch' 2>/dev/null || $(PIP) install $(TORCH)
 	$(PIP) install -c constraints.txt $(BUILD) $(TOOLS)
-	$(PIP) install -c constraints.txt --no-build-isolation $(addprefix -e ./,$(DISTS)) \
-	  'kvgraft-transformers[serve]'
+	$(PIP) install -c constraints.txt --no-build-isolation $(addprefix -e ./,$(filter-out %transformers,$(DISTS))) \
+	  -e './plugins/transformers[serve]'
 	@touch $@
 
 demo: setup ## run the demonstration

@@ -83,7 +83,7 @@ SHOWS = (
     ),
     Show(
         "lfm3",
-        "window + conv",
+        "full + window + conv",
         {
             "device_tokens": 1600,
             "host_tokens": 8192,
@@ -242,6 +242,9 @@ def overview(rows: list[Progress]) -> Table:
     """The live table: 80 columns are enough for it."""
     table = Table(
         title=f"{CONVERSATIONS} conversations x {TURNS} turns over {len(SYSTEM)} system prompts",
+        caption="evicted: slots, and those that went while the rest of their page stayed\n"
+        "waited: tries of requests that did not fit yet; retr.: requests that made room",
+        caption_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         pad_edge=False,
@@ -371,6 +374,7 @@ def main() -> int:
     torch.set_num_threads(1)  # products of this size are faster on one
     console = Console()
     wanted = arguments.model or [show.family for show in SHOWS]
+    arguments.html.mkdir(parents=True, exist_ok=True)
     rows = [Progress(show) for show in SHOWS if show.family in wanted]
     with Live(overview(rows), console=console, refresh_per_second=8) as live:
         for row in rows:

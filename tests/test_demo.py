@@ -14,4 +14,4 @@ def test_the_demo_compares_every_answer_and_writes_a_report(tmp_path: Path) -> N
     assert "50 of 50 answers are, token by token, what the model says" in done.stdout
     assert "did not happen" not in done.stdout
     report = (tmp_path / "kvgraft-demo-lfm3.html").read_text(encoding="utf-8")
-    assert "lfm3: window + conv" in report
+    assert "lfm3: full + window + conv" in report

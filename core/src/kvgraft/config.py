@@ -129,7 +129,8 @@ def parse_config(settings: dict[str, Any]) -> CacheConfig:
     try:
         return CacheConfig.model_validate(settings)
     except ValidationError as error:
-        first = error.errors()[0]
+        # a misspelt name shows up as unknown and, if it is required, as missing
+        first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
         field = ".".join(str(part) for part in first["loc"])
         known = ", ".join(CacheConfig.model_fields)
         given = f"={first.get('input')!r}: {first['msg']}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from transformers import AutoModelForSeq2SeqLM, T5Config
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DummyLayer, DynamicLayer
 
 from kvgraft import ConfigError
 from kvgraft_transformers import UnsupportedModelError, architecture, read_architecture
@@ -121,6 +121,40 @@ def test_a_model_with_a_cache_of_its_own_is_refused_by_name():
     )
     with pytest.raises(UnsupportedModelError, match=r"MiniMaxForCausalLM \(minimax\): .* own"):
         read_architecture(model, sparse_on_host=False)
+
+
+def test_a_state_outside_the_cache_is_refused():
+    model = build_tiny_model(
+        "recurrent_gemma",
+        lru_width=64,
+        attention_window_size=32,
+        block_types=["recurrent", "attention"],
+        conv1d_width=4,
+    )
+    with pytest.raises(UnsupportedModelError, match="keeps a state outside its cache"):
+        read_architecture(model, sparse_on_host=False)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_rotations_that_follow_the_prompts_length_are_refused(kind):
+    rope = {"rope_type": kind, "factor": 2.0, "rope_theta": 10000.0}
+    if kind == "longrope":
+        rope |= {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+        rope["original_max_position_embeddings"] = 4096
+    model = build_tiny_model("llama", rope_parameters=rope)
+    with pytest.raises(UnsupportedModelError, match=f"'{kind}' frequencies, which follow"):
+        read_architecture(model, sparse_on_host=False)
+
+
+def test_a_model_that_keeps_nothing_is_refused(tiny, monkeypatch):
+    monkeypatch.setattr(architecture, "_probe", lambda _: [DummyLayer()] * 4)
+    with pytest.raises(UnsupportedModelError, match="keeps nothing that a later request"):
+        read_architecture(tiny("llama"), sparse_on_host=False)
+
+
+def test_sparse_on_host_needs_an_indexer(tiny):
+    with pytest.raises(UnsupportedModelError, match="no layer with an indexer"):
+        read_architecture(tiny("llama"), sparse_on_host=True)
 
 
 def test_an_encoder_decoder_is_refused_by_name():

@@ -7,7 +7,8 @@ import torch
 
 from kvgraft import ConfigError
 from kvgraft.transfers import SteppedTransferEngine
-from kvgraft_transformers import AdmissionRefusedError, ModelMemory, SessionError
+from kvgraft_transformers import AdmissionRefusedError, ModelMemory, SessionCache, SessionError
+from kvgraft_transformers.tiny import build_tiny_model
 
 
 @pytest.fixture(autouse=True)
@@ -85,6 +86,88 @@ def test_an_exception_in_the_block_aborts_the_session(tiny, open_memory, tokens)
         assert again.cached_tokens == 0
 
 
+@pytest.mark.parametrize("family", ["llama", "bamba", "lfm2", "qwen3_next", "kimi_linear"])
+def test_a_pass_that_fails_halfway_leaves_nothing_for_others(family, open_memory, tokens, run):
+    model = build_tiny_model(family)
+    memory = open_memory(model)
+    prompt = tokens(96)
+    expected = run(model, prompt)
+
+    def fall_over(*_: object) -> None:
+        raise RuntimeError("the device fell over")
+
+    with memory.session(prompt, chunk_tokens=32) as session:
+        run(model, prompt[:64], session)
+        broken = model.model.layers[-1].register_forward_hook(fall_over)
+        with pytest.raises(RuntimeError, match="fell over"):
+            run(model, prompt[:80], session, cuts=(80,))
+        broken.remove()
+        with pytest.raises(SessionError, match="left its states in pieces"):
+            run(model, prompt[:80], session, cuts=(80,))
+        with pytest.raises(SessionError, match="left its states in pieces"):
+            session.finish()
+    assert session.ended
+    with memory.session(prompt, chunk_tokens=32) as session:
+        assert session.cached_tokens == 64
+        assert torch.equal(run(model, prompt, session), expected[64:])
+
+
+def test_a_session_runs_alone_and_in_company_by_turns(tiny, open_memory, tokens):
+    model = tiny("lfm3", torch.float64)
+    memory = open_memory(model)
+    first, second = tokens(60), tokens(60, seed=2)
+    sessions = [memory.session(each) for each in (first, second)]
+    expected = [model(input_ids=row(each), use_cache=False).logits[0] for each in (first, second)]
+
+    def compute(cache: object, start: int, end: int) -> torch.Tensor:
+        rows = [first, second] if len(cache.sessions) == 2 else [first]
+        ids = torch.tensor([each[start:end] for each in rows])
+        return model(
+            input_ids=ids,
+            position_ids=torch.arange(start, end).expand(len(rows), -1),
+            past_key_values=cache,
+        ).logits
+
+    both = SessionCache(memory, sessions)
+    compute(both, 0, 20)
+    compute(sessions[0].cache, 20, 30)
+    compute(sessions[0].cache, 30, 40)
+    ids = row(second[20:40])
+    model(input_ids=ids, past_key_values=sessions[1].cache)
+    said = compute(both, 40, 50)
+    alone = compute(sessions[0].cache, 50, 60)
+    assert torch.allclose(said[0], expected[0][40:50], atol=1e-9)
+    assert torch.allclose(said[1], expected[1][40:50], atol=1e-9)
+    assert torch.allclose(alone[0], expected[0][50:60], atol=1e-9)
+    for session in sessions:
+        session.finish()
+
+
+def test_a_batch_without_room_for_one_changes_none_of_its_sessions(tiny, open_memory, tokens):
+    model = tiny("llama")
+    memory = open_memory(model, device_tokens=160)
+    roomy = memory.session(tokens(48), max_new_tokens=32)
+    tight = memory.session(tokens(48, seed=2))
+    cache = SessionCache(memory, [roomy, tight])
+    model(input_ids=torch.tensor([tokens(48), tokens(48, seed=2)]), past_key_values=cache)
+    with pytest.raises(SessionError, match="no slots for 20 tokens"):
+        model(input_ids=torch.tensor([[7] * 20, [8] * 20]), past_key_values=cache)
+    assert roomy.key.n_tokens == roomy.computed == 48
+    ids = torch.tensor([[9]])
+    model(input_ids=ids, past_key_values=roomy.cache)
+    assert roomy.key.n_tokens == 49
+    for session in (roomy, tight):
+        session.abort()
+
+
+def test_closing_the_memory_ends_open_sessions(tiny, tokens):
+    memory = ModelMemory.open(tiny("llama"), page_size=16, device_tokens=256)
+    session = memory.session(tokens(40))
+    memory.close()
+    assert session.ended
+    memory.cache.check_integrity()
+
+
 def test_other_tokens_than_the_sessions_are_refused(tiny, open_memory, tokens):
     model = tiny("llama")
     session = open_memory(model).session(tokens(40))
@@ -122,6 +205,7 @@ def test_a_prompt_with_padding_tokens_is_refused_unless_they_are_meant(tiny, ope
         ({"position_ids": torch.arange(5, 25)[None]}, r"stand at 0\.\.\.19; leave them out"),
         ({"attention_mask": torch.ones(1, 1, 20, 20)}, "give one of ones, one per token"),
         ({"attention_mask": torch.ones(1, 21)}, "give one of ones, one per token"),
+        ({"use_cache": False}, "use_cache=False with a session"),
         ({"pixel_values": torch.ones(1, 3, 8, 8)}, "pixel_values: a prefix is found by its tokens"),
     ],
 )
@@ -188,8 +272,6 @@ def test_what_a_shared_cache_cannot_do_is_refused(tiny, open_memory, tokens, cal
 
 
 def test_sessions_that_begin_and_that_continue_a_state_do_not_mix(tiny, open_memory, tokens):
-    from kvgraft_transformers import SessionCache
-
     model = tiny("bamba")
     memory = open_memory(model)
     first, second = memory.session(tokens(40)), memory.session(tokens(40, seed=2))
@@ -310,6 +392,27 @@ def test_sessions_take_turns_on_one_memory(tiny, open_memory, tokens, run):
         session.finish()
 
 
+@pytest.mark.parametrize(
+    ("ids", "reason"),
+    [
+        ([3, 512], r"token ids 3\.\.512 of a vocabulary of 512"),
+        ([-1], r"token ids -1\.\.-1"),
+        (torch.rand(5), r"input_ids of torch\.float32: give token ids"),
+    ],
+)
+def test_what_is_no_token_is_refused(tiny, open_memory, ids, reason):
+    with pytest.raises(ConfigError, match=reason):
+        open_memory(tiny("llama")).session(ids)
+
+
+def test_a_forgotten_session_is_named_when_memory_runs_short(tiny, open_memory, tokens):
+    memory = open_memory(tiny("llama"), device_tokens=96)
+    forgotten = memory.session(tokens(70))
+    with pytest.raises(AdmissionRefusedError, match="1 open sessions hold memory until they"):
+        memory.session(tokens(70, seed=2))
+    forgotten.abort()
+
+
 def test_tenants_share_nothing(tiny, open_memory, tokens):
     memory = open_memory(tiny("llama"))
     for tenant, cached in (("a", 0), ("b", 0), ("a", 32)):
@@ -357,6 +460,8 @@ def test_a_sparse_model_moves_less_than_it_would_densely(tiny, open_memory, toke
         ({"components": {"mamba": {}}}, r"components \['mamba'\]: the model has \['full'\]"),
         ({"device_tokens": 0}, "device_tokens"),
         ({"colour": "red"}, "setting colour"),
+        ({"device_token": 64, "device_tokens": None}, "setting device_token=64"),
+        ({"sparse_on_host": True}, "no layer with an indexer"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(tiny, settings, reason):

@@ -8,7 +8,7 @@ import httpx
 
 from kvgraft_transformers.engine import Engine
 from kvgraft_transformers.serving.app import ServedModel, build_app
-from kvgraft_transformers.serving.text import Tokenizer
+from kvgraft_transformers.serving.text import TextStream, Tokenizer
 from kvgraft_transformers.serving.worker import EngineWorker
 from kvgraft_transformers.tiny import build_tiny_model
 from kvgraft_transformers.tiny_tokenizer import build_tiny_tokenizer
@@ -30,7 +30,7 @@ def test_a_pass_that_fails_is_a_server_error_and_serving_goes_on():
     engine = Engine.open(model, device_tokens=512, page_size=16)
     worker = EngineWorker(engine)
     worker.start()
-    served = ServedModel("tiny", worker, Tokenizer(build_tiny_tokenizer()), 8192)
+    served = ServedModel("tiny", worker, Tokenizer(build_tiny_tokenizer()), 8192, 8192)
     body = {"model": "tiny", "prompt": "x = 1", "max_tokens": 4, "temperature": 0}
 
     async def talk() -> list[httpx.Response]:
@@ -49,7 +49,8 @@ def test_a_pass_that_fails_is_a_server_error_and_serving_goes_on():
     assert bad.json()["error"]["message"] == "the engine failed: RuntimeError: the device fell over"
     assert bad.json()["error"]["type"] == "server_error"
     assert again.json()["choices"] == good.json()["choices"]
-    assert "kvgraft_failed_passes_total 1.0" in metrics.text
+    assert "kvgraft_failed_total 1.0" in metrics.text
+    assert "kvgraft_failed_steps_total 0.0" in metrics.text
     worker.stop()
     assert not worker.alive
     assert not engine.memory.cache.requests
@@ -59,7 +60,7 @@ def test_requests_in_flight_hear_of_a_shutdown():
     engine = Engine.open(build_tiny_model("llama"), device_tokens=4096, page_size=16)
     worker = EngineWorker(engine)
     worker.start()
-    served = ServedModel("tiny", worker, Tokenizer(build_tiny_tokenizer()), 8192)
+    served = ServedModel("tiny", worker, Tokenizer(build_tiny_tokenizer()), 8192, 8192)
     body = {"model": "tiny", "prompt": "x = 1", "max_tokens": 3000, "temperature": 0}
 
     async def talk() -> httpx.Response:
@@ -74,3 +75,57 @@ def test_requests_in_flight_hear_of_a_shutdown():
     reply = asyncio.run(talk())
     assert reply.status_code == 500
     assert "shutting down" in reply.json()["error"]["message"]
+
+
+def test_an_engine_that_keeps_failing_is_given_up_and_nobody_waits(monkeypatch):
+    engine = Engine.open(build_tiny_model("llama"), device_tokens=512, page_size=16)
+    worker = EngineWorker(engine)
+    worker.start()
+    served = ServedModel("tiny", worker, Tokenizer(build_tiny_tokenizer()), 8192, 8192)
+    body = {"model": "tiny", "prompt": "x = 1", "max_tokens": 4, "temperature": 0}
+
+    def wrong(*_: object) -> int:
+        raise RuntimeError("a book is wrong")
+
+    async def talk() -> tuple[list[httpx.Response], httpx.Response]:
+        transport = httpx.ASGITransport(app=build_app(served))
+        async with httpx.AsyncClient(transport=transport, base_url="http://served") as client:
+            monkeypatch.setattr(engine.memory.cache, "next_chunk", wrong)
+            replies = []
+            for _ in range(5):
+                replies.append(await client.post("/v1/completions", json=body))
+            worker.stop()
+            return [*replies, await client.post("/v1/completions", json=body)], await client.get(
+                "/health"
+            )
+
+    replies, health = asyncio.run(talk())
+    assert [reply.status_code for reply in replies] == [500] * 6
+    assert "a book is wrong" in replies[0].json()["error"]["message"]
+    assert "the engine has stopped" in replies[-1].json()["error"]["message"]
+    assert health.status_code == 503
+    assert not engine.memory.cache.requests
+
+
+def test_text_that_cannot_be_decoded_is_a_server_error_not_silence(monkeypatch):
+    engine = Engine.open(build_tiny_model("llama"), device_tokens=512, page_size=16)
+    worker = EngineWorker(engine)
+    worker.start()
+    served = ServedModel("tiny", worker, Tokenizer(build_tiny_tokenizer()), 8192, 8192)
+    body = {"model": "tiny", "prompt": "x = 1", "max_tokens": 4, "temperature": 0}
+
+    def wrong(*_: object) -> str:
+        raise TypeError("no such byte")
+
+    monkeypatch.setattr(TextStream, "push", wrong)
+
+    async def talk() -> httpx.Response:
+        transport = httpx.ASGITransport(app=build_app(served))
+        async with httpx.AsyncClient(transport=transport, base_url="http://served") as client:
+            return await client.post("/v1/completions", json=body)
+
+    reply = asyncio.run(talk())
+    worker.stop()
+    assert reply.status_code == 500
+    assert reply.json()["error"]["message"] == "the server failed: TypeError"
+    assert not engine.memory.cache.requests

@@ -7,6 +7,7 @@ are there afterwards decide which component serves which layer, with which geome
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ MAMBA1_STATE_DIMS = 3
 """A Mamba1 state is `[batch, channels, state]`; all other recurrences have heads as well."""
 
 PROBE_TOKENS = 2
+"""Tokens after which shapes are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +195,12 @@ def read_architecture(model: PreTrainedModel, *, sparse_on_host: bool) -> Archit
         pages.append(_pages(model, layer, sparse_on_host=sparse_on_host))
         indexes.append(None if sparse_on_host else _index(layer))
         states.append(_state(layer))
+    if not any([*pages, *indexes, *states]):
+        raise UnsupportedModelError(model, "keeps nothing that a later request could reuse")
+    if sparse_on_host and not any(kv is not None and kv.package == "hisparse" for kv in pages):
+        raise UnsupportedModelError(
+            model, "has no layer with an indexer to keep on the host; leave sparse_on_host off"
+        )
     names = _name([*pages, *indexes, *states])
     components: dict[str, dict[str, Any]] = {}
     for group in (pages, indexes, states):
@@ -252,26 +260,69 @@ def cache_argument(model: PreTrainedModel) -> str:
 
 
 def _probe(model: PreTrainedModel) -> list[Any]:
-    """The cache layers of a run over two tokens."""
+    """The cache layers of a run over two tokens.
+
+    Another sequence runs before it is continued, and must not be noticed: a model that keeps a
+    state outside its cache cannot resume from one.
+    """
     if model.config.is_encoder_decoder:
         raise UnsupportedModelError(model, "is an encoder-decoder; kvgraft serves decoders")
+    _check_rotation(model)
+    first, other = (3, 4, 5, 6), (7, 8, 9)
     try:
-        cache = DynamicCache(config=model.config)
-        tokens = torch.zeros((1, PROBE_TOKENS), dtype=torch.long, device=model.device)
-        positions = torch.arange(PROBE_TOKENS, device=model.device)[None]
-        with torch.no_grad():
-            model(
-                input_ids=tokens,
-                position_ids=positions,
-                use_cache=True,
-                **{cache_argument(model): cache},
-            )
-    except (ValueError, TypeError, KeyError, NotImplementedError) as error:
+        undisturbed, cache = (DynamicCache(config=model.config) for _ in range(2))
+        _run(model, undisturbed, first[:PROBE_TOKENS], 0)
+        expected = _run(model, undisturbed, first[PROBE_TOKENS:], PROBE_TOKENS)
+        _run(model, cache, first[:PROBE_TOKENS], 0)
+        layers = _shapes(cache)
+        _run(model, DynamicCache(config=model.config), other, 0)
+        disturbed = _run(model, cache, first[PROBE_TOKENS:], PROBE_TOKENS)
+    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise UnsupportedModelError(
             model, f"does not run with a dynamic cache: {reason}"
         ) from error
-    return list(cache.layers)
+    if not torch.equal(expected, disturbed):
+        raise UnsupportedModelError(
+            model, "keeps a state outside its cache: what it says depends on what ran in between"
+        )
+    return layers
+
+
+def _run(
+    model: PreTrainedModel, cache: DynamicCache, tokens: Sequence[int], start: int
+) -> torch.Tensor:
+    """Logits of a few tokens behind `start` others."""
+    with torch.no_grad():
+        output = model(
+            input_ids=torch.tensor([tokens], device=model.device),
+            position_ids=torch.arange(start, start + len(tokens), device=model.device)[None],
+            use_cache=True,
+            **{cache_argument(model): cache},
+        )
+    logits: torch.Tensor = output.logits
+    return logits
+
+
+def _shapes(cache: DynamicCache) -> list[Any]:
+    """The cache's layers as they are now."""
+    return [copy.copy(layer) for layer in cache.layers]
+
+
+def _check_rotation(model: PreTrainedModel) -> None:
+    """Refuse rotary frequencies that follow the length of what runs.
+
+    Keys of a prefix would then depend on the prompt they were computed for.
+    """
+    config = model.config.get_text_config(decoder=True)
+    given = getattr(config, "rope_parameters", None) or {}
+    for each in (given, *(value for value in given.values() if isinstance(value, dict))):
+        if each.get("rope_type") in ("dynamic", "longrope"):
+            raise UnsupportedModelError(
+                model,
+                f"rotates keys by {each['rope_type']!r} frequencies, which follow the length of a "
+                "prompt; a prefix of one is not a prefix of another",
+            )
 
 
 def _check_layer(model: PreTrainedModel, index: int, layer: Any) -> None:

@@ -37,11 +37,14 @@ class AdmissionRefusedError(KvgraftError):
 
     Attributes:
         decision: what admission said, with the pools that are short.
+        open_sessions: sessions that hold memory.
     """
 
-    def __init__(self, decision: Decision) -> None:
+    def __init__(self, decision: Decision, open_sessions: int) -> None:
         self.decision = decision
-        super().__init__(str(decision))
+        self.open_sessions = open_sessions
+        hint = f"; {open_sessions} open sessions hold memory until they finish or abort"
+        super().__init__(f"{decision}{hint if open_sessions else ''}")
 
 
 class SessionError(KvgraftError):

@@ -44,6 +44,8 @@ def watch_forward(memory: ModelMemory) -> Callable[[], None]:
             raise SessionError("a session's tokens decide what can be shared: pass input_ids")
         if torch.is_grad_enabled():
             raise SessionError("pools keep no gradients; run the model under torch.no_grad()")
+        if kwargs.get("use_cache") is False:
+            raise SessionError("use_cache=False with a session; leave one of them out")
         _check_arguments(cache, tokens.shape[-1], kwargs)
         cache.begin(tokens)
 

@@ -20,7 +20,7 @@ from kvgraft_transformers.session import Session
 from kvgraft_transformers.session_cache import SessionCache
 from kvgraft_transformers.sparse import route_sparse_attention
 
-__all__ = ["ModelMemory"]
+__all__ = ["ModelMemory", "check_chunk"]
 
 
 class ModelMemory:
@@ -93,11 +93,7 @@ class ModelMemory:
             UnsupportedModelError: the model keeps something no component serves; it is named.
             ConfigError: settings that cannot work.
         """
-        if chunk_tokens < page_size or chunk_tokens % page_size:
-            raise ConfigError(
-                f"chunk_tokens {chunk_tokens} is not a multiple of page_size {page_size}; use "
-                f"{max(1, chunk_tokens // page_size) * page_size}"
-            )
+        check_chunk(chunk_tokens, page_size)
         architecture = read_architecture(model, sparse_on_host=sparse_on_host)
         extra = dict(components or {})
         options: dict[str, dict[str, Any]] = {}
@@ -145,10 +141,24 @@ class ModelMemory:
             ConfigError: more than one row, or no token.
         """
         tokens = _one_row(input_ids)
+        self.check_tokens(tokens)
         key = TokenKey(tokens, namespace=namespace)
         session = Session(self, key, reserve=max_new_tokens, chunk=chunk_tokens)
         session.open()
         return session
+
+    def check_tokens(self, tokens: Sequence[int]) -> None:
+        """Refuse what is no token of the model.
+
+        Raises:
+            ConfigError: naming the lowest and the highest.
+        """
+        vocabulary = self.model.config.get_text_config(decoder=True).vocab_size
+        if tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary:
+            raise ConfigError(
+                f"token ids {min(tokens)}..{max(tokens)} of a vocabulary of {vocabulary}; use the "
+                "model's own tokenizer"
+            )
 
     def wait_for(self, session: Session) -> bool:
         """Poll until a session's load-back has ended; whether it did within the time-out."""
@@ -161,6 +171,16 @@ class ModelMemory:
             if time.monotonic() > deadline:
                 return session.ready
         return True
+
+    @property
+    def room_tokens(self) -> int:
+        """Longest sequence the pools can hold, a page of slack aside."""
+        pages = [
+            track.device.capacity // track.slots_per_page
+            for track in self.cache.tree.tracks
+            if track.is_everything
+        ]
+        return (min(pages, default=2**30) - 1) * self.page_size
 
     @property
     def sparse_component(self) -> SparseComponent:
@@ -190,7 +210,9 @@ class ModelMemory:
         return self._mirrors[component].plane(layer, name)
 
     def close(self) -> None:
-        """Finish transfers, remove the hooks; sessions are begun no more."""
+        """Abort open sessions, finish transfers, remove the hooks; nothing is begun any more."""
+        for request in list(self.cache.requests.values()):
+            self.cache.abort(request)
         while self._undo:
             self._undo.pop()()
         self.cache.close()
@@ -207,6 +229,19 @@ class ModelMemory:
         self.close()
 
 
+def check_chunk(chunk_tokens: int, page_size: int) -> None:
+    """Refuse prefill chunks that do not end at page boundaries.
+
+    Raises:
+        ConfigError: with the nearest size that does.
+    """
+    if chunk_tokens < page_size or chunk_tokens % page_size:
+        raise ConfigError(
+            f"chunk_tokens {chunk_tokens} is not a multiple of page_size {page_size}; use "
+            f"{max(1, chunk_tokens // page_size) * page_size}"
+        )
+
+
 def _one_row(input_ids: torch.Tensor | Sequence[int]) -> list[int]:
     """Token ids as a list.
 
@@ -215,6 +250,8 @@ def _one_row(input_ids: torch.Tensor | Sequence[int]) -> list[int]:
     """
     if not isinstance(input_ids, torch.Tensor):
         return list(input_ids)
+    if input_ids.is_floating_point():
+        raise ConfigError(f"input_ids of {input_ids.dtype}: give token ids, integers")
     if input_ids.dim() == 2 and len(input_ids) == 1:
         input_ids = input_ids[0]
     if input_ids.dim() != 1:

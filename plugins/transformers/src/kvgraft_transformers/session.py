@@ -4,7 +4,7 @@
         model.generate(input_ids, past_key_values=session.cache, max_new_tokens=64)
 
 Leaving the block finishes the session, so that what it computed stays behind for others; an
-exception aborts it.
+exception, or a forward pass that failed inside it, aborts it.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class Session:
         self._hot: list[HotBuffer] = []
         self._cache: SessionCache | None = None
         self._swapped = SwapStatistics(0, 0)
+        self._in_pieces = False
         self.rows_dense = 0
 
     # -- getting ready
@@ -92,7 +93,7 @@ class Session:
                 decision = self.admit()
             if not decision.admitted:
                 self.abort()
-                raise AdmissionRefusedError(decision)
+                raise AdmissionRefusedError(decision, len(self.memory.cache.requests))
             self.load_back()
             if not self.memory.wait_for(self):
                 self.abort()
@@ -137,12 +138,14 @@ class Session:
 
     # -- around a forward pass; called by `SessionCache`
 
-    def begin_step(self, tokens: Sequence[int]) -> None:
-        """Slots for `tokens`, the next ones of the sequence.
+    def make_room(self, tokens: Sequence[int]) -> None:
+        """Slots for `tokens`, the next ones of the sequence; nothing else changes.
 
         Raises:
-            SessionError: other tokens than the session's, or no slots left beyond its reserve.
+            SessionError: an earlier pass failed, other tokens than the session's, or no slots left
+                beyond its reserve.
         """
+        self._require_whole()
         start = self.computed
         ahead = self.key.tokens(start, start + len(tokens)).tolist()
         if list(tokens[: len(ahead)]) != ahead:
@@ -151,12 +154,20 @@ class Session:
                 f"token {start + at} is {tokens[at]}, the session was begun with {ahead[at]}; "
                 "begin a session with the tokens you run"
             )
-        self.key.extend(tokens[len(ahead) :])
         if not self.memory.cache.allocate(self.request, len(tokens)):
             raise SessionError(
                 f"no slots for {len(tokens)} tokens after {start}; begin the session with a larger "
                 "max_new_tokens, or give the memory more device_tokens"
             )
+
+    def begin_step(self, tokens: Sequence[int]) -> None:
+        """The model is about to compute `tokens`, for which there is room.
+
+        Until `end_step` the session is in pieces: layers write their states in place.
+        """
+        self._in_pieces = True
+        start = self.computed
+        self.key.extend(tokens[self.key.n_tokens - start :])
         if self.memory.sparse is not None:
             table = self.memory.cache.host_table(self.request, self.memory.sparse)
             buffer = self.hot_buffer
@@ -170,11 +181,24 @@ class Session:
             # the shared pages may be another request's, with the same bytes
             table = self.memory.cache.host_table(self.request, self.memory.sparse)
             self.hot_buffer.replace_host_pages(0, table.tobytes())
+        self._in_pieces = False
+
+    def _require_whole(self) -> None:
+        if self._in_pieces:
+            raise SessionError(
+                "a forward pass of this session failed and left its states in pieces; abort it and "
+                "begin another, which resumes from the last shared boundary"
+            )
 
     # -- the end
 
     def finish(self) -> int:
-        """End it and leave what it computed to others; returns the tokens cached."""
+        """End it and leave what it computed to others; returns the tokens cached.
+
+        Raises:
+            SessionError: a forward pass failed; only `abort` is left.
+        """
+        self._require_whole()
         self._close_buffer()
         return self.memory.cache.finish(self.request)
 
@@ -209,7 +233,7 @@ class Session:
     ) -> None:
         if self.ended:
             return
-        if error is None:
+        if error is None and not self._in_pieces:
             self.finish()
         else:
             self.abort()

@@ -53,7 +53,6 @@ class SessionCache(Cache):
         sessions: admitted sessions whose data has arrived, one per row of the batch.
 
     Attributes:
-        past: tokens computed, of the longest session.
         n_new: tokens the running forward pass computes per session; 0 between passes.
     """
 
@@ -64,13 +63,17 @@ class SessionCache(Cache):
     def __init__(self, memory: ModelMemory, sessions: Sequence[Session]) -> None:
         self.memory = memory
         self.sessions = tuple(sessions)
-        self.past = max(session.computed for session in self.sessions)
         self.n_new = 0
         self._rows: dict[tuple[str, int | None], Rows] = {}
         self._slots: dict[str, torch.Tensor] = {}
         super().__init__(layers=[build_layer(plan, self) for plan in memory.layers])
         self._paged = [layer for layer in self.layers if hasattr(layer, "begin_pages")]
         self._stateful = [layer for layer in self.layers if hasattr(layer, "begin_states")]
+
+    @property
+    def past(self) -> int:
+        """Tokens computed, of the longest session."""
+        return max(session.computed for session in self.sessions)
 
     # -- around a forward pass
 
@@ -95,7 +98,10 @@ class SessionCache(Cache):
                 f"{sum(beginning)} of {batch} sessions begin, the others continue a state; run "
                 "them in passes of their own"
             )
-        for session, row in zip(self.sessions, tokens.tolist()):
+        rows = tokens.tolist()
+        for session, row in zip(self.sessions, rows):
+            session.make_room(row)
+        for session, row in zip(self.sessions, rows):
             session.begin_step(row)
         self._rows.clear()
         self._slots.clear()
@@ -112,7 +118,6 @@ class SessionCache(Cache):
         n_new, self.n_new = self.n_new, 0
         for session in self.sessions:
             session.end_step(n_new)
-        self.past = max(session.computed for session in self.sessions)
         for layer in self._paged:
             layer.begin_pages()
 

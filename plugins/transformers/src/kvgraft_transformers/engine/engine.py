@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from kvgraft import ConfigError
+from kvgraft import ConfigError, TransferError
 from kvgraft_transformers.architecture import cache_argument
 from kvgraft_transformers.engine.generation import (
     FinishReason,
@@ -42,7 +42,9 @@ class Engine:
     Attributes:
         totals: counts since it was opened.
 
-    One thread calls it. `step` never waits longer than one forward pass and 50 ms.
+    One thread calls it. A step decodes one token of every running request, computes chunks of
+    prompts, and waits at most 50 ms where nothing can run; eviction under write-back waits for
+    copies, up to the cache's `transfer_timeout_s`.
     """
 
     def __init__(self, memory: ModelMemory, settings: EngineSettings | None = None) -> None:
@@ -51,6 +53,7 @@ class Engine:
         self.settings = settings or EngineSettings()
         self.totals = EngineTotals()
         self.schedule = Schedule(memory, self.settings, self.totals)
+        self._out: list[NewToken] = []
         self._cache: SessionCache | None = None
         self._end = _end_tokens(self.model)
         self._argument = cache_argument(self.model)
@@ -84,17 +87,12 @@ class Engine:
         Raises:
             ConfigError: no token, a token the model does not have, or nothing to produce.
         """
-        vocabulary = self.model.config.get_text_config(decoder=True).vocab_size
         if not request.tokens or request.max_new_tokens < 1:
             raise ConfigError(
                 f"request of {len(request.tokens)} tokens, {request.max_new_tokens} new ones; give "
                 "at least 1 of each"
             )
-        if not 0 <= min(request.tokens) <= max(request.tokens) < vocabulary:
-            raise ConfigError(
-                f"token ids {min(request.tokens)}..{max(request.tokens)} of a vocabulary of "
-                f"{vocabulary}; use the model's own tokenizer"
-            )
+        self.memory.check_tokens(request.tokens)
         generation = Generation(request, str(self.memory.device))
         self.totals.requests += 1
         self.schedule.append(generation)
@@ -116,17 +114,20 @@ class Engine:
     # -- the loop
 
     def step(self) -> list[NewToken]:
-        """Compute what fits one step; the tokens that came out of it."""
-        out: list[NewToken] = []
-        schedule = self.schedule
+        """Compute what fits one step; the tokens that came out of it.
+
+        A pass of the model that fails ends its requests as `FAILED`. What raises here is the
+        engine's or the cache's own error; tokens computed before it come with the next step.
+        """
+        out, schedule = self._out, self.schedule
         self.memory.cache.poll()
-        schedule.arrived()
-        schedule.admit(lambda generation: out.append(self._reject(generation)))
-        schedule.arrived()
+        schedule.arrived(self._give_up)
+        schedule.admit(self._reject)
+        schedule.arrived(self._give_up)
         decoding = list(schedule.decoding())
         # the last one's slot may have been taken for an earlier one's
         batch = [generation for generation in decoding if generation.session is not None]
-        ran = self._compute(batch, 1, out)
+        ran = self._compute(batch, 1)
         alike: dict[tuple[int, bool], list[Generation]] = {}
         for generation, n_tokens in schedule.prefilling(self.settings.step_tokens - len(batch)):
             assert generation.session is not None
@@ -134,9 +135,10 @@ class Engine:
             begins = generation.session.computed == 0
             alike.setdefault((n_tokens, begins), []).append(generation)
         for (n_tokens, _), group in alike.items():
-            ran |= self._compute(group, n_tokens, out)
+            ran |= self._compute(group, n_tokens)
         if not ran and not out and not schedule.idle:
             self._wait()
+        self._out = []
         return out
 
     def run(self) -> Iterator[NewToken]:
@@ -160,7 +162,7 @@ class Engine:
 
     # -- inside
 
-    def _compute(self, group: Sequence[Generation], n_new: int, out: list[NewToken]) -> bool:
+    def _compute(self, group: Sequence[Generation], n_new: int) -> bool:
         """One pass over the next `n_new` tokens of each request of a group."""
         if not group:
             return False
@@ -185,6 +187,10 @@ class Engine:
                     use_cache=True,
                     **arguments,
                 )
+        except Exception as error:  # noqa: BLE001 - a model may raise anything; others go on
+            for generation in group:
+                self._fail(generation, error)
+            return True
         except BaseException:
             for generation in group:
                 self.abort(generation)
@@ -194,7 +200,7 @@ class Engine:
         self.totals.computed_tokens += n_new * len(group)
         for generation, logits in zip(group, output.logits[:, -1]):
             if generation.prefilled:
-                out.append(self._take(generation, logits))
+                self._take(generation, logits)
         return True
 
     def _cache_for(self, group: Sequence[Generation]) -> SessionCache:
@@ -204,8 +210,12 @@ class Engine:
             self._cache = SessionCache(self.memory, [each for each in sessions if each is not None])
         return self._cache
 
-    def _take(self, generation: Generation, logits: torch.Tensor) -> NewToken:
-        token = generation.sampler.pick(logits)
+    def _take(self, generation: Generation, logits: torch.Tensor) -> None:
+        try:
+            token = generation.sampler.pick(logits)
+        except (ValueError, RuntimeError) as error:
+            self._fail(generation, error)
+            return
         finish = generation.accept(token)
         self.totals.generated_tokens += 1
         if token in self._end and not generation.request.ignore_end:
@@ -214,12 +224,22 @@ class Engine:
             self.schedule.leave(generation, finished=True)
             generation.finish = finish
             self.totals.finished += 1
-        return NewToken(generation, token, finish)
+        self._out.append(NewToken(generation, token, finish))
 
-    def _reject(self, generation: Generation) -> NewToken:
+    def _fail(self, generation: Generation, error: Exception) -> None:
+        self.schedule.leave(generation, finished=False)
+        generation.finish, generation.error = FinishReason.FAILED, error
+        self.totals.failed += 1
+        self._out.append(NewToken(generation, None, FinishReason.FAILED))
+
+    def _give_up(self, generation: Generation) -> None:
+        limit_s = self.memory.cache.config.transfer_timeout_s
+        self._fail(generation, TransferError(f"a load-back did not end in {limit_s} s"))
+
+    def _reject(self, generation: Generation) -> None:
         generation.finish = FinishReason.REJECTED
         self.totals.rejected += 1
-        return NewToken(generation, None, FinishReason.REJECTED)
+        self._out.append(NewToken(generation, None, FinishReason.REJECTED))
 
     def _wait(self) -> None:
         """Nothing can run until a copy ends: one that a request waits for, or that holds pages."""

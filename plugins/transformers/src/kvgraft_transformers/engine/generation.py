@@ -23,6 +23,8 @@ class FinishReason(str, enum.Enum):
     """It produced as many tokens as asked for."""
     ABORTED = "aborted"
     """Nobody wants the rest."""
+    FAILED = "failed"
+    """The model or a copy failed; `Generation.error` says how."""
     REJECTED = "rejected"
     """It will never fit the pools; `Generation.decision` says which one is short."""
 
@@ -74,6 +76,7 @@ class Generation:
         host_tokens: those of them that came from the host.
         retractions: how often it made room for others.
         decision: admission's last word.
+        error: what failed; None otherwise.
         session: while it holds memory.
     """
 
@@ -87,6 +90,8 @@ class Generation:
         self.host_tokens = 0
         self.retractions = 0
         self.decision: Decision | None = None
+        self.error: Exception | None = None
+        self.loading_since = 0.0
         self.session: Session | None = None
         self.sampler = Sampler(request.sampling, device)
 

@@ -15,6 +15,9 @@ from transformers import (
 
 __all__ = ["Sampler", "Sampling"]
 
+COLDEST = 1e-5
+"""Temperatures below divide logits into infinity; they mean the most likely token."""
+
 
 class Sampling(BaseModel):
     """How the next token is chosen.
@@ -45,7 +48,8 @@ class Sampler:
     def __init__(self, sampling: Sampling, device: torch.device | str = "cpu") -> None:
         self.sampling = sampling
         self._warpers: Any = LogitsProcessorList()
-        if not sampling.temperature:
+        self._greedy = sampling.temperature < COLDEST
+        if self._greedy:
             return
         self._generator = torch.Generator(device)
         if sampling.seed is None:
@@ -60,8 +64,14 @@ class Sampler:
             self._warpers.append(TopPLogitsWarper(sampling.top_p))
 
     def pick(self, logits: torch.Tensor) -> int:
-        """The next token, from logits `[vocabulary]`."""
-        if not self.sampling.temperature:
+        """The next token, from logits `[vocabulary]`.
+
+        Raises:
+            ValueError: logits that are no numbers.
+        """
+        if bool(logits.isnan().any()):
+            raise ValueError(f"{int(logits.isnan().sum())} of {len(logits)} logits are NaN")
+        if self._greedy:
             return int(logits.argmax())
         warped = self._warpers(None, logits[None].float())
         weights = torch.softmax(warped, dim=-1)[0]

@@ -11,6 +11,7 @@ memory: what that computed stays behind as cache, so it comes back to a hit.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 
 from kvgraft import Outcome, WaitingQueue
@@ -108,7 +109,7 @@ class Schedule:
             session.abort()
             return decision.outcome
         generation.session = session
-        self._note_hit(generation, session)
+        generation.loading_since = time.monotonic()
         session.load_back()
         return decision.outcome
 
@@ -118,7 +119,7 @@ class Schedule:
         )
 
     def _note_hit(self, generation: Generation, session: Session) -> None:
-        """What the first match found is what the request did not have to compute."""
+        """What it began to run with is what the request did not have to compute."""
         if generation.cached_tokens is not None:
             return
         generation.cached_tokens = session.cached_tokens
@@ -132,26 +133,41 @@ class Schedule:
             if track.is_state:
                 device = int(session.cached_tokens > 0) - host
             else:
-                device = int((cache.table(request, track.name) >= 0).sum())
+                device = int((cache.table(request, track.name) >= 0).sum()) - host
             held = self.totals.hit_slots.setdefault(track.name, [0, 0])
             held[0] += device
             held[1] += host
 
-    def arrived(self) -> None:
-        """Move requests whose prefix has arrived to the running ones; try again where it failed."""
-        still = []
-        for generation in self.loading:
+    def arrived(self, give_up: Callable[[Generation], None]) -> None:
+        """Move requests whose prefix has arrived to the running ones.
+
+        Where it failed to arrive, resume from what the device alone has (R5).
+
+        Args:
+            give_up: called with requests whose copies do not end in the cache's time.
+        """
+        deadline = time.monotonic() - self.memory.cache.config.transfer_timeout_s
+        for generation in list(self.loading):
             session = generation.session
             assert session is not None
             if not session.ready:
-                still.append(generation)
-            elif not session.load_failed:
+                if generation.loading_since < deadline:
+                    give_up(generation)
+                continue
+            if session.load_failed:
+                session.restart()
+                generation.decision = session.admit()
+                if generation.decision.admitted:
+                    session.load_back()
+                    continue
+            self.loading.remove(generation)
+            if generation.decision is not None and generation.decision.admitted:
+                self._note_hit(generation, session)
                 self.running.append(generation)
             else:
                 session.abort()
                 generation.session = None
                 self.waiting.push_front(generation)
-        self.loading = still
 
     # -- room
 

@@ -35,6 +35,7 @@ class EngineTotals:
         requests: submitted.
         finished: ended by a stop token or their length.
         aborted: given up by whoever asked.
+        failed: ended because the model or a copy failed.
         rejected: too large for the pools.
         prompt_tokens: of requests that were admitted at least once.
         cached_tokens: those of them that were not computed.
@@ -54,6 +55,7 @@ class EngineTotals:
     requests: int = 0
     finished: int = 0
     aborted: int = 0
+    failed: int = 0
     rejected: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0

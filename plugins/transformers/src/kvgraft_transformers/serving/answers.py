@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
@@ -14,6 +15,8 @@ from kvgraft_transformers.serving.text import TextStream, Tokenizer
 from kvgraft_transformers.serving.worker import EngineFailureError, EngineWorker
 
 __all__ = ["Answers", "Piece"]
+
+log = logging.getLogger("kvgraft.serve")
 
 
 class Piece(NamedTuple):
@@ -92,6 +95,10 @@ class Answers:
             self._pieces.put_nowait(ApiError(str(error)))
         except EngineFailureError as error:
             self._pieces.put_nowait(ApiError(f"the engine failed: {error}", status=500))
+        except Exception as error:
+            log.exception("an answer failed")
+            reason = f"the server failed: {type(error).__name__}"
+            self._pieces.put_nowait(ApiError(reason, status=500))
 
     async def _run(self, index: int, request: GenerationRequest) -> None:
         text = TextStream(self._tokenizer, self._stops)

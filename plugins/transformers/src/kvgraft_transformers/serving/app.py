@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -37,6 +38,9 @@ __all__ = ["ServedModel", "build_app"]
 CLIENT_CLOSED = 499
 """Status for logs where the client has gone; no standard one exists."""
 
+BODY_BYTES, BODY_BYTES_PER_TOKEN = 2**16, 32
+"""Largest body: this much, and for each token of the context a long word in escapes."""
+
 COMPLETION_TOKENS = 16
 """Default of `/v1/completions`, as in OpenAI's API."""
 
@@ -53,6 +57,7 @@ class ServedModel:
         worker: the engine's thread, started.
         tokenizer: the model's.
         context_tokens: longest sequence the model was made for.
+        room_tokens: longest sequence its pools can hold.
         api_key: what clients must send; None lets everybody in.
     """
 
@@ -60,6 +65,7 @@ class ServedModel:
     worker: EngineWorker
     tokenizer: Tokenizer
     context_tokens: int
+    room_tokens: int
     api_key: str | None = None
 
 
@@ -104,6 +110,7 @@ def build_app(served: ServedModel) -> Starlette:
             ApiError: _refuse,
             HTTPException: _refuse_route,
             ClientDisconnect: _nobody_reads,
+            Exception: _fail,
         },
         lifespan=lifespan,
     )
@@ -120,6 +127,12 @@ def _refuse_route(request: Request, error: Exception) -> Response:
     return JSONResponse(ApiError(message).body, status_code=error.status_code)
 
 
+def _fail(_: Request, error: Exception) -> Response:
+    """Starlette logs the traceback; the client gets the API's shape."""
+    message = f"the server failed: {type(error).__name__}"
+    return JSONResponse(ApiError(message, status=500).body, status_code=500)
+
+
 def _nobody_reads(_: Request, __: Exception) -> Response:
     return Response(status_code=CLIENT_CLOSED)
 
@@ -130,6 +143,7 @@ class _Endpoints:
     def __init__(self, served: ServedModel) -> None:
         self.served = served
         self.created = int(time.time())
+        self._most_bytes = BODY_BYTES + BODY_BYTES_PER_TOKEN * served.context_tokens
 
     # -- answers
 
@@ -139,7 +153,8 @@ class _Endpoints:
         self._check_model(asked.model)
         tokenizer = self.served.tokenizer
         prompts = [
-            tokenizer.encode(each) if isinstance(each, str) else each for each in asked.prompts()
+            await run_in_threadpool(tokenizer.encode, each) if isinstance(each, str) else each
+            for each in asked.prompts()
         ]
         reply = Reply(asked.model, chat=False)
         return await self._reply(
@@ -150,8 +165,9 @@ class _Endpoints:
         """`POST /v1/chat/completions`."""
         asked: ChatRequest = parse_chat(await self._body(request))
         self._check_model(asked.model)
-        prompt = self.served.tokenizer.encode_chat(asked.messages)
-        room = self.served.context_tokens - len(prompt)
+        encode = self.served.tokenizer.encode_chat
+        prompt = await run_in_threadpool(encode, asked.messages)
+        room = min(self.served.context_tokens, self.served.room_tokens) - len(prompt)
         limit = asked.limit_tokens or max(1, min(CHAT_TOKENS, room))
         reply = Reply(asked.model, chat=True)
         return await self._reply(request, asked, [prompt], limit, reply)
@@ -251,9 +267,18 @@ class _Endpoints:
 
     async def _body(self, request: Request) -> object:
         self._check_key(request)
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > self._most_bytes:
+                raise ApiError(
+                    f"the body is larger than {self._most_bytes:,} bytes, more than the model's "
+                    "context can hold",
+                    status=413,
+                )
         try:
-            return await request.json()
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            return json.loads(body)
+        except (ValueError, RecursionError) as error:
             raise ApiError(f"the body is no JSON: {error}") from error
 
     def _check_key(self, request: Request) -> None:

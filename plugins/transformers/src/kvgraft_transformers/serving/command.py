@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import socket
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from kvgraft_transformers.serving.app import ServedModel
 
 __all__ = ["serve"]
+
+GRACE_S = 5
+"""How long streams may go on after Ctrl-C."""
 
 TOKENS = click.IntRange(min=1)
 
@@ -98,7 +102,9 @@ def serve(model: str, host: str, port: int, **options: Any) -> None:
     served = load_served_model(model, options)
     where = f"http://{host}:{listener.getsockname()[1]}/v1"
     click.echo(f"serving {served.name!r} on {where} (stop with Ctrl-C)", err=True)
-    config = uvicorn.Config(build_app(served), log_level="warning")
+    config = uvicorn.Config(
+        build_app(served), log_level="warning", timeout_graceful_shutdown=GRACE_S
+    )
     with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how a server ends
         uvicorn.Server(config).run(sockets=[listener])
 
@@ -124,8 +130,10 @@ def load_served_model(model: str, options: dict[str, Any]) -> ServedModel:
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging as progress
 
     from kvgraft_transformers.engine import Engine, EngineSettings
+    from kvgraft_transformers.memory import check_chunk
     from kvgraft_transformers.serving.app import ServedModel
     from kvgraft_transformers.serving.text import Tokenizer
     from kvgraft_transformers.serving.worker import EngineWorker
@@ -137,18 +145,25 @@ def load_served_model(model: str, options: dict[str, Any]) -> ServedModel:
     device, dtype = memory.pop("device"), memory.pop("dtype")
     threads = memory.pop("threads")
     limits = {each: memory.pop(each) for each in ("chunk_tokens", "step_tokens", "max_running")}
+    check_chunk(limits["chunk_tokens"], memory["page_size"])
+    if Path(model).is_absolute() or model.startswith("."):
+        _check_directory(Path(model))
     if threads is not None:
         torch.set_num_threads(threads)
+    if not sys.stderr.isatty():
+        progress.disable_progress_bar()
     click.echo(f"loading {model} ...", err=True)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model)
         weights = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).to(device).eval()
-    except (OSError, ValueError, RuntimeError, AttributeError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"model {model!r}: {reason[:300]}") from error
+    except (OSError, ValueError, RuntimeError, AttributeError, AssertionError) as error:
+        raise ConfigError(f"model {model!r}: {_one_line(error)}") from error
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError, ImportError, AttributeError) as error:
+        raise ConfigError(f"model {model!r} has no tokenizer: {_one_line(error)}") from error
     engine = Engine.open(weights, EngineSettings(**limits), **memory)
     for component, geometry in engine.memory.architecture.components.items():
-        click.echo(f"  {component}: {len(geometry['layers'])} layers", err=True)
+        click.echo(f"  {component} serves layers {geometry['layers']}", err=True)
     worker = EngineWorker(engine)
     worker.start()
     text_config = weights.config.get_text_config(decoder=True)
@@ -157,6 +172,18 @@ def load_served_model(model: str, options: dict[str, Any]) -> ServedModel:
         name=name or Path(model).name,
         worker=worker,
         tokenizer=Tokenizer(tokenizer),
-        context_tokens=int(context or memory["device_tokens"]),
+        context_tokens=int(context or engine.memory.room_tokens),
+        room_tokens=engine.memory.room_tokens,
         api_key=api_key,
     )
+
+
+def _check_directory(path: Path) -> None:
+    if not (path / "config.json").is_file():
+        raise ConfigError(
+            f"model {str(path)!r}: no config.json there; give a checkpoint's directory"
+        )
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]

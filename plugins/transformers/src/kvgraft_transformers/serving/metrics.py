@@ -16,6 +16,7 @@ COUNTERS = {
     "requests": "requests submitted",
     "finished": "requests answered to their end",
     "aborted": "requests given up, by clients or by failures",
+    "failed": "requests that ended because the model or a copy failed",
     "rejected": "requests too large for the pools",
     "prompt_tokens": "prompt tokens of admitted requests",
     "cached_tokens": "prompt tokens that were not computed",
@@ -39,7 +40,7 @@ class _EngineCollector(Collector):
         for name, text in COUNTERS.items():
             yield CounterMetricFamily(f"kvgraft_{name}", text, getattr(engine.totals, name))
         yield CounterMetricFamily(
-            "kvgraft_failed_passes", "forward passes that raised", self._worker.failures
+            "kvgraft_failed_steps", "engine steps that raised", self._worker.failures
         )
         schedule = engine.schedule
         for name, line in (

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from kvgraft_transformers.engine.sampling import Sampling
 
@@ -21,6 +29,9 @@ __all__ = [
 MOST_STOPS = 4
 """Stop strings per request, as in OpenAI's API."""
 
+LONGEST_ECHO = 80
+"""Characters of a wrong value that are repeated to the client."""
+
 IGNORED = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier"})
 """Fields that change no answer; accepted and left alone."""
 
@@ -34,8 +45,9 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "logprobs": (None, False, 0),
     "modalities": (None, ["text"]),
     "parallel_tool_calls": (None, True),
+    "prediction": (None,),
     "presence_penalty": (None, 0, 0.0),
-    "reasoning_effort": (None,),
+    "reasoning_effort": (None, "none"),
     "response_format": (None, {"type": "text"}),
     "suffix": (None, ""),
     "tool_choice": (None, "none", "auto"),
@@ -79,9 +91,10 @@ class _Request(BaseModel):
     stream_options: StreamOptions | None = None
     prompt_cache_key: str | None = None
 
-    @field_validator("temperature", "top_p", "n", "stream", "stop", mode="before")
+    @field_validator("temperature", "top_p", "top_k", "n", "stream", "stop", mode="before")
     @classmethod
-    def _null_is_default(cls, value: object, info: Any) -> object:
+    def _null_is_default(cls, value: object, info: ValidationInfo) -> object:
+        assert info.field_name is not None
         return cls.model_fields[info.field_name].default if value is None else value
 
     @field_validator("stop", mode="before")
@@ -93,6 +106,15 @@ class _Request(BaseModel):
         """How the answer with this number is drawn."""
         seed = None if self.seed is None else (self.seed + index) % 2**63
         return Sampling(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, seed=seed)
+
+    @field_validator("stream_options")
+    @classmethod
+    def _only_with_a_stream(
+        cls, value: StreamOptions | None, info: ValidationInfo
+    ) -> StreamOptions | None:
+        if value is not None and not info.data.get("stream"):
+            raise ValueError("only with stream=true")
+        return value
 
     @property
     def wants_usage(self) -> bool:
@@ -106,6 +128,7 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     include_usage: bool = False
+    include_obfuscation: bool | None = None
 
 
 class CompletionRequest(_Request):
@@ -133,6 +156,7 @@ class Message(BaseModel):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
+    tool_calls: list[Any] | None = Field(default=None, max_length=0)
 
     def text(self) -> str:
         """The content as one string."""
@@ -199,4 +223,6 @@ def _parse(model: type[Any], body: object) -> Any:
         if first["type"] == "missing":
             raise ApiError(f"missing required argument: {name}", param=name) from None
         where = ".".join(place)
-        raise ApiError(f"{where}={first['input']!r}: {first['msg']}", param=name) from None
+        given = repr(first["input"])
+        given = given if len(given) <= LONGEST_ECHO else f"{given[:LONGEST_ECHO]}..."
+        raise ApiError(f"{where}={given}: {first['msg']}", param=name) from None

@@ -30,7 +30,7 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, with the model's own special tokens."""
-        return list(self._tokenizer(text)["input_ids"])
+        return self._ids(text, add_special_tokens=True)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a conversation, up to where the model's turn begins.
@@ -52,7 +52,16 @@ class Tokenizer:
             raise ApiError(
                 f"the model's chat template refuses the messages: {error}", param="messages"
             ) from error
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        return self._ids(text, add_special_tokens=False)
+
+    def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ApiError(
+                f"character {error.start} is half a surrogate pair, not text; send valid Unicode"
+            ) from error
+        return list(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of tokens, without special ones."""

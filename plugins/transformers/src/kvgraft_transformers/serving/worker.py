@@ -7,6 +7,7 @@ the event loop that asked for them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import queue
 import threading
@@ -30,8 +31,12 @@ IDLE_S = 0.5
 log = logging.getLogger("kvgraft.serve")
 
 
+MOST_FAILURES = 3
+"""Steps in a row that may raise before the engine is given up."""
+
+
 class EngineFailureError(Exception):
-    """A forward pass failed; the request it was for is lost, the engine goes on."""
+    """The model, a copy or the engine failed; this request is lost."""
 
 
 @dataclass(eq=False)
@@ -59,7 +64,8 @@ class EngineWorker:
         engine: nobody else may call it from now on, but for reading counts.
 
     Attributes:
-        failures: forward passes that raised.
+        failures: steps of the engine that raised; requests whose own pass failed are not among
+            them.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -76,7 +82,8 @@ class EngineWorker:
 
     def stop(self) -> None:
         """Abort what runs, close the engine, and wait for its thread."""
-        self._calls.put(self._close)
+        self._stopping = True
+        self._calls.put(lambda: None)  # wakes it
         self._thread.join()
 
     @property
@@ -89,10 +96,12 @@ class EngineWorker:
 
         Raises:
             KvgraftError: a request the engine refuses.
-            EngineFailureError: a forward pass failed.
+            EngineFailureError: the model failed, or the engine has stopped.
         """
         ticket = Ticket(asyncio.get_running_loop())
         self._calls.put(lambda: self._submit(ticket, request))
+        if not self.alive:
+            raise EngineFailureError("the engine has stopped")
         finished = False
         try:
             while not finished:
@@ -109,12 +118,18 @@ class EngineWorker:
     # -- in the engine's thread
 
     def _run(self) -> None:
-        while self._take_calls():
-            try:
-                for new in self.engine.step():
-                    self._deliver(new)
-            except Exception as error:  # noqa: BLE001 - a model may raise anything; serving goes on
-                self._lose(error)
+        in_a_row = 0
+        try:
+            while in_a_row < MOST_FAILURES and self._take_calls():
+                try:
+                    for new in self.engine.step():
+                        self._deliver(new)
+                    in_a_row = 0
+                except Exception as error:  # noqa: BLE001 - whatever it is, clients must hear of it
+                    in_a_row += 1
+                    self._lose(error)
+        finally:
+            self._close()
 
     def _take_calls(self) -> bool:
         """Carry out what was asked; sleep while there is nothing to do. False at the end."""
@@ -147,20 +162,31 @@ class EngineWorker:
             return
         if new.finish is not None:
             del self._tickets[new.generation]
-        ticket.put(new)
+        if new.finish is FinishReason.FAILED:
+            error = new.generation.error
+            log.error("a request failed: %s: %s", type(error).__name__, error)
+            ticket.put(EngineFailureError(f"{type(error).__name__}: {error}"))
+        else:
+            ticket.put(new)
 
     def _lose(self, error: Exception) -> None:
-        """A pass failed: the engine has aborted its requests; tell those who wait for them."""
+        """A step raised, and nobody knows which request is to blame: end them all."""
         self.failures += 1
-        log.error("a forward pass failed: %s: %s", type(error).__name__, error)
-        for generation, ticket in list(self._tickets.items()):
-            if generation.finish is FinishReason.ABORTED:
-                del self._tickets[generation]
-                ticket.put(EngineFailureError(f"{type(error).__name__}: {error}"))
+        log.error("the engine failed: %s: %s", type(error).__name__, error)
+        for generation in list(self._tickets):
+            self.engine.abort(generation)
+        self._tell_all(f"{type(error).__name__}: {error}")
+
+    def _tell_all(self, reason: str) -> None:
+        for ticket in self._tickets.values():
+            ticket.put(EngineFailureError(reason))
+        self._tickets.clear()
 
     def _close(self) -> None:
+        """The end of the thread: nobody is left waiting."""
         self._stopping = True
-        for ticket in self._tickets.values():
-            ticket.put(EngineFailureError("the server is shutting down"))
-        self._tickets.clear()
+        with contextlib.suppress(queue.Empty):
+            while True:  # those that came too late are told below
+                self._calls.get_nowait()()
+        self._tell_all("the server is shutting down")
         self.engine.close()
