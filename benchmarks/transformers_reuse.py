@@ -18,7 +18,7 @@ from _measure import arguments, heading
 from transformers import DynamicCache, PreTrainedModel
 
 from kvgraft_transformers import ModelMemory
-from kvgraft_transformers.architecture import cache_argument
+from kvgraft_transformers.probing import cache_argument
 from kvgraft_transformers.tiny import FAMILIES, build_tiny_model
 
 PROMPT, CHUNK, PAGE = 1026, 64, 16

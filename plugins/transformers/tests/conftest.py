@@ -8,7 +8,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from kvgraft_transformers import ModelMemory, Session
-from kvgraft_transformers.architecture import cache_argument
+from kvgraft_transformers.probing import cache_argument
 from kvgraft_transformers.tiny import build_tiny_model
 
 PAGE = 16

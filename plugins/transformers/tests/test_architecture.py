@@ -64,14 +64,14 @@ def test_layers_with_other_heads_get_a_pool_of_their_own():
 
 
 def test_two_windows_get_two_components(tiny, monkeypatch):
-    probe = architecture._probe
+    probe = architecture.probe_layers
 
     def with_another_window(model):
         layers = probe(model)
         layers[2].sliding_window = 32
         return layers
 
-    monkeypatch.setattr(architecture, "_probe", with_another_window)
+    monkeypatch.setattr(architecture, "probe_layers", with_another_window)
     components = read_architecture(tiny("gemma3_text"), sparse_on_host=False).components
     assert {name: options["layers"] for name, options in components.items()} == {
         "swa@w48-2x16": [0],
@@ -147,7 +147,7 @@ def test_rotations_that_follow_the_prompts_length_are_refused(kind):
 
 
 def test_a_model_that_keeps_nothing_is_refused(tiny, monkeypatch):
-    monkeypatch.setattr(architecture, "_probe", lambda _: [DummyLayer()] * 4)
+    monkeypatch.setattr(architecture, "probe_layers", lambda _: [DummyLayer()] * 4)
     with pytest.raises(UnsupportedModelError, match="keeps nothing that a later request"):
         read_architecture(tiny("llama"), sparse_on_host=False)
 
@@ -171,14 +171,14 @@ def test_a_layer_that_keeps_something_more_is_refused_by_its_type(tiny, monkeypa
     class CompressedLayer(DynamicLayer):
         pass
 
-    probe = architecture._probe
+    probe = architecture.probe_layers
 
     def with_another_layer(model):
         layers = probe(model)
         layers[2].__class__ = CompressedLayer
         return layers
 
-    monkeypatch.setattr(architecture, "_probe", with_another_layer)
+    monkeypatch.setattr(architecture, "probe_layers", with_another_layer)
     with pytest.raises(UnsupportedModelError, match=r"layer 2 .* keeps a CompressedLayer"):
         read_architecture(tiny("llama"), sparse_on_host=False)
 

@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 
 from kvgraft import ConfigError, Outcome
 from kvgraft.transfers import SteppedTransferEngine
-from kvgraft_transformers.architecture import cache_argument
 from kvgraft_transformers.engine import (
     Engine,
     EngineSettings,
@@ -20,6 +19,7 @@ from kvgraft_transformers.engine import (
     GenerationRequest,
     Sampling,
 )
+from kvgraft_transformers.probing import cache_argument
 from kvgraft_transformers.tiny import FAMILIES, build_tiny_model
 
 SMALL = EngineSettings(chunk_tokens=32, max_running=4, reserve_tokens=8, step_tokens=96)

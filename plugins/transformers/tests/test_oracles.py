@@ -9,7 +9,7 @@ import torch
 
 from kvgraft import Tier
 from kvgraft_transformers import ModelMemory
-from kvgraft_transformers.architecture import cache_argument
+from kvgraft_transformers.probing import cache_argument
 from kvgraft_transformers.tiny import FAMILIES
 
 PROMPT = 130

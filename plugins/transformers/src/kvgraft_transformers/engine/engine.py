@@ -11,7 +11,6 @@ import torch
 from transformers import PreTrainedModel
 
 from kvgraft import ConfigError, TransferError
-from kvgraft_transformers.architecture import cache_argument
 from kvgraft_transformers.engine.generation import (
     FinishReason,
     Generation,
@@ -21,6 +20,7 @@ from kvgraft_transformers.engine.generation import (
 from kvgraft_transformers.engine.schedule import Schedule
 from kvgraft_transformers.engine.settings import EngineSettings, EngineTotals
 from kvgraft_transformers.memory import ModelMemory
+from kvgraft_transformers.probing import cache_argument
 from kvgraft_transformers.session_cache import SessionCache
 
 __all__ = ["Engine"]
