@@ -15,8 +15,8 @@ NAMES = frozenset(module.name for module in MODULES)
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "types", "contract", "config", "geometry", "reach", "rules", "slots", "hookspecs"),
-    ("registry", "pools"),
-    ("tree", "admission", "transfers", "dispatch", "request"),
+    ("registry", "implementations", "pools"),
+    ("tree", "admission", "transfers", "dispatch", "answers", "request"),
     ("room", "private", "mirroring", "leasing", "sharing", "loading", "tables"),
     ("guard", "building", "cache"),
     ("report", "replay", "testing", "scaffold"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from array import array
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any, NamedTuple
@@ -17,6 +19,7 @@ from kvgraft import (
     DevicePool,
     Direction,
     Everything,
+    HostMirror,
     Kind,
     LockQuery,
     MatchView,
@@ -26,6 +29,7 @@ from kvgraft import (
     Tier,
     TransferQuery,
 )
+from kvgraft.slots import SlotAllocator
 from kvgraft.transfers import PlaneCopy, pair_planes
 
 from .packages import WINDOW, Lax, Package, paged, state
@@ -343,6 +347,43 @@ def grows() -> Package:
     return budgeting(answer)
 
 
+@mutant("a window's budget stops growing at a hundred pages", "A4")
+def grows_to_a_hundred() -> Package:
+    def answer(component: Component, query: DemandQuery) -> Demand:
+        total = pages(query.total, query) - pages(query.computed, query) + 1
+        return Demand(min(total, 100) + query.host_slots, 0)
+
+    return budgeting(answer)
+
+
+@mutant("a budget has no page of slack", "A1")
+def no_slack() -> Package:
+    def answer(component: Component, query: DemandQuery) -> Demand:
+        held = pages(query.computed, query)
+        step = pages(query.computed + query.chunk, query) - held
+        return Demand(step + query.host_slots, pages(query.total, query) - held - step)
+
+    return paged(reach=Reach(Everything()), hooks={"budget_contribution": answer})
+
+
+@mutant("what is kept for later is counted in pages instead of slots", "A1", "A7")
+def later_in_pages() -> Package:
+    def answer(component: Component, query: DemandQuery) -> Demand:
+        found = demand(query)
+        return Demand(2 * (found.now - query.host_slots) + query.host_slots, found.later)
+
+    return paged(slots_per_page=2, hooks={"budget_contribution": answer})
+
+
+@mutant("a budget depends on the time of day", "D1")
+def timely() -> Package:
+    def answer(component: Component, query: DemandQuery) -> Demand:
+        found = demand(query)
+        return found._replace(later=found.later + int(time.time()) % 7)
+
+    return budgeting(answer)
+
+
 @mutant("a state's budget forgets the copy on write", "A1", "A10")
 def forgets_the_copy() -> Package:
     return budgeting(
@@ -380,6 +421,70 @@ class Aliased(DevicePool):
     def __init__(self, specs: Sequence[PlaneSpec], n_slots: int, device: Any = "cpu") -> None:
         super().__init__(specs, n_slots, device)
         self.lanes = [lanes[:1].expand(lanes.shape) for lanes in self.lanes]
+
+
+class TakesTwice(SlotAllocator):
+    """A slot given back twice is there once."""
+
+    def free(self, slots: bytes) -> None:
+        known = set(self.free_slots())
+        numbers = [number for number in memoryview(slots).cast("i") if number not in known]
+        super().free(array("i", numbers).tobytes())
+
+
+class Leaks(SlotAllocator):
+    """A refused allocation loses a slot."""
+
+    def allocate(self, n: int) -> bytes | None:
+        found = super().allocate(n)
+        if found is None:
+            super().allocate(1)
+        return found
+
+
+class Partial(SlotAllocator):
+    """Hands out what there is where more was asked for."""
+
+    def allocate(self, n: int) -> bytes | None:
+        return super().allocate(min(n, self.n_free))
+
+
+class Doubles(SlotAllocator):
+    """Of several slots the last is the first."""
+
+    def allocate(self, n: int) -> bytes | None:
+        found = super().allocate(n)
+        return found if found is None or n < 3 else found[:-4] + found[:4]
+
+
+def allocating(allocator: type[SlotAllocator], base: type[Any] = DevicePool) -> type[Any]:
+    """A pool with another allocator."""
+
+    def build(self: Any, specs: Sequence[PlaneSpec], n_slots: int, *given: Any) -> None:
+        base.__init__(self, specs, n_slots, *given)
+        self.allocator = allocator(n_slots)
+
+    return type(allocator.__name__, (base,), {"__init__": build})
+
+
+@mutant("a pool takes a slot back twice", "T9")
+def takes_twice() -> Package:
+    return paged(device=allocating(TakesTwice))
+
+
+@mutant("a pool loses a slot where it cannot give what is asked for", "T9")
+def leaks_a_slot() -> Package:
+    return paged(device=allocating(Leaks))
+
+
+@mutant("a host mirror gives fewer slots than are asked for", "T9")
+def gives_fewer() -> Package:
+    return paged(host=allocating(Partial, HostMirror))
+
+
+@mutant("a pool gives one slot twice at a time", "T9")
+def gives_twice() -> Package:
+    return paged(device=allocating(Doubles))
 
 
 class Shallow(DevicePool):

@@ -82,6 +82,12 @@ LEGAL: dict[str, Package] = {
     "it budgets more than it must": budgeting(
         lambda component, query: demand(query)._replace(later=demand(query).later + 2)
     ),
+    "it budgets only where something comes from HOST": budgeting(
+        lambda component, query: demand(query) if query.host_slots else None
+    ),
+    "its pages are multiples of 4 tokens": paged(multiple=4),
+    "its pages are multiples of 16 tokens": paged(reach=Reach(Everything()), multiple=16),
+    "its home is HOST, its pages are multiples of 4 tokens": hosted(multiple=4),
     "its home is HOST, with private slots": hosted(),
 }
 """Components by what is unusual about them."""

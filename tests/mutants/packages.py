@@ -17,6 +17,7 @@ from kvgraft import (
     Component,
     ComponentDeclaration,
     ComponentOptions,
+    ConfigError,
     DevicePool,
     HostMirror,
     Kind,
@@ -75,6 +76,7 @@ class Package:
         bare: hooks without `hookimpl`.
         slots_per_page: slots a page takes.
         mirror: whether there is a host mirror, if the cache has host memory.
+        multiple: tokens of which a page must be whole multiples.
     """
 
     kind: Kind = Kind.PAGED
@@ -90,6 +92,7 @@ class Package:
     bare: frozenset[str] = frozenset()
     slots_per_page: int = 1
     mirror: bool = True
+    multiple: int = 1
 
     def implementation(self, name: str) -> SimpleNamespace:
         """The object with the hooks, as a package's module would be."""
@@ -109,6 +112,9 @@ class Package:
 
         @hookimpl
         def create_component(options: Any, context: BuildContext) -> Component:
+            if context.page_size % self.multiple:
+                said = f"page_size={context.page_size} is no multiple of {self.multiple}"
+                raise ConfigError(said)
             specs = planes(context.page_size)
             if self.kind is Kind.STATE:
                 n_device, n_host = options.states, options.host_states * bool(context.host_tokens)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from kvgraft.testing import CLAUSES
+
 from ..commands import ROOT
 from . import cores_of_requests as _more  # noqa: F401 - fills CORES
 from .components import MUTANTS, ComponentMutant
@@ -37,9 +39,27 @@ def test_there_are_enough_mutants_in_every_family() -> None:
     assert {rule[0] for rule in meant} >= set("TMILEBRAHP")
 
 
-def test_the_kill_table_lists_every_mutant() -> None:
+def table() -> list[list[str]]:
+    """The rows of `docs/mutants.md`."""
     text = (ROOT / "docs" / "mutants.md").read_text(encoding="utf-8")
-    names = [mutant.name for mutant in MUTANTS]
-    names += [name.replace("_", " ") for name in CORES]
-    missing = [name for name in [*names, *LEGAL] if name not in text]
-    assert not missing, "run `make mutants`"
+    rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| c")]
+    return [[cell.strip() for cell in row] for row in rows]
+
+
+def test_the_kill_table_has_every_mutant_with_a_rule_that_may_be_named() -> None:
+    meant = {("component", mutant.name): mutant.rules for mutant in MUTANTS}
+    meant |= {("core", name.replace("_", " ")): core.rules for name, core in CORES.items()}
+    rows = table()
+    assert [(where, defect) for where, defect, _, _ in rows] == list(meant), "run `make mutants`"
+    wrong = [row for row in rows if row[2] not in meant[row[0], row[1]] or row[3] == "survived"]
+    assert not wrong, "run `make mutants`"
+    drives = {f"{row[2]}-driven" for row in rows}
+    assert {row[3] for row in rows} <= {"state machine", "load", *CLAUSES, *drives}
+
+
+def test_the_kill_table_counts_what_it_lists() -> None:
+    text = (ROOT / "docs" / "mutants.md").read_text(encoding="utf-8")
+    families = sorted({row[2][0] for row in table()})
+    assert f"{len(table())} mutants; families named: {' '.join(families)}.\n" in text
+    listed = [line.removeprefix("- ") for line in text.splitlines() if line.startswith("- ")]
+    assert listed == list(LEGAL), "run `make mutants`"

@@ -107,6 +107,55 @@ BROKEN = {
         + "\n@hookimpl\ndef commit_hicache_transfers(component, query):\n    return None\n",
         "build_hicache_transfers is implemented without its inverse abort_hicache_transfers",
     ),
+    "release without lock": (
+        SOUND + "\n@hookimpl\ndef release_component_lock(component, segment):\n    return None\n",
+        "release_component_lock is implemented without acquire_component_lock, which it undoes",
+    ),
+    "argument by keyword": (
+        SOUND + "\n@hookimpl\ndef budget_contribution(component, *, query):\n    return None\n",
+        "budget_contribution takes (component, *, query); it must take (component, query)",
+    ),
+    "argument by position": (
+        SOUND + "\n@hookimpl\ndef budget_contribution(component, query, /):\n    return None\n",
+        "budget_contribution takes (component, query, /); it must take (component, query)",
+    ),
+    "arguments of any number": (
+        SOUND + "\n@hookimpl\ndef budget_contribution(*component, **query):\n    return None\n",
+        "budget_contribution takes (*component, **query); it must take (component, query)",
+    ),
+    "coroutine": (
+        SOUND + "\n@hookimpl\nasync def budget_contribution(component, query):\n    return None\n",
+        "budget_contribution is a coroutine or a generator; a hook is called and answers at once",
+    ),
+    "generator": (
+        SOUND + "\n@hookimpl\ndef budget_contribution(component, query):\n    yield\n",
+        "budget_contribution is a coroutine or a generator; a hook is called and answers at once",
+    ),
+    "wrapper": (
+        SOUND
+        + "\n@hookimpl(wrapper=True)\ndef budget_contribution(component, query):\n    yield\n",
+        "budget_contribution is marked @hookimpl(wrapper=...); only whoever looks on wraps hooks",
+    ),
+    "old wrapper": (
+        SOUND
+        + "\n@hookimpl(hookwrapper=True)\ndef budget_contribution(component, query):\n    yield\n",
+        "budget_contribution is marked @hookimpl(hookwrapper=...); only whoever looks on",
+    ),
+    "optional hook": (
+        SOUND
+        + "\n@hookimpl(optionalhook=True)\ndef budget_contributions(component, query):\n    pass\n",
+        "budget_contributions is marked @hookimpl(optionalhook=...); a hook that the core does not",
+    ),
+    "two functions for one hook": (
+        SOUND
+        + "\n@hookimpl\ndef budget_contribution(component, query):\n    return None\n"
+        + "\n@hookimpl(specname='budget_contribution')\ndef weigh(component, query):\n    pass\n",
+        "weigh is marked @hookimpl(specname=...); give the function the hook's name",
+    ),
+    "declaration exits": (
+        SOUND.replace("    return ComponentD", "    raise SystemExit(3)\n    return ComponentD"),
+        "hook declare_component raised SystemExit: 3",
+    ),
     "declaration raises": (
         SOUND.replace("    return ComponentDeclaration(", "    1 / 0\n    ComponentDeclaration("),
         "hook declare_component raised ZeroDivisionError: division by zero",

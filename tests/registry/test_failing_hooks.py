@@ -25,6 +25,7 @@ from kvgraft import (
     Tier,
     TokenKey,
     Trailing,
+    TransferQuery,
     WritePolicy,
 )
 from kvgraft.request import Request, Stage
@@ -357,22 +358,62 @@ def test_evicting_calls_no_hook() -> None:
     assert not scene.second.calls
 
 
-@pytest.mark.parametrize("hook", ["finalize_match_result", "budget_contribution"])
-def test_an_answer_of_another_type_names_the_plugin_and_what_to_return(hook: str) -> None:
+ANSWERS_OF_ANOTHER_FORM: list[tuple[str, object, str]] = [
+    ("finalize_match_result", (1, 2), "M5"),
+    ("finalize_match_result", ComponentMatch(1.0), "M5"),  # type: ignore[arg-type]
+    ("finalize_match_result", ComponentMatch(None), "M5"),  # type: ignore[arg-type]
+    ("finalize_match_result", ComponentMatch(0, None), "M5"),  # type: ignore[arg-type]
+    ("finalize_match_result", ComponentMatch(0, ("4",)), "M5"),  # type: ignore[arg-type]
+    ("budget_contribution", (1, 2), "A1"),
+    ("budget_contribution", Demand(1.5, 0), "A1"),  # type: ignore[arg-type]
+    ("budget_contribution", Demand(9, 0, 3), "A1"),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("hook", "answer", "rule"), ANSWERS_OF_ANOTHER_FORM)
+def test_an_answer_of_another_form_names_plugin_hook_rule_and_what_to_return(
+    hook: str, answer: object, rule: str
+) -> None:
     scene = Scene()
     scene.cached(PROMPT)
-    scene.second.answers[hook] = lambda query: (1, 2)
-    with pytest.raises(PluginError, match=f"'second': {hook} returned .1, 2.; return "):
+    scene.second.answers[hook] = lambda query: answer
+    with pytest.raises(PluginError, match=f"'second': {hook} returned .*; return ") as caught:
         scene.admitted(LONGER)
+    assert caught.value.rule == rule
     scene.second.answers.clear()
     scene.cache.check_integrity()
 
 
-@pytest.mark.parametrize("answer", [[3], [(0, 1, 2)]])
+@pytest.mark.parametrize("answer", [[3], [(0, 1, 2)], [(0.0, 1.0)], [("a", "b")]])
 def test_a_lock_that_answers_no_spans_breaks_l3(answer: object) -> None:
     scene = Scene()
     scene.second.answers["acquire_component_lock"] = lambda query: answer
     with pytest.raises(ContractViolation, match=r"returned .*, not a list of Span") as caught:
         scene.cache.begin(TokenKey(PROMPT))
     assert caught.value.rule == "L3"
+    scene.assert_nothing_is_held()
+
+
+@pytest.mark.parametrize("answer", [3, [1, 2], iter([])])
+def test_a_transfer_built_of_something_else_names_the_hook_and_leaves_no_trace(
+    answer: object,
+) -> None:
+    scene = Scene()
+    scene.second.answers["build_hicache_transfers"] = lambda query: answer
+    mounted = next(each for each in scene.cache.mounted if each.name == "second")
+    assert mounted.build_hicache_transfers is not None
+    query = TransferQuery(Direction.BACKUP, b"", b"")
+    with pytest.raises(PluginError, match="return a list of PlaneCopy or None") as caught:
+        mounted.build_hicache_transfers(query)
+    assert caught.value.rule == "R2"
+
+
+def test_a_hook_that_exits_does_not_end_the_process() -> None:
+    def leave(query: object) -> None:
+        raise SystemExit(3)
+
+    scene = Scene()
+    scene.second.answers["finalize_match_result"] = leave
+    with pytest.raises(PluginHookError, match="finalize_match_result raised SystemExit: 3"):
+        scene.cache.begin(TokenKey(PROMPT))
     scene.assert_nothing_is_held()

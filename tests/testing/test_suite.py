@@ -92,6 +92,16 @@ BROKEN = {
         "",
         "reach: [0, 3) does not end at the boundary; ",
     ),
+    "no reach": (
+        SOUND.replace("Reach(Everything())", "None"),
+        "",
+        "create_component returned a Component whose reach is None",
+    ),
+    "building exits": (
+        SOUND.replace("    planes =", "    raise SystemExit(3)\n    planes ="),
+        "",
+        "hook create_component raised SystemExit: 3",
+    ),
     "building raises": (
         SOUND.replace("    planes =", "    1 / 0\n    planes ="),
         "",
@@ -145,6 +155,16 @@ MISTAKES = {
     "'nope'": "component 'nope' is not installed; installed: ",
     "'swa'; options = {'windw': 3}": "component 'swa': option windw=3: Extra inputs ",
     "'swa'; expected_failures = {'Z1': ''}": "expected failure 'Z1' is no rule ",
+    "'swa'; expected_failures = {'M4'}": "expected_failures is {'M4'}; give rules with reasons",
+    "'swa'; expected_failures = {'M4': ' '}": "expected failure 'M4': ' ' is no reason; say why",
+    "'swa'; expected_failures = {'M4': None}": "expected failure 'M4': None is no reason; say why",
+    "'swa'; expected_failures = 'M4'": "expected_failures is 'M4'; give rules with reasons",
+    "'swa'; options = ['window']": "options are ['window']; give names with values",
+    "'swa'; profile = 'slow'": "profile 'slow' is not one of dev, ci, nightly",
+    "'swa'; profile = ['dev']": "profile ['dev'] is not one of dev, ci, nightly",
+    "['swa']": "TestMine: component is ['swa']; name an installed one",
+    "None": "TestMine: component is None; name an installed one",
+    "'swa'; plugin = 'swa'": "TestMine: plugin is 'swa'; see kvgraft.load_plugin",
     "'thrown'": "component 'thrown': budget_contributions is no hook; did you mean ",
 }
 
@@ -157,12 +177,13 @@ def test_a_mistake_in_a_contract_class_is_one_error_of_one_line(
     shelf.put("kvgraft-thrown", BROKEN["misspelt hook"][0])
     path = tmp_path / "test_contract.py"
     classes = "".join(
-        f"class Test{number}(ComponentContract):\n    component = {mistake}\n"
+        f"class TestMine(ComponentContract):\n    component = {mistake}\nTest{number} = TestMine\n"
         for number, mistake in enumerate(MISTAKES)
     )
-    path.write_text(f"from kvgraft.testing import ComponentContract\n{classes}")
+    text = f"from kvgraft.testing import ComponentContract\n{classes}del TestMine\n"
+    path.write_text(text)
     done = shelf.run("-m", "pytest", "-q", "-p", "no:cacheprovider", *processes, str(path))
-    assert re.search(r"^4 errors in ", done.stdout, re.MULTILINE), done.stdout
+    assert re.search(rf"^{len(MISTAKES)} errors in ", done.stdout, re.MULTILINE), done.stdout
     assert not re.search("passed|failed|skipped|Traceback", done.stdout)
     for said in MISTAKES.values():
         assert sum(line.startswith(said) for line in done.stdout.splitlines()) == 1
@@ -209,7 +230,9 @@ READS_BY_PLACE: dict[str, dict[str, Callable[..., Any]]] = {
         "release_component_lock": lambda component, segment: None,
     },
     "unpacks at the end of a transfer": {
-        "commit_hicache_transfers": lambda component, query: _unpacked(*query[1:], 0, 0, 0, 0, 0)
+        "build_hicache_transfers": lambda component, query: None,
+        "commit_hicache_transfers": lambda component, query: _unpacked(*query[1:], 0, 0, 0, 0, 0),
+        "abort_hicache_transfers": lambda component, query: None,
     },
 }
 

@@ -18,6 +18,7 @@ import pluggy
 from pydantic import BaseModel, ValidationError
 
 from kvgraft import hookspecs
+from kvgraft.answers import ANSWERS, shown
 from kvgraft.contract import COPY_ON_WRITE, HOST_MIRROR, PROJECT
 from kvgraft.errors import (
     ConfigError,
@@ -26,10 +27,11 @@ from kvgraft.errors import (
     PluginError,
     PluginHookError,
 )
-from kvgraft.pools import BuildContext, Component
+from kvgraft.pools import BuildContext, Component, DevicePool, HostMirror, PrivatePool
+from kvgraft.reach import Reach
 from kvgraft.registry import HOOKS, NO_RULE, Plugin
 from kvgraft.tree.track import ComponentShape
-from kvgraft.types import ComponentMatch, Demand, Kind, Tier
+from kvgraft.types import Kind, Tier
 
 __all__ = ["Hook", "Mounted", "mount", "parse_options"]
 
@@ -95,10 +97,6 @@ def parse_options(plugin: Plugin, options: dict[str, Any]) -> BaseModel:
         ) from error
 
 
-RESULTS: dict[str, type] = {"finalize_match_result": ComponentMatch, "budget_contribution": Demand}
-"""What hooks return if not None, where the core reads fields of it."""
-
-
 FROZEN = (
     "finalize_match_result",
     "acquire_component_lock",
@@ -160,19 +158,20 @@ def _bind(
         return None
     if manager is not None:
         function = _called(manager, hook)
-    result = RESULTS.get(hook, object)
+    expected = ANSWERS.get(hook)
+    fits = expected.fits if expected is not None else None
 
     def call(query: Any) -> Any:
         try:
             answer = function(component, query)
         except ContractViolation:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise PluginHookError(plugin.name, hook, error) from error
-        if answer is not None and not isinstance(answer, result):
-            raise PluginError(
-                plugin.name, f"{hook} returned {answer!r}; return {result.__name__} or None"
-            )
+        if answer is not None and fits is not None and not fits(answer):
+            assert expected is not None
+            said = f"{hook} returned {shown(answer)}; return {expected.wanted}"
+            raise PluginError(plugin.name, said, expected.rule)
         return answer
 
     return call
@@ -205,7 +204,7 @@ def mount(
         raise PluginError(plugin.name, str(error), NO_RULE) from error
     except KvgraftError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PluginHookError(plugin.name, "create_component", error) from error
     _check_component(plugin, component)
     manager = _wrap(plugin, wrappers) if wrappers else None
@@ -213,11 +212,36 @@ def mount(
     return Mounted(plugin, component, manager, *hooks)
 
 
+FIELDS: dict[str, type | tuple[type, ...]] = {
+    "reach": Reach,
+    "device": DevicePool,
+    "host": (HostMirror, type(None)),
+    "slots_per_page": int,
+    "private": tuple,
+}
+"""Types of what a component holds."""
+
+
+def _check_fields(plugin: Plugin, component: Component) -> None:
+    """Refuse a component whose fields are something else than it says."""
+    for field, kind in FIELDS.items():
+        held = getattr(component, field)
+        if not isinstance(held, kind):
+            said = f"create_component returned a Component whose {field} is {shown(held)}"
+            raise PluginError(plugin.name, said, NO_RULE)
+    pools: tuple[object, ...] = component.private
+    for pool in pools:
+        if not isinstance(pool, PrivatePool):
+            said = f"create_component returned a private pool that is {shown(pool)}"
+            raise PluginError(plugin.name, said, NO_RULE)
+
+
 def _check_component(plugin: Plugin, component: object) -> None:
     declaration = plugin.declaration
     if not isinstance(component, Component):
         said = f"create_component returned {type(component).__name__}, not a Component"
         raise PluginError(plugin.name, said, NO_RULE)
+    _check_fields(plugin, component)
     if component.reach.is_state is not (declaration.kind is Kind.STATE):
         raise PluginError(
             plugin.name,

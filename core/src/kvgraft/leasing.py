@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 
+from kvgraft.answers import are_spans, shown
 from kvgraft.config import LoadModel
 from kvgraft.dispatch import Mounted
 from kvgraft.errors import ContractViolation
@@ -295,12 +296,10 @@ def _merged(track: Track, boundary: int, answer: Sequence[Span]) -> tuple[Span, 
     Raises:
         ContractViolation: no spans, or one outside `[0, boundary]` (L3).
     """
-    try:
-        spans = sorted(Span(*span) for span in answer)
-    except TypeError:
-        raise ContractViolation(
-            "L3", track.name, f"acquire_component_lock returned {answer!r}, not a list of Span"
-        ) from None
+    if not are_spans(answer):
+        said = f"acquire_component_lock returned {shown(answer)}, not a list of Span in whole pages"
+        raise ContractViolation("L3", track.name, said)
+    spans = sorted(Span(*span) for span in answer)
     merged: list[Span] = []
     for span in spans:
         if not 0 <= span.start <= span.end <= boundary:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-__all__ = ["pytest_addoption", "pytest_configure", "pytest_terminal_summary"]
+__all__ = [
+    "pytest_addoption",
+    "pytest_configure",
+    "pytest_pycollect_makeitem",
+    "pytest_terminal_summary",
+]
 
 PROFILES = ("dev", "ci", "nightly")
 
@@ -33,6 +39,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker."""
     config.addinivalue_line("markers", "contract(rule): a clause of kvgraft's contract")
+
+
+def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> None:
+    """Refuse a contract class that was given more than data, however it got that."""
+    module = sys.modules.get("kvgraft.testing.component_contract")
+    if module is None or not isinstance(obj, type) or not issubclass(obj, module.ComponentContract):
+        return
+    if obj is module.ComponentContract:
+        return
+    try:
+        module.expect_sealed(obj)
+    except TypeError as error:
+        raise collector.CollectError(str(error)) from None
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

@@ -7,11 +7,9 @@ hooks that come in pairs, one distribution for one name. pluggy has the last wor
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +26,7 @@ from kvgraft.contract import (
     check_api_version,
 )
 from kvgraft.errors import ConfigError, PluginError
+from kvgraft.implementations import implemented_hooks
 from kvgraft.types import ComponentDeclaration
 
 __all__ = ["CURRENT", "HOOKS", "NO_RULE", "Found", "Plugin", "discover", "load_plugin", "select"]
@@ -109,8 +108,7 @@ def load_plugin(
     written_for = _check_declaration(name, declaration, contract)
     manager = pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(contract.specs)
-    implemented = _implemented(name, implementation, manager, contract)
-    _check_hooks(name, implementation, implemented, contract, written_for)
+    implemented = implemented_hooks(name, implementation, manager, contract, written_for)
     try:
         manager.register(implementation, name=name)
         manager.check_pending()
@@ -130,65 +128,13 @@ def _declare(name: str, implementation: object) -> ComponentDeclaration:
         raise PluginError(name, f"{hook} is not marked with @hookimpl, so it would never run")
     try:
         declaration = function()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         said = f"hook {hook} raised {type(error).__name__}: {error}"
         raise PluginError(name, said, NO_RULE) from error
     if not isinstance(declaration, ComponentDeclaration):
         said = f"{hook} returned {type(declaration).__name__}, not a ComponentDeclaration"
         raise PluginError(name, said, NO_RULE)
     return declaration
-
-
-def _implemented(
-    name: str, implementation: object, manager: pluggy.PluginManager, contract: Contract
-) -> set[str]:
-    """The hooks among what is marked with `hookimpl`; there must be nothing else."""
-    hooks = set()
-    for attribute in dir(implementation):
-        marked = manager.parse_hookimpl_opts(implementation, attribute)
-        if marked is None:
-            continue
-        hook = marked.get("specname") or attribute
-        if hook in contract.hooks:
-            hooks.add(hook)
-        elif not marked.get("optionalhook"):
-            close = get_close_matches(hook, contract.hooks, n=1)
-            known = ", ".join(contract.hooks)
-            advice = f"did you mean {close[0]}?" if close else f"hooks are {known}"
-            raise PluginError(name, f"{hook} is no hook; {advice}")
-    return hooks
-
-
-def _check_hooks(
-    name: str,
-    implementation: object,
-    implemented: set[str],
-    contract: Contract,
-    written_for: ApiVersion,
-) -> None:
-    for hook, spec in contract.hooks.items():
-        function = getattr(implementation, hook, None)
-        if spec.since > written_for:
-            if hook in implemented:
-                raise PluginError(
-                    name,
-                    f"{hook} is there since API {spec.since}, this component is written for API "
-                    f"{written_for}; declare {spec.since}",
-                )
-            # A function of its own that happens to have the name of what came later.
-            continue
-        if function is not None and hook not in implemented:
-            raise PluginError(name, f"{hook} is not marked with @hookimpl, so it would never run")
-        if hook not in implemented:
-            continue
-        if function is None:
-            raise PluginError(name, f"{hook} is implemented under another name; call it {hook}")
-        given = tuple(inspect.signature(function).parameters)
-        arguments = spec.arguments_for(written_for)
-        if given != arguments:
-            raise PluginError(
-                name, f"{hook} takes ({', '.join(given)}); it must take ({', '.join(arguments)})"
-            )
 
 
 def _hooks_today(
@@ -253,6 +199,8 @@ def _check_complete(
     for hook, inverse in contract.inverses:
         if hook in hooks and lacks(inverse):
             raise PluginError(name, f"{hook} is implemented without its inverse {inverse}")
+        if inverse in hooks and lacks(hook):
+            raise PluginError(name, f"{inverse} is implemented without {hook}, which it undoes")
 
 
 def _check_declaration(

@@ -63,16 +63,12 @@ class Budget:
     def _check_demand(self, track: Track, query: DemandQuery, demand: Demand) -> None:
         """Refuse a component's own demand that forgets what it is about to take (A1, A3)."""
         pools = len(self.mounted[track.index].component.private)
-        answer: object = demand
-        whole = isinstance(answer, Demand) and all(
-            isinstance(n, int) for n in (demand.now, demand.later, *demand.private)
-        )
-        if not whole or len(demand.private) != pools:
+        if len(demand.private) != pools:
             raise ContractViolation(
                 "A1",
                 track.name,
-                f"budget_contribution returned {demand!r}; it returns a Demand in whole slots with "
-                f"one entry for each of its {pools} private pools",
+                f"budget_contribution returned {demand!r}; it returns a Demand with one entry for "
+                f"each of its {pools} private pools",
             )
         step = 1
         if not track.is_state:

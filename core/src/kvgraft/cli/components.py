@@ -32,7 +32,7 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
 LESS_TELLING = ("capabilities", "API", "distribution")
 """Columns that are left out of a narrow terminal, the first first."""
 
-POOLS = ((1, 1), (64, 4096))
+POOLS = ((1, 1), (64, 4096), (128, 4096))
 """Page sizes and tokens tried to see whether a component can be built: the smallest, and usual."""
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
+from kvgraft.answers import ANSWERS
 from kvgraft.errors import (
     ConfigError,
     ContractViolation,
@@ -21,10 +23,17 @@ from kvgraft.testing.profiles import profile_named
 from kvgraft.testing.result import Result, Status
 from kvgraft.testing.subject import Subject
 
-__all__ = ["Checker", "check_component"]
+__all__ = ["BROKEN", "Checker", "check_component"]
 
 LOADS = "The component can be loaded and built."
 """What must hold before any rule can be looked at."""
+
+
+BROKEN = frozenset({Status.FAILED, Status.EXPECTED_FAILURE})
+"""How a clause ends whose rule is broken."""
+
+FORMS = frozenset(answer.rule for answer in ANSWERS.values())
+"""Rules that are broken by answers of another form, whichever clause asked for them."""
 
 
 class Checker:
@@ -50,14 +59,9 @@ class Checker:
         profile: str = "ci",
         expected_failures: Mapping[str, str] | None = None,
     ) -> None:
-        self.expected = dict(expected_failures or {})
-        for rule in self.expected:
-            if rule not in RULES:
-                raise ConfigError(
-                    f"expected failure {rule!r} is no rule of docs/contract.md, such as M4"
-                )
+        self.expected = _expectations(expected_failures)
         self.subject = Subject(
-            plugin, options or {}, profile_named(profile), frozenset(self.expected)
+            plugin, _given(options), profile_named(profile), frozenset(self.expected)
         )
         self.subject.expect_buildable()
 
@@ -70,15 +74,22 @@ class Checker:
         return results
 
     def _results(self) -> Iterator[Result]:
+        results = []
         for entry in CLAUSES.values():
-            yield self.check(entry)
-        yield from self.verdict()
+            results.append(self.check(entry))
+            yield results[-1]
+        for result in self.verdict():
+            results.append(result)
+            yield result
+        undecided = [each for each in results if each.status is Status.UNDECIDED]
+        if undecided and not any(each.status in BROKEN for each in results):
+            yield replace(undecided[0], status=Status.FAILED)
 
     def verdict(self) -> Iterator[Result]:
         """What no clause stands for: other rules the state machine found broken, expectations."""
         found = self.subject.driven.violation
-        if found is not None and f"{found.rule}-driven" not in CLAUSES:
-            yield self._failed(found.rule, f"{found.rule}-driven", found, 0.0)
+        if found is not None and self.told_by is None:
+            yield self.finding()
         for rule, reason in self.expected.items():
             if not self._breaks(rule):
                 yield Result(
@@ -89,6 +100,25 @@ class Checker:
                     Status.UNEXPECTED_PASS,
                     f"expected to fail ({reason}), and kept; drop the expectation",
                 )
+
+    @property
+    def told_by(self) -> str | None:
+        """The clause that reports what the state machine found, if one is asked."""
+        found = self.subject.driven.violation
+        entry = CLAUSES.get(f"{found.rule}-driven") if found is not None else None
+        if entry is None or entry.applies(self.subject) is not None:
+            return None
+        return entry.ident
+
+    def finding(self) -> Result:
+        """What the state machine found, wherever it is asked.
+
+        Raises:
+            AssertionError: it found nothing.
+        """
+        found = self.subject.driven.violation
+        assert found is not None
+        return self._failed(found.rule, f"{found.rule}-driven", found, 0.0)
 
     def check(self, entry: Clause) -> Result:
         """One clause."""
@@ -104,10 +134,11 @@ class Checker:
             )
         except Undecided as undecided:
             return self._result(entry, Status.UNDECIDED, str(undecided))
-        except Exception as error:  # noqa: BLE001 - what a component raises is a finding
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a component's is a finding
             told = str(error) if isinstance(error, KvgraftError) else repr(error)
-            raised = ContractViolation(entry.rule, name, told)
-            return self._failed(entry.rule, entry.ident, raised, perf_counter() - start, entry)
+            rule = error.rule if isinstance(error, PluginError) and error.rule in FORMS else ""
+            raised = ContractViolation(rule or entry.rule, name, told)
+            return self._failed(raised.rule, entry.ident, raised, perf_counter() - start, entry)
         return self._result(entry, Status.PASSED, "", perf_counter() - start)
 
     # -- inside
@@ -151,6 +182,39 @@ class Checker:
             tuple(self.subject.driven.steps) if driven else (),
             round(seconds, 3),
         )
+
+
+def _expectations(given: object) -> dict[str, str]:
+    """Rules that are known to be broken, with reasons.
+
+    Raises:
+        ConfigError: something else was given, a rule that does not exist, or no reason.
+    """
+    if given is not None and not isinstance(given, Mapping):
+        raise ConfigError(
+            f"expected_failures is {given!r}; give rules with reasons, such as {{'M4': 'why'}}"
+        )
+    for rule, reason in (given or {}).items():
+        if rule not in RULES:
+            raise ConfigError(
+                f"expected failure {rule!r} is no rule of docs/contract.md, such as M4"
+            )
+        if not isinstance(reason, str) or not reason.strip():
+            raise ConfigError(f"expected failure {rule!r}: {reason!r} is no reason; say why")
+    return dict(given or {})
+
+
+def _given(options: object) -> Mapping[str, Any]:
+    """Options of a component.
+
+    Raises:
+        ConfigError: something else was given.
+    """
+    if options is not None and not isinstance(options, Mapping):
+        raise ConfigError(
+            f"options are {options!r}; give names with values, such as {{'window': 8}}"
+        )
+    return options or {}
 
 
 def check_component(

@@ -7,19 +7,43 @@ from typing import Any, ClassVar
 
 import pytest
 
-from kvgraft.errors import KvgraftError
+from kvgraft.errors import ConfigError, KvgraftError
 from kvgraft.registry import Plugin, select
-from kvgraft.testing.checking import Checker
+from kvgraft.testing.checking import BROKEN, Checker
 from kvgraft.testing.clause import CLAUSES
 from kvgraft.testing.result import Result, Status
 
-__all__ = ["ComponentContract"]
+__all__ = ["ComponentContract", "expect_sealed"]
 
 DATA = frozenset({"component", "options", "expected_failures", "profile", "plugin"})
 """What a subclass may set."""
 
 CHECKERS = pytest.StashKey[dict[type, Checker]]()
 """Where a test session keeps them."""
+
+TOLD = pytest.StashKey[set[type]]()
+"""The classes of which this process has reported what the state machine found."""
+
+HARMLESS = frozenset(
+    [
+        "__module__",
+        "__qualname__",
+        "__doc__",
+        "__dict__",
+        "__weakref__",
+        "__firstlineno__",
+        "__static_attributes__",
+        "__annotations__",
+        "__annotate__",
+        "__annotate_func__",
+        "__annotations_cache__",
+        "__conditional_annotations__",
+    ]
+)
+"""What Python itself puts into a class."""
+
+SILENCING = frozenset({"skip", "skipif", "xfail"})
+"""Marks that a contract class does not bear."""
 
 
 class ComponentContract:
@@ -49,24 +73,25 @@ class ComponentContract:
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
-        own = {name for name in vars(cls) if not (name.startswith("__") and name != "__test__")}
-        if own - DATA:
-            raise TypeError(
-                f"{cls.__name__} defines {', '.join(sorted(own - DATA))}; a contract class holds "
-                f"data only: {', '.join(sorted(DATA))}"
-            )
+        expect_sealed(cls)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Load the component; where that is not possible there is one error instead of tests."""
         try:
             _checker(type(self), metafunc.config)
-        except KvgraftError as error:
+        except (KvgraftError, TypeError) as error:
             raise pytest.Collector.CollectError(str(error)) from None
 
     @pytest.mark.parametrize("ident", list(CLAUSES))
     def test_clause(self, ident: str, request: pytest.FixtureRequest, record_property: Any) -> None:
         """One clause."""
-        _report(_checker(type(self), request.config).check(CLAUSES[ident]), record_property)
+        checker = _checker(type(self), request.config)
+        result = checker.check(CLAUSES[ident])
+        if result.status is Status.UNDECIDED and not _told(type(self), checker, request):
+            result = checker.finding()
+        if result.clause.endswith("-driven") and result.status in BROKEN:
+            request.config.stash[TOLD].add(type(self))
+        _report(result, record_property)
 
     def test_expected_failures(self, request: pytest.FixtureRequest, record_property: Any) -> None:
         """What is expected to fail fails, and the state machine broke no other rule."""
@@ -74,18 +99,81 @@ class ComponentContract:
             _report(result, record_property)
 
 
+def expect_sealed(contract: type) -> None:
+    """Refuse a contract class that is, or is derived from, more than data.
+
+    Raises:
+        TypeError: what it defines, or takes from a class beside `ComponentContract`.
+    """
+    for each in contract.__mro__:
+        if each in (ComponentContract, object):
+            continue
+        own = {name for name in vars(each) if name not in HARMLESS}
+        marks = own & {"pytestmark"}
+        if marks and not SILENCING & set(_marks(vars(each)["pytestmark"])):
+            own -= marks
+        if own - DATA:
+            how = "defines" if each is contract else f"takes from {each.__name__}"
+            raise TypeError(
+                f"{contract.__name__} {how} {', '.join(sorted(own - DATA))}; a contract class "
+                f"holds data only: {', '.join(sorted(DATA))}"
+            )
+
+
+def _marks(marks: Any) -> list[str]:
+    return [mark.name for mark in (marks if isinstance(marks, (list, tuple)) else [marks])]
+
+
 def _checker(contract: type[ComponentContract], config: pytest.Config) -> Checker:
-    """The clauses over the class's component; the state machine runs once per class."""
+    """The clauses over the class's component; the state machine runs once per class and process."""
     checkers = config.stash.setdefault(CHECKERS, {})
+    config.stash.setdefault(TOLD, set())
     if contract not in checkers:
-        profile = contract.profile or config.getoption("contract_profile", "ci")
-        plugin = contract.plugin
-        if plugin is None:
-            plugin = select([contract.component])[0]
+        expect_sealed(contract)
         checkers[contract] = Checker(
-            plugin, contract.options, str(profile), contract.expected_failures
+            _plugin(contract),
+            contract.options,
+            config.getoption("contract_profile", "ci")
+            if contract.profile is None
+            else contract.profile,
+            contract.expected_failures,
         )
     return checkers[contract]
+
+
+def _plugin(contract: type[ComponentContract]) -> Plugin:
+    """The component package to check.
+
+    Raises:
+        ConfigError: none is named, or it is not installed.
+        PluginError: it cannot be used.
+    """
+    plugin: object = contract.plugin
+    if isinstance(plugin, Plugin):
+        return plugin
+    if plugin is not None:
+        raise ConfigError(f"{contract.__name__}: plugin is {plugin!r}; see kvgraft.load_plugin")
+    name: object = contract.component
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"{contract.__name__}: component is {name!r}; name an installed one")
+    return select([name])[0]
+
+
+def _told(
+    contract: type[ComponentContract], checker: Checker, request: pytest.FixtureRequest
+) -> bool:
+    """Whether what the state machine found is reported by another test of this process.
+
+    Each process has a machine of its own. Among several, or where tests are selected, the clause
+    that is about the finding may not be asked here.
+    """
+    if contract in request.config.stash[TOLD]:
+        return True
+    if hasattr(request.config, "workerinput"):
+        return False
+    teller = "test_expected_failures" if checker.told_by is None else checker.told_by
+    names = (item.name for item in request.session.items if getattr(item, "cls", None) is contract)
+    return any(name in (teller, f"test_clause[{teller}]") for name in names)
 
 
 def _report(result: Result, record_property: Any) -> None:

@@ -44,12 +44,12 @@ PROFILES = {
 }
 
 
-def profile_named(name: str) -> Profile:
+def profile_named(name: object) -> Profile:
     """A profile.
 
     Raises:
         ConfigError: no such profile.
     """
-    if name not in PROFILES:
+    if not isinstance(name, str) or name not in PROFILES:
         raise ConfigError(f"profile {name!r} is not one of {', '.join(PROFILES)}")
     return PROFILES[name]

@@ -12,9 +12,10 @@ from kvgraft.contract import COPY_ON_WRITE, HOST_MIRROR
 from kvgraft.dispatch import Mounted, mount, parse_options
 from kvgraft.errors import ConfigError, ContractViolation, PluginError
 from kvgraft.pools import BuildContext
+from kvgraft.reach import Reach, Trailing
 from kvgraft.registry import Plugin
 from kvgraft.testing.machine import Drive, Setup, drive, setups_for
-from kvgraft.testing.machine.fitting import fitting_sizes
+from kvgraft.testing.machine.fitting import LARGER_PAGES, fitting_sizes
 from kvgraft.testing.profiles import Profile
 from kvgraft.transfers import TransferEngine
 from kvgraft.types import Kind, Tier
@@ -22,7 +23,7 @@ from kvgraft.types import Kind, Tier
 __all__ = ["PAGE_SIZES", "Subject"]
 
 PAGE_SIZES = (1, 2, 4)
-"""Page sizes, in tokens, at which components are looked at."""
+"""Page sizes, in tokens, at which components are looked at, those that they accept."""
 
 
 class Subject:
@@ -73,6 +74,23 @@ class Subject:
         """Whether its canonical copy is on HOST."""
         return self.plugin.declaration.home is Tier.HOST
 
+    @cached_property
+    def reach(self) -> Reach:
+        """What it needs before a boundary, with its options."""
+        return self.mount(self.page_size).component.reach
+
+    @property
+    def is_window(self) -> bool:
+        """Whether it needs the last tokens and nothing else."""
+        return len(self.reach.terms) == 1 and isinstance(self.reach.terms[0], Trailing)
+
+    @property
+    def unbounded(self) -> str | None:
+        """Why its reach has no width in pages; None if it has."""
+        if self.is_state:
+            return "about windows; the component has states"
+        return "about windows; its reach is everything" if self.reach.is_everything else None
+
     def has(self, hook: str) -> bool:
         """Whether it implements a hook."""
         return hasattr(self.plugin.implementation, hook)
@@ -91,7 +109,7 @@ class Subject:
         except PluginError as error:
             raise ConfigError(str(error)) from error
         try:
-            for page_size in PAGE_SIZES:
+            for page_size in self.page_sizes:
                 self.mount(page_size)
             for setup in self._setups():
                 fitting_sizes(setup)
@@ -102,16 +120,52 @@ class Subject:
                 raise ConfigError(str(error)) from error
             raise
 
+    @cached_property
+    def page_sizes(self) -> tuple[int, ...]:
+        """The page sizes it is looked at: `PAGE_SIZES`, or larger ones where it refuses those.
+
+        Pools are left to the core here, so that options with too few tokens are refused as such.
+
+        Raises:
+            PluginError: it refuses all page sizes.
+        """
+        refused: PluginError | None = None
+        for sizes in (PAGE_SIZES, *((larger,) for larger in LARGER_PAGES)):
+            accepted = []
+            for page_size in sizes:
+                try:
+                    mount(self.plugin, self._without_tokens(), self._context(page_size, 16, 16))
+                    accepted.append(page_size)
+                except PluginError as error:
+                    if not isinstance(error.__cause__, ConfigError):
+                        raise
+                    refused = refused or error
+            if accepted:
+                return tuple(accepted)
+        assert refused is not None
+        raise refused
+
+    @property
+    def page_size(self) -> int:
+        """The page size at which most clauses look at it: 2, or its smallest."""
+        return 2 if 2 in self.page_sizes else self.page_sizes[0]
+
+    def _without_tokens(self) -> dict[str, Any]:
+        own = self.options.items()
+        return {name: value for name, value in own if name not in ("device_tokens", "host_tokens")}
+
     def mount(self, page_size: int, *, pages: int = 16, host_pages: int = 16) -> Mounted:
         """The component on its own, built over fresh pools of about that many pages."""
-        context = BuildContext(
+        return mount(self.plugin, self.options, self._context(page_size, pages, host_pages))
+
+    def _context(self, page_size: int, pages: int, host_pages: int) -> BuildContext:
+        return BuildContext(
             page_size=page_size,
             device="cpu",
             device_tokens=pages * page_size,
             host_tokens=host_pages * page_size,
             pin_host=False,
         )
-        return mount(self.plugin, self.options, context)
 
     def open(
         self,

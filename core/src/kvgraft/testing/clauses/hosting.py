@@ -22,9 +22,14 @@ def _at_home_on_host(subject: Subject) -> str | None:
 
 
 def _has_private_pools(subject: Subject) -> str | None:
-    if subject.mount(2).component.private:
+    if subject.mount(subject.page_size).component.private:
         return None
     return "it has no private pool"
+
+
+def _prompt(subject: Subject) -> int:
+    """Tokens of a prompt that ends within its fifth page, if pages have several tokens."""
+    return 4 * subject.page_size + 1
 
 
 def _served(cache: Cache, tokens: range, ending: str) -> Request | None:
@@ -45,7 +50,7 @@ def _served(cache: Cache, tokens: range, ending: str) -> Request | None:
 
 @clause("H5", "A prefix hit moves what DEVICE needs and nothing else.", needs=_at_home_on_host)
 def a_hit_leaves_the_canonical_copy_where_it_is(subject: Subject) -> None:
-    mounted = subject.mount(2)
+    mounted = subject.mount(subject.page_size)
     component = mounted.component
     slot = (0).to_bytes(4, "little")
     copies = copies_for(mounted, TransferQuery(Direction.LOAD_BACK, slot, slot))
@@ -62,11 +67,11 @@ def a_hit_leaves_the_canonical_copy_where_it_is(subject: Subject) -> None:
 @clause("H8", "Private slots come back however a request ends.", needs=_has_private_pools)
 def private_slots_come_back(subject: Subject) -> None:
     for ending in ("finish", "abort", "retract"):
-        cache = subject.open(2)
+        cache = subject.open(subject.page_size)
         component = cache.mounted[0].component
         served = 0
         for start in range(4):
-            served += _served(cache, range(start, start + 9), ending) is not None
+            served += _served(cache, range(start, start + _prompt(subject)), ending) is not None
             for pool in component.private:
                 expect(
                     pool.allocator.n_free == pool.allocator.capacity,
@@ -76,13 +81,13 @@ def private_slots_come_back(subject: Subject) -> None:
                     f"{pool.name!r} are free",
                 )
         cache.close()
-        expect(served, "A8", subject, "no request of 9 tokens fits pools of 16 pages")
+        expect(served, "A8", subject, f"no request of {_prompt(subject)} tokens fits 16 pages")
 
 
 @clause("H7", "Every request is budgeted its private slots.", needs=_has_private_pools)
 def private_slots_are_budgeted(subject: Subject) -> None:
-    cache = subject.open(2)
-    request = cache.begin(TokenKey(range(9)))
+    cache = subject.open(subject.page_size)
+    request = cache.begin(TokenKey(range(_prompt(subject))))
     if cache.admit(request).admitted:
         demands = request.demands[0].private
         expect(

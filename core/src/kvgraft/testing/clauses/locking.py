@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from kvgraft.answers import are_spans, shown
 from kvgraft.errors import ContractViolation
 from kvgraft.reach import PageReach
 from kvgraft.testing.clause import clause, expect
-from kvgraft.testing.subject import PAGE_SIZES, Subject
+from kvgraft.testing.subject import Subject
 from kvgraft.types import LockQuery, Span
 
 __all__ = ["a_pin_covers_the_reach", "a_pin_is_repeatable", "a_window_pins_no_more_than_it_must"]
@@ -17,13 +18,26 @@ def _locks(subject: Subject) -> str | None:
     return None if subject.has("acquire_component_lock") else "the hook is left to the core"
 
 
+def _locks_a_window(subject: Subject) -> str | None:
+    return _locks(subject) or subject.unbounded
+
+
+def _spans(subject: Subject, answer: object) -> list[Span]:
+    """What a pin was answered with; a list of spans in whole pages, or the pin covers nothing."""
+    if not are_spans(answer):
+        said = f"acquire_component_lock returned {shown(answer)}, not a list of Span in whole pages"
+        raise ContractViolation("L3", subject.name, said)
+    assert isinstance(answer, (list, tuple))
+    return [Span(*span) for span in answer]
+
+
 def _pages(spans: list[Span]) -> set[int]:
     return {page for span in spans for page in range(span.start, span.end)}
 
 
 @clause("L3", "A pin covers the reach and nothing behind the boundary.", needs=_locks)
 def a_pin_covers_the_reach(subject: Subject) -> None:
-    for page_size in PAGE_SIZES:
+    for page_size in subject.page_sizes:
         mounted = subject.mount(page_size)
         reach = PageReach(mounted.component.reach, page_size)
         acquire, release = mounted.acquire_component_lock, mounted.release_component_lock
@@ -33,12 +47,7 @@ def a_pin_covers_the_reach(subject: Subject) -> None:
             answer = acquire(LockQuery(boundary, page_size))
             if answer is None:
                 continue
-            try:
-                spans = [Span(*span) for span in answer]
-            except TypeError:
-                raise ContractViolation(
-                    "L3", subject.name, f"acquire_component_lock returned {answer!r}, not spans"
-                ) from None
+            spans = _spans(subject, answer)
             needed = _pages(list(reach.spans(boundary)))
             expect(
                 needed <= _pages(spans),
@@ -55,21 +64,19 @@ def a_pin_covers_the_reach(subject: Subject) -> None:
             release(answer)
 
 
-@clause("L7", "A window pins at most its pages and one more.", needs=_locks)
+@clause("L7", "A window pins at most its pages and one more.", needs=_locks_a_window)
 def a_window_pins_no_more_than_it_must(subject: Subject) -> None:
-    for page_size in PAGE_SIZES:
+    for page_size in subject.page_sizes:
         mounted = subject.mount(page_size)
         reach = PageReach(mounted.component.reach, page_size)
         acquire, release = mounted.acquire_component_lock, mounted.release_component_lock
         assert acquire is not None
         assert release is not None
-        if reach.is_everything or reach.is_state:
-            return
         for boundary in BOUNDARIES:
             answer = acquire(LockQuery(boundary, page_size))
             if answer is None:
                 continue
-            held = len(_pages([Span(*span) for span in answer]))
+            held = len(_pages(_spans(subject, answer)))
             expect(
                 held <= reach.widest_pages + 1,
                 "L7",
@@ -81,7 +88,7 @@ def a_window_pins_no_more_than_it_must(subject: Subject) -> None:
 
 @clause("L1", "A pin taken again after its release is the same pin.", needs=_locks)
 def a_pin_is_repeatable(subject: Subject) -> None:
-    for page_size in PAGE_SIZES:
+    for page_size in subject.page_sizes:
         mounted = subject.mount(page_size)
         acquire, release = mounted.acquire_component_lock, mounted.release_component_lock
         assert acquire is not None
@@ -90,7 +97,7 @@ def a_pin_is_repeatable(subject: Subject) -> None:
             answers = []
             for _ in range(2):
                 answer = acquire(LockQuery(boundary, page_size))
-                answers.append(None if answer is None else [Span(*span) for span in answer])
+                answers.append(None if answer is None else _spans(subject, answer))
                 if answer is not None:
                     release(answer)
             expect(

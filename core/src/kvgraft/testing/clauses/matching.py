@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from numbers import Integral
 
 from kvgraft.testing.clause import clause, expect
-from kvgraft.testing.subject import PAGE_SIZES, Subject
+from kvgraft.testing.subject import Subject
 from kvgraft.types import MatchView
 
 __all__ = ["views"]
@@ -29,7 +29,7 @@ def _finalizes(subject: Subject) -> str | None:
 
 @clause("M5", "A match may be made shorter, never longer.", needs=_finalizes)
 def a_match_is_never_lengthened(subject: Subject) -> None:
-    for page_size in PAGE_SIZES:
+    for page_size in subject.page_sizes:
         hook = subject.mount(page_size).finalize_match_result
         assert hook is not None
         for view in views():
@@ -44,7 +44,7 @@ def a_match_is_never_lengthened(subject: Subject) -> None:
 
 @clause("M5", "States are captured only at boundaries the request will pass.", needs=_finalizes)
 def checkpoints_lie_ahead(subject: Subject) -> None:
-    for page_size in PAGE_SIZES:
+    for page_size in subject.page_sizes:
         hook = subject.mount(page_size).finalize_match_result
         assert hook is not None
         for view in views():
@@ -64,7 +64,7 @@ def checkpoints_lie_ahead(subject: Subject) -> None:
 
 @clause("M2", "The same match is answered the same way.", needs=_finalizes)
 def a_match_repeated_is_the_same(subject: Subject) -> None:
-    for page_size in PAGE_SIZES:
+    for page_size in subject.page_sizes:
         hook = subject.mount(page_size).finalize_match_result
         assert hook is not None
         for view in views():
@@ -74,7 +74,7 @@ def a_match_repeated_is_the_same(subject: Subject) -> None:
 
 @clause("M6", "A match allocates nothing.", needs=_finalizes)
 def a_match_allocates_nothing(subject: Subject) -> None:
-    mounted = subject.mount(2)
+    mounted = subject.mount(subject.page_size)
     pools = [mounted.component.device.allocator, *(p.allocator for p in mounted.component.private)]
     if mounted.component.host is not None:
         pools.append(mounted.component.host.allocator)

@@ -10,7 +10,7 @@ import numpy as np
 from kvgraft.dispatch import Mounted
 from kvgraft.testing.clause import clause, expect
 from kvgraft.testing.clauses.pools import fill, rows
-from kvgraft.testing.subject import PAGE_SIZES, Subject
+from kvgraft.testing.subject import Subject
 from kvgraft.transfers import PlaneCopy
 from kvgraft.transfers.copies import pair_planes, run_copy
 from kvgraft.types import Direction, TransferQuery
@@ -23,7 +23,11 @@ N_SLOTS = 5
 def _mirrored(subject: Subject) -> str | None:
     if not subject.is_mirrored:
         return "the component says that it has no host mirror"
-    return None if subject.mount(2).component.host is not None else "it has no host mirror"
+    return (
+        None
+        if subject.mount(subject.page_size).component.host is not None
+        else "it has no host mirror"
+    )
 
 
 def _whole_on_host(subject: Subject) -> str | None:
@@ -65,7 +69,7 @@ def copies_for(mounted: Mounted, query: TransferQuery) -> list[PlaneCopy]:
     "R5", "What was backed up comes back whole, whatever slots it is given.", needs=_whole_on_host
 )
 def data_survives_the_round_trip(subject: Subject) -> None:
-    for page_size in PAGE_SIZES:
+    for page_size in subject.page_sizes:
         mounted = subject.mount(page_size)
         host = mounted.component.host
         if host is None:
@@ -96,7 +100,7 @@ def data_survives_the_round_trip(subject: Subject) -> None:
 @clause("B3", "A transfer writes the slots it was given and no others.", needs=_mirrored)
 def a_transfer_touches_its_own_slots(subject: Subject) -> None:
     for direction in Direction:
-        mounted = subject.mount(2)
+        mounted = subject.mount(subject.page_size)
         component = mounted.component
         assert component.host is not None
         device_slots, host_slots = _some(mounted, 7)
@@ -120,7 +124,7 @@ def a_transfer_touches_its_own_slots(subject: Subject) -> None:
 
 @clause("R7", "A copy names the layer whose data it completes.", needs=_mirrored)
 def copies_name_their_layers(subject: Subject) -> None:
-    mounted = subject.mount(2)
+    mounted = subject.mount(subject.page_size)
     device = mounted.component.device
     layers = {spec.layer for spec in device.specs}
     device_slots, host_slots = _some(mounted, 8)
@@ -139,7 +143,7 @@ def copies_name_their_layers(subject: Subject) -> None:
 
 @clause("R2", "Commit and abort of a transfer change no free slot.", needs=_mirrored)
 def ends_of_transfers_free_nothing(subject: Subject) -> None:
-    mounted = subject.mount(2)
+    mounted = subject.mount(subject.page_size)
     component = mounted.component
     assert component.host is not None
     device_slots, host_slots = _some(mounted, 9)

@@ -8,7 +8,7 @@ import sys
 from kvgraft.dispatch import parse_options
 from kvgraft.errors import ContractViolation, PluginError
 from kvgraft.testing.clause import clause, expect
-from kvgraft.testing.subject import PAGE_SIZES, Subject
+from kvgraft.testing.subject import Subject
 
 __all__ = [
     "capabilities_are_as_declared",
@@ -81,11 +81,25 @@ def unknown_options_are_refused(subject: Subject) -> None:
         raise ContractViolation("P7", subject.name, f"takes the option {name!r}")
 
 
-@clause("P8", "A host mirror is there exactly if it is declared and has room.")
+def _has_room(subject: Subject) -> str | None:
+    if subject.options.get("host_tokens", 1):
+        return None
+    return "its options leave no host memory"
+
+
+def _does_without(subject: Subject) -> str | None:
+    if subject.home_is_host:
+        return "its canonical copy is on HOST"
+    return (
+        "its options say how much host memory there is"
+        if "host_tokens" in subject.options
+        else None
+    )
+
+
+@clause("P8", "A host mirror is there exactly if it is declared and has room.", needs=_has_room)
 def capabilities_are_as_declared(subject: Subject) -> None:
-    if not subject.options.get("host_tokens", 1):
-        return
-    for page_size in PAGE_SIZES:
+    for page_size in subject.page_sizes:
         mirror = subject.mount(page_size).component.host
         expect(
             (mirror is not None) == subject.is_mirrored,
@@ -95,11 +109,9 @@ def capabilities_are_as_declared(subject: Subject) -> None:
         )
 
 
-@clause("P8", "Without host memory the component works on DEVICE alone.")
+@clause("P8", "Without host memory the component works on DEVICE alone.", needs=_does_without)
 def it_works_without_a_host_tier(subject: Subject) -> None:
-    if subject.home_is_host or "host_tokens" in subject.options:
-        return
-    mounted = subject.mount(2, host_pages=0)
+    mounted = subject.mount(subject.page_size, host_pages=0)
     expect(
         mounted.component.host is None or mounted.component.host.capacity > 0,
         "P8",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from kvgraft.errors import LeaseError
+from kvgraft.errors import ContractViolation, KvgraftError, LeaseError
 from kvgraft.pools import Component, DevicePool, HostMirror
-from kvgraft.slots import SLOT_BYTES
+from kvgraft.slots import SLOT_BYTES, SlotAllocator
 from kvgraft.testing.clause import clause, expect
-from kvgraft.testing.subject import PAGE_SIZES, Subject
+from kvgraft.testing.subject import Subject
 
 __all__ = ["fill", "one_by_one", "rows"]
 
@@ -38,7 +38,7 @@ def one_by_one(component: Component, n: int) -> list[bytes]:
 
 def _pools(subject: Subject) -> list[tuple[str, DevicePool | HostMirror]]:
     found: list[tuple[str, DevicePool | HostMirror]] = []
-    for page_size in PAGE_SIZES:
+    for page_size in subject.page_sizes:
         component = subject.mount(page_size).component
         found.append((f"device pool, page size {page_size}", component.device))
         if component.host is not None:
@@ -64,20 +64,75 @@ def slots_share_no_byte(subject: Subject) -> None:
                 plane[slot] ^= 255
 
 
-@clause("T9", "An allocator hands a slot to one owner at a time and takes it back once.")
+def _allocators(subject: Subject) -> list[tuple[str, SlotAllocator]]:
+    found = [(name, pool.allocator) for name, pool in _pools(subject)]
+    for page_size in subject.page_sizes:
+        private = subject.mount(page_size).component.private
+        found += [
+            (f"pool {each.name!r}, page size {page_size}", each.allocator) for each in private
+        ]
+    return found
+
+
+def _numbers(slots: bytes | None) -> list[int]:
+    return memoryview(slots or b"").cast("i").tolist()
+
+
+@clause(
+    "T9",
+    "An allocator hands out each slot once, all that are asked for or none, and takes no more "
+    "back than it handed out.",
+)
 def slots_are_handed_out_once(subject: Subject) -> None:
-    for name, pool in _pools(subject):
-        taken: list[int] = []
-        while (slot := pool.allocator.allocate(1)) is not None:
-            taken.append(int.from_bytes(slot, "little", signed=True))
-            expect(len(taken) <= pool.capacity, "T9", subject, f"{name}: more slots than it has")
-        numbers = sorted(taken)
+    """One slot given back twice while others are out is found by `check_integrity()` alone."""
+    for name, pool in _allocators(subject):
         wanted = list(range(pool.capacity))
-        expect(numbers == wanted, "T9", subject, f"{name}: handed out {numbers}, it has {wanted}")
-        for number in taken:
-            pool.allocator.free(number.to_bytes(SLOT_BYTES, "little"))
-        free = sorted(pool.allocator.free_slots())
-        expect(free == wanted, "T9", subject, f"{name}: given back {wanted}, free are {free}")
+        for n_slots in (1, 2, 5, pool.capacity):
+            taken = _take_all(subject, name, pool, n_slots)
+            numbers = sorted(number for slots in taken for number in _numbers(slots))
+            expect(numbers == wanted, "T9", subject, f"{name}: handed out {numbers} of {wanted}")
+            for slots in taken:
+                pool.free(slots)
+            free = sorted(pool.free_slots())
+            expect(free == wanted, "T9", subject, f"{name}: given back {wanted}, free are {free}")
+        for slots in taken:
+            try:
+                pool.free(slots)
+            except KvgraftError:
+                continue
+            raise ContractViolation("T9", subject.name, f"{name}: takes slots back twice")
+
+
+def _ask_for_too_many(subject: Subject, name: str, pool: SlotAllocator) -> None:
+    n_free, before = pool.n_free, sorted(pool.free_slots())
+    refused, free = pool.allocate(n_free + 1), sorted(pool.free_slots())
+    expect(
+        refused is None and free == before,
+        "T9",
+        subject,
+        f"{name}: asked for {n_free + 1} slots where {n_free} are free, it handed out "
+        f"{_numbers(refused)} and {free} are free",
+    )
+
+
+def _take_all(subject: Subject, name: str, pool: SlotAllocator, n_slots: int) -> list[bytes]:
+    """Every slot, by `n_slots` at a time and then those that are left."""
+    taken: list[bytes] = []
+    while (n_free := pool.n_free) > 0:
+        if len(taken) < 2 or n_free <= n_slots:
+            _ask_for_too_many(subject, name, pool)
+        asked = min(n_slots, n_free)
+        slots = pool.allocate(asked)
+        expect(
+            len(_numbers(slots)) == asked and pool.n_free == n_free - asked,
+            "T9",
+            subject,
+            f"{name}: asked for {asked} slots it handed out {_numbers(slots)}, of {n_free} "
+            f"{pool.n_free} are free",
+        )
+        taken.append(slots or b"")
+        expect(len(taken) <= pool.capacity, "T9", subject, f"{name}: more slots than it has")
+    return taken
 
 
 @clause("T8", "A device pool is as large as its tensors, and not empty.")
@@ -104,7 +159,7 @@ def _copies_states(subject: Subject) -> str | None:
     needs=_copies_states,
 )
 def a_copied_state_is_its_own(subject: Subject) -> None:
-    pool = subject.mount(1).component.device
+    pool = subject.mount(subject.page_sizes[0]).component.device
     before = fill(pool, 2)
     pool.copy_slots((0).to_bytes(SLOT_BYTES, "little"), (1).to_bytes(SLOT_BYTES, "little"))
     for plane, held in zip(rows(pool), before):
@@ -132,14 +187,14 @@ def _refuses_copies(subject: Subject) -> str | None:
 def without_copies_nothing_is_resumed(subject: Subject) -> None:
     from kvgraft.tree.keys import TokenKey
 
-    cache = subject.open(2)
+    cache = subject.open(subject.page_size)
     try:
-        key = TokenKey(range(8))
+        key = TokenKey(range(4 * subject.page_size))
         for _ in range(2):
             request = cache.begin(key)
             expect(request.anchor_tokens == 0, "P8", subject, f"resumed at {request.anchor_tokens}")
             if not cache.admit(request).admitted:
-                raise LeaseError("the pool is too small for one request of 8 tokens")
+                raise LeaseError("the pool is too small for one request of 4 pages")
             cache.load_back(request)
             while request.computed < request.prompt:
                 chunk = cache.next_chunk(request)

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from kvgraft import contract
-from kvgraft.dispatch import Mounted
 from kvgraft.errors import ContractViolation, PluginHookError
 from kvgraft.testing.clause import clause, expect
 from kvgraft.testing.clauses.budgeting import queries
@@ -21,7 +20,6 @@ from kvgraft.types import Direction, LockQuery, TransferQuery
 
 __all__ = ["queries_may_grow", "the_api_version_is_a_literal"]
 
-PAGE_SIZE = 2
 BOUNDARIES = range(24)
 
 DECLARE_BESIDE_ANOTHER = """
@@ -64,26 +62,29 @@ Form = Callable[[Any], Any]
 """What becomes of a query before a hook is asked it."""
 
 
-def _matches(mounted: Mounted, form: Form) -> list[object]:
+def _matches(subject: Subject, form: Form) -> list[object]:
+    mounted = subject.mount(subject.page_size)
     hook = mounted.finalize_match_result
     assert hook is not None
     return [hook(form(view)) for view in views()]
 
 
-def _pins(mounted: Mounted, form: Form) -> list[object]:
+def _pins(subject: Subject, form: Form) -> list[object]:
+    mounted = subject.mount(subject.page_size)
     acquire, release = mounted.acquire_component_lock, mounted.release_component_lock
     assert acquire is not None
     assert release is not None
     answers: list[object] = []
     for boundary in BOUNDARIES:
-        segment = acquire(form(LockQuery(boundary, PAGE_SIZE)))
+        segment = acquire(form(LockQuery(boundary, subject.page_size)))
         answers.append(None if segment is None else [tuple(span) for span in segment])
         if segment is not None:
             release(segment)
     return answers
 
 
-def _transfers(mounted: Mounted, form: Form) -> list[object]:
+def _transfers(subject: Subject, form: Form) -> list[object]:
+    mounted = subject.mount(subject.page_size)
     answers: list[object] = []
     if mounted.component.host is None:
         return answers
@@ -106,10 +107,11 @@ def _transfers(mounted: Mounted, form: Form) -> list[object]:
     return answers
 
 
-def _demands(mounted: Mounted, form: Form) -> list[object]:
+def _demands(subject: Subject, form: Form) -> list[object]:
+    mounted = subject.mount(subject.page_size)
     hook = mounted.budget_contribution
     assert hook is not None
-    return [hook(form(query)) for query in queries(PAGE_SIZE)]
+    return [hook(form(query)) for query in queries(subject.page_size)]
 
 
 class Asked(NamedTuple):
@@ -121,7 +123,7 @@ class Asked(NamedTuple):
     """
 
     hooks: tuple[str, ...]
-    ask: Callable[[Mounted, Form], list[object]]
+    ask: Callable[[Subject, Form], list[object]]
 
 
 ASKED = (
@@ -147,9 +149,9 @@ def queries_may_grow(subject: Subject) -> None:
     for hooks, ask in ASKED:
         if not any(map(subject.has, hooks)):
             continue
-        today = ask(subject.mount(PAGE_SIZE), lambda query: query)
+        today = ask(subject, lambda query: query)
         try:
-            later = ask(subject.mount(PAGE_SIZE), grown)
+            later = ask(subject, grown)
         except PluginHookError as error:
             raise ContractViolation(
                 "P3", subject.name, f"given a query with one field more, {error.reason}"

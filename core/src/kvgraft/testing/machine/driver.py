@@ -95,13 +95,11 @@ class Driver:
         key = TokenKey(tokens, namespace)
         sequence = (namespace, tokens)
         limit = self.leases.limit(len(tokens))
+        told, before = None, bench.seen
         try:
             told = self.cache.explain(key)
         except Exception as error:  # noqa: BLE001 - what comes out of the core is the finding
             self.judge.refuse(error, "explain")
-        else:
-            self.leases.check_explanation(sequence, limit, told)
-        before = bench.seen
         request = bench.act(
             "begin",
             lambda: self.cache.begin(key, reserve=reserve, chunk=chunk),
@@ -113,6 +111,8 @@ class Driver:
         live.leased(self.model.page_size)
         self._tell_lease(live)
         self.leases.check(live, before, limit, bench.calls)
+        if told is not None:  # after the match itself: where that is wrong it is M1
+            self.leases.check_explanation(sequence, before, limit, told)
         self.leases.check_boundaries(live, bench.calls)
         self.live.append(live)
         return live

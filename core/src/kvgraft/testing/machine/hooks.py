@@ -12,6 +12,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from kvgraft.answers import ANSWERS, are_spans, shown
 from kvgraft.registry import HOOKS, Plugin
 from kvgraft.slots import SLOT_BYTES
 from kvgraft.types import ComponentMatch, LockQuery, MatchView, Span, TransferQuery
@@ -36,7 +37,7 @@ class HookCall(NamedTuple):
     hook: str
     query: Any
     answer: Any
-    error: Exception | None
+    error: BaseException | None
 
     def __str__(self) -> str:
         came = self.answer if self.error is None else f"{type(self.error).__name__}: {self.error}"
@@ -85,9 +86,14 @@ class Hooks:
         def call(component: object, query: Any) -> Any:
             try:
                 answer = function(component, query)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 self._calls.append(HookCall(name, hook, query, None, error))
                 raise
+            expected = ANSWERS.get(hook)
+            if expected is not None and answer is not None and not expected.fits(answer):
+                refused = TypeError(f"it returned {shown(answer)}; return {expected.wanted}")
+                self._calls.append(HookCall(name, hook, query, None, refused))
+                return answer
             self._calls.append(HookCall(name, hook, query, answer, None))
             self._keep_count(name, hook, query, answer)
             return answer
@@ -95,9 +101,9 @@ class Hooks:
         return call
 
     def _keep_count(self, name: str, hook: str, query: Any, answer: Any) -> None:
-        if hook == "acquire_component_lock" and answer is not None:
+        if hook == "acquire_component_lock" and are_spans(answer):
             self.held.setdefault(name, Counter())[tuple(answer)] += 1
-        elif hook == "release_component_lock":
+        elif hook == "release_component_lock" and are_spans(query):
             self.held.setdefault(name, Counter())[tuple(query)] -= 1
         elif hook.endswith("_hicache_transfers"):
             n_slots = len(query.device_slots) // SLOT_BYTES

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+from kvgraft.answers import ANSWERS
 from kvgraft.errors import (
     BudgetError,
     ContractViolation,
@@ -26,7 +27,10 @@ HOOK_RULES = {
     "abort_hicache_transfers": "R2",
     "budget_contribution": "A1",
 }
-"""The rule a hook breaks by raising, or by returning what it must not."""
+"""The rule a hook breaks by raising."""
+
+RULES_OF_ANSWERS = frozenset(answer.rule for answer in ANSWERS.values())
+"""Rules that a hook breaks by answering something of another form."""
 
 
 ADMITTED = frozenset({"allocate", "load back"})
@@ -80,6 +84,8 @@ def as_violation(error: Exception, operation: str) -> ContractViolation:
     if isinstance(error, PluginHookError):
         return ContractViolation(HOOK_RULES.get(error.hook, "I8"), error.plugin, said)
     if isinstance(error, PluginError):
+        if error.rule in RULES_OF_ANSWERS:
+            return ContractViolation(error.rule, error.plugin, said)
         named = (rule for hook, rule in HOOK_RULES.items() if hook in str(error))
         rule = error.rule or HOOK_RULES["create_component"]
         return ContractViolation(next(named, rule), error.plugin, said)

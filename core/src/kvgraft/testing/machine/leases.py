@@ -167,9 +167,11 @@ class Leases:
 
     # -- explain
 
-    def check_explanation(self, sequence: Prefix, limit: int, told: Explanation) -> None:
-        """`explain` agrees with the model, component by component (M9)."""
-        seen, size = self.bench.seen, self.model.page_size
+    def check_explanation(
+        self, sequence: Prefix, seen: Snapshot, limit: int, told: Explanation
+    ) -> None:
+        """What `explain` said agrees with the model, component by component (M9)."""
+        size = self.model.page_size
         found = self.predictor.found(seen, sequence, limit)
         self.judge.expect(
             (told.anchor, told.device_anchor) == (found.deepest * size, found.device * size),

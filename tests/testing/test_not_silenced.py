@@ -1,0 +1,164 @@
+"""What the suite found is reported: whoever asks, in however many processes, whatever is set."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from kvgraft import ContractViolation
+from kvgraft.registry import load_plugin
+from kvgraft.testing import CLAUSES, ComponentContract, Status
+from kvgraft.testing.checking import Checker
+from kvgraft.testing.clause import Clause, Undecided
+from kvgraft.testing.machine import Drive
+from kvgraft.testing.subject import Subject
+
+from ..mutants.packages import paged
+
+
+def checker_that_found(rule: str) -> Checker:
+    checker = Checker(load_plugin("mine", paged().implementation("mine")), profile="dev")
+    found = Drive(Counter(admitted=1), ContractViolation(rule, None, "seen"), ("open",))
+    vars(checker.subject)["driven"] = found
+    return checker
+
+
+@pytest.mark.parametrize("rule", ["M8", "I7", "A11", "A7"])
+def test_a_finding_is_reported_once_whether_or_not_its_rule_concerns_the_component(
+    rule: str,
+) -> None:
+    bad = [result for result in checker_that_found(rule).run() if result.bad]
+    assert [(result.clause, result.rule) for result in bad] == [(f"{rule}-driven", rule)]
+
+
+def test_a_run_with_undecided_clauses_and_no_failure_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def undecided(subject: Subject) -> None:
+        raise Undecided("nobody knows")
+
+    lost = Clause("T1", "lost", "It is decided.", "1.0", lambda subject: None, undecided)
+    monkeypatch.setitem(CLAUSES, lost.ident, lost)
+    checker = Checker(load_plugin("mine", paged().implementation("mine")), profile="dev")
+    vars(checker.subject)["driven"] = Drive(Counter(admitted=1))
+    bad = [result for result in checker.run() if result.bad]
+    assert [(result.clause, result.status) for result in bad] == [("T1-lost", Status.FAILED)]
+
+
+FOUND_IN_ONE_PROCESS = """
+import os
+from collections import Counter
+from kvgraft import ContractViolation
+from kvgraft.testing import ComponentContract
+from kvgraft.testing.machine import Drive
+from kvgraft.testing.subject import Subject
+
+FINDER = os.environ.get("PYTEST_XDIST_WORKER", "gw1") == "gw1"
+FOUND = Drive(Counter(admitted=1), ContractViolation({rule!r}, "full", "seldom"), ("open",))
+Subject.drive = lambda self, ignored: FOUND if FINDER else Drive(Counter(admitted=1))
+
+
+class TestFull(ComponentContract):
+    component = "full"
+"""
+
+
+def outcome(directory: Path, rule: str, *options: str) -> subprocess.CompletedProcess[str]:
+    path = directory / "test_contract.py"
+    path.write_text(FOUND_IN_ONE_PROCESS.format(rule=rule))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, str(path)]
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=directory,
+        env={name: value for name, value in os.environ.items() if "XDIST" not in name},
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("rule", ["A7", "M8"])
+def test_what_only_one_of_two_processes_finds_is_reported(tmp_path: Path, rule: str) -> None:
+    done = outcome(tmp_path, rule, "-n", "2")
+    assert done.returncode == 1, done.stdout
+    assert f"{rule}: " in done.stdout
+    assert "1 failed" in done.stdout or "2 failed" in done.stdout
+
+
+def test_a_finding_is_reported_by_its_own_clause_or_where_that_is_left_out_by_another(
+    tmp_path: Path,
+) -> None:
+    whole, part = outcome(tmp_path, "A7"), outcome(tmp_path, "A7", "-k", "M1 or M2")
+    assert "test_clause[A7-driven]" in whole.stdout
+    for done in (whole, part):
+        assert done.returncode == 1
+        assert "1 failed" in done.stdout
+
+
+class Silent:
+    def test_clause(self) -> None:
+        """Asks nothing."""
+
+
+class Unsealing:
+    def __init_subclass__(cls) -> None:
+        """Does not go on to the contract's."""
+
+
+def test_a_class_beside_the_contract_brings_no_tests_of_its_own() -> None:
+    with pytest.raises(TypeError, match="TestMine takes from Silent test_clause; a contract class"):
+        type("TestMine", (Silent, ComponentContract), {"component": "full"})
+
+
+def test_a_class_between_cannot_lift_the_seal() -> None:
+    with pytest.raises(TypeError, match="Between defines __init_subclass__; a contract class"):
+        type("Between", (ComponentContract,), {"__init_subclass__": lambda **kwargs: None})
+
+
+@pytest.mark.parametrize("mark", [pytest.mark.skip, pytest.mark.xfail])
+def test_a_contract_class_is_neither_skipped_nor_expected_to_fail(
+    mark: pytest.MarkDecorator,
+) -> None:
+    with pytest.raises(TypeError, match="TestMine defines pytestmark; a contract class holds data"):
+        type("TestMine", (ComponentContract,), {"component": "full", "pytestmark": [mark]})
+
+
+UNSEALED = """
+from kvgraft.testing import ComponentContract
+
+class Unsealing:
+    def __init_subclass__(cls): pass
+
+class TestMixed(Unsealing, ComponentContract):
+    component = "full"
+    def test_clause(self): pass
+    def test_expected_failures(self): pass
+    def pytest_generate_tests(self, metafunc): pass
+"""
+SET_LATER = """
+from kvgraft.testing import ComponentContract
+
+class TestLater(ComponentContract):
+    component = "full"
+
+TestLater.test_clause = lambda self: None
+"""
+
+
+@pytest.mark.parametrize("source", [UNSEALED, SET_LATER], ids=["unsealed", "set later"])
+def test_the_seal_is_looked_at_again_when_tests_are_collected(tmp_path: Path, source: str) -> None:
+    path = tmp_path / "test_contract.py"
+    path.write_text(source)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False
+    )
+    assert done.returncode != 0
+    assert "a contract class holds data only" in done.stdout
+    assert "passed" not in done.stdout
