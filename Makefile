@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.kvgraft-setup
 TORCH  := torch==2.13.0
 DISTS  := core plugins/full plugins/swa plugins/mamba plugins/hisparse plugins/transformers
 BUILD  := 'hatchling>=1.27' editables
-TOOLS  := pytest hypothesis pytest-xdist pytest-timeout ruff mypy openai
+TOOLS  := pytest hypothesis pytest-xdist pytest-timeout ruff mypy httpx openai
 PIP    := $(PY) -m pip --disable-pip-version-check
 PYTEST_ARGS ?= -n 2
 STEPS  ?= 1000000

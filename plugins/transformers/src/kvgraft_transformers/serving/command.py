@@ -97,16 +97,16 @@ def serve(model: str, host: str, port: int, **options: Any) -> None:
         ) from error
     from kvgraft_transformers.serving.app import build_app
 
-    listener = _listen(host, port)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    served = load_served_model(model, options)
-    where = f"http://{host}:{listener.getsockname()[1]}/v1"
-    click.echo(f"serving {served.name!r} on {where} (stop with Ctrl-C)", err=True)
-    config = uvicorn.Config(
-        build_app(served), log_level="warning", timeout_graceful_shutdown=GRACE_S
-    )
-    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how a server ends
-        uvicorn.Server(config).run(sockets=[listener])
+    with _listen(host, port) as listener:
+        served = load_served_model(model, options)
+        where = f"http://{host}:{listener.getsockname()[1]}/v1"
+        click.echo(f"serving {served.name!r} on {where} (stop with Ctrl-C)", err=True)
+        config = uvicorn.Config(
+            build_app(served), log_level="warning", timeout_graceful_shutdown=GRACE_S
+        )
+        with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how a server ends
+            uvicorn.Server(config).run(sockets=[listener])
 
 
 def _listen(host: str, port: int) -> socket.socket:
