@@ -1,0 +1,126 @@
+"""`kvgraft storage`: what is in a store, whether it is damaged, and emptying it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from kvgraft.cli.console import OutputConsole
+from kvgraft.errors import ConfigError
+from kvgraft.storage import StorageBackend, open_storage
+
+__all__ = ["storage"]
+
+SHOWN = 20
+"""Damages listed; `--json` has all."""
+
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+
+
+@click.group()
+def storage() -> None:
+    """Look at a store of the storage tier: file:PATH or another backend's URL."""
+
+
+@contextmanager
+def _opened(url: str) -> Iterator[StorageBackend]:
+    """A store, closed afterwards; what it raises is one line.
+
+    Raises:
+        ConfigError: it cannot be opened, or failed.
+    """
+    store = open_storage(url)
+    try:
+        yield store
+    except OSError as error:
+        raise ConfigError(f"storage {url.partition(':')[0]!r}: {error}; try again") from error
+    finally:
+        store.close()
+
+
+@storage.command()
+@click.argument("url")
+@AS_JSON
+def stats(url: str, *, as_json: bool) -> None:
+    """Count what is in the store at URL."""
+    with _opened(url) as store:
+        found = store.stats()
+    rows = {
+        "records": found.n_records,
+        "bytes": found.nbytes,
+        "capacity": found.capacity_nbytes,
+        **found.details,
+    }
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    table = Table(title=f"storage {url}", title_justify="left", show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, justify="right")
+    for name, value in rows.items():
+        table.add_row(name.replace("_", " "), "no limit" if value is None else f"{value:,}")
+    console = OutputConsole()
+    console.widen(table)
+    console.print(table)
+
+
+@storage.command()
+@click.argument("url")
+@AS_JSON
+def verify(url: str, *, as_json: bool) -> None:
+    """Read all of the store at URL and list what is damaged; exits with 1 if anything is."""
+    with _opened(url) as store:
+        report = store.verify()
+    if as_json:
+        found = {
+            "records": report.n_records,
+            "bytes": report.nbytes,
+            "damaged": [each._asdict() for each in report.damaged],
+        }
+        click.echo(json.dumps(found, indent=2))
+    else:
+        _print_report(url, report.n_records, report.nbytes, [*report.damaged])
+    if report.damaged:
+        sys.exit(1)
+
+
+def _print_report(
+    url: str, n_records: int, nbytes: int, damaged: list[tuple[str, str, str]]
+) -> None:
+    console = OutputConsole()
+    if damaged:
+        table = Table(title=f"damaged in {url}", title_justify="left")
+        for column in ("where", "key", "why"):
+            table.add_column(column, overflow="fold")
+        for where, key, reason in damaged[:SHOWN]:
+            table.add_row(Text(where), f"{key[:16]}…" if key else "-", Text(reason))
+        console.widen(table)
+        console.print(table)
+        if len(damaged) > SHOWN:
+            console.print(f"and {len(damaged) - SHOWN} more; see --json")
+    told = f"{len(damaged)} damaged" if damaged else "nothing damaged"
+    console.print(f"{n_records:,} records, {nbytes:,} bytes read: {told}", highlight=False)
+
+
+@storage.command()
+@click.argument("url")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@AS_JSON
+def clear(url: str, *, yes: bool, as_json: bool) -> None:
+    """Remove everything from the store at URL; running processes go on with an empty one."""
+    with _opened(url) as store:
+        found = store.stats()
+        if not yes:
+            told = f"remove {found.n_records:,} records, {found.nbytes:,} bytes, from {url}?"
+            click.confirm(told, abort=True, err=True)
+        store.clear()
+    if as_json:
+        click.echo(json.dumps({"records": found.n_records, "bytes": found.nbytes}, indent=2))
+    else:
+        click.echo(f"removed {found.n_records:,} records, {found.nbytes:,} bytes")

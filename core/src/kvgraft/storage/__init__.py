@@ -1,0 +1,60 @@
+"""The STORAGE tier's keys, payloads and backends; the cache does not use them yet.
+
+keys, canonical     what data is called: page hashes and storage keys
+payload             the header in front of it, and what is wrong with what comes back
+backend, driver     what a backend is, and how one is found and opened
+supervised          what a scheduler talks to: `Storage`, made of attachment, calls, workers, ticket
+file                the embedded backend
+"""
+
+from __future__ import annotations
+
+from kvgraft.storage.backend import (
+    Capabilities,
+    Damage,
+    StorageBackend,
+    StoreStats,
+    Value,
+    VerifyReport,
+)
+from kvgraft.storage.breaker import BreakerState
+from kvgraft.storage.driver import (
+    STORAGE_API,
+    STORAGE_GROUP,
+    FoundDriver,
+    StorageDriver,
+    StorageOptions,
+    discover_storage,
+    open_storage,
+)
+from kvgraft.storage.keys import Address, Fingerprint, PageChain
+from kvgraft.storage.limits import SupervisionLimits
+from kvgraft.storage.status import TRANSIENT, WRONG, Status
+from kvgraft.storage.supervised import Storage
+from kvgraft.storage.ticket import StorageTicket
+
+__all__ = [
+    "STORAGE_API",
+    "STORAGE_GROUP",
+    "TRANSIENT",
+    "WRONG",
+    "Address",
+    "BreakerState",
+    "Capabilities",
+    "Damage",
+    "Fingerprint",
+    "FoundDriver",
+    "PageChain",
+    "Status",
+    "Storage",
+    "StorageBackend",
+    "StorageDriver",
+    "StorageOptions",
+    "StorageTicket",
+    "StoreStats",
+    "SupervisionLimits",
+    "Value",
+    "VerifyReport",
+    "discover_storage",
+    "open_storage",
+]

@@ -1,0 +1,182 @@
+"""What a storage backend is: keys to values, in batches, a status for each key.
+
+A backend moves bytes. Names, headers, checksums, deadlines that hold, and what happens when it
+fails are the core's (`kvgraft.storage.Storage`), which trusts nothing a backend says.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kvgraft.errors import ConfigError
+from kvgraft.storage.status import Status
+
+__all__ = [
+    "Capabilities",
+    "Damage",
+    "StorageBackend",
+    "StoreStats",
+    "Value",
+    "VerifyReport",
+]
+
+
+class Value(NamedTuple):
+    """Memory a value is read into or stored from; both parts are kept and given back unchanged.
+
+    Attributes:
+        header: 256 bytes.
+        payload: at least one byte, valid until the call returns. Block-aligned and always the
+            same few regions where the backend is not `synchronous`.
+    """
+
+    header: memoryview
+    payload: memoryview
+
+
+class Capabilities(NamedTuple):
+    """What a backend can do; the contract suite asks for what is claimed.
+
+    Attributes:
+        durable: what `flush` acknowledged is there after the process was killed.
+        shared: several processes may use one store at the same time.
+        evicts: makes room by itself; one that does not answers FULL.
+        pin: implements `pin` and `unpin`.
+        synchronous: once a call has returned, however it ended, the buffers it was given are not
+            touched any more. Such a backend reads and writes the caller's memory; others get
+            memory of `Storage`'s own and cost a copy. Not for one whose transfers may arrive
+            after it gave them up.
+        max_payload_nbytes: longest payload; None without a limit.
+    """
+
+    durable: bool = False
+    shared: bool = False
+    evicts: bool = False
+    pin: bool = False
+    synchronous: bool = False
+    max_payload_nbytes: int | None = None
+
+
+@dataclass(frozen=True)
+class StoreStats:
+    """What is in a store.
+
+    Attributes:
+        n_records: keys that can be read.
+        nbytes: bytes it takes, overhead included.
+        capacity_nbytes: bytes it may take; None without a limit.
+        details: what else the backend counts.
+    """
+
+    n_records: int
+    nbytes: int
+    capacity_nbytes: int | None = None
+    details: Mapping[str, int] = field(default_factory=dict)
+
+
+class Damage(NamedTuple):
+    """Something in a store that cannot be used: where, its key in hex if known, and why."""
+
+    where: str
+    key: str
+    reason: str
+
+
+class VerifyReport(NamedTuple):
+    """What a scan of a store found; `n_records` and `nbytes` are of what was read."""
+
+    n_records: int
+    nbytes: int
+    damaged: tuple[Damage, ...]
+
+
+class StorageBackend(abc.ABC):
+    """A store. Calls come from several threads at once, never from the scheduler's.
+
+    A call answers within `deadline_s` seconds, TIMEOUT for what it did not get done. Failures that
+    are ordinary in operation are statuses; an exception means DOWN for every key of the call.
+    """
+
+    @property
+    @abc.abstractmethod
+    def capabilities(self) -> Capabilities:
+        """What this store can do; never changes."""
+
+    @abc.abstractmethod
+    def exists(self, keys: Sequence[bytes]) -> Sequence[bool]:
+        """Per key, whether it is probably there: a hint, wrong in either direction at times."""
+
+    @abc.abstractmethod
+    def get_into(
+        self, keys: Sequence[bytes], values: Sequence[Value], deadline_s: float
+    ) -> Sequence[Status]:
+        """Read values; a status per key, in their order.
+
+        Returns:
+            OK: both parts are filled, to their last byte. MISS. TOO_LARGE, CORRUPT: the stored
+            payload is longer or shorter than the buffer, or known to be damaged. TIMEOUT. DOWN.
+            After anything but OK the buffers hold anything.
+        """
+
+    @abc.abstractmethod
+    def set_from(
+        self, keys: Sequence[bytes], values: Sequence[Value], deadline_s: float
+    ) -> Sequence[Status]:
+        """Store values; a status per key, in their order.
+
+        A key that is there may be kept or replaced, whole either way: equal keys mean equal data.
+
+        Returns:
+            OK: readable from now on. TOO_LARGE, FULL, TIMEOUT, DOWN: not stored.
+        """
+
+    @abc.abstractmethod
+    def remove(self, keys: Sequence[bytes]) -> Sequence[Status]:
+        """Remove values; OK or MISS per key. Readers in the middle of one get it whole or miss."""
+
+    @abc.abstractmethod
+    def clear(self) -> None:
+        """Remove everything that is this store's, and nothing else."""
+
+    @abc.abstractmethod
+    def flush(self) -> None:
+        """Return when everything stored before the call is durable (if the backend is).
+
+        Raises:
+            OSError: it could not be made durable.
+        """
+
+    @abc.abstractmethod
+    def stats(self) -> StoreStats:
+        """What is in the store."""
+
+    @abc.abstractmethod
+    def verify(self) -> VerifyReport:
+        """Read everything and report what is damaged; changes nothing."""
+
+    @abc.abstractmethod
+    def healthy(self) -> bool:
+        """Whether it would answer now; cheap."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Flush and release everything; calling it again does nothing."""
+
+    def pin(self, keys: Sequence[bytes]) -> Sequence[Status]:
+        """Keep keys from eviction until `unpin`; OK or MISS per key.
+
+        Raises:
+            ConfigError: the backend cannot pin; see `Capabilities.pin`.
+        """
+        raise ConfigError(f"{type(self).__name__} cannot pin {len(keys)} keys; see capabilities")
+
+    def unpin(self, keys: Sequence[bytes]) -> None:
+        """Undo `pin`.
+
+        Raises:
+            ConfigError: the backend cannot pin; see `Capabilities.pin`.
+        """
+        raise ConfigError(f"{type(self).__name__} cannot unpin {len(keys)} keys; see capabilities")

@@ -1,0 +1,111 @@
+"""A circuit breaker: after failures in a row a backend is left alone, then tried again.
+
+CLOSED ─ failure_limit calls fail in a row ─► OPEN ─ cooldown passes ─► HALF_OPEN
+   ▲                                           ▲ └────── a trial fails ──────┤
+   └───────────────────────────── a trial succeeds ──────────────────────────┘
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections.abc import Callable
+
+__all__ = ["Breaker", "BreakerState"]
+
+
+class BreakerState(str, enum.Enum):
+    """What the breaker lets through."""
+
+    CLOSED = "closed"
+    """Everything."""
+    OPEN = "open"
+    """Nothing."""
+    HALF_OPEN = "half-open"
+    """One trial."""
+
+
+class Breaker:
+    """Counts failures and decides who may call; safe between threads.
+
+    Args:
+        failure_limit: failing calls in a row that open it.
+        cooldown_s: seconds until the first trial; doubles with each that fails.
+        cooldown_limit_s: longest cooldown.
+        clock: seconds that only grow.
+
+    Attributes:
+        opened: how often it has opened.
+    """
+
+    def __init__(
+        self,
+        failure_limit: int,
+        cooldown_s: float,
+        cooldown_limit_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self.opened = 0
+        self._limit = failure_limit
+        self._shortest = self._cooldown = cooldown_s
+        self._longest = cooldown_limit_s
+        self._clock = clock
+        self._failures = 0
+        self._state = BreakerState.CLOSED
+        self._retry_at = 0.0
+        self._lock = threading.Lock()
+
+    @property
+    def state(self) -> BreakerState:
+        """As of the last call."""
+        return self._state
+
+    @property
+    def lets_pass(self) -> bool:
+        """Whether ordinary calls may go to the backend."""
+        return self._state is BreakerState.CLOSED
+
+    def take_trial(self) -> bool:
+        """Whether a trial is due; true once per cooldown, and whoever asked makes it."""
+        with self._lock:
+            if self._state is not BreakerState.OPEN or self._clock() < self._retry_at:
+                return False
+            self._state = BreakerState.HALF_OPEN
+            return True
+
+    def end_trial(self, *, healthy: bool) -> None:
+        """What the trial found; the cooldown stays long until an ordinary call succeeds."""
+        with self._lock:
+            if self._state is not BreakerState.HALF_OPEN:
+                return
+            if healthy:
+                self._state = BreakerState.CLOSED
+                self._failures = self._limit - 1
+            else:
+                self._open()
+
+    def succeed(self) -> None:
+        """An ordinary call succeeded."""
+        with self._lock:
+            self._failures = 0
+            if self._state is BreakerState.CLOSED:
+                self._cooldown = self._shortest
+
+    def fail(self) -> None:
+        """An ordinary call failed."""
+        with self._lock:
+            self._failures += 1
+            if self._failures >= self._limit and self._state is BreakerState.CLOSED:
+                self._open()
+
+    def trip(self) -> None:
+        """Open at once: nothing is left that could make a call."""
+        with self._lock:
+            if self._state is not BreakerState.OPEN:
+                self._open()
+
+    def _open(self) -> None:
+        self.opened += 1
+        self._state = BreakerState.OPEN
+        self._retry_at = self._clock() + self._cooldown
+        self._cooldown = min(2 * self._cooldown, self._longest)

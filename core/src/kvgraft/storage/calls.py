@@ -1,0 +1,176 @@
+"""Asking a backend, and believing nothing it says.
+
+Here, and nowhere else, a backend's code runs: what it raises or returns amiss becomes DOWN for the
+keys of the call, and what it hands out is compared with its header to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from kvgraft.storage.backend import StorageBackend, Value
+from kvgraft.storage.keys import Address
+from kvgraft.storage.memory import copy
+from kvgraft.storage.payload import HEADER_NBYTES, check, encode_header
+from kvgraft.storage.status import Status
+from kvgraft.storage.ticket import Job, Phase
+from kvgraft.storage.workers import Staging
+
+__all__ = ["BackendFailure", "Calls"]
+
+T = TypeVar("T")
+
+
+class BackendFailure(Exception):  # noqa: N818 - what came of a call, told to the breaker
+    """A backend raised, or returned what no backend may return; the text says what."""
+
+
+class Calls:
+    """One backend's calls, on a worker's thread; each settles its job.
+
+    Args:
+        backend: who is asked.
+        fingerprint: what data must say it was computed by.
+        clock: as the jobs' deadlines.
+    """
+
+    def __init__(
+        self, backend: StorageBackend, fingerprint: bytes, clock: Callable[[], float]
+    ) -> None:
+        self.backend = backend
+        self._direct = backend.capabilities.synchronous
+        self._fingerprint = fingerprint
+        self._clock = clock
+
+    def get(
+        self,
+        job: Job,
+        staging: Staging,
+        addresses: Sequence[Address],
+        buffers: Sequence[memoryview],
+    ) -> list[Status] | None:
+        """Fetch, and verify what has arrived in the caller's memory; None if the job was over.
+
+        Raises:
+            BackendFailure: see there.
+        """
+        if not (job.lend() if self._direct else job.enter(Phase.CALLING)):
+            return None
+        values = self._values(staging, buffers)
+        keys = [address.key for address in addresses]
+        told = _statuses(
+            len(keys),
+            lambda: self.backend.get_into(keys, values, job.deadline - self._clock()),
+        )
+        if not job.enter(Phase.COPYING):
+            return None
+        return [
+            self._take(value, buffer, address) if status is Status.OK else status
+            for status, value, buffer, address in zip(told, values, buffers, addresses)
+        ]
+
+    def _take(self, value: Value, buffer: memoryview, address: Address) -> Status:
+        header = bytes(value.header)
+        if value.payload is not buffer:
+            copy(buffer, value.payload)
+        return check(header, buffer, address, self._fingerprint)
+
+    def set(
+        self,
+        job: Job,
+        staging: Staging,
+        addresses: Sequence[Address],
+        buffers: Sequence[memoryview],
+    ) -> list[Status] | None:
+        """Put a header in front and store; None if the job was over.
+
+        A synchronous backend reads the caller's memory. Should it do so after the deadline, when
+        that holds something else, the checksum says so to whoever fetches it.
+
+        Raises:
+            BackendFailure: see there.
+        """
+        if not job.enter(Phase.COPYING):
+            return None
+        values = self._values(staging, buffers)
+        for value, buffer, address in zip(values, buffers, addresses):
+            if value.payload is not buffer:
+                copy(value.payload, buffer)
+            value.header[:] = encode_header(address, self._fingerprint, value.payload)
+        if not job.enter(Phase.CALLING):
+            return None
+        keys = [address.key for address in addresses]
+        return _statuses(
+            len(keys),
+            lambda: self.backend.set_from(keys, values, job.deadline - self._clock()),
+        )
+
+    def _values(self, staging: Staging, buffers: Sequence[memoryview]) -> list[Value]:
+        if self._direct:
+            headers = memoryview(bytearray(HEADER_NBYTES * len(buffers)))
+            return [
+                Value(headers[number * HEADER_NBYTES : (number + 1) * HEADER_NBYTES], buffer)
+                for number, buffer in enumerate(buffers)
+            ]
+        return _guarded(lambda: staging.values([len(buffer) for buffer in buffers]))
+
+    def exists(self, job: Job, addresses: Sequence[Address]) -> list[Status] | None:
+        """Ask for hints: OK for probably there, MISS for probably not; None if the job was over.
+
+        Raises:
+            BackendFailure: see there.
+        """
+        if not job.enter(Phase.CALLING):
+            return None
+        hints = _guarded(lambda: list(self.backend.exists([each.key for each in addresses])))
+        if len(hints) != len(addresses):
+            raise BackendFailure(f"exists answered {len(hints)} of {len(addresses)} keys")
+        return [Status.OK if hint else Status.MISS for hint in hints]
+
+    def remove(self, job: Job, keys: Sequence[bytes]) -> list[Status] | None:
+        """Remove; None if the job was over.
+
+        Raises:
+            BackendFailure: see there.
+        """
+        if not job.enter(Phase.CALLING):
+            return None
+        return _statuses(len(keys), lambda: self.backend.remove(keys))
+
+    def discard(self, keys: Sequence[bytes]) -> list[Status]:
+        """Remove, in the middle of another job.
+
+        Raises:
+            BackendFailure: see there.
+        """
+        return _statuses(len(keys), lambda: self.backend.remove(keys))
+
+    def ask(self, job: Job, question: Callable[[StorageBackend], object]) -> tuple[object] | None:
+        """A call without keys: its answer, alone in a tuple; None if the job was over.
+
+        Raises:
+            BackendFailure: see there.
+        """
+        if not job.enter(Phase.CALLING):
+            return None
+        return (_guarded(lambda: question(self.backend)),)
+
+
+def _statuses(n_keys: int, call: Callable[[], Sequence[object]]) -> list[Status]:
+    told = _guarded(lambda: list(call()))
+    if len(told) != n_keys:
+        raise BackendFailure(f"answered {len(told)} of {n_keys} keys")
+    statuses = [each for each in told if isinstance(each, Status)]
+    if len(statuses) != n_keys:
+        strange = next(each for each in told if not isinstance(each, Status))
+        raise BackendFailure(f"answered {strange!r:.40}, which is no Status")
+    return statuses
+
+
+def _guarded(call: Callable[[], T]) -> T:
+    try:
+        return call()
+    except (Exception, SystemExit) as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise BackendFailure(said) from error

@@ -1,0 +1,60 @@
+"""Values as bytes that are equal exactly when the values are, in every process.
+
+`hash()` changes with the process and `repr()` with the type; what names data on disk must do
+neither. An encoding is a tag, a length and the content, so no two values share one.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from kvgraft.errors import ConfigError
+
+__all__ = ["MAX_DEPTH", "Plain", "encode"]
+
+Plain = object
+"""None, an int, a str, bytes, or a tuple of these."""
+
+MAX_DEPTH = 16
+"""Tuples inside tuples."""
+
+
+def encode(value: Plain, subject: str = "value") -> bytes:
+    """A value as canonical bytes (S8, T11).
+
+    Values that the tree takes for equal get equal bytes: a `NamedTuple` is its tuple, a `str`
+    enumeration its text.
+
+    Args:
+        value: None, an int, a str, bytes, or a tuple of these.
+        subject: what it is, for the message.
+
+    Raises:
+        ConfigError: another type, also inside a tuple; bool and float among them, because `True`,
+            `1` and `1.0` are equal in Python and not in storage.
+    """
+    return _encode(value, subject, MAX_DEPTH)
+
+
+def _encode(value: object, subject: str, depth: int) -> bytes:
+    if value is None:
+        return b"n"
+    if isinstance(value, int) and not isinstance(value, bool):
+        number = int(value)
+        return _tagged(b"i", number.to_bytes(number.bit_length() // 8 + 1, "big", signed=True))
+    if isinstance(value, str):
+        return _tagged(b"s", value.encode("utf-8", "surrogatepass"))
+    if isinstance(value, bytes):
+        return _tagged(b"b", bytes(value))
+    if isinstance(value, tuple) and depth > 0:
+        return _tagged(b"t", b"".join(_encode(each, subject, depth - 1) for each in value))
+    if isinstance(value, tuple):
+        raise ConfigError(f"{subject}: tuples nest deeper than {MAX_DEPTH}; use a flat tuple")
+    raise ConfigError(
+        f"{subject}: {value!r:.60} is a {type(value).__name__}, which has no canonical bytes; "
+        "use None, int, str, bytes or tuples of them"
+    )
+
+
+def _tagged(tag: bytes, content: bytes) -> bytes:
+    return tag + struct.pack("<Q", len(content)) + content

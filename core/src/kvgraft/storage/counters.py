@@ -1,0 +1,35 @@
+"""What happened to how many keys."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable
+
+from kvgraft.storage.status import Status
+
+__all__ = ["Counters"]
+
+
+class Counters:
+    """Counts by name, such as `get.miss`; added to by every thread."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def add(self, name: str, n: int = 1) -> None:
+        """Count `n` more of something."""
+        with self._lock:
+            self._counts[name] += n
+
+    def add_statuses(self, verb: str, statuses: Iterable[Status]) -> None:
+        """Count a call's keys by how they ended."""
+        with self._lock:
+            for status in statuses:
+                self._counts[f"{verb}.{status.value}"] += 1
+
+    def snapshot(self) -> dict[str, int]:
+        """All counts, by name."""
+        with self._lock:
+            return dict(sorted(self._counts.items()))

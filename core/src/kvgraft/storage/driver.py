@@ -1,0 +1,198 @@
+"""Finding storage backends by entry point and opening one from a line of text.
+
+    file:/var/cache/kvgraft?capacity=10GiB
+
+names the backend (the entry point of the group `kvgraft.storage`), where its store is, and its
+options. A package that is broken is reported and left out; one that is asked for says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+from urllib.parse import parse_qsl
+
+import importlib_metadata
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from kvgraft.contract import ApiVersion
+from kvgraft.errors import ConfigError, KvgraftError
+from kvgraft.storage.backend import StorageBackend
+
+__all__ = [
+    "STORAGE_API",
+    "STORAGE_GROUP",
+    "FoundDriver",
+    "StorageDriver",
+    "StorageOptions",
+    "discover_storage",
+    "open_storage",
+]
+
+STORAGE_GROUP = "kvgraft.storage"
+"""Entry points of this group are storage drivers."""
+
+STORAGE_API = "1.0"
+"""The version of the backend interface this core has; counted apart from the components' one."""
+
+
+class StorageOptions(BaseModel):
+    """Options of a backend; extend it. Values come as text, unknown ones are refused by name."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True)
+class StorageDriver:
+    """What an entry point of the group `kvgraft.storage` names.
+
+    Attributes:
+        api: the backend interface it was written for, a literal such as `"1.0"`.
+        summary: one line for people.
+        options: its typed options, a `StorageOptions`.
+        open: opens a store from its location, the text between `name:` and `?`, percent escapes as
+            they came; raises `ConfigError` where it cannot.
+    """
+
+    api: str
+    summary: str
+    options: type[StorageOptions]
+    open: Callable[[str, Any], StorageBackend]
+
+
+@dataclass(frozen=True, slots=True)
+class FoundDriver:
+    """An entry point and what came of it: a driver, or the reason why not."""
+
+    name: str
+    distribution: str
+    version: str
+    driver: StorageDriver | None
+    problem: str | None
+
+
+def discover_storage() -> list[FoundDriver]:
+    """Every installed backend, by name; problems are reported, not raised (P5)."""
+    points: dict[str, list[importlib_metadata.EntryPoint]] = {}
+    for point in importlib_metadata.entry_points(group=STORAGE_GROUP):
+        same = points.setdefault(point.name, [])
+        if not any(_distribution(point) == _distribution(other) for other in same):
+            same.append(point)
+    return [_find(name, points[name]) for name in sorted(points)]
+
+
+def open_storage(url: str, drivers: Mapping[str, StorageDriver] | None = None) -> StorageBackend:
+    """Open a store.
+
+    Args:
+        url: `NAME:LOCATION?OPTION=VALUE&...`.
+        drivers: backends to choose from instead of the installed ones.
+
+    Raises:
+        ConfigError: no such backend, one that cannot be used, an option that is unknown, given
+            twice or impossible, or a location that cannot be opened.
+    """
+    name, colon, rest = url.partition(":")
+    if not colon or not name:
+        raise ConfigError(f"storage {url!r} is not NAME:LOCATION, such as file:/var/cache/kvgraft")
+    driver = _select(name) if drivers is None else drivers.get(name)
+    if driver is None:
+        raise ConfigError(f"storage {name!r} is none of {', '.join(sorted(drivers or {}))}")
+    location, _, query = rest.partition("?")
+    options = _options(name, driver.options, query)
+    try:
+        store = driver.open(location, options)
+    except KvgraftError:
+        raise
+    except (Exception, SystemExit) as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"storage {name!r}: cannot be opened: {said}") from error
+    if not isinstance(store, StorageBackend):
+        raise ConfigError(
+            f"storage {name!r}: opened a {type(store).__name__}, not a StorageBackend; "
+            "report it to its authors"
+        )
+    return store
+
+
+def _options(name: str, model: type[StorageOptions], query: str) -> StorageOptions:
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+    except ValueError as error:
+        raise ConfigError(f"storage {name!r}: {error}; write OPTION=VALUE&OPTION=VALUE") from None
+    given: dict[str, str] = {}
+    for field, value in pairs:
+        if field in given:
+            raise ConfigError(f"storage {name!r}: option {field!r} is given twice; keep one")
+        given[field] = value
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "options"
+        known = ", ".join(model.model_fields) or "none"
+        told = f"option {field}={first.get('input')!r:.60}: {first['msg']}"
+        if first["type"] == "extra_forbidden":
+            told = f"has no option {field!r}"
+        elif first["type"] == "missing":
+            told = f"option {field!r} is missing"
+        elif first["loc"] == ():
+            told = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"storage {name!r}: {told}; options: {known}") from error
+
+
+def _select(name: str) -> StorageDriver:
+    found = {entry.name: entry for entry in discover_storage()}
+    entry = found.get(name)
+    if entry is None:
+        close = get_close_matches(name, found, n=1)
+        known = ", ".join(found) or "none"
+        advice = f"did you mean {close[0]}?" if close else "install a package that brings it"
+        raise ConfigError(f"storage {name!r} is not installed; installed: {known}; {advice}")
+    if entry.driver is None:
+        raise ConfigError(f"storage {name!r}: {entry.problem}")
+    return entry.driver
+
+
+def _distribution(point: importlib_metadata.EntryPoint) -> tuple[str, str]:
+    dist = point.dist
+    return (dist.name, dist.version) if dist is not None else ("", "")
+
+
+def _find(name: str, points: Sequence[importlib_metadata.EntryPoint]) -> FoundDriver:
+    distribution, version = _distribution(points[0])
+    if len(points) > 1:
+        owners = " and ".join(_distribution(point)[0] for point in points)
+        problem = f"published by {owners}; uninstall all but one"
+        return FoundDriver(name, distribution, version, None, problem)
+    try:
+        loaded: object = points[0].load()
+    except (Exception, SystemExit) as raised:  # noqa: BLE001 - raised by a plugin, reported (P5)
+        problem = " ".join(f"import failed: {type(raised).__name__}: {raised}".split())
+        return FoundDriver(name, distribution, version, None, problem)
+    refused = _problem(loaded)
+    driver = loaded if isinstance(loaded, StorageDriver) and refused is None else None
+    return FoundDriver(name, distribution, version, driver, refused)
+
+
+def _problem(loaded: object) -> str | None:
+    """Why what an entry point names cannot be used; None if it can."""
+    if not isinstance(loaded, StorageDriver):
+        return f"its entry point names a {type(loaded).__name__}, not a StorageDriver"
+    try:
+        written_for, kept = ApiVersion.parse(loaded.api), ApiVersion.parse(STORAGE_API)
+    except ValueError as error:
+        return f"storage API {error}; write a literal such as '{STORAGE_API}'"
+    if written_for.major != kept.major or written_for > kept:
+        return (
+            f"written for storage API {loaded.api}, this core has {STORAGE_API}; "
+            f"install a kvgraft with storage API {loaded.api} or a matching package"
+        )
+    options: object = loaded.options
+    if not (isinstance(options, type) and issubclass(options, StorageOptions)):
+        return f"its options are {options!r}, not a StorageOptions"
+    if options.model_config.get("extra") != "forbid":
+        return f"{options.__name__} must forbid unknown fields: extra='forbid'"
+    return None

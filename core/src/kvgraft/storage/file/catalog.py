@@ -1,0 +1,120 @@
+"""What this process knows of a store: its segments, and where each key is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvgraft.storage.file.directory import Directory
+from kvgraft.storage.file.record import Record
+from kvgraft.storage.file.segment import Segment
+
+__all__ = ["Catalog", "Entry"]
+
+
+class Entry:
+    """Where a key's record is.
+
+    Attributes:
+        segment: the segment it is in.
+        offset: of its block there.
+        nbytes: payload length.
+        used: read since it was written or last passed over by a reclaim.
+    """
+
+    __slots__ = ("nbytes", "offset", "segment", "used")
+
+    def __init__(self, segment: Segment, offset: int, nbytes: int) -> None:
+        self.segment = segment
+        self.offset = offset
+        self.nbytes = nbytes
+        self.used = False
+
+
+class Catalog:
+    """Keys and segments, found by reading segments; the caller locks.
+
+    Attributes:
+        entries: by key.
+        copies: further records of keys, which two processes stored or a reclaim carried over.
+        segments: by number; this process's own among them.
+        n_foreign: files named as segments that are none.
+    """
+
+    def __init__(self, directory: Directory) -> None:
+        self.entries: dict[bytes, Entry] = {}
+        self.copies: dict[bytes, list[Entry]] = {}
+        self.segments: dict[int, Segment] = {}
+        self.n_foreign = 0
+        self._directory = directory
+
+    def refresh(self) -> None:
+        """Take in what other processes wrote, reclaimed or cleared.
+
+        Raises:
+            OSError: the directory or a segment cannot be read.
+        """
+        listed = {number: path for number, path, _ in self._directory.segments()}
+        for segment in list(self.segments.values()):
+            if segment.file.is_unlinked:
+                self.drop(segment)
+        self.n_foreign = 0
+        for number, path in listed.items():
+            known = self.segments.get(number)
+            if known is None:
+                try:
+                    known = Segment.open(path, number, direct=self._directory.direct)
+                except FileNotFoundError:  # reclaimed since it was listed
+                    continue
+                if known is None:
+                    self.n_foreign += 1
+                    continue
+                self.segments[number] = known
+            for offset, record in known.news():
+                self.add(known, offset, record)
+
+    def add(self, segment: Segment, offset: int, record: Record) -> None:
+        """Take in a record; of several with one key the first known is read."""
+        if not record.live:
+            return
+        entry = Entry(segment, offset, record.nbytes)
+        segment.keys.append(record.key)
+        if self.entries.setdefault(record.key, entry) is not entry:
+            self.copies.setdefault(record.key, []).append(entry)
+
+    def forget(self, key: bytes, entry: Entry) -> None:
+        """Drop one record of a key; another takes its place if there is one."""
+        others = self.copies.pop(key, [])
+        if self.entries.get(key) is entry:
+            del self.entries[key]
+            if others:
+                self.entries[key] = others.pop(0)
+        else:
+            others = [other for other in others if other is not entry]
+        if others:
+            self.copies[key] = others
+
+    def take(self, key: bytes) -> list[Entry]:
+        """Drop a key; every record it has."""
+        entry = self.entries.pop(key, None)
+        return [] if entry is None else [entry, *self.copies.pop(key, [])]
+
+    def drop(self, segment: Segment) -> None:
+        """Let go of a segment and all that is in it."""
+        for key in segment.keys:
+            for entry in (self.entries.get(key), *self.copies.get(key, ())):
+                if entry is not None and entry.segment is segment:
+                    self.forget(key, entry)
+        if self.segments.pop(segment.header.number, None) is not None:
+            segment.file.let_go()
+
+    def of(self, segment: Segment) -> Iterable[tuple[bytes, Entry]]:
+        """What is in a segment, in the order it was written."""
+        for key in segment.keys:
+            entry = self.entries.get(key)
+            if entry is not None and entry.segment is segment:
+                yield key, entry
+
+    def close(self) -> None:
+        """Let go of everything."""
+        for segment in list(self.segments.values()):
+            self.drop(segment)

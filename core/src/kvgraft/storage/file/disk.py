@@ -1,0 +1,150 @@
+"""A file read and written in whole blocks, past the page cache where the file system allows."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvgraft.storage.memory import BLOCK_NBYTES, aligned
+
+__all__ = ["NO_ROOM", "DiskFile", "TruncatedRead", "supports_direct"]
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Errors that mean there is no room."""
+
+MAX_PIECES = 1000
+"""Pieces of memory in one call; Linux takes 1024."""
+
+
+class TruncatedRead(Exception):  # noqa: N818 - an outcome
+    """The file ends before what was to be read."""
+
+
+class DiskFile:
+    """An open file that closes when it is let go of and nobody reads it any more.
+
+    Args:
+        path: where.
+        flags: of `os.open`, besides the access mode.
+        direct: whether to go past the page cache.
+    """
+
+    def __init__(self, path: Path, *, direct: bool, flags: int = 0) -> None:
+        self.path = path
+        flags |= os.O_RDWR | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
+        self.fd = os.open(path, flags, 0o600)
+        self._users = 1
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> DiskFile:
+        with self._lock:
+            assert self._users
+            self._users += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                os.close(self.fd)
+
+    def let_go(self) -> None:
+        """Close it, now or when its last reader is done; once."""
+        self.__exit__()
+
+    def read(self, pieces: Sequence[memoryview], offset: int) -> None:
+        """Fill all pieces, from an offset on.
+
+        Raises:
+            TruncatedRead: the file is shorter.
+            OSError: the disk failed.
+        """
+        for start in range(0, len(pieces), MAX_PIECES):
+            some = pieces[start : start + MAX_PIECES]
+            wanted = sum(map(len, some))
+            if os.preadv(self.fd, some, offset) != wanted:
+                raise TruncatedRead(f"{self.path}: ends before byte {offset + wanted}")
+            offset += wanted
+
+    def write(self, pieces: Sequence[memoryview], offset: int) -> None:
+        """Write all pieces, from an offset on.
+
+        Raises:
+            OSError: no room, or the disk failed.
+        """
+        for start in range(0, len(pieces), MAX_PIECES):
+            some = pieces[start : start + MAX_PIECES]
+            wanted = sum(map(len, some))
+            if os.pwritev(self.fd, some, offset) != wanted:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+            offset += wanted
+
+    def block(self, offset: int) -> memoryview:
+        """One block.
+
+        Raises:
+            TruncatedRead: the file ends before it.
+            OSError: the disk failed.
+        """
+        block = aligned(BLOCK_NBYTES)
+        self.read([block], offset)
+        return block
+
+    def write_block(self, content: bytes, offset: int) -> None:
+        """Write one block."""
+        block = aligned(BLOCK_NBYTES)
+        block[:] = content
+        self.write([block], offset)
+
+    def try_lock(self) -> bool:
+        """Take the advisory lock that says somebody writes here; false if another has it."""
+        try:
+            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def unlock(self) -> None:
+        """Give the advisory lock back."""
+        fcntl.flock(self.fd, fcntl.LOCK_UN)
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file now."""
+        return os.fstat(self.fd).st_size
+
+    @property
+    def is_unlinked(self) -> bool:
+        """Whether its name is gone: somebody reclaimed or cleared it."""
+        return os.fstat(self.fd).st_nlink == 0
+
+
+def supports_direct(directory: Path) -> bool:
+    """Whether files of a directory can be written past the page cache, found by doing it.
+
+    Raises:
+        OSError: the directory cannot be written to at all.
+    """
+    path = directory / f".probe-{os.getpid()}-{threading.get_native_id()}.tmp"
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+    os.close(os.open(path, flags, 0o600))
+    try:
+        file = DiskFile(path, direct=True)
+        try:
+            file.write_block(bytes(BLOCK_NBYTES), 0)
+            file.block(0)
+        finally:
+            file.let_go()
+    except OSError as error:
+        if error.errno in (errno.EINVAL, errno.ENOTSUP):
+            return False
+        if error.errno in NO_ROOM:
+            return True
+        raise
+    finally:
+        path.unlink()
+    return True

@@ -1,0 +1,206 @@
+"""A segment: a preallocated file that one process writes, once, from its start to its end.
+
+    created ─► active: locked by its writer, full length ─► sealed: cut to what is used, no lock
+                          └── the writer died: whoever takes the lock scans it and seals it
+
+Only two things change what was written: removing a record overwrites its block, and reclaiming the
+segment unlinks the file, which those who have it open can still read.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from kvgraft.storage.file.disk import DiskFile, TruncatedRead
+from kvgraft.storage.file.record import (
+    MAGICS,
+    Place,
+    Record,
+    SegmentHeader,
+    encode_record,
+    encode_segment,
+    read_record,
+    read_segment,
+)
+from kvgraft.storage.memory import BLOCK_NBYTES, aligned
+
+__all__ = ["SUFFIX", "Segment"]
+
+SUFFIX = ".kvseg"
+CHUNK_NBYTES = 1 << 20
+"""Read at once while looking for the next record behind damage."""
+
+
+class Segment:
+    """One segment, open.
+
+    Attributes:
+        file: the open file.
+        header: what its first block says.
+        tail: end of the records known here.
+        sealed: nobody will append.
+        mine: this process appends.
+        keys: of the records that were found or written here.
+    """
+
+    __slots__ = ("file", "header", "keys", "mine", "sealed", "tail")
+
+    def __init__(self, file: DiskFile, header: SegmentHeader) -> None:
+        self.file = file
+        self.header = header
+        self.tail = BLOCK_NBYTES
+        self.sealed = False
+        self.mine = False
+        self.keys: list[bytes] = []
+
+    @classmethod
+    def create(cls, directory: Path, number: int, capacity: int, *, direct: bool) -> Segment:
+        """A new segment that this process appends to; visible only when it is complete.
+
+        Raises:
+            OSError: no room, or the directory cannot be written.
+        """
+        path = directory / f".{number:016x}-{os.getpid()}.tmp"
+        file = DiskFile(path, direct=direct, flags=os.O_CREAT | os.O_EXCL)
+        try:
+            file.try_lock()
+            os.posix_fallocate(file.fd, 0, capacity)
+            header = SegmentHeader(secrets.token_bytes(16), number, capacity)
+            file.write_block(encode_segment(header), 0)
+            final = directory / f"{number:016x}{SUFFIX}"
+            path.rename(final)
+            file.path = final
+        except OSError:
+            path.unlink(missing_ok=True)
+            file.let_go()
+            raise
+        segment = cls(file, header)
+        segment.mine = True
+        return segment
+
+    @classmethod
+    def open(cls, path: Path, number: int, *, direct: bool) -> Segment | None:
+        """A segment that is there; None if the file is none, or another one's copy.
+
+        Raises:
+            FileNotFoundError: it is gone.
+            OSError: it cannot be read.
+        """
+        file = DiskFile(path, direct=direct)
+        try:
+            header = read_segment(file.block(0))
+        except TruncatedRead:
+            header = None
+        except OSError:
+            file.let_go()
+            raise
+        if header is None or header.number != number:
+            file.let_go()
+            return None
+        return cls(file, header)
+
+    def place(self, offset: int) -> Place:
+        """The place of the record at an offset."""
+        return Place(self.header.identity, offset)
+
+    def read(self, offset: int, *, end: int) -> Record | None:
+        """The record at an offset; None if there is no whole one that ends by `end`."""
+        try:
+            record = read_record(self.file.block(offset), self.place(offset))
+        except TruncatedRead:
+            return None
+        return record if record is not None and offset + record.size <= end else None
+
+    def news(self) -> Iterator[tuple[int, Record]]:
+        """Records behind `tail`, with their offsets; what was never written ends them.
+
+        A segment without a writer is read to its end, past what is damaged, and sealed.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        if self.mine or self.sealed:
+            return
+        end = self.file.size
+        orphaned = end < self.header.capacity or self.file.try_lock()
+        try:
+            while self.tail < end:
+                record = self.read(self.tail, end=end)
+                if record is None:
+                    if not orphaned:
+                        return
+                    found = self._next_record(self.tail + BLOCK_NBYTES, end)
+                    if found is None:
+                        break
+                    self.tail = found
+                    continue
+                yield self.tail, record
+                self.tail += record.size
+            self.sealed = True
+            if orphaned and end == self.header.capacity and self.tail < end:
+                os.ftruncate(self.file.fd, self.tail)
+        finally:
+            if orphaned:
+                self.file.unlock()
+
+    def walk(self) -> Iterator[tuple[int, Record | None]]:
+        """All records there are now, with their offsets, and None where one is damaged."""
+        offset, end = BLOCK_NBYTES, self.tail
+        while offset < end:
+            record = self.read(offset, end=end)
+            yield offset, record
+            if record is not None:
+                offset += record.size
+                continue
+            offset = self._next_record(offset + BLOCK_NBYTES, end) or end
+
+    def _next_record(self, offset: int, end: int) -> int | None:
+        """The first whole record from an offset on; None if there is none."""
+        chunk = aligned(CHUNK_NBYTES)
+        while offset < end:
+            nbytes = min(CHUNK_NBYTES, (end - offset) // BLOCK_NBYTES * BLOCK_NBYTES)
+            if not nbytes:
+                return None
+            self.file.read([chunk[:nbytes]], offset)
+            for start in range(0, nbytes, BLOCK_NBYTES):
+                if bytes(chunk[start : start + 8]) in MAGICS:
+                    block = chunk[start : start + BLOCK_NBYTES]
+                    if read_record(block, self.place(offset + start)) is not None:
+                        return offset + start
+            offset += nbytes
+        return None
+
+    def append(self, pieces: Sequence[memoryview]) -> None:
+        """Write records at the tail; their blocks must say so.
+
+        Raises:
+            OSError: no room, or the disk failed; nothing was appended.
+        """
+        self.file.write(pieces, self.tail)
+        self.tail += sum(map(len, pieces))
+
+    def kill(self, offset: int, record: Record) -> None:
+        """Mark a record removed, for everybody."""
+        dead = record._replace(live=False)
+        self.file.write_block(encode_record(self.place(offset), dead), offset)
+
+    def seal(self) -> None:
+        """Append no more; give back what is not used. An empty segment goes away."""
+        if self.tail == BLOCK_NBYTES:
+            self.unlink()
+        else:
+            os.ftruncate(self.file.fd, self.tail)
+        self.sealed, self.mine = True, False
+        self.file.unlock()
+
+    def unlink(self) -> None:
+        """Take its name away, if that is still its own; under the directory's lock."""
+        try:
+            named = self.file.path.stat().st_ino
+        except FileNotFoundError:
+            return
+        if named == os.fstat(self.file.fd).st_ino:
+            self.file.path.unlink()

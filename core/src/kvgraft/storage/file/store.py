@@ -1,0 +1,335 @@
+"""The embedded backend: a directory of segments, shared by the processes of one machine."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote
+
+from kvgraft.errors import ConfigError
+from kvgraft.storage.backend import (
+    Capabilities,
+    Damage,
+    StorageBackend,
+    StoreStats,
+    Value,
+    VerifyReport,
+)
+from kvgraft.storage.counters import Counters
+from kvgraft.storage.file.catalog import Catalog, Entry
+from kvgraft.storage.file.directory import Directory
+from kvgraft.storage.file.disk import TruncatedRead
+from kvgraft.storage.file.options import FileOptions
+from kvgraft.storage.file.record import Record
+from kvgraft.storage.file.transfer import Incoming
+from kvgraft.storage.file.verifying import verify_segment
+from kvgraft.storage.file.writer import Writer
+from kvgraft.storage.memory import BLOCK_NBYTES, round_up
+from kvgraft.storage.payload import HEADER_NBYTES
+from kvgraft.storage.status import Status
+
+__all__ = ["FileBackend"]
+
+DISK_ERRORS = frozenset({errno.EIO, errno.ENODATA, errno.EUCLEAN})
+"""Errors of a place on the disk, not of all of it."""
+
+RUN_NBYTES = 16 << 20
+"""Most that one read takes in."""
+
+LOCK_S = 10.0
+"""Longest wait for the directory's lock in calls without a deadline."""
+
+
+class _Wanted(NamedTuple):
+    """A key that is to be read."""
+
+    number: int
+    key: bytes
+    value: Value
+    entry: Entry
+
+
+class FileBackend(StorageBackend):
+    """A store in a directory; see `docs/storage.md` for its format.
+
+    Args:
+        path: an existing directory that can be written to.
+        options: sizes.
+        clock: seconds that only grow.
+
+    Raises:
+        ConfigError: a directory that is missing or cannot be written to.
+        OSError: a segment that cannot be read.
+    """
+
+    def __init__(
+        self, path: Path, options: FileOptions, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.options = options
+        self.counters = Counters()
+        self._clock = clock
+        self._directory = Directory(path)
+        self._catalog = Catalog(self._directory)
+        self._lock = threading.RLock()
+        self._writing = threading.Lock()
+        self._writer = Writer(
+            self._directory,
+            self._catalog,
+            self._lock,
+            options.capacity,
+            options.segment_nbytes,
+            self.counters,
+        )
+        self._closed = False
+        self._refreshed = clock()
+        self._catalog.refresh()
+
+    @classmethod
+    def open(cls, location: str, options: FileOptions) -> FileBackend:
+        """A store from the location of a URL: a path, `%` escapes decoded.
+
+        Raises:
+            ConfigError: as for the class; or no path.
+        """
+        if not location:
+            raise ConfigError("storage 'file': no directory; write file:/path/to/directory")
+        return cls(Path(unquote(location)), options)
+
+    @property
+    def path(self) -> Path:
+        """The directory."""
+        return self._directory.path
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Durable, shared between processes, evicts, synchronous; payloads fit into a segment."""
+        longest = self.options.segment_nbytes - 2 * BLOCK_NBYTES
+        return Capabilities(
+            durable=True, shared=True, evicts=True, synchronous=True, max_payload_nbytes=longest
+        )
+
+    # -- calls
+
+    def exists(self, keys: Sequence[bytes]) -> Sequence[bool]:
+        """Per key, whether this process knows a record of it."""
+        self._look_for(keys)
+        with self._lock:
+            return [key in self._catalog.entries for key in keys]
+
+    def get_into(
+        self, keys: Sequence[bytes], values: Sequence[Value], deadline_s: float
+    ) -> Sequence[Status]:
+        """Read records, neighbours at once; payloads are for the caller to verify."""
+        end = self._clock() + deadline_s
+        self._look_for(keys)
+        statuses = [Status.MISS] * len(keys)
+        with self._lock:
+            wanted = []
+            for number, (key, value) in enumerate(zip(keys, values)):
+                entry = self._catalog.entries.get(key)
+                if entry is None:
+                    continue
+                if entry.nbytes != len(value.payload):
+                    larger = entry.nbytes > len(value.payload)
+                    statuses[number] = Status.TOO_LARGE if larger else Status.CORRUPT
+                    continue
+                entry.segment.file.__enter__()
+                wanted.append(_Wanted(number, key, value, entry))
+        try:
+            for run in _runs(wanted):
+                late = self._clock() >= end
+                told = [Status.TIMEOUT] * len(run) if late else self._read(run)
+                for each, status in zip(run, told):
+                    statuses[each.number] = status
+        finally:
+            for each in wanted:
+                each.entry.segment.file.__exit__()
+        return statuses
+
+    def set_from(
+        self, keys: Sequence[bytes], values: Sequence[Value], deadline_s: float
+    ) -> Sequence[Status]:
+        """Append records, those that fit into one segment at once; what is there is kept."""
+        end = self._clock() + deadline_s
+        if not self._writing.acquire(timeout=max(0.0, deadline_s)):
+            return [Status.TIMEOUT] * len(keys)
+        try:
+            self._expect_open()
+            return self._writer.store(keys, values, end - self._clock())
+        except TimeoutError:
+            return [Status.TIMEOUT] * len(keys)
+        finally:
+            self._writing.release()
+
+    def remove(self, keys: Sequence[bytes]) -> Sequence[Status]:
+        """Mark records removed on disk, for every process and after a restart."""
+        self._look_for(keys)
+        statuses = []
+        for key in keys:
+            with self._lock:
+                entries = self._catalog.take(key)
+                for entry in entries:
+                    entry.segment.file.__enter__()
+            for entry in entries:
+                with entry.segment.file:
+                    dead = Record(key, entry.nbytes, False, bytes(HEADER_NBYTES))
+                    entry.segment.kill(entry.offset, dead)
+                entry.segment.file.__exit__()
+            statuses.append(Status.OK if entries else Status.MISS)
+        return statuses
+
+    def clear(self) -> None:
+        """Remove all segments, those of other processes too; they begin new ones."""
+        with self._writing, self._directory.locked(LOCK_S), self._lock:
+            self._expect_open()
+            self._catalog.refresh()
+            self._writer.let_go()
+            for segment in list(self._catalog.segments.values()):
+                segment.unlink()
+                self._catalog.drop(segment)
+            self._writer.unsynced.clear()
+            self._directory.sync()
+
+    def flush(self) -> None:
+        """`fdatasync` of every segment that got records, or had them already, since the last."""
+        self._expect_open()
+        with self._lock:
+            known = set(self._catalog.segments.values())
+            segments, self._writer.unsynced = self._writer.unsynced & known, set()
+            names, self._writer.names_unsynced = self._writer.names_unsynced, False
+            for segment in segments:
+                segment.file.__enter__()
+        try:
+            for segment in segments:
+                os.fdatasync(segment.file.fd)
+            if names:
+                self._directory.sync()
+        except OSError:
+            with self._lock:
+                self._writer.unsynced |= segments
+                self._writer.names_unsynced |= names
+            raise
+        finally:
+            for segment in segments:
+                segment.file.__exit__()
+
+    def stats(self) -> StoreStats:
+        """What is in the directory, whoever wrote it."""
+        with self._lock:
+            self._refresh()
+            known = self._catalog.segments
+            nbytes = sum(size for number, _, size in self._directory.segments() if number in known)
+            details = {
+                **self.counters.snapshot(),
+                "segments": len(known),
+                "foreign_files": self._catalog.n_foreign,
+                "direct_io": int(self._directory.direct),
+            }
+            return StoreStats(
+                len(self._catalog.entries), nbytes, int(self.options.capacity), details
+            )
+
+    def verify(self) -> VerifyReport:
+        """Read every segment from start to end."""
+        with self._lock:
+            self._refresh()
+            segments = [self._catalog.segments[number] for number in sorted(self._catalog.segments)]
+            for segment in segments:
+                segment.file.__enter__()
+            damaged = [
+                Damage(str(path), "", "its first block is damaged, or it is no segment")
+                for number, path, _ in self._directory.segments()
+                if number not in self._catalog.segments
+            ]
+        n_records = nbytes = 0
+        for segment in segments:
+            report = verify_segment(segment)
+            segment.file.__exit__()
+            n_records += report.n_records
+            nbytes += report.nbytes
+            damaged += report.damaged
+        return VerifyReport(n_records, nbytes, tuple(damaged))
+
+    def healthy(self) -> bool:
+        """Whether the directory is there and can be written to."""
+        return not self._closed and os.access(self.path, os.W_OK | os.X_OK)
+
+    def close(self) -> None:
+        """Flush, seal the active segment and let go of all files."""
+        with self._writing:
+            if self._closed:
+                return
+            try:
+                self._writer.release(LOCK_S)
+                self.flush()
+            finally:
+                self._closed = True
+                with self._lock:
+                    self._catalog.close()
+                self._directory.close()
+
+    # -- inside
+
+    def _expect_open(self) -> None:
+        if self._closed:
+            raise ConfigError(f"storage 'file': {self.path} was closed; open it again")
+
+    def _look_for(self, keys: Sequence[bytes]) -> None:
+        """Take in what others stored, if a key is not known and it was not done just now."""
+        with self._lock:
+            self._expect_open()
+            if all(key in self._catalog.entries for key in keys):
+                return
+            if self._clock() - self._refreshed >= self.options.refresh_s:
+                self._refresh()
+
+    def _refresh(self) -> None:
+        self._expect_open()
+        self._catalog.refresh()
+        self._refreshed = self._clock()
+
+    def _read(self, run: Sequence[_Wanted]) -> list[Status]:
+        incoming = [Incoming(each.value) for each in run]
+        segment, offset = run[0].entry.segment, run[0].entry.offset
+        try:
+            segment.file.read([piece for each in incoming for piece in each.pieces], offset)
+        except (TruncatedRead, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in DISK_ERRORS:
+                raise
+            if len(run) == 1:
+                return [Status.CORRUPT]
+            return [self._read([each])[0] for each in run]
+        statuses = []
+        for each, coming in zip(run, incoming):
+            status = coming.finish(each.key, segment.place(each.entry.offset))
+            statuses.append(status)
+            if status is Status.OK:
+                each.entry.used = True
+            elif status is Status.MISS:  # removed by another process
+                with self._lock:
+                    self._catalog.forget(each.key, each.entry)
+        return statuses
+
+
+def _runs(wanted: Sequence[_Wanted]) -> Iterator[list[_Wanted]]:
+    """Neighbours on disk, to be read at once."""
+    run: list[_Wanted] = []
+    nbytes = 0
+    for each in wanted:
+        size = BLOCK_NBYTES + round_up(each.entry.nbytes)
+        if run:
+            last = run[-1].entry
+            behind = last.offset + BLOCK_NBYTES + round_up(last.nbytes)
+            follows = last.segment is each.entry.segment and behind == each.entry.offset
+            if not follows or nbytes + size > RUN_NBYTES:
+                yield run
+                run, nbytes = [], 0
+        run.append(each)
+        nbytes += size
+    if run:
+        yield run

@@ -1,0 +1,75 @@
+"""What one record hands to the disk, and takes from it, as pieces of block-aligned memory.
+
+Memory that starts at a block is read and written as it is; other memory goes through a copy.
+"""
+
+from __future__ import annotations
+
+from kvgraft.storage.backend import Value
+from kvgraft.storage.file.record import Place, Record, encode_record, read_record
+from kvgraft.storage.memory import BLOCK_NBYTES, aligned, copy, is_aligned, round_up
+from kvgraft.storage.status import Status
+
+__all__ = ["Incoming", "Outgoing"]
+
+
+def _split(payload: memoryview) -> tuple[memoryview, int]:
+    """The part direct I/O can use as it is, and how many bytes remain."""
+    whole = len(payload) // BLOCK_NBYTES * BLOCK_NBYTES
+    main = payload[:whole]
+    if whole and not is_aligned(main):
+        main = payload[:0]
+    return main, len(payload) - len(main)
+
+
+class Outgoing:
+    """A value on its way to a place in a segment."""
+
+    __slots__ = ("pieces", "record")
+
+    def __init__(self, key: bytes, value: Value, place: Place) -> None:
+        self.record = Record(key, len(value.payload), True, bytes(value.header))
+        block = aligned(BLOCK_NBYTES)
+        block[:] = encode_record(place, self.record)
+        main, rest = _split(value.payload)
+        self.pieces = [block]
+        if len(main):
+            self.pieces.append(main)
+        if rest:
+            bounce = aligned(round_up(rest))
+            copy(bounce[:rest], value.payload[len(main) :])
+            self.pieces.append(bounce)
+
+
+class Incoming:
+    """A value on its way from a record."""
+
+    __slots__ = ("_block", "_bounce", "_main", "_value", "pieces")
+
+    def __init__(self, value: Value) -> None:
+        self._value = value
+        self._block = aligned(BLOCK_NBYTES)
+        self._main, rest = _split(value.payload)
+        self._bounce = aligned(round_up(rest)) if rest else None
+        self.pieces = [self._block]
+        if len(self._main):
+            self.pieces.append(self._main)
+        if self._bounce is not None:
+            self.pieces.append(self._bounce)
+
+    def finish(self, key: bytes, place: Place) -> Status:
+        """Fill the value from what was read; the payload is for the caller to verify."""
+        record = read_record(self._block, place)
+        if record is None:
+            return Status.CORRUPT
+        if not record.live or record.key != key:
+            return Status.MISS
+        if record.nbytes != len(self._value.payload):
+            larger = record.nbytes > len(self._value.payload)
+            return Status.TOO_LARGE if larger else Status.CORRUPT
+        self._value.header[:] = record.header
+        if self._bounce is not None:
+            start = len(self._main)
+            rest = len(self._value.payload) - start
+            copy(self._value.payload[start:], self._bounce[:rest])
+        return Status.OK

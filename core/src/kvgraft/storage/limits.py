@@ -1,0 +1,30 @@
+"""How much a backend may cost before it is left alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["SupervisionLimits"]
+
+
+@dataclass(frozen=True)
+class SupervisionLimits:
+    """Bounds of supervision.
+
+    Attributes:
+        deadline_s: longest time for a call, unless the call says otherwise.
+        n_workers: threads that call; two let one copy and checksum while the other waits.
+        max_abandoned: threads that may hang in calls before they are no longer replaced.
+        batch_nbytes, batch_keys: most that goes into one backend call; more is cut into several.
+        failure_limit: failing calls in a row that open the breaker.
+        cooldown_s, cooldown_limit_s: time to the first trial, and the longest one.
+    """
+
+    deadline_s: float = 5.0
+    n_workers: int = 2
+    max_abandoned: int = 4
+    batch_nbytes: int = 8 << 20
+    batch_keys: int = 256
+    failure_limit: int = 3
+    cooldown_s: float = 1.0
+    cooldown_limit_s: float = 60.0

@@ -1,0 +1,315 @@
+"""The storage tier as a scheduler sees it: calls that return at once and tickets that end in time.
+
+A backend runs on worker threads behind a circuit breaker. It may fail, stall, lie or be taken away
+while the cache serves; what is seen of that is misses and counters (S9, S10, S11).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from kvgraft.errors import ConfigError
+from kvgraft.storage.attachment import Attachment, Call
+from kvgraft.storage.backend import StorageBackend
+from kvgraft.storage.breaker import BreakerState
+from kvgraft.storage.calls import BackendFailure
+from kvgraft.storage.counters import Counters
+from kvgraft.storage.keys import Address, Fingerprint
+from kvgraft.storage.limits import SupervisionLimits
+from kvgraft.storage.memory import as_bytes
+from kvgraft.storage.status import WRONG, Status
+from kvgraft.storage.ticket import Job, Phase, StorageTicket
+from kvgraft.storage.workers import Staging
+
+__all__ = ["Storage"]
+
+
+class Storage:
+    """A supervised store; every method but `close` returns at once.
+
+    One thread, the scheduler's, calls it. Buffers may be anything contiguous with the buffer
+    protocol; they must stay as they are until their ticket is done.
+
+    Args:
+        fingerprint: what computes the data; data of another one is never handed out.
+        backend: the first store to attach, already open.
+        limits: bounds of supervision; the defaults if None.
+        clock: seconds that only grow.
+
+    Attributes:
+        counters: what happened to how many keys, by verb and status.
+    """
+
+    def __init__(
+        self,
+        fingerprint: Fingerprint,
+        backend: StorageBackend | None = None,
+        limits: SupervisionLimits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.fingerprint = fingerprint
+        self.limits = limits or SupervisionLimits()
+        self.counters = Counters()
+        self._clock = clock
+        self._attachment: Attachment | None = None
+        if backend is not None:
+            self.attach(backend)
+
+    # -- attaching and detaching (S11)
+
+    @property
+    def attached(self) -> bool:
+        """Whether there is a store that takes calls."""
+        return self._attachment is not None and self._attachment.detaching is None
+
+    @property
+    def state(self) -> BreakerState | None:
+        """The breaker's; None without a store."""
+        return None if self._attachment is None else self._attachment.breaker.state
+
+    @property
+    def last_error(self) -> str | None:
+        """The last thing the store did wrong, for people."""
+        return None if self._attachment is None else self._attachment.last_error
+
+    @property
+    def n_abandoned(self) -> int:
+        """Threads that hang in a call of the store."""
+        return 0 if self._attachment is None else self._attachment.pool.n_abandoned
+
+    def attach(self, backend: StorageBackend) -> None:
+        """Take an open store into use; it is closed when it is detached.
+
+        Raises:
+            ConfigError: there is one already, or it is still being detached.
+        """
+        if self._attachment is not None:
+            self._attachment.poll()
+            if not self._attachment.closed:
+                doing = "attached" if self.attached else "still being detached"
+                raise ConfigError(f"storage: a store is {doing}; detach it and wait until done")
+        self._attachment = Attachment(
+            backend, self.fingerprint.digest, self.limits, self.counters, self._clock
+        )
+
+    def detach(self, deadline_s: float | None = None) -> StorageTicket:
+        """Take no more calls, end those there are, close the store and let go of it.
+
+        Returns:
+            Done once that is done or the deadline has passed; `value` is True if the store was
+            closed in time. Without a store it is done.
+        """
+        attachment = self._attachment
+        if attachment is None:
+            return self._ticket(0)
+        if attachment.detaching is not None:
+            return attachment.detaching
+        ticket = self._ticket(0)
+        attachment.detach(ticket, self._seconds(deadline_s))
+        return ticket
+
+    def close(self, timeout_s: float = 10.0) -> bool:
+        """Detach and wait, at the end of a process; whether the store was closed in time."""
+        ticket = self.detach(timeout_s)
+        return ticket.wait(timeout_s + 1.0) and (self._attachment is None or bool(ticket.value))
+
+    def poll(self) -> None:
+        """Enforce deadlines, try a store that failed again, go on detaching; for every step."""
+        if self._attachment is not None:
+            self._attachment.poll()
+
+    # -- calls
+
+    def get(
+        self,
+        addresses: Sequence[Address],
+        buffers: Sequence[object],
+        deadline_s: float | None = None,
+    ) -> StorageTicket:
+        """Fetch payloads into buffers of exactly their length; OK means verified, all of it (S9).
+
+        What turns out to be wrong is removed and counted.
+
+        Raises:
+            ConfigError: unequal numbers of addresses and buffers, or a buffer that cannot be used.
+        """
+        views = _views("get", addresses, buffers, writable=True)
+
+        def run(attachment: Attachment, job: Job, staging: Staging) -> list[Status] | None:
+            mine = addresses[job.first : job.last]
+            statuses = attachment.calls.get(job, staging, mine, views[job.first : job.last])
+            wrong = [each.key for each, told in zip(mine, statuses or ()) if told in WRONG]
+            if wrong and job.enter(Phase.CALLING):
+                self._discard(attachment, wrong)
+            return statuses
+
+        return self._submit("get", self._batches([len(view) for view in views]), run, deadline_s)
+
+    def set(
+        self,
+        addresses: Sequence[Address],
+        buffers: Sequence[object],
+        deadline_s: float | None = None,
+    ) -> StorageTicket:
+        """Store payloads; OK means readable, and durable after the next `flush`.
+
+        Raises:
+            ConfigError: unequal numbers of addresses and buffers, or a buffer that cannot be used.
+        """
+        views = _views("set", addresses, buffers, writable=False)
+        longest = None if self._attachment is None else self._attachment.max_payload_nbytes
+
+        def run(attachment: Attachment, job: Job, staging: Staging) -> list[Status] | None:
+            mine = slice(job.first, job.last)
+            if longest is not None and any(len(view) > longest for view in views[mine]):
+                return [Status.TOO_LARGE] * job.n_keys
+            return attachment.calls.set(job, staging, addresses[mine], views[mine])
+
+        nbytes = [len(view) for view in views]
+        return self._submit("set", self._batches(nbytes, longest), run, deadline_s)
+
+    def exists(
+        self, addresses: Sequence[Address], deadline_s: float | None = None
+    ) -> StorageTicket:
+        """Ask what is probably there (OK) or probably not (MISS): a hint."""
+
+        def run(attachment: Attachment, job: Job, staging: Staging) -> list[Status] | None:
+            return attachment.calls.exists(job, addresses[job.first : job.last])
+
+        return self._submit("exists", self._batches([0] * len(addresses)), run, deadline_s)
+
+    def remove(
+        self, addresses: Sequence[Address], deadline_s: float | None = None
+    ) -> StorageTicket:
+        """Remove payloads; OK or MISS."""
+        keys = [address.key for address in addresses]
+
+        def run(attachment: Attachment, job: Job, staging: Staging) -> list[Status] | None:
+            return attachment.calls.remove(job, keys[job.first : job.last])
+
+        return self._submit("remove", self._batches([0] * len(keys)), run, deadline_s)
+
+    def flush(self, deadline_s: float | None = None) -> StorageTicket:
+        """Make durable what tickets that are done have stored; `value` is True if it is."""
+        return self.ask("flush", lambda backend: backend.flush(), deadline_s)
+
+    def ask(
+        self,
+        verb: str,
+        question: Callable[[StorageBackend], object],
+        deadline_s: float | None = None,
+    ) -> StorageTicket:
+        """A call without keys, such as `ask("stats", lambda store: store.stats())`.
+
+        Args:
+            verb: what it is called in the counters.
+            question: what to ask, on a worker's thread.
+            deadline_s: seconds until it is given up.
+
+        Returns:
+            Its `value` is the answer, True for None; it stays None where there was none.
+        """
+        ticket = self._ticket(0)
+
+        def run(attachment: Attachment, job: Job, staging: Staging) -> list[Status] | None:
+            answers = attachment.calls.ask(job, question)
+            if answers is None:
+                return None
+            job.answer(True if answers[0] is None else answers[0])
+            return []
+
+        return self._submit(verb, [(0, 0)], run, deadline_s, ticket)
+
+    # -- inside
+
+    def _seconds(self, deadline_s: float | None) -> float:
+        return self.limits.deadline_s if deadline_s is None else deadline_s
+
+    def _ticket(self, n_keys: int) -> StorageTicket:
+        if self._attachment is not None:
+            return self._attachment.ticket(n_keys)
+        return StorageTicket(n_keys, self.poll, self.counters.add_statuses)
+
+    def _submit(
+        self,
+        verb: str,
+        batches: Sequence[tuple[int, int]],
+        run: Callable[[Attachment, Job, Staging], list[Status] | None],
+        deadline_s: float | None,
+        ticket: StorageTicket | None = None,
+    ) -> StorageTicket:
+        self.poll()
+        n_keys = batches[-1][1] if batches else 0
+        ticket = ticket or self._ticket(n_keys)
+        deadline = self._clock() + self._seconds(deadline_s)
+        jobs = [Job(ticket, verb, batch, deadline) for batch in batches]
+        attachment = self._attachment
+        for job in jobs:
+            if attachment is None or attachment.detaching is not None:
+                job.settle([Status.DOWN] * job.n_keys)
+            else:
+                attachment.submit(job, _bound(run, attachment))
+        return ticket
+
+    def _discard(self, attachment: Attachment, keys: Sequence[bytes]) -> None:
+        """Remove what is wrong before anybody knows, so that what is stored next stays."""
+        try:
+            told = attachment.calls.discard(keys)
+        except BackendFailure as failure:
+            attachment.last_error = f"discard: {failure}"
+            self.counters.add("discard.errors")
+        else:
+            self.counters.add_statuses("discard", told)
+
+    def _batches(self, nbytes: Sequence[int], longest: int | None = None) -> list[tuple[int, int]]:
+        return list(_cut(nbytes, self.limits, longest))
+
+
+def _bound(
+    run: Callable[[Attachment, Job, Staging], list[Status] | None], attachment: Attachment
+) -> Call:
+    return lambda job, staging: run(attachment, job, staging)
+
+
+def _cut(
+    nbytes: Sequence[int], limits: SupervisionLimits, longest: int | None
+) -> Iterator[tuple[int, int]]:
+    """Runs of keys for one call each; a payload that is too long is alone."""
+    first, total = 0, 0
+    for number, size in enumerate(nbytes):
+        alone = longest is not None and size > longest
+        full = total + size > limits.batch_nbytes or number - first >= limits.batch_keys
+        if number > first and (full or alone):
+            yield first, number
+            first, total = number, 0
+        total += size
+        if alone:
+            yield first, number + 1
+            first, total = number + 1, 0
+    if first < len(nbytes):
+        yield first, len(nbytes)
+
+
+def _views(
+    verb: str, addresses: Sequence[Address], buffers: Sequence[object], *, writable: bool
+) -> list[memoryview]:
+    if len(addresses) != len(buffers):
+        raise ConfigError(
+            f"storage {verb}: {len(addresses)} addresses and {len(buffers)} buffers; "
+            "give one buffer per address"
+        )
+    views = []
+    for number, buffer in enumerate(buffers):
+        try:
+            view = as_bytes(buffer)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"storage {verb}: buffer {number} is a {type(buffer).__name__}: {error}; "
+                "give contiguous memory"
+            ) from None
+        if not len(view) or (writable and view.readonly):
+            fault = "read-only" if len(view) else "empty"
+            raise ConfigError(f"storage {verb}: buffer {number} is {fault}; give other memory")
+        views.append(view)
+    return views

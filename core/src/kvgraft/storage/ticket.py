@@ -1,0 +1,211 @@
+"""What a storage call promises its caller, and the pieces it is carried out in.
+
+    QUEUED ─► COPYING ─► CALLING ─► RETURNED          a store: copy out of the caller's memory first
+    QUEUED ─► CALLING ─► COPYING ─► RETURNED          a fetch: copy into the caller's memory last
+
+A caller's memory is touched while COPYING, which takes no longer than a copy or checksum takes. A
+deadline or a cancellation ends a job in any other phase, at once and for good: whatever its call
+does later reaches nobody. A synchronous backend fetches into the caller's memory while CALLING:
+statuses are decided at the deadline, and the memory is lent until the call has returned.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections.abc import Callable, Sequence
+
+from kvgraft.storage.status import Status
+
+__all__ = ["Count", "Job", "Phase", "StorageTicket"]
+
+STEP_S = 0.02
+"""How often `wait` looks at the clock."""
+
+
+Count = Callable[[str, Sequence[Status]], None]
+"""Told a verb and the statuses of its keys, once."""
+
+
+def _nothing(statuses: Sequence[Status]) -> None:
+    pass
+
+
+class StorageTicket:
+    """Progress of one call; ended by workers or its deadline, read by the scheduler.
+
+    Attributes:
+        statuses: per key, None while it is not known.
+        value: what a call without keys came to.
+        error: why the backend failed, for people; the statuses say all a program needs.
+    """
+
+    __slots__ = (
+        "_changed",
+        "_count",
+        "_jobs",
+        "_lent",
+        "_open_jobs",
+        "_poll",
+        "cancelled",
+        "error",
+        "statuses",
+        "value",
+    )
+
+    def __init__(self, n_keys: int, poll: Callable[[], None], count: Count) -> None:
+        self.statuses: list[Status | None] = [None] * n_keys
+        self.value: object = None
+        self.error: str | None = None
+        self.cancelled = False
+        self._open_jobs = 0
+        self._lent = 0
+        self._jobs: list[Job] = []
+        self._poll = poll
+        self._count = count
+        self._changed = threading.Condition(threading.RLock())
+
+    @property
+    def decided(self) -> bool:
+        """Whether every key has its status; looks at the deadlines, never blocks."""
+        if self._open_jobs:
+            if self.cancelled:
+                for job in self._jobs:
+                    job.give_up()
+            self._poll()
+        return not self._open_jobs
+
+    @property
+    def done(self) -> bool:
+        """Whether it is decided and the caller's memory is the caller's again; never blocks.
+
+        The two differ only while a call of a synchronous backend has outlasted its deadline.
+        """
+        return self.decided and not self._lent
+
+    @property
+    def n_leading_ok(self) -> int:
+        """Keys from the first on that are OK without a gap so far (S5)."""
+        for number, status in enumerate(self.statuses):
+            if status is not Status.OK:
+                return number
+        return len(self.statuses)
+
+    def cancel(self) -> None:
+        """Give up: what is not done becomes TIMEOUT. The memory is free once `done` says so."""
+        with self._changed:
+            self.cancelled = True
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until it is done, at most `timeout_s` seconds; not for a scheduler's thread."""
+        rounds = max(1, int(timeout_s / STEP_S))
+        for _ in range(rounds):
+            if self.done:
+                return True
+            with self._changed:
+                self._changed.wait_for(lambda: not self._open_jobs + self._lent, STEP_S)
+        return self.done
+
+
+class Phase(enum.Enum):
+    """Where a job stands; see the module."""
+
+    QUEUED = enum.auto()
+    COPYING = enum.auto()
+    CALLING = enum.auto()
+    RETURNED = enum.auto()
+
+
+class Job:
+    """Some keys of a ticket, carried out by one backend call.
+
+    Args:
+        ticket: whose.
+        verb: what is done, for the counters.
+        keys: numbers of the ticket's keys, first and behind the last.
+        deadline: when it ends at the latest, by the storage's clock.
+
+    Attributes:
+        settled: whether the ticket knows how it ended.
+        lent: whether its call writes to the caller's memory.
+    """
+
+    __slots__ = ("deadline", "first", "last", "lent", "phase", "settled", "ticket", "verb")
+
+    def __init__(
+        self, ticket: StorageTicket, verb: str, keys: tuple[int, int], deadline: float
+    ) -> None:
+        self.ticket = ticket
+        self.verb = verb
+        self.first, self.last = keys
+        self.deadline = deadline
+        self.lent = False
+        self.phase = Phase.QUEUED
+        self.settled = False
+        with ticket._changed:
+            ticket._open_jobs += 1
+            ticket._jobs.append(self)
+
+    @property
+    def n_keys(self) -> int:
+        """Keys it is about; 0 for calls without keys."""
+        return self.last - self.first
+
+    def enter(self, phase: Phase) -> bool:
+        """Go on to a phase; false where the job is over and must not."""
+        with self.ticket._changed:
+            if phase is Phase.RETURNED:
+                self.phase = phase
+                if self.lent:
+                    self.lent = False
+                    self.ticket._lent -= 1
+                    self.ticket._changed.notify_all()
+                return True
+            if self.settled or self.ticket.cancelled:
+                return False
+            self.phase = phase
+            return True
+
+    def lend(self) -> bool:
+        """Begin a call that writes to the caller's memory; false where the job is over."""
+        with self.ticket._changed:
+            if not self.enter(Phase.CALLING):
+                return False
+            self.lent = True
+            self.ticket._lent += 1
+            return True
+
+    def settle(
+        self, statuses: Sequence[Status], note: Callable[[Sequence[Status]], None] = _nothing
+    ) -> bool:
+        """Tell the ticket how it ended; false if that was settled before.
+
+        Args:
+            statuses: of its keys.
+            note: called with them before anybody can see them, if they are the first.
+        """
+        ticket = self.ticket
+        with ticket._changed:
+            if self.settled:
+                return False
+            self.settled = True
+            ticket._count(self.verb, statuses)
+            note(statuses)
+            ticket.statuses[self.first : self.last] = statuses
+            ticket._open_jobs -= 1
+            ticket._changed.notify_all()
+            return True
+
+    def answer(self, value: object) -> None:
+        """Give the ticket its value, unless that comes too late."""
+        with self.ticket._changed:
+            if not self.settled:
+                self.ticket.value = value
+
+    def give_up(self, note: Callable[[Sequence[Status]], None] = _nothing) -> bool:
+        """End with TIMEOUT unless the caller's memory is in use this moment; whether it is over."""
+        with self.ticket._changed:
+            if self.phase is Phase.COPYING:
+                return False
+            self.settle([Status.TIMEOUT] * self.n_keys, note)
+            return True

@@ -1,0 +1,26 @@
+"""What every storage backend must do, as something to run.
+
+    class TestMine(StorageContract):                            pytest
+        url = "mine:{directory}?capacity=4MiB"
+
+    results = check_storage("mine:{directory}?capacity=4MiB")   a list, without pytest
+
+See `docs/storage.md`.
+"""
+
+from __future__ import annotations
+
+from kvgraft.testing.storage.checking import check_storage
+from kvgraft.testing.storage.clause import STORAGE_CLAUSES, StorageClause
+from kvgraft.testing.storage.contract import StorageContract
+from kvgraft.testing.storage.memory import MemoryBackend
+from kvgraft.testing.storage.subject import Opener
+
+__all__ = [
+    "STORAGE_CLAUSES",
+    "MemoryBackend",
+    "Opener",
+    "StorageClause",
+    "StorageContract",
+    "check_storage",
+]

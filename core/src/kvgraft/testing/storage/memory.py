@@ -1,0 +1,128 @@
+"""The reference backend: a dictionary with a capacity, least recently used out first."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from kvgraft.storage import (
+    Capabilities,
+    Damage,
+    Status,
+    StorageBackend,
+    StoreStats,
+    Value,
+    VerifyReport,
+)
+from kvgraft.storage.payload import damage
+
+__all__ = ["MemoryBackend"]
+
+
+class MemoryBackend(StorageBackend):
+    """Keeps values in this process; what other backends are compared with.
+
+    Args:
+        capacity_nbytes: bytes of header and payload it may hold.
+        max_payload_nbytes: longest payload.
+    """
+
+    def __init__(
+        self, capacity_nbytes: int = 64 << 20, max_payload_nbytes: int | None = None
+    ) -> None:
+        self._capacity = capacity_nbytes
+        self._longest = max_payload_nbytes
+        self._lock = threading.Lock()
+        self.stored: OrderedDict[bytes, tuple[bytes, bytes]] = OrderedDict()
+        """What is there, header and payload by key, for tests to look at and to damage."""
+        self.closed = False
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Not durable, not shared."""
+        return Capabilities(evicts=True, max_payload_nbytes=self._longest)
+
+    def exists(self, keys: Sequence[bytes]) -> Sequence[bool]:
+        """Per key, whether it is there."""
+        with self._lock:
+            return [key in self.stored for key in keys]
+
+    def get_into(
+        self, keys: Sequence[bytes], values: Sequence[Value], deadline_s: float
+    ) -> Sequence[Status]:
+        """Copy out; see `StorageBackend.get_into`."""
+        with self._lock:
+            return [self._get(key, value) for key, value in zip(keys, values)]
+
+    def set_from(
+        self, keys: Sequence[bytes], values: Sequence[Value], deadline_s: float
+    ) -> Sequence[Status]:
+        """Copy in, and make room; see `StorageBackend.set_from`."""
+        with self._lock:
+            return [self._set(key, value) for key, value in zip(keys, values)]
+
+    def remove(self, keys: Sequence[bytes]) -> Sequence[Status]:
+        """Forget keys."""
+        with self._lock:
+            gone = [self.stored.pop(key, None) for key in keys]
+        return [Status.MISS if each is None else Status.OK for each in gone]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self.stored.clear()
+
+    def flush(self) -> None:
+        """Nothing is durable here."""
+
+    def stats(self) -> StoreStats:
+        """What is there."""
+        with self._lock:
+            return StoreStats(len(self.stored), self._nbytes(), self._capacity)
+
+    def verify(self) -> VerifyReport:
+        """Check every payload against its header."""
+        with self._lock:
+            damaged = []
+            for key, (header, payload) in self.stored.items():
+                fault = damage(key, header, payload)
+                if fault is not None:
+                    damaged.append(Damage("memory", key.hex(), fault))
+            return VerifyReport(len(self.stored), self._nbytes(), tuple(damaged))
+
+    def healthy(self) -> bool:
+        """Until it is closed."""
+        return not self.closed
+
+    def close(self) -> None:
+        """Forget everything."""
+        self.closed = True
+        self.clear()
+
+    def _get(self, key: bytes, value: Value) -> Status:
+        found = self.stored.get(key)
+        if found is None:
+            return Status.MISS
+        header, payload = found
+        if len(payload) != len(value.payload):
+            return Status.TOO_LARGE if len(payload) > len(value.payload) else Status.CORRUPT
+        self.stored.move_to_end(key)
+        value.header[:] = header
+        value.payload[:] = payload
+        return Status.OK
+
+    def _set(self, key: bytes, value: Value) -> Status:
+        if self._longest is not None and len(value.payload) > self._longest:
+            return Status.TOO_LARGE
+        nbytes = len(value.header) + len(value.payload)
+        if nbytes > self._capacity:
+            return Status.FULL
+        self.stored.pop(key, None)
+        while self._nbytes() + nbytes > self._capacity:
+            self.stored.popitem(last=False)
+        self.stored[key] = (bytes(value.header), bytes(value.payload))
+        return Status.OK
+
+    def _nbytes(self) -> int:
+        return sum(len(header) + len(payload) for header, payload in self.stored.values())

@@ -1,0 +1,179 @@
+"""Names of what is stored: the same everywhere and always, and never shared (S8, T11)."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import sys
+from array import array
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvgraft.errors import ConfigError
+from kvgraft.storage import Fingerprint, PageChain
+from kvgraft.storage.canonical import encode
+from kvgraft.storage.keys import page_hash
+
+from ..commands import run
+
+TOKENS = array("i", range(1, 13)).tobytes()
+SHAPE = {"full": ("k", (4, 2, 8), "bf16"), "window@4": None}
+
+
+def fingerprint(**changes: object) -> Fingerprint:
+    fields: dict[str, object] = {
+        "model": "example/model",
+        "weights": "rev1",
+        "dtype": "bf16",
+        "page_size": 4,
+        "geometry": SHAPE,
+        "sharding": ("tp", 0, 2),
+        "salt": None,
+    }
+    return Fingerprint(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def chain(namespace: object = ("tenant", 7), **changes: object) -> PageChain:
+    made = PageChain(fingerprint(**changes), namespace)
+    made.grow(TOKENS)
+    return made
+
+
+KNOWN = """\
+fingerprint 27edea4f620f4803b86f001d0f4d5dfa0f44c6c7171e8469676867586d4d426b
+namespace 90d459fe1542d79a92213d2b18c244d90cc5a0c6eb3932ad38268757efb3b7a6
+root 0def8958a6276e57010db1290955897935e61cf87206e51307fb9d1983458d83
+page 0 be8eb13b2616dc42c0ee2e2c58d8028e067bebf94170a491da490fbc760e5b79
+page 2 bfe0d9ae4549d6cca8586248f43e809aacdb2b3804814fc5276bb7b9e83d0cdf
+key full 14ecb7c16e50ffbf3376c6308380f6de6a8e17787e71a70167e152ef2dc22c06
+key window@4 1df8c7367b59036a2be7c4741d5dfd4d9c94c0061bb060d360f2401d193de529
+"""
+CODE = "from tests.storage.test_keys import vectors; print(vectors(), end='')"
+
+
+def vectors() -> str:
+    """Every kind of name, by an example."""
+    made = chain()
+    names = {
+        "fingerprint": made.fingerprint.digest,
+        "namespace": made.namespace,
+        "root": made.page(-1),
+        "page 0": made.page(0),
+        "page 2": made.page(2),
+        "key full": made.address(2, "full").key,
+        "key window@4": made.address(2, "window@4").key,
+    }
+    return "".join(f"{name} {digest.hex()}\n" for name, digest in names.items())
+
+
+def test_names_are_what_they_were_when_this_test_was_written() -> None:
+    assert vectors() == KNOWN
+
+
+@pytest.mark.parametrize("seed", ["1", "random"])
+def test_names_are_the_same_in_another_process(seed: str) -> None:
+    done = run(sys.executable, "-c", CODE, PYTHONHASHSEED=seed)
+    assert done.stdout == KNOWN, done.stderr
+
+
+def test_a_page_is_hashed_once_however_its_sequence_grows() -> None:
+    slow = PageChain(fingerprint(), ("tenant", 7))
+    hashed = [slow.grow(TOKENS[:end]) for end in range(0, len(TOKENS) + 1, 4)]
+    assert sum(hashed) == slow.n_pages == 3
+    assert hashed.count(1) == 3
+    assert [slow.page(number) for number in range(3)] == [chain().page(n) for n in range(3)]
+
+
+def test_a_page_hash_is_sha256_over_parent_and_tokens() -> None:
+    made = chain()
+    assert made.page(1) == hashlib.sha256(made.page(0) + TOKENS[16:32]).digest()
+    assert made.page(1) == page_hash(made.page(0), TOKENS[16:32])
+
+
+def test_a_sequence_that_is_cut_is_hashed_anew_from_there() -> None:
+    made = chain()
+    kept = made.page(0)
+    made.cut(1)
+    other = TOKENS[:16] + bytes(32)
+    assert made.grow(other) == 2
+    assert made.page(0) == kept
+    assert made.page(1) != chain().page(1)
+    with pytest.raises(IndexError, match="page 3 of 3 hashed"):
+        made.page(3)
+
+
+CHANGES = [
+    {"model": "example/mode"},
+    {"weights": "rev2"},
+    {"dtype": "fp8"},
+    {"geometry": {**SHAPE, "window@4": 1}},
+    {"geometry": {"full": SHAPE["full"]}},
+    {"sharding": ("tp", 1, 2)},
+    {"salt": "s"},
+    {"namespace": ("tenant", 8)},
+    {"namespace": ("tenant", "7")},
+    {"namespace": None},
+]
+
+
+def test_whatever_makes_data_differ_makes_every_name_differ() -> None:
+    keys = {chain().address(page, "full").key for page in range(3)}
+    for change in CHANGES:
+        made = chain(**change)  # type: ignore[arg-type]
+        keys |= {made.address(page, "full").key for page in range(3)}
+    assert len(keys) == 3 * (1 + len(CHANGES))
+    assert fingerprint(page_size=2).digest != fingerprint().digest
+
+
+def test_the_order_in_which_components_are_named_does_not_matter() -> None:
+    assert fingerprint(geometry=dict(reversed(SHAPE.items()))).digest == fingerprint().digest
+
+
+PLAIN = st.recursive(
+    st.none() | st.integers() | st.text() | st.binary(),
+    lambda inner: st.lists(inner, max_size=4).map(tuple),
+    max_leaves=8,
+)
+
+
+@given(PLAIN, PLAIN)
+def test_two_values_have_one_encoding_only_if_they_are_equal(one: object, other: object) -> None:
+    assert (encode(one) == encode(other)) == (one == other)
+
+
+class Adapter(NamedTuple):
+    tenant: str
+    number: int
+
+
+class Color(str, enum.Enum):
+    RED = "red"
+
+
+def test_what_the_tree_takes_for_equal_has_one_encoding() -> None:
+    assert encode(Adapter("a", 1)) == encode(("a", 1))
+    assert encode(Color.RED) == encode("red")
+    assert encode("\ud800") != encode("\ud801")
+
+
+@pytest.mark.parametrize("value", [1.0, True, [1], {"a": 1}, object(), ("a", (1.5,))])
+def test_a_namespace_without_canonical_bytes_is_refused(value: object) -> None:
+    with pytest.raises(ConfigError, match=r"namespace: .* has no canonical bytes; use None, int"):
+        PageChain(fingerprint(), value)
+
+
+def test_what_cannot_be_named_is_refused_in_one_line() -> None:
+    deep: object = 1
+    for _ in range(20):
+        deep = (deep,)
+    with pytest.raises(ConfigError, match="nest deeper than 16"):
+        encode(deep)
+    with pytest.raises(ConfigError, match="page_size 0 is below 1"):
+        fingerprint(page_size=0)
+    with pytest.raises(ConfigError, match="65 bytes in storage, 1 to 64"):
+        fingerprint(geometry={"x" * 65: 1})
+    with pytest.raises(ConfigError, match=r"fingerprint salt: 1\.5 is a float"):
+        fingerprint(salt=1.5)
