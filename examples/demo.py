@@ -28,6 +28,7 @@ import kvgraft
 from kvgraft import Direction
 from kvgraft.replay.timeline import occupancy, snapshot
 from kvgraft.report import ReplayResult, write_html
+from kvgraft.report.counts import cache_counts
 from kvgraft.report.schema import Source, TimelinePoint, TreeSnapshot
 from kvgraft_transformers.engine import (
     Engine,
@@ -283,8 +284,6 @@ def report(row: Progress) -> ReplayResult:
     engine = row.engine
     assert engine is not None
     cache, totals = engine.memory.cache, engine.totals
-    loads = cache.journal.counters[Direction.LOAD_BACK]
-    backups = cache.journal.counters[Direction.BACKUP]
     prompt_tokens = totals.prompt_tokens
     return {
         "kvgraft": kvgraft.__version__,
@@ -317,33 +316,11 @@ def report(row: Progress) -> ReplayResult:
             name: {"device_slots": device, "host_slots": host}
             for name, (device, host) in totals.hit_slots.items()
         },
-        "load_backs": {
-            "started": loads.started,
-            "completed": loads.completed,
-            "failed": loads.failed,
-            "shared": cache.leasing.shared_loads,
-            "skipped_recompute": cache.leasing.skipped_loads,
-            "slots": dict(loads.slots),
-        },
-        "backups": {
-            "started": backups.started,
-            "completed": backups.completed,
-            "failed": backups.failed,
-            "slots": dict(backups.slots),
-        },
-        "evictions": {
-            track.name: {
-                "device": {str(cause): n for cause, n in track.device_evictions.items()},
-                "host": {str(cause): n for cause, n in track.host_evictions.items()},
-            }
-            for track in cache.tree.tracks
-        },
+        **cache_counts(cache),
         "admissions": totals.admissions,
         "deferrals": totals.deferrals,
         "retractions": totals.retractions,
         "rejections": totals.rejected,
-        "copies_on_write": cache.slots.copies_on_write,
-        "checkpoints": cache.checkpoints,
         "out_of_memory": 0,
         "payload_mismatches": row.wrong,
         "payloads_verified": row.answers,

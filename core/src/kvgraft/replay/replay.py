@@ -18,8 +18,9 @@ from kvgraft.replay.payload import Verify
 from kvgraft.replay.running import Player
 from kvgraft.replay.timeline import Timeline
 from kvgraft.replay.workload import Workload
+from kvgraft.report.counts import cache_counts
 from kvgraft.report.schema import ReplayResult
-from kvgraft.types import Direction, Tier
+from kvgraft.types import Tier
 
 __all__ = ["ReplaySettings", "replay"]
 
@@ -135,8 +136,6 @@ def _result(
 ) -> ReplayResult:
     cache, meter, totals = engine.cache, engine.meter, engine.totals
     hits = totals.device_hits + totals.host_hits
-    loads = cache.journal.counters[Direction.LOAD_BACK]
-    backups = cache.journal.counters[Direction.BACKUP]
     return {
         "kvgraft": kvgraft.__version__,
         "workload": {
@@ -158,33 +157,11 @@ def _result(
             name: {"device_slots": device, "host_slots": host}
             for name, (device, host) in engine.hit_slots.items()
         },
-        "load_backs": {
-            "started": loads.started,
-            "completed": loads.completed,
-            "failed": loads.failed,
-            "shared": cache.leasing.shared_loads,
-            "skipped_recompute": cache.leasing.skipped_loads,
-            "slots": dict(loads.slots),
-        },
-        "backups": {
-            "started": backups.started,
-            "completed": backups.completed,
-            "failed": backups.failed,
-            "slots": dict(backups.slots),
-        },
-        "evictions": {
-            track.name: {
-                "device": {str(cause): n for cause, n in track.device_evictions.items()},
-                "host": {str(cause): n for cause, n in track.host_evictions.items()},
-            }
-            for track in cache.tree.tracks
-        },
+        **cache_counts(cache),
         "admissions": totals.admissions,
         "deferrals": totals.deferrals,
         "retractions": totals.retractions,
         "rejections": totals.rejections,
-        "copies_on_write": cache.slots.copies_on_write,
-        "checkpoints": cache.checkpoints,
         "out_of_memory": totals.out_of_memory,
         "payload_mismatches": engine.player.checks.mismatches,
         "payloads_verified": engine.player.checks.verified,

@@ -12,6 +12,7 @@ from typing import Literal, TypedDict
 
 __all__ = [
     "Backups",
+    "CacheCounts",
     "ComponentHits",
     "HitTokens",
     "LoadBacks",
@@ -156,7 +157,17 @@ class TreeSnapshot(TypedDict):
     truncated: int
 
 
-class ReplayResult(TypedDict):
+class CacheCounts(TypedDict):
+    """What a cache counts by itself; `evictions` may gain causes."""
+
+    load_backs: LoadBacks
+    backups: Backups
+    evictions: dict[str, TierEvictions]
+    copies_on_write: int
+    checkpoints: int
+
+
+class ReplayResult(CacheCounts):
     """Everything `kvgraft replay` reports.
 
     `requests`, `input_tokens` and `output_tokens` are what was replayed; `workload` says what the
@@ -176,15 +187,10 @@ class ReplayResult(TypedDict):
     saved_tokens: int
     computed_tokens: int
     component_hits: dict[str, ComponentHits]
-    load_backs: LoadBacks
-    backups: Backups
-    evictions: dict[str, TierEvictions]
     admissions: int
     deferrals: int
     retractions: int
     rejections: int
-    copies_on_write: int
-    checkpoints: int
     out_of_memory: int
     payload_mismatches: int
     payloads_verified: int
