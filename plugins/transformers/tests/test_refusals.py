@@ -1,0 +1,185 @@
+"""What a session refuses, in one line each."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kvgraft import ConfigError
+from kvgraft_transformers import ModelMemory, SessionCache, SessionError
+
+
+@pytest.fixture(autouse=True)
+def no_gradients():
+    with torch.no_grad():
+        yield
+
+
+def row(tokens: list[int]) -> torch.Tensor:
+    return torch.tensor(tokens)[None]
+
+
+def test_other_tokens_than_the_sessions_are_refused(tiny, open_memory, tokens):
+    model = tiny("llama")
+    session = open_memory(model).session(tokens(40))
+    wrong = tokens(40)
+    wrong[7] = 400
+    with pytest.raises(SessionError, match=r"token 7 is 400, the session was begun with \d+"):
+        model(input_ids=row(wrong), past_key_values=session.cache)
+    session.abort()
+
+
+def test_a_prompt_with_padding_tokens_is_refused_unless_they_are_meant(tiny, open_memory, tokens):
+    """`generate` hides them, and what it computes behind them would be found by their tokens."""
+    model = tiny("llama", torch.float64)
+    memory = open_memory(model)
+    prompt = tokens(40)
+    prompt[5] = model.config.pad_token_id
+    settings = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
+    session = memory.session(prompt, max_new_tokens=4)
+    with pytest.raises(SessionError, match="attention_mask hides token 5"):
+        model.generate(row(prompt), past_key_values=session.cache, **settings)
+    session.abort()
+    ones = torch.ones_like(row(prompt))
+    expected = model.generate(row(prompt), attention_mask=ones, **settings)
+    for _ in range(2):
+        with memory.session(prompt, max_new_tokens=4) as session:
+            said = model.generate(
+                row(prompt), attention_mask=ones, past_key_values=session.cache, **settings
+            )
+        assert torch.equal(said, expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"position_ids": torch.arange(5, 25)[None]}, r"stand at 0\.\.\.19; leave them out"),
+        ({"attention_mask": torch.ones(1, 1, 20, 20)}, "give one of ones, one per token"),
+        ({"attention_mask": torch.ones(1, 21)}, "give one of ones, one per token"),
+        ({"use_cache": False}, "use_cache=False with a session"),
+        ({"pixel_values": torch.ones(1, 3, 8, 8)}, "pixel_values: a prefix is found by its tokens"),
+    ],
+)
+def test_what_would_make_a_token_depend_on_more_than_the_tokens_before_it_is_refused(
+    tiny, open_memory, tokens, arguments, reason
+):
+    model = tiny("llama")
+    session = open_memory(model).session(tokens(20))
+    with pytest.raises(SessionError, match=reason):
+        model(input_ids=row(tokens(20)), past_key_values=session.cache, **arguments)
+    session.abort()
+
+
+def test_a_batch_for_one_session_is_refused(tiny, open_memory, tokens):
+    model = tiny("llama")
+    memory = open_memory(model)
+    with pytest.raises(ConfigError, match=r"input_ids of shape \[2, 20\]: a session is one"):
+        memory.session(torch.tensor([tokens(20), tokens(20)]))
+    session = memory.session(tokens(20))
+    with pytest.raises(SessionError, match="a batch of 2 rows for 1 sessions"):
+        model(
+            input_ids=torch.tensor([tokens(20), tokens(20)]),
+            past_key_values=session.cache,
+        )
+    session.abort()
+
+
+def test_embeddings_instead_of_tokens_are_refused(tiny, open_memory, tokens):
+    model = tiny("llama")
+    session = open_memory(model).session(tokens(20))
+    embedded = model.get_input_embeddings()(row(tokens(20)))
+    with pytest.raises(SessionError, match="pass input_ids"):
+        model(inputs_embeds=embedded, past_key_values=session.cache)
+    session.abort()
+
+
+def test_beams_are_refused(tiny, open_memory, tokens):
+    model = tiny("llama")
+    session = open_memory(model).session(tokens(20), max_new_tokens=4)
+    with pytest.raises(SessionError, match="a batch of 2 rows for 1 sessions"):
+        model.generate(
+            row(tokens(20)), past_key_values=session.cache, max_new_tokens=4, num_beams=2
+        )
+    session.abort()
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda cache: cache.crop(-1), "cannot be cropped"),
+        (lambda cache: cache.reset(), "cannot be reset"),
+        (lambda cache: cache.activate_past_recording(), "cannot be cropped"),
+        (lambda cache: cache.reorder_cache(torch.tensor([0])), "beam search"),
+        (lambda cache: cache.batch_repeat_interleave(2), "one sequence"),
+        (lambda cache: cache.batch_select_indices(torch.tensor([0])), "one sequence"),
+        (lambda cache: cache.__deepcopy__({}), "cannot be copied"),
+    ],
+)
+def test_what_a_shared_cache_cannot_do_is_refused(tiny, open_memory, tokens, call, reason):
+    session = open_memory(tiny("llama")).session(tokens(20))
+    with pytest.raises(SessionError, match=reason):
+        call(session.cache)
+    session.abort()
+
+
+def test_sessions_that_begin_and_that_continue_a_state_do_not_mix(tiny, open_memory, tokens):
+    model = tiny("bamba")
+    memory = open_memory(model)
+    first, second = memory.session(tokens(40)), memory.session(tokens(40, seed=2))
+    model(input_ids=row(tokens(40)[:8]), past_key_values=first.cache)
+    with pytest.raises(SessionError, match="1 of 2 sessions begin"):
+        model(
+            input_ids=torch.tensor([tokens(40)[8:16], tokens(40, seed=2)[:8]]),
+            past_key_values=SessionCache(memory, [first, second]),
+        )
+    first.abort()
+    second.abort()
+
+
+def test_a_pass_with_gradients_is_refused(tiny, open_memory, tokens):
+    model = tiny("llama")
+    session = open_memory(model).session(tokens(20))
+    with torch.enable_grad(), pytest.raises(SessionError, match=r"under torch.no_grad\(\)"):
+        model(input_ids=row(tokens(20)), past_key_values=session.cache)
+    session.abort()
+
+
+def test_a_session_on_another_model_or_a_closed_memory_is_refused(tiny, open_memory, tokens):
+    memory = open_memory(tiny("llama"))
+    session = memory.session(tokens(20))
+    with pytest.raises(SessionError, match="is not running it"):
+        tiny("qwen3")(input_ids=row(tokens(20)), past_key_values=session.cache)
+    session.abort()
+
+
+@pytest.mark.parametrize(
+    ("ids", "reason"),
+    [
+        ([3, 512], r"token ids 3\.\.512 of a vocabulary of 512"),
+        ([-1], r"token ids -1\.\.-1"),
+        (torch.rand(5), r"input_ids of torch\.float32: give token ids"),
+    ],
+)
+def test_what_is_no_token_is_refused(tiny, open_memory, ids, reason):
+    with pytest.raises(ConfigError, match=reason):
+        open_memory(tiny("llama")).session(ids)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"chunk_tokens": 40}, "chunk_tokens 40 is not a multiple of page_size 16; use 32"),
+        ({"chunk_tokens": 8}, "chunk_tokens 8 is not a multiple of page_size 16; use 16"),
+        ({"components": {"mamba": {}}}, r"components \['mamba'\]: the model has \['full'\]"),
+        ({"device_tokens": 0}, "device_tokens"),
+        ({"colour": "red"}, "setting colour"),
+        ({"device_token": 64, "device_tokens": None}, "setting device_token=64"),
+        ({"sparse_on_host": True}, "no layer with an indexer"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(tiny, settings, reason):
+    with pytest.raises(ConfigError, match=reason):
+        ModelMemory.open(
+            tiny("llama"), **{"page_size": 16, "device_tokens": 256, "chunk_tokens": 32, **settings}
+        )
+    assert not tiny("llama")._forward_hooks
