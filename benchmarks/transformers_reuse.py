@@ -15,10 +15,10 @@ from collections.abc import Callable
 import torch
 import transformers
 from _measure import arguments, heading
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from kvgraft_transformers import ModelMemory
-from kvgraft_transformers.probing import cache_argument
+from kvgraft_transformers.probing import cache_argument, plain_cache
 from kvgraft_transformers.tiny import FAMILIES, build_tiny_model
 
 PROMPT, CHUNK, PAGE = 1026, 64, 16
@@ -62,7 +62,7 @@ def open_memory(model: PreTrainedModel, *, sparse: bool) -> ModelMemory:
 def exactness(family: str, dtype: torch.dtype, *, sparse: bool) -> tuple[bool, bool, float]:
     """Equal bits from device and host, and the distance to computing it all at once."""
     model, prompt = build_tiny_model(family, dtype=dtype), drawn(258)
-    expected = run(model, prompt, DynamicCache(config=model.config))
+    expected = run(model, prompt, plain_cache(model))
     with torch.no_grad():
         whole = model(input_ids=torch.tensor(prompt)[None], use_cache=False).logits[0]
     same = []
@@ -102,7 +102,7 @@ def savings(family: str, *, sparse: bool) -> tuple[float, float]:
                 with memory.session(prompt, chunk_tokens=CHUNK) as session:
                     start = session.cached_tokens
                     times.append(timed(run, model, prompt, session.cache, start))
-        plain = DynamicCache(config=model.config)
+        plain = plain_cache(model)
         run(model, prompt, plain)
         with memory.session(prompt, max_new_tokens=64, chunk_tokens=CHUNK) as session:
             run(model, prompt, session.cache, session.cached_tokens)

@@ -5,10 +5,10 @@ from functools import lru_cache
 
 import pytest
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from kvgraft_transformers import ModelMemory, Session
-from kvgraft_transformers.probing import cache_argument
+from kvgraft_transformers.probing import cache_argument, plain_cache
 from kvgraft_transformers.tiny import build_tiny_model
 
 PAGE = 16
@@ -94,7 +94,7 @@ def run() -> Runner:
         cuts: Sequence[int] = (),
         after: Callable[[], None] = lambda: None,
     ) -> torch.Tensor:
-        cache = DynamicCache(config=model.config) if session is None else session.cache
+        cache = plain_cache(model) if session is None else session.cache
         start = 0 if session is None else session.computed
         ends = [*cuts] or [*range(CHUNK, len(tokens), CHUNK), len(tokens)]
         logits = []

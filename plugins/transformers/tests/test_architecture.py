@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from transformers import AutoModelForSeq2SeqLM, T5Config
+from transformers import AutoModelForSeq2SeqLM, DynamicCache, T5Config
 from transformers.cache_utils import DummyLayer, DynamicLayer
 
 from kvgraft import ConfigError
 from kvgraft_transformers import UnsupportedModelError, architecture, read_architecture
+from kvgraft_transformers.probing import Probe
 from kvgraft_transformers.tiny import FAMILIES, build_tiny_model
 from kvgraft_transformers.versions import check_transformers
 
@@ -27,6 +28,7 @@ COMPONENTS = {
     "mamba2": {"mamba": [0, 1]},
     "qwen3_next": {"full": [1, 3], "mamba": [0, 2]},
     "kimi_linear": {"full": [1, 3], "mamba": [0, 2]},
+    "minimax": {"full": [1, 3], "mamba": [0, 2]},
     "lfm2": {"full": [1, 3], "mamba": [0, 2]},
     "lfm3": {"full": [1], "swa": [3], "mamba": [0, 2]},
 }
@@ -64,14 +66,14 @@ def test_layers_with_other_heads_get_a_pool_of_their_own():
 
 
 def test_two_windows_get_two_components(tiny, monkeypatch):
-    probe = architecture.probe_layers
+    probe = architecture.probe_model
 
     def with_another_window(model):
-        layers = probe(model)
-        layers[2].sliding_window = 32
-        return layers
+        probed = probe(model)
+        probed.layers[2].sliding_window = 32
+        return probed
 
-    monkeypatch.setattr(architecture, "probe_layers", with_another_window)
+    monkeypatch.setattr(architecture, "probe_model", with_another_window)
     components = read_architecture(tiny("gemma3_text"), sparse_on_host=False).components
     assert {name: options["layers"] for name, options in components.items()} == {
         "swa@w48-2x16": [0],
@@ -111,15 +113,44 @@ def test_a_mamba1_scan_is_refused_by_name(family):
         read_architecture(model, sparse_on_host=False)
 
 
-def test_a_model_with_a_cache_of_its_own_is_refused_by_name():
+def test_a_model_that_insists_on_another_cache_of_its_own_is_refused_by_name():
+    class OwnCache(DynamicCache):
+        pass
+
+    def insist(_, args, kwargs):
+        cache = kwargs["past_key_values"]
+        if cache is None:
+            kwargs["past_key_values"] = OwnCache()
+        elif not isinstance(cache, OwnCache):
+            raise ValueError(f"Llama has a cache of its own and does not take {type(cache)}")
+        return args, kwargs
+
+    model = build_tiny_model("llama")
+    model.register_forward_pre_hook(insist, with_kwargs=True)
+    with pytest.raises(UnsupportedModelError, match=r"LlamaForCausalLM \(llama\): .* of its own"):
+        read_architecture(model, sparse_on_host=False)
+
+
+def test_lightning_attention_alone_is_refused_by_name():
+    model = build_tiny_model("minimax", layer_types=["linear_attention"] * 4)
+    with pytest.raises(
+        UnsupportedModelError, match=r"MiniMaxForCausalLM \(minimax\): does not run"
+    ):
+        read_architecture(model, sparse_on_host=False)
+
+
+def test_block_sparse_layers_are_refused_by_their_type():
     model = build_tiny_model(
-        "minimax",
-        layer_types=["linear_attention", "full_attention"] * 2,
-        block_size=16,
+        "minimax_m3_vl_text",
         num_local_experts=4,
         num_experts_per_tok=2,
+        layer_types=["full_attention", "minimax_m3_sparse"] * 2,
+        index_n_heads=2,
+        index_head_dim=16,
+        index_block_size=16,
+        index_topk_blocks=2,
     )
-    with pytest.raises(UnsupportedModelError, match=r"MiniMaxForCausalLM \(minimax\): .* own"):
+    with pytest.raises(UnsupportedModelError, match=r"layer 1 .* a MiniMaxM3VLSparseCacheLayer"):
         read_architecture(model, sparse_on_host=False)
 
 
@@ -147,7 +178,7 @@ def test_rotations_that_follow_the_prompts_length_are_refused(kind):
 
 
 def test_a_model_that_keeps_nothing_is_refused(tiny, monkeypatch):
-    monkeypatch.setattr(architecture, "probe_layers", lambda _: [DummyLayer()] * 4)
+    monkeypatch.setattr(architecture, "probe_model", lambda _: Probe([DummyLayer()] * 4, None))
     with pytest.raises(UnsupportedModelError, match="keeps nothing that a later request"):
         read_architecture(tiny("llama"), sparse_on_host=False)
 
@@ -171,14 +202,14 @@ def test_a_layer_that_keeps_something_more_is_refused_by_its_type(tiny, monkeypa
     class CompressedLayer(DynamicLayer):
         pass
 
-    probe = architecture.probe_layers
+    probe = architecture.probe_model
 
     def with_another_layer(model):
-        layers = probe(model)
-        layers[2].__class__ = CompressedLayer
-        return layers
+        probed = probe(model)
+        probed.layers[2].__class__ = CompressedLayer
+        return probed
 
-    monkeypatch.setattr(architecture, "probe_layers", with_another_layer)
+    monkeypatch.setattr(architecture, "probe_model", with_another_layer)
     with pytest.raises(UnsupportedModelError, match=r"layer 2 .* keeps a CompressedLayer"):
         read_architecture(tiny("llama"), sparse_on_host=False)
 

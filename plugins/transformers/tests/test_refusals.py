@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvgraft import ConfigError
-from kvgraft_transformers import ModelMemory, SessionCache, SessionError
+from kvgraft_transformers import ModelMemory, SessionError
 
 
 @pytest.fixture(autouse=True)
@@ -103,6 +103,7 @@ def test_beams_are_refused(tiny, open_memory, tokens):
     session.abort()
 
 
+@pytest.mark.parametrize("family", ["llama", "minimax"])
 @pytest.mark.parametrize(
     ("call", "reason"),
     [
@@ -115,22 +116,25 @@ def test_beams_are_refused(tiny, open_memory, tokens):
         (lambda cache: cache.__deepcopy__({}), "cannot be copied"),
     ],
 )
-def test_what_a_shared_cache_cannot_do_is_refused(tiny, open_memory, tokens, call, reason):
-    session = open_memory(tiny("llama")).session(tokens(20))
+def test_what_a_shared_cache_cannot_do_is_refused(tiny, open_memory, tokens, family, call, reason):
+    session = open_memory(tiny(family)).session(tokens(20))
     with pytest.raises(SessionError, match=reason):
         call(session.cache)
     session.abort()
 
 
-def test_sessions_that_begin_and_that_continue_a_state_do_not_mix(tiny, open_memory, tokens):
-    model = tiny("bamba")
+@pytest.mark.parametrize("family", ["bamba", "minimax"])
+def test_sessions_that_begin_and_that_continue_a_state_do_not_mix(
+    tiny, open_memory, tokens, family
+):
+    model = tiny(family)
     memory = open_memory(model)
     first, second = memory.session(tokens(40)), memory.session(tokens(40, seed=2))
     model(input_ids=row(tokens(40)[:8]), past_key_values=first.cache)
     with pytest.raises(SessionError, match="1 of 2 sessions begin"):
         model(
             input_ids=torch.tensor([tokens(40)[8:16], tokens(40, seed=2)[:8]]),
-            past_key_values=SessionCache(memory, [first, second]),
+            past_key_values=memory.session_cache([first, second]),
         )
     first.abort()
     second.abort()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvgraft.transfers import SteppedTransferEngine
-from kvgraft_transformers import AdmissionRefusedError, ModelMemory, SessionCache, SessionError
+from kvgraft_transformers import AdmissionRefusedError, ModelMemory, SessionError
 from kvgraft_transformers.tiny import build_tiny_model
 
 
@@ -127,7 +127,7 @@ def test_a_session_runs_alone_and_in_company_by_turns(tiny, open_memory, tokens)
             past_key_values=cache,
         ).logits
 
-    both = SessionCache(memory, sessions)
+    both = memory.session_cache(sessions)
     compute(both, 0, 20)
     compute(sessions[0].cache, 20, 30)
     compute(sessions[0].cache, 30, 40)
@@ -147,7 +147,7 @@ def test_a_batch_without_room_for_one_changes_none_of_its_sessions(tiny, open_me
     memory = open_memory(model, device_tokens=160)
     roomy = memory.session(tokens(48), max_new_tokens=32)
     tight = memory.session(tokens(48, seed=2))
-    cache = SessionCache(memory, [roomy, tight])
+    cache = memory.session_cache([roomy, tight])
     model(input_ids=torch.tensor([tokens(48), tokens(48, seed=2)]), past_key_values=cache)
     with pytest.raises(SessionError, match="no slots for 20 tokens"):
         model(input_ids=torch.tensor([[7] * 20, [8] * 20]), past_key_values=cache)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
 
 from kvgraft_transformers.errors import UnsupportedModelError
 from kvgraft_transformers.geometry import (
@@ -23,7 +24,7 @@ from kvgraft_transformers.geometry import (
     pages_of,
     state_of,
 )
-from kvgraft_transformers.probing import check_layer, probe_layers
+from kvgraft_transformers.probing import check_layer, probe_model
 
 __all__ = ["Architecture", "LayerPlan", "read_architecture"]
 
@@ -64,10 +65,12 @@ class Architecture:
     Attributes:
         layers: in the model's order, those that keep nothing included.
         components: options by component name, without sizes.
+        own_cache: the class of cache the model insists on; None if others will do.
     """
 
     layers: tuple[LayerPlan, ...]
     components: dict[str, dict[str, Any]]
+    own_cache: type[Cache] | None = None
 
     def of_package(self, package: str) -> list[str]:
         """The components that are instances of a package."""
@@ -84,7 +87,7 @@ def read_architecture(model: PreTrainedModel, *, sparse_on_host: bool) -> Archit
     Raises:
         UnsupportedModelError: a layer, or a model, that keeps something else; it is named.
     """
-    layers = probe_layers(model)
+    layers, own_cache = probe_model(model)
     pages: list[Pages | None] = []
     indexes: list[Index | None] = []
     states: list[State | None] = []
@@ -125,7 +128,7 @@ def read_architecture(model: PreTrainedModel, *, sparse_on_host: bool) -> Archit
         )
         for index, (kv, key, state) in enumerate(zip(pages, indexes, states, strict=True))
     ]
-    return Architecture(tuple(plans), components)
+    return Architecture(tuple(plans), components, own_cache)
 
 
 def _indexer(kv: Pages | None, key: Index | None, names: dict[Geometry, str]) -> str | None:

@@ -16,6 +16,7 @@ from kvgraft.transfers import TransferEngine
 from kvgraft_hisparse.pools import SparseComponent
 from kvgraft_transformers.architecture import Architecture, read_architecture
 from kvgraft_transformers.hooks import watch_forward
+from kvgraft_transformers.lightning import accepted_as
 from kvgraft_transformers.session import Session
 from kvgraft_transformers.session_cache import SessionCache
 from kvgraft_transformers.sparse import route_sparse_attention
@@ -51,6 +52,8 @@ class ModelMemory:
         self.sparse = next((plan.paged for plan in self.layers if plan.sparse), None)
         self.n_sparse_layers = sum(plan.sparse for plan in self.layers)
         self.running: SessionCache | None = None
+        own = architecture.own_cache
+        self._cache_class = SessionCache if own is None else accepted_as(own, SessionCache)
         self._pools: dict[str, DevicePool] = {}
         self._mirrors: dict[str, HostMirror] = {}
         for each in self.cache.mounted:
@@ -146,6 +149,14 @@ class ModelMemory:
         session = Session(self, key, reserve=max_new_tokens, chunk=chunk_tokens)
         session.open()
         return session
+
+    def session_cache(self, sessions: Sequence[Session]) -> SessionCache:
+        """What the model takes as `past_key_values` for these sessions.
+
+        Args:
+            sessions: admitted ones whose data has arrived, one per row of the batch.
+        """
+        return self._cache_class(self, sessions)
 
     def check_tokens(self, tokens: Sequence[int]) -> None:
         """Refuse what is no token of the model.

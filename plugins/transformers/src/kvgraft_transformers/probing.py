@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import (
+    Cache,
     DummyLayer,
     DynamicIndexedLayer,
     DynamicLayer,
@@ -20,8 +21,9 @@ from transformers.cache_utils import (
 )
 
 from kvgraft_transformers.errors import UnsupportedModelError
+from kvgraft_transformers.lightning import LayeredCache, accepted_as, keeps_lightning_states
 
-__all__ = ["cache_argument", "check_layer", "probe_layers"]
+__all__ = ["Probe", "cache_argument", "check_layer", "plain_cache", "probe_model"]
 
 KNOWN_LAYERS = (
     DynamicLayer,
@@ -41,14 +43,31 @@ PROBE_TOKENS = 2
 """Tokens after which shapes are read."""
 
 
+class Probe(NamedTuple):
+    """What two tokens left behind.
+
+    Attributes:
+        layers: of the cache, as they were then.
+        own_cache: the class of cache the model insists on; None if others will do.
+    """
+
+    layers: list[Any]
+    own_cache: type[Cache] | None
+
+
 def cache_argument(model: PreTrainedModel) -> str:
     """What a model calls the cache it is given: models of recurrences alone say `cache_params`."""
     arguments = inspect.signature(model.forward).parameters
     return "cache_params" if "cache_params" in arguments else "past_key_values"
 
 
-def probe_layers(model: PreTrainedModel) -> list[Any]:
-    """The cache layers of a run over two tokens.
+def plain_cache(model: PreTrainedModel) -> Cache:
+    """An empty cache of transformers' own layers, of a class the model accepts."""
+    return _empty_cache(model, _own_cache(model))
+
+
+def probe_model(model: PreTrainedModel) -> Probe:
+    """Run over two tokens.
 
     Another sequence runs before it is continued, and must not be noticed: a model that keeps a
     state outside its cache cannot resume from one.
@@ -58,13 +77,14 @@ def probe_layers(model: PreTrainedModel) -> list[Any]:
     _check_rotation(model)
     first, other = (3, 4, 5, 6), (7, 8, 9)
     try:
-        undisturbed, cache = (DynamicCache(config=model.config) for _ in range(2))
+        own = _own_cache(model)
+        undisturbed, cache = (_empty_cache(model, own) for _ in range(2))
         _run(model, undisturbed, first[:PROBE_TOKENS], 0)
-        expected = _run(model, undisturbed, first[PROBE_TOKENS:], PROBE_TOKENS)
+        expected = _run(model, undisturbed, first[PROBE_TOKENS:], PROBE_TOKENS).logits
         _run(model, cache, first[:PROBE_TOKENS], 0)
         layers = _shapes(cache)
-        _run(model, DynamicCache(config=model.config), other, 0)
-        disturbed = _run(model, cache, first[PROBE_TOKENS:], PROBE_TOKENS)
+        _run(model, _empty_cache(model, own), other, 0)
+        disturbed = _run(model, cache, first[PROBE_TOKENS:], PROBE_TOKENS).logits
     except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise UnsupportedModelError(
@@ -74,25 +94,36 @@ def probe_layers(model: PreTrainedModel) -> list[Any]:
         raise UnsupportedModelError(
             model, "keeps a state outside its cache: what it says depends on what ran in between"
         )
-    return layers
+    return Probe(layers, own)
 
 
-def _run(
-    model: PreTrainedModel, cache: DynamicCache, tokens: Sequence[int], start: int
-) -> torch.Tensor:
-    """Logits of a few tokens behind `start` others."""
+def _own_cache(model: PreTrainedModel) -> type[Cache] | None:
+    """The class of cache a model makes when it is given none, where that keeps lightning states.
+
+    Any other class is left to the model: it takes a dynamic cache instead, or says why not.
+    """
+    made = type(_run(model, None, (3,), 0).get(cache_argument(model)))
+    return made if keeps_lightning_states(made) else None
+
+
+def _empty_cache(model: PreTrainedModel, own: type[Cache] | None) -> Cache:
+    if own is None:
+        return DynamicCache(config=model.config)
+    return accepted_as(own, LayeredCache)(model.config)
+
+
+def _run(model: PreTrainedModel, cache: Cache | None, tokens: Sequence[int], start: int) -> Any:
+    """The output for a few tokens behind `start` others."""
     with torch.no_grad():
-        output = model(
+        return model(
             input_ids=torch.tensor([tokens], device=model.device),
             position_ids=torch.arange(start, start + len(tokens), device=model.device)[None],
             use_cache=True,
             **{cache_argument(model): cache},
         )
-    logits: torch.Tensor = output.logits
-    return logits
 
 
-def _shapes(cache: DynamicCache) -> list[Any]:
+def _shapes(cache: Cache) -> list[Any]:
     """The cache's layers as they are now."""
     return [copy.copy(layer) for layer in cache.layers]
 

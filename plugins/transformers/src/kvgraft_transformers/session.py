@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from kvgraft import Decision, LeaseError, Outcome, TokenKey
 from kvgraft_hisparse.hot_buffer import HotBuffer, SwapStatistics
 from kvgraft_transformers.errors import AdmissionRefusedError, SessionError
-from kvgraft_transformers.session_cache import SessionCache
 
 if TYPE_CHECKING:
     from kvgraft_transformers.memory import ModelMemory
+    from kvgraft_transformers.session_cache import SessionCache
 
 __all__ = ["Session"]
 
@@ -118,7 +118,7 @@ class Session:
     def cache(self) -> SessionCache:
         """What `generate` and the model take as `past_key_values`."""
         if self._cache is None:
-            self._cache = SessionCache(self.memory, [self])
+            self._cache = self.memory.session_cache([self])
         return self._cache
 
     @property

@@ -46,7 +46,7 @@ class Rows(NamedTuple):
 
 
 class SessionCache(Cache):
-    """A transformers cache over the pools of a `ModelMemory`.
+    """A transformers cache over the pools of a `ModelMemory`, which makes it.
 
     Args:
         memory: the pools and the model's layers.
@@ -66,7 +66,8 @@ class SessionCache(Cache):
         self.n_new = 0
         self._rows: dict[tuple[str, int | None], Rows] = {}
         self._slots: dict[str, torch.Tensor] = {}
-        super().__init__(layers=[build_layer(plan, self) for plan in memory.layers])
+        # not super(): a class the model insists on may stand between (`lightning.accepted_as`)
+        Cache.__init__(self, layers=[build_layer(plan, self) for plan in memory.layers])
         self._paged = [layer for layer in self.layers if hasattr(layer, "begin_pages")]
         self._stateful = [layer for layer in self.layers if hasattr(layer, "begin_states")]
 

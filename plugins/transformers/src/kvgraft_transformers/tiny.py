@@ -189,6 +189,15 @@ FAMILIES: dict[str, TinyFamily] = {
         },
         recurrent=True,
     ),
+    "minimax": TinyFamily(
+        {
+            "layer_types": LINEAR_FULL,
+            "block_size": 16,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+        recurrent=True,
+    ),
     "lfm2": TinyFamily(
         {"head_dim": None, "layer_types": ["conv", "full_attention"] * 2, "conv_L_cache": 3}
     ),

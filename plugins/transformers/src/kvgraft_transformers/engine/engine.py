@@ -207,7 +207,7 @@ class Engine:
         """The cache of these sessions in this order; kept while the group stays the same."""
         sessions = tuple(generation.session for generation in group)
         if self._cache is None or self._cache.sessions != sessions:
-            self._cache = SessionCache(self.memory, [each for each in sessions if each is not None])
+            self._cache = self.memory.session_cache([each for each in sessions if each is not None])
         return self._cache
 
     def _take(self, generation: Generation, logits: torch.Tensor) -> None:

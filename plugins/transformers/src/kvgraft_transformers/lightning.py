@@ -1,0 +1,64 @@
+"""Lightning attention: models that accept no cache but one of a class of their own.
+
+transformers' MiniMax keeps its states in a list beside the layers of a dynamic cache and insists on
+that class, `MiniMaxCache`. What it calls are two methods. Here they are answered from the layers
+transformers has for recurrences, so that everything else treats these states like any other's.
+That also tells the cache's length where the first layer is such a state: transformers' own class
+says 0 there, and continues with more than one token behind a mask that is too short.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar, cast
+
+import torch
+from transformers import DynamicCache
+from transformers.cache_utils import Cache
+
+__all__ = ["LayeredCache", "accepted_as", "keeps_lightning_states"]
+
+CacheT = TypeVar("CacheT", bound=Cache)
+
+
+class _LightningStates(Cache):
+    """What lightning attention calls, over layers."""
+
+    def get_linear_cache(self, layer_idx: int) -> torch.Tensor | None:
+        """The state `[batch, heads, dim, dim]` to continue; None if the sequence begins."""
+        layer = self.layers[layer_idx]
+        state: torch.Tensor | None = layer.recurrent_states[0]
+        return state if layer.has_previous_state[0] else None
+
+    def set_linear_cache(self, layer_idx: int, linear_cache: torch.Tensor) -> None:
+        """Keep the state behind the pass's last token; the only one a pass leaves."""
+        layer = self.layers[layer_idx]
+        layer.update_recurrent_state(linear_cache)
+        layer.has_previous_state[0] = True
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+
+class LayeredCache(Cache):
+    """The layers of transformers' dynamic cache, without its class: for `accepted_as`."""
+
+    def __init__(self, config: Any) -> None:
+        Cache.__init__(self, layers=DynamicCache(config=config).layers)
+
+
+def keeps_lightning_states(cache: type[Any]) -> bool:
+    """Whether a class of caches has the two methods lightning attention calls."""
+    return issubclass(cache, Cache) and all(
+        hasattr(cache, method) for method in ("get_linear_cache", "set_linear_cache")
+    )
+
+
+def accepted_as(own: type[Cache], base: type[CacheT]) -> type[CacheT]:
+    """A `base` that passes for the class a model insists on, and answers what the model calls.
+
+    Args:
+        own: what `keeps_lightning_states` is true of; its constructor is not called.
+        base: keeps everything in `layers`; initialises `Cache` itself.
+    """
+    name = f"{base.__name__}As{own.__name__}"
+    return cast("type[CacheT]", type(name, (_LightningStates, base, own), {}))
