@@ -17,7 +17,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "types", "contract", "config", "geometry", "reach", "rules", "slots", "hookspecs"),
     ("registry", "implementations", "pools", "storage"),
     ("tree", "admission", "transfers", "dispatch", "answers", "request"),
-    ("room", "private", "mirroring", "leasing", "sharing", "loading", "tables"),
+    ("room", "private", "mirroring", "leasing", "sharing", "loading", "tables", "storage_tier"),
     ("guard", "building", "cache"),
     ("report", "replay", "testing", "scaffold"),
     ("cli", "pytest_plugin"),
@@ -29,7 +29,13 @@ PURE = ("tree", "admission.decision", "admission.demand", "admission.account", "
 
 OUTSIDE_PURE = ("pools", "transfers", "dispatch", "registry", "request", "cache", "hookspecs")
 
-OPEN_TO_PLUGINS = {"kvgraft", "kvgraft.pools", "kvgraft.testing", "kvgraft.transfers"}
+OPEN_TO_PLUGINS = {
+    "kvgraft",
+    "kvgraft.pools",
+    "kvgraft.storage",
+    "kvgraft.testing",
+    "kvgraft.transfers",
+}
 """The modules whose names are a plugin's to use."""
 
 NO_TORCH = [

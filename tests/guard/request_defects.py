@@ -136,7 +136,7 @@ def a_window_that_is_not_pinned(put: Patch) -> None:
 def a_running_request_whose_host_slots_are_not_pinned(put: Patch) -> None:
     scene = Scene(home=True, host_tokens=64)
     scene.cached(PROMPT)
-    put.setattr(pinning, "_pin_host", lambda *given: None)
+    put.setattr(pinning, "pin_host", lambda *given: None)
     scene.begin(LONGER)
 
 
@@ -160,7 +160,7 @@ def a_lease_that_loses_data(put: Patch) -> None:
 def a_lease_on_host_data_that_nobody_pins(put: Patch) -> None:
     scene = Scene(host_tokens=64)
     scene.on_host_only(PROMPT)
-    put.setattr(pinning, "_pin_host", lambda *given: None)
+    put.setattr(pinning, "pin_host", lambda *given: None)
     scene.begin(LONGER)
 
 

@@ -204,12 +204,12 @@ def namespaces_share_a_tree(patch: Patch) -> None:
 
 @mutant("everything", "B1", "T5")
 def a_backup_is_published_without_its_parent(patch: Patch) -> None:
-    patch.setattr(operations, "_parent_on_host", lambda tree, node: True)
+    patch.setattr(operations, "parent_on_host", lambda tree, node: True)
 
 
 @mutant("everything", "T5", "T4", "B1")
 def a_transfer_is_published_where_what_it_hangs_from_is_missing(patch: Patch) -> None:
-    patch.setattr(operations, "_holds_up", lambda *given, **named: True)
+    patch.setattr(operations, "holds_up", lambda *given, **named: True)
 
 
 def recency_is_not_lifted(patch: Patch) -> None:

@@ -15,6 +15,7 @@ from kvgraft import (
     WritePolicy,
 )
 from kvgraft.cache import Cache
+from kvgraft.config import StorageSettings
 from kvgraft.registry import Plugin, load_plugin, select
 from kvgraft.transfers import TransferEngine
 
@@ -55,6 +56,7 @@ class Setup:
         load: LoadModel | None = None,
         engine: TransferEngine | None = None,
         timeout_s: float = 5.0,
+        storage: StorageSettings | None = None,
         **options: dict[str, Any],
     ) -> Cache:
         """A cache; keyword arguments named like components are further options of theirs."""
@@ -67,6 +69,7 @@ class Setup:
             write_policy=policy,
             load=load,
             transfer_timeout_s=timeout_s,
+            storage=storage,
         )
         return Cache(config, plugins=list(self.plugins.values()), transfers=engine)
 

@@ -1,5 +1,6 @@
 """The cache an engine embeds.
 
+    prefetch = cache.storage.prefetch(key)    when it is queued, with a storage tier
     request = cache.begin(key)          match, pin                      -> Request
     cache.admit(request)                compare demands with headroom   -> Decision
     cache.load_back(request)            start what HOST must deliver
@@ -19,9 +20,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from kvgraft.admission.budget import Budget
 from kvgraft.admission.decision import Decision, Outcome
 from kvgraft.building import build_books, build_guard, default_engine, mount_all
@@ -35,7 +33,8 @@ from kvgraft.registry import Plugin
 from kvgraft.request import Limited, Request, Stage, expect_key
 from kvgraft.room import Room
 from kvgraft.sharing import Sharing
-from kvgraft.tables import device_table, host_table
+from kvgraft.storage_tier import Prefetch, StorageTier
+from kvgraft.tables import RequestTables
 from kvgraft.transfers import Fence, Journal, Transfer, TransferEngine
 from kvgraft.tree import pinning
 from kvgraft.tree.explaining import Explanation, explain
@@ -46,7 +45,7 @@ from kvgraft.types import Tier
 __all__ = ["Cache"]
 
 
-class Cache:
+class Cache(RequestTables):
     """One prefix tree over the pools of the installed components.
 
     Args:
@@ -80,6 +79,9 @@ class Cache:
         self.requests: dict[int, Request] = {}
         self.slots = PrivateSlots(self.tree, self.mounted, self.room)
         self.sharing = Sharing(self.tree, self.slots, self.leasing, self.mirroring, self.journal)
+        self.storage: StorageTier | None = None
+        if config.storage is not None:
+            self.storage = StorageTier(self.tree, self.mounted, self.room, config.storage)
         self._loosens = len(self.tree.everything) < len(self.tree.tracks)
         self.closed = False
         self.checkpoints = 0
@@ -102,7 +104,14 @@ class Cache:
 
     # -- the life of a request
 
-    def begin(self, key: TokenKey, *, reserve: int = 0, chunk: int | None = None) -> Request:
+    def begin(
+        self,
+        key: TokenKey,
+        *,
+        reserve: int = 0,
+        chunk: int | None = None,
+        prefetch: Prefetch | None = None,
+    ) -> Request:
         """Match `key` and pin what was found (M1 to M9).
 
         At least one token is left to compute (M2). Nothing is allocated (M6).
@@ -111,11 +120,12 @@ class Cache:
             key: the prompt; the request appends to it while decoding.
             reserve: decode tokens to keep slots for.
             chunk: most tokens a prefill step computes; the whole prompt by default.
+            prefetch: what was started for it when it was queued; what has not come is given up.
 
         Raises:
             ConfigError: no `TokenKey`, an empty one, a negative reservation or a chunk below one
                 token.
-            LeaseError: the cache is closed.
+            LeaseError: the cache is closed, or the prefetch was cancelled.
         """
         prompt = expect_key(key).n_tokens
         if prompt < 1 or reserve < 0 or (chunk is not None and chunk < 1):
@@ -128,10 +138,14 @@ class Cache:
         request = Request(key, prompt, prompt + reserve, chunk if chunk is not None else prompt)
         self.tree.hold(key.namespace)
         try:
+            if prefetch is not None and self.storage is not None:
+                self.storage.prefetching.take(prefetch)
             self.leasing.lease(request, self._limit(request))
         except BaseException:
             self.tree.let_go(key.namespace)
             raise
+        if prefetch is not None:
+            request.storage_tokens = prefetch.gained_of(request.anchor_tokens)
         self.requests[id(request)] = request
         return request
 
@@ -297,55 +311,30 @@ class Cache:
             raise LeaseError("request is closed; it was finished or aborted before")
         self._end(request)
 
-    # -- what the engine reads
-
-    def table(self, request: Request, component: str) -> npt.NDArray[np.int32]:
-        """The request's DEVICE slots of a paged component, int32 `[n_pages * slots_per_page]`.
-
-        -1 where it holds none, such as behind a window. Raises `LeaseError` once it has ended.
-        """
-        return device_table(request, self.tree.track(component))
-
-    def host_table(self, request: Request, component: str) -> npt.NDArray[np.int32]:
-        """The request's HOST slots of a component at home there, int32 `[n_pages]`."""
-        return host_table(request, self.tree.track(component))
-
-    def private_slots(self, request: Request, component: str) -> tuple[bytes, ...]:
-        """Slots of a component's private pools, in their order: the request's until it ends (H8).
-
-        Each is int32 `[n]` as bytes, taken at admission; `restart` takes them back too.
-
-        Raises:
-            LeaseError: the request is not admitted, or has ended.
-        """
-        self._expect(request, Stage.ADMITTED)
-        return request.private[self.tree.track(component).index]
-
-    def state_slot(self, request: Request, component: str) -> int:
-        """The slot of a state component that the model writes for this request."""
-        self._expect(request, Stage.ADMITTED)
-        states = request.states[self.tree.track(component).index]
-        if states is None or states.live is None:
-            raise LeaseError(f"component {component!r}: no state yet; allocate first")
-        return int.from_bytes(states.live, "little")
-
-    def explain(self, key: TokenKey) -> Explanation:
-        """Per component, why the anchor of `key` is not deeper (M9)."""
+    def explain(self, key: TokenKey, prefetch: Prefetch | None = None) -> Explanation:
+        """Per component, why the anchor of `key` is not deeper (M9); and what a prefetch gave."""
         self.tree.hold(key.namespace)
         try:
-            return explain(self.tree, key, max(0, key.n_tokens - 1) // self.tree.page_size)
+            found = explain(self.tree, key, max(0, key.n_tokens - 1) // self.tree.page_size)
         finally:
             self.tree.let_go(key.namespace)
+        return found if prefetch is None else found._replace(storage=str(prefetch))
 
     # -- transfers, checks, the end
 
     def poll(self) -> int:
         """Take in transfers that ended; call once per scheduler step. Never waits."""
-        return self.journal.poll()
+        ended = self.journal.poll()
+        if self.storage is not None:
+            self.storage.poll()
+        return ended
 
     def drain(self) -> bool:
-        """Wait for transfers in flight, at most the configured time; whether all ended."""
-        return self.journal.drain(self.config.transfer_timeout_s)
+        """Wait for transfers in flight, at most the configured time per tier; whether all ended."""
+        ended = self.journal.drain(self.config.transfer_timeout_s)
+        if self.storage is not None:
+            ended = self.storage.drain(self.config.transfer_timeout_s) and ended
+        return ended
 
     def evict(self, component: str, n_slots: int, tier: Tier = Tier.DEVICE) -> int:
         """Free at least `n_slots` more slots of one pool; returns how many it freed (E6)."""
@@ -358,13 +347,16 @@ class Cache:
             IntegrityError: naming the rule that is broken, with the numbers.
         """
         owners = [owner for each in self.requests.values() for owner in self.slots.owners(each)]
-        check_integrity(self.tree, owners)
+        arriving = [] if self.storage is None else self.storage.owners()
+        check_integrity(self.tree, owners, arriving)
         self.budget.check(self.requests.values())
 
     def close(self) -> None:
         """Finish transfers in flight and stop the engine; requests are begun no more."""
         self.closed = True
-        self.drain()
+        self.journal.drain(self.config.transfer_timeout_s)
+        if self.storage is not None:
+            self.storage.close(self.config.transfer_timeout_s)
         self.journal.engine.close()
 
     # -- inside

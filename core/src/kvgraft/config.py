@@ -23,6 +23,9 @@ __all__ = [
     "ComponentOptions",
     "GuardMode",
     "LoadModel",
+    "PrefetchPolicy",
+    "StorageSettings",
+    "StorePolicy",
     "WritePolicy",
     "parse_config",
 ]
@@ -48,6 +51,28 @@ class GuardMode(str, enum.Enum):
     """Every n-th operation of each kind; for staging."""
     ON = "on"
     """Every operation; for tests."""
+
+
+class StorePolicy(str, enum.Enum):
+    """When what is on HOST goes to STORAGE as well."""
+
+    SECOND_TOUCH = "second-touch"
+    """When a prefix is used again; what is used once does not wear the disk."""
+    WRITE_THROUGH = "write-through"
+    """As soon as HOST has acknowledged it."""
+    HOST_EVICTION = "host-eviction"
+    """When it leaves HOST; it is copied for that, so that nobody waits."""
+
+
+class PrefetchPolicy(str, enum.Enum):
+    """How long a queued request waits for what STORAGE has of it (S6)."""
+
+    BEST_EFFORT = "best-effort"
+    """Not at all: it begins with what has come."""
+    WAIT_COMPLETE = "wait-complete"
+    """Until all has come that will; the store's deadlines bound it."""
+    TIMEOUT = "timeout"
+    """At most `prefetch_timeout_s`."""
 
 
 class ComponentOptions(BaseModel):
@@ -79,6 +104,41 @@ class LoadModel(BaseModel):
     prefill_tokens_s: PositiveFloat = 20_000.0
 
 
+class StorageSettings(BaseModel):
+    """Settings of the storage tier.
+
+    Attributes:
+        url: the store, such as `file:/var/cache/kvgraft?capacity=10GiB`; None to attach one later.
+        model: name of the model; with `weights`, `sharding` and `salt` it tells whose data it is.
+        weights: revision of its weights, such as a commit or a digest.
+        sharding: which part of the model's cache this process holds, such as `"tp0/8"`; processes
+            whose data is equal use one value and share it.
+        salt: anything else that must tell data apart.
+        store: when data goes to the store.
+        store_nbytes: most bytes on their way there.
+        prefetch: how long requests wait for it.
+        prefetch_timeout_s: for the policy `timeout`.
+        prefetch_nbytes: most bytes of HOST that prefetches hold (S2).
+        threshold_tokens: fewer tokens than this are not worth fetching.
+        deadline_s: longest time for one call of the store.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    url: str | None = None
+    model: str = Field(min_length=1)
+    weights: str = Field(min_length=1)
+    sharding: str | None = None
+    salt: str | None = None
+    store: StorePolicy = StorePolicy.SECOND_TOUCH
+    store_nbytes: PositiveInt = 256 << 20
+    prefetch: PrefetchPolicy = PrefetchPolicy.TIMEOUT
+    prefetch_timeout_s: PositiveFloat = 1.0
+    prefetch_nbytes: PositiveInt = 1 << 30
+    threshold_tokens: PositiveInt = 256
+    deadline_s: PositiveFloat = 10.0
+
+
 class CacheConfig(BaseModel):
     """Settings of one cache.
 
@@ -90,6 +150,7 @@ class CacheConfig(BaseModel):
         device_tokens, host_tokens: default pool sizes in tokens; no host tier with 0.
         write_policy: when data goes to HOST.
         load: the load-or-recompute decision; None always loads.
+        storage: the storage tier; none by default.
         transfer_timeout_s: longest wait for a copy that must finish now.
         guard: how much is checked while serving.
         guard_sample: share of operations looked at when the guard is sampled.
@@ -106,6 +167,7 @@ class CacheConfig(BaseModel):
     host_tokens: NonNegativeInt = 0
     write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
     load: LoadModel | None = LoadModel()
+    storage: StorageSettings | None = None
     transfer_timeout_s: PositiveFloat = 30.0
     guard: GuardMode = GuardMode.OFF
     guard_sample: float = Field(default=0.01, gt=0, le=1)

@@ -101,6 +101,8 @@ class Leasing:
         if anchor.parent is not None:
             try:
                 self.mirroring.hit(anchor)
+                if tree.host_watcher is not None:
+                    tree.host_watcher.hit(anchor)
             except BaseException:
                 self.unpin(receipt)
                 raise

@@ -79,6 +79,7 @@ class Request:
         allocated: pages with slots.
         anchor_tokens: length of the prefix it resumes from.
         device_tokens: how much of that can be resumed from DEVICE alone.
+        storage_tokens: how much of that STORAGE brought back for this request.
         host_slots: per component, DEVICE slots its load-back takes (M4).
         demands: per component, the demand it was last decided on.
         checkpoints: boundaries (in pages) ahead at which states are captured.
@@ -109,6 +110,7 @@ class Request:
         "runs",
         "stage",
         "states",
+        "storage_tokens",
         "total",
         "waits",
     )
@@ -124,6 +126,7 @@ class Request:
         self.allocated = 0
         self.anchor_tokens = 0
         self.device_tokens = 0
+        self.storage_tokens = 0
         self.host_slots: tuple[int, ...] = ()
         self.demands: list[Demand] = []
         self.checkpoints: list[int] = []

@@ -9,8 +9,10 @@ from kvgraft.errors import LeaseError
 from kvgraft.request import Request, Stage
 from kvgraft.slots import SLOT_BYTES
 from kvgraft.tree.track import Track
+from kvgraft.tree.tree import Tree
+from kvgraft.types import Tier
 
-__all__ = ["device_table", "host_table"]
+__all__ = ["RequestTables"]
 
 
 def _nothing(n_pages: int, track: Track) -> bytes:
@@ -24,41 +26,64 @@ def _expect_open(request: Request) -> None:
         raise LeaseError("request is closed and has no slots; read its table before it ends")
 
 
-def device_table(request: Request, track: Track) -> npt.NDArray[np.int32]:
-    """DEVICE slots of a paged component, int32 `[n_pages * slots_per_page]`; -1 for none."""
+class RequestTables:
+    """What an engine reads of its requests; the part of `Cache` that changes nothing."""
+
+    tree: Tree
+
+    def _expect(self, request: Request, stage: Stage) -> None:
+        raise NotImplementedError
+
+    def table(self, request: Request, component: str) -> npt.NDArray[np.int32]:
+        """The request's DEVICE slots of a paged component, int32 `[n_pages * slots_per_page]`.
+
+        -1 where it holds none, such as behind a window. Raises `LeaseError` once it has ended.
+        """
+        return _table(request, self.tree.track(component), Tier.DEVICE)
+
+    def host_table(self, request: Request, component: str) -> npt.NDArray[np.int32]:
+        """The request's HOST slots of a component at home there, int32 `[n_pages]`."""
+        return _table(request, self.tree.track(component), Tier.HOST)
+
+    def private_slots(self, request: Request, component: str) -> tuple[bytes, ...]:
+        """Slots of a component's private pools, in their order: the request's until it ends (H8).
+
+        Each is int32 `[n]` as bytes, taken at admission; `restart` takes them back too.
+
+        Raises:
+            LeaseError: the request is not admitted, or has ended.
+        """
+        self._expect(request, Stage.ADMITTED)
+        return request.private[self.tree.track(component).index]
+
+    def state_slot(self, request: Request, component: str) -> int:
+        """The slot of a state component that the model writes for this request."""
+        self._expect(request, Stage.ADMITTED)
+        states = request.states[self.tree.track(component).index]
+        if states is None or states.live is None:
+            raise LeaseError(f"component {component!r}: no state yet; allocate first")
+        return int.from_bytes(states.live, "little")
+
+
+def _table(request: Request, track: Track, tier: Tier) -> npt.NDArray[np.int32]:
+    """Slots on one tier, page by page; -1 for none."""
     _expect_open(request)
+    on_device = tier is Tier.DEVICE
     parts: list[bytes] = []
     node = request.receipt.anchor
     while node.parent is not None:
-        slots = node.cells[track.index].device
+        cell = node.cells[track.index]
+        slots = cell.device if on_device else cell.host
         parts.append(slots if slots is not None else _nothing(node.end - node.start, track))
         node = node.parent
     parts.reverse()
     page = request.receipt.anchor.end
     for run in request.runs[track.index] if request.runs else ():
-        if run.first > page:
-            parts.append(_nothing(run.first - page, track))
-        parts.append(run.device)
-        page = run.end
-    return np.frombuffer(b"".join(parts), dtype=np.int32)
-
-
-def host_table(request: Request, track: Track) -> npt.NDArray[np.int32]:
-    """HOST slots of a component at home there, int32 `[n_pages * slots_per_page]`; -1 for none."""
-    _expect_open(request)
-    parts: list[bytes] = []
-    node = request.receipt.anchor
-    while node.parent is not None:
-        slots = node.cells[track.index].host
-        parts.append(slots if slots is not None else _nothing(node.end - node.start, track))
-        node = node.parent
-    parts.reverse()
-    page = request.receipt.anchor.end
-    for run in request.runs[track.index] if request.runs else ():
-        if run.host is None:
+        slots = run.device if on_device else run.host
+        if slots is None:
             continue
         if run.first > page:
             parts.append(_nothing(run.first - page, track))
-        parts.append(run.host)
+        parts.append(slots)
         page = run.end
     return np.frombuffer(b"".join(parts), dtype=np.int32)

@@ -39,6 +39,7 @@ class Storage:
 
     Attributes:
         counters: what happened to how many keys, by verb and status.
+        store_number: counts the stores attached so far, and so tells them apart.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Storage:
         self.fingerprint = fingerprint
         self.limits = limits or SupervisionLimits()
         self.counters = Counters()
+        self.store_number = 0
         self._clock = clock
         self._attachment: Attachment | None = None
         if backend is not None:
@@ -89,6 +91,7 @@ class Storage:
             if not self._attachment.closed:
                 doing = "attached" if self.attached else "still being detached"
                 raise ConfigError(f"storage: a store is {doing}; detach it and wait until done")
+        self.store_number += 1
         self._attachment = Attachment(
             backend, self.fingerprint.digest, self.limits, self.counters, self._clock
         )
@@ -108,6 +111,10 @@ class Storage:
         ticket = self._ticket(0)
         attachment.detach(ticket, self._seconds(deadline_s))
         return ticket
+
+    def forget_store(self) -> None:
+        """What is in the store is about to change: it counts as another one from now on."""
+        self.store_number += 1
 
     def close(self, timeout_s: float = 10.0) -> bool:
         """Detach and wait, at the end of a process; whether the store was closed in time."""
@@ -151,8 +158,16 @@ class Storage:
         addresses: Sequence[Address],
         buffers: Sequence[object],
         deadline_s: float | None = None,
+        *,
+        only_missing: bool = False,
     ) -> StorageTicket:
         """Store payloads; OK means readable, and durable after the next `flush`.
+
+        Args:
+            addresses: what they are called.
+            buffers: one each.
+            deadline_s: seconds until what is not done is given up.
+            only_missing: leave those alone that the store says it has; they are OK.
 
         Raises:
             ConfigError: unequal numbers of addresses and buffers, or a buffer that cannot be used.
@@ -164,7 +179,26 @@ class Storage:
             mine = slice(job.first, job.last)
             if longest is not None and any(len(view) > longest for view in views[mine]):
                 return [Status.TOO_LARGE] * job.n_keys
-            return attachment.calls.set(job, staging, addresses[mine], views[mine])
+            known: set[int] = set()
+            if only_missing:
+                hints = attachment.calls.exists(job, addresses[mine])
+                if hints is None:
+                    return None
+                known = {number for number, hint in enumerate(hints) if hint is Status.OK}
+                self.counters.add("set.known", len(known))
+            missing = [number for number in range(job.n_keys) if number not in known]
+            if not missing:
+                return [Status.OK] * job.n_keys
+            told = attachment.calls.set(
+                job,
+                staging,
+                [addresses[job.first + number] for number in missing],
+                [views[job.first + number] for number in missing],
+            )
+            if told is None:
+                return None
+            fresh = iter(told)
+            return [Status.OK if number in known else next(fresh) for number in range(job.n_keys)]
 
         nbytes = [len(view) for view in views]
         return self._submit("set", self._batches(nbytes, longest), run, deadline_s)

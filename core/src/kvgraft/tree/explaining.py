@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kvgraft.tree import matching
-from kvgraft.tree.keys import TokenKey, common_prefix_pages
+from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.node import Node
 from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
@@ -39,6 +39,7 @@ class Explanation(NamedTuple):
         anchor: deepest boundary all components accept.
         device_anchor: the same from DEVICE alone.
         components: one entry per component, widest reach first.
+        storage: what a prefetch brought and why not more; empty without one.
     """
 
     tokens: int
@@ -47,6 +48,7 @@ class Explanation(NamedTuple):
     anchor: int
     device_anchor: int
     components: tuple[ComponentReason, ...]
+    storage: str = ""
 
     def __str__(self) -> str:
         lines = [
@@ -58,6 +60,8 @@ class Explanation(NamedTuple):
             f"{each.reason}"
             for each in self.components
         ]
+        if self.storage:
+            lines.append(f"  storage: {self.storage}")
         return "\n".join(lines)
 
 
@@ -66,7 +70,7 @@ def explain(tree: Tree, key: TokenKey, limit: int) -> Explanation:
 
     Slower than matching: every boundary is tried for every component on its own.
     """
-    nodes, known = _follow(tree, key, limit)
+    nodes, known = matching.follow(tree, tree.root(key.namespace), key.data, limit)
     found = matching.match(tree, key, limit)
     reasons = tuple(_reason(tree, track, nodes, known, limit) for track in tree.tracks)
     size = tree.page_size
@@ -78,25 +82,6 @@ def explain(tree: Tree, key: TokenKey, limit: int) -> Explanation:
         found.device_anchor * size,
         reasons,
     )
-
-
-def _follow(tree: Tree, key: TokenKey, limit: int) -> tuple[list[Node], int]:
-    """Nodes the key follows whatever they hold, and how many pages agree."""
-    node = tree.root(key.namespace)
-    nodes: list[Node] = []
-    page = 0
-    while page < limit and node.children is not None:
-        offset = page * tree.page_bytes
-        child = node.child(bytes(key.data[offset : offset + tree.page_bytes]))
-        if child is None:
-            break
-        agreed = common_prefix_pages(key.data, offset, child.key, tree.page_bytes)
-        nodes.append(child)
-        page = min(child.start + agreed, limit)
-        if page < child.end:
-            break
-        node = child
-    return nodes, page
 
 
 def _gap(track: Track, nodes: list[Node], boundary: int, *, device_only: bool) -> str | None:

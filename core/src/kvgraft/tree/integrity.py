@@ -17,18 +17,21 @@ SlotOwner = tuple[str, Tier, str, bytes]
 """Slots owned outside the tree: component, tier, owner's name, int32 bytes."""
 
 
-def check_integrity(tree: Tree, owners: Iterable[SlotOwner] = ()) -> None:
+def check_integrity(
+    tree: Tree, owners: Iterable[SlotOwner] = (), arriving: Iterable[SlotOwner] = ()
+) -> None:
     """Recompute every count, candidate and owner; O(tree).
 
     Args:
         tree: the tree.
         owners: slots that running requests hold privately.
+        arriving: slots reserved for data that is on its way from STORAGE.
 
     Raises:
         IntegrityError: naming the first rule found broken, with the numbers.
     """
     nodes = list(tree.nodes())
-    private = list(owners)
+    private, reserved = list(owners), list(arriving)
     for root in tree.roots.values():
         if root.parent is not None or root.key or root.start or root.end:
             raise IntegrityError("T1", None, f"the root is {root!r}")
@@ -42,9 +45,9 @@ def check_integrity(tree: Tree, owners: Iterable[SlotOwner] = ()) -> None:
         _check_pins(tree, node)
     for track in tree.tracks:
         _check_candidates(tree, track, nodes)
-        _check_owners(tree, track, nodes, Tier.DEVICE, private)
+        _check_owners(tree, track, nodes, Tier.DEVICE, private, reserved)
         if track.host is not None:
-            _check_owners(tree, track, nodes, Tier.HOST, private)
+            _check_owners(tree, track, nodes, Tier.HOST, private, reserved)
 
 
 def _check_shape(tree: Tree, node: Node) -> None:
@@ -168,7 +171,12 @@ def _check_candidates(tree: Tree, track: Track, nodes: list[Node]) -> None:
 
 
 def _check_owners(
-    tree: Tree, track: Track, nodes: list[Node], tier: Tier, private: list[SlotOwner]
+    tree: Tree,
+    track: Track,
+    nodes: list[Node],
+    tier: Tier,
+    private: list[SlotOwner],
+    arriving: list[SlotOwner],
 ) -> None:
     device = tier is Tier.DEVICE
     ledger = track.device if device else track.host
@@ -207,6 +215,9 @@ def _check_owners(
     for name, where, who, slots in private:
         if name == track.name and where is tier:
             owned += claim(slots, who)
+    for name, where, who, slots in arriving:
+        if name == track.name and where is tier:
+            in_flight += claim(slots, who)
     for slot in ledger.allocator.free_slots():
         claim(slot.to_bytes(4, "little"), "the free list")
     recomputed = (evictable, pinned, owned, in_flight)

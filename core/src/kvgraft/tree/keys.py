@@ -108,7 +108,7 @@ class TokenKey:
         return np.frombuffer(bytes(self.data[start * TOKEN_BYTES : stop]), dtype=np.int32)
 
 
-def common_prefix_pages(key: bytearray, offset: int, edge: bytes, page_bytes: int) -> int:
+def common_prefix_pages(key: bytes | bytearray, offset: int, edge: bytes, page_bytes: int) -> int:
     """Whole pages on which `key[offset:]` and `edge` agree; vectorised first difference."""
     length = min(len(key) - offset, len(edge)) // page_bytes * page_bytes
     mine = np.frombuffer(bytes(key[offset : offset + length]), dtype=np.int32)

@@ -18,7 +18,17 @@ from kvgraft.tree.node import Cell, Node
 from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 
-__all__ = ["Match", "Path", "anchor_node", "match", "missing_from", "readable", "resolve", "walk"]
+__all__ = [
+    "Match",
+    "Path",
+    "anchor_node",
+    "follow",
+    "match",
+    "missing_from",
+    "readable",
+    "resolve",
+    "walk",
+]
 
 
 class Path(NamedTuple):
@@ -97,6 +107,24 @@ def walk(tree: Tree, root: Node, key: TokenKey, limit: int) -> Path:
             return Path(nodes, min(child.start + pages, limit))
         node, offset = child, end
     return Path(nodes, offset // page_bytes)
+
+
+def follow(tree: Tree, root: Node, tokens: bytes | bytearray, limit: int) -> Path:
+    """Follow tokens for at most `limit` pages, whatever the nodes hold."""
+    page_bytes = tree.page_bytes
+    node, nodes, page = root, [], 0
+    while page < limit:
+        offset = page * page_bytes
+        child = node.child(bytes(tokens[offset : offset + page_bytes]))
+        if child is None:
+            break
+        agreed = common_prefix_pages(tokens, offset, child.key, page_bytes)
+        nodes.append(child)
+        page = min(child.start + agreed, limit)
+        if page < child.end:
+            break
+        node = child
+    return Path(nodes, page)
 
 
 def _trail(key: TokenKey, root: Node, limit: int) -> list[Node]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kvgraft.tree.operations import Incoming, Operation
 
-__all__ = ["ON_DEVICE", "ON_HOST", "Cell", "Node"]
+__all__ = ["ON_DEVICE", "ON_HOST", "Cell", "Node", "PageNames"]
 
 ON_DEVICE = 1
 ON_HOST = 2
@@ -43,6 +43,33 @@ class Cell:
         self.queued = 0
 
 
+class PageNames:
+    """What a node's pages are called in STORAGE, and what of them is known to be there (S8).
+
+    Attributes:
+        hashes: a hash per page, one behind the other; of a root, the one its first pages follow.
+        wanted: whether they are to be stored, now or once they are on HOST. Never of a node alone:
+            its ancestors are wanted with it.
+        stored: components whose data of all these pages a store has acknowledged, as bits.
+        store: number of the store that did; another one does not have them.
+    """
+
+    __slots__ = ("hashes", "store", "stored", "wanted")
+
+    def __init__(self, hashes: bytes) -> None:
+        self.hashes = hashes
+        self.wanted = False
+        self.stored = 0
+        self.store = 0
+
+    def cut(self, nbytes: int, states: int) -> PageNames:
+        """Give the first `nbytes` of hashes to an upper part; states (bits) stay with the lower."""
+        upper = PageNames(self.hashes[:nbytes])
+        upper.wanted, upper.stored, upper.store = self.wanted, self.stored & ~states, self.store
+        self.hashes = self.hashes[nbytes:]
+        return upper
+
+
 class Node:
     """An edge of whole pages and the boundary at its end.
 
@@ -58,6 +85,7 @@ class Node:
         receipts: how many receipts are anchored here; the node outlives its data for them.
         hits: times a match used this node as anchor.
         ident: creation order, for determinism and reports.
+        names: what its pages are called in STORAGE; None until somebody asks.
     """
 
     __slots__ = (
@@ -69,6 +97,7 @@ class Node:
         "key",
         "live_device",
         "live_host",
+        "names",
         "operations",
         "parent",
         "receipts",
@@ -88,6 +117,7 @@ class Node:
         self.receipts = 0
         self.hits = 0
         self.ident = ident
+        self.names: PageNames | None = None
 
     def child(self, page: bytes) -> Node | None:
         """The child whose first page is `page`; None if there is none."""

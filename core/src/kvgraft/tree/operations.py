@@ -24,8 +24,10 @@ __all__ = [
     "begin_demotion",
     "begin_load_back",
     "commit",
+    "holds_up",
     "load_plan",
     "needs_backup",
+    "parent_on_host",
     "segment_nodes",
     "waits_for",
 ]
@@ -291,7 +293,7 @@ def commit(tree: Tree, operation: Operation) -> bool:
     """
     complete = True
     for node in operation.nodes:
-        gap = operation.to_host and not _parent_on_host(tree, node)
+        gap = operation.to_host and not parent_on_host(tree, node)
         for track in tree.tracks:
             cell = node.cells[track.index]
             if cell.incoming is None or cell.incoming.operation is not operation:
@@ -301,7 +303,7 @@ def commit(tree: Tree, operation: Operation) -> bool:
             ledger = track.host if operation.to_host else track.device
             assert ledger is not None
             present = cell.host if operation.to_host else cell.device
-            hangs = gap or not _holds_up(tree, node, track, to_host=operation.to_host)
+            hangs = gap or not holds_up(tree, node, track, to_host=operation.to_host)
             if present is not None or hangs:
                 ledger.cancel(slots)
                 complete = complete and not hangs
@@ -316,7 +318,7 @@ def commit(tree: Tree, operation: Operation) -> bool:
     return complete
 
 
-def _holds_up(tree: Tree, node: Node, track: Track, *, to_host: bool) -> bool:
+def holds_up(tree: Tree, node: Node, track: Track, *, to_host: bool) -> bool:
     """Whether what `track`'s data on `node` hangs from is there (T4, T5).
 
     It is not if another transfer, on which this one relied, delivered nothing.
@@ -339,7 +341,7 @@ def _holds_up(tree: Tree, node: Node, track: Track, *, to_host: bool) -> bool:
     return all(node.cells[index].device is not None for index in track.wider)
 
 
-def _parent_on_host(tree: Tree, node: Node) -> bool:
+def parent_on_host(tree: Tree, node: Node) -> bool:
     """Whether HOST data may hang below the node's parent (B1)."""
     parent = node.parent
     if parent is None or parent.parent is None or not tree.prefix_closed_host:

@@ -29,6 +29,7 @@ __all__ = [
     "Receipt",
     "acquire",
     "acquire_node",
+    "pin_host",
     "release",
     "release_host",
     "release_host_copy",
@@ -110,7 +111,7 @@ def acquire(
     receipt = Receipt(anchor, taken, host_from)
     if host_from is not None:
         for track, segment in zip(tree.tracks, taken):
-            _pin_host(tree, track, anchor, segment, host_from, 1)
+            pin_host(tree, track, anchor, segment, host_from, 1)
             broken = broken or (track.host is not None and track.host.headroom < 0)
     if broken and enforce:
         release(tree, receipt)
@@ -149,7 +150,7 @@ def acquire_node(tree: Tree, node: Node) -> Receipt | None:
     receipt = Receipt(node, segments, host_from)
     if host_from is not None:
         for track, segment in zip(tree.tracks, segments):
-            _pin_host(tree, track, node, segment, host_from, 1)
+            pin_host(tree, track, node, segment, host_from, 1)
             broken = broken or (track.host is not None and track.host.headroom < 0)
     if broken:
         release(tree, receipt)
@@ -186,7 +187,7 @@ def release_host(tree: Tree, receipt: Receipt) -> None:
         return
     host_from, receipt.host_from = receipt.host_from, None
     for track, segment in zip(tree.tracks, receipt.segments):
-        _pin_host(tree, track, receipt.anchor, segment, host_from, -1)
+        pin_host(tree, track, receipt.anchor, segment, host_from, -1)
 
 
 def release_host_copy(tree: Tree, receipt: Receipt) -> None:
@@ -212,7 +213,7 @@ def slide(tree: Tree, receipt: Receipt, position: int) -> None:
             if position != anchor.end:
                 receipt.segments[track.index] = ()
                 if receipt.host_from is not None:
-                    _pin_host(tree, track, anchor, segment, receipt.host_from, -1)
+                    pin_host(tree, track, anchor, segment, receipt.host_from, -1)
                 _unpin(tree, track, anchor, segment)
             continue
         kept = common_pages(default_segment(track, position), segment)
@@ -224,7 +225,7 @@ def slide(tree: Tree, receipt: Receipt, position: int) -> None:
         given = pages_without(segment, kept)
         receipt.segments[track.index] = kept
         if receipt.host_from is not None:
-            _pin_host(tree, track, anchor, given, receipt.host_from, -1)
+            pin_host(tree, track, anchor, given, receipt.host_from, -1)
         _unpin(tree, track, anchor, given)
 
 
@@ -323,7 +324,7 @@ def _unpin(tree: Tree, track: Track, anchor: Node, segment: tuple[Span, ...]) ->
         track.queue_device(deepest)
 
 
-def _pin_host(
+def pin_host(
     tree: Tree,
     track: Track,
     anchor: Node,

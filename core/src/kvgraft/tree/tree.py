@@ -9,6 +9,7 @@ follows from `Track.reach_pages` and `Track.narrower`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from kvgraft.errors import ConfigError, ContractViolation
 from kvgraft.slots import SLOT_BYTES
@@ -17,7 +18,20 @@ from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import Cell, Node
 from kvgraft.tree.track import Cause, ComponentShape, Track, ordered
 
-__all__ = ["Tree"]
+__all__ = ["HostWatcher", "Tree"]
+
+
+class HostWatcher(Protocol):
+    """Who is told what comes to HOST, leaves it, or is used again: the next tier."""
+
+    def came(self, node: Node) -> None:
+        """A component's data on `node` is on HOST now."""
+
+    def leaves(self, node: Node, track: Track) -> None:
+        """A component's data on `node` is about to be dropped from HOST."""
+
+    def hit(self, anchor: Node) -> None:
+        """A request resumes at `anchor`."""
 
 
 class Tree:
@@ -68,7 +82,9 @@ class Tree:
         self.by_name = {track.name: track for track in self.tracks}
         self.everything = tuple(track for track in self.tracks if track.is_everything)
         self.checks = tuple(sorted(self.tracks, key=lambda track: track.reach.width_tokens))
-        self.has_state = any(track.is_state for track in self.tracks)
+        self.states = sum(1 << track.index for track in self.tracks if track.is_state)
+        self.has_state = bool(self.states)
+        self.host_watcher: HostWatcher | None = None
         self.roots: dict[object, Node] = {}
         self._namespaces: dict[int, object] = {}
         self._holders: dict[object, int] = {}
@@ -105,13 +121,17 @@ class Tree:
             self._namespaces[root.ident] = namespace
         return root
 
+    def namespace(self, root: Node) -> object:
+        """The namespace a root is of."""
+        return self._namespaces[root.ident]
+
     def hold(self, namespace: object) -> None:
-        """A request works in `namespace`: its root stays, whatever is evicted below it (T1)."""
+        """Somebody works in `namespace`: its root stays, whatever is evicted below it (T1)."""
         self.root(namespace)
         self._holders[namespace] = self._holders.get(namespace, 0) + 1
 
     def let_go(self, namespace: object) -> None:
-        """The request ended; an empty namespace that nobody works in leaves nothing behind."""
+        """They ended; an empty namespace that nobody works in leaves nothing behind."""
         self._holders[namespace] -= 1
         if not self._holders[namespace]:
             del self._holders[namespace]
@@ -167,6 +187,9 @@ class Tree:
         self.n_nodes += 1
         upper.children = node
         upper.hits = node.hits
+        if node.names is not None:
+            per_page = len(node.names.hashes) // (node.end - node.start + pages)
+            upper.names = node.names.cut(pages * per_page, self.states)
         if node.operations is not None:
             upper.operations = list(node.operations)
             for operation in node.operations:
@@ -244,6 +267,8 @@ class Tree:
             track.host.pinned += len(slots) // SLOT_BYTES
         else:
             track.host.evictable += len(slots) // SLOT_BYTES
+        if self.host_watcher is not None:
+            self.host_watcher.came(node)
         above: Node | None = node
         while above is not None:
             above.live_host += 1
@@ -302,6 +327,8 @@ class Tree:
         if cell.host_pins:
             raise ContractViolation("E5", track.name, f"{node!r} leaves HOST while it is pinned")
         assert track.host is not None
+        if self.host_watcher is not None:
+            self.host_watcher.leaves(node, track)
         cell.host = None
         track.host.evictable -= len(slots) // SLOT_BYTES
         track.host.allocator.free(slots)

@@ -1,0 +1,17 @@
+"""The STORAGE tier of a cache: what goes to a store, and what comes back before a request runs.
+
+tier            attach, detach, poll: what `Cache.storage` is
+naming          page hashes on the tree's nodes, addresses in the store
+slabs           HOST slots as memory a store reads and writes
+storing         HOST to STORAGE, by policy
+inventory       which boundaries could be resumed from, given what is where
+fetching        one prefetch at work, STORAGE to HOST
+prefetching     prefetches of queued requests: shared, bounded, ended by policy
+"""
+
+from __future__ import annotations
+
+from kvgraft.storage_tier.prefetching import Prefetch
+from kvgraft.storage_tier.tier import StorageTier
+
+__all__ = ["Prefetch", "StorageTier"]

@@ -1,0 +1,372 @@
+"""One prefetch at work: looked for, fetched into HOST, hung into the tree (S1 to S5).
+
+    LOOKING ─► FETCHING ─► ENDED        a miss on the way fetches again what a shorter one takes
+
+Memory is reserved once the store said what it has: for the deepest boundary that fits and that
+every component can resume from. What came is published up to such a boundary, or not at all.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from kvgraft.room import Room
+from kvgraft.slots import SLOT_BYTES
+from kvgraft.storage import TRANSIENT, Address, Status, Storage, StorageTicket
+from kvgraft.storage_tier.inventory import Inventory, Plan, backed_on_host, take_inventory
+from kvgraft.storage_tier.naming import Naming
+from kvgraft.storage_tier.slabs import Slabs
+from kvgraft.tree import matching
+from kvgraft.tree.arriving import Arrival, arrive
+from kvgraft.tree.holding import hold_host, let_go_of_host
+from kvgraft.tree.keys import TokenKey
+from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.pinning import Receipt
+from kvgraft.tree.track import Track
+from kvgraft.tree.tree import Tree
+
+__all__ = ["Draining", "Fetch", "Phase", "Scene"]
+
+MAX_ROUNDS = 3
+"""Times a fetch is planned anew when something that was found did not come."""
+
+
+class Scene(NamedTuple):
+    """What fetches work with.
+
+    Attributes:
+        room: makes room on HOST.
+        deadline_s: longest time for a call of the store.
+    """
+
+    tree: Tree
+    room: Room
+    storage: Storage
+    naming: Naming
+    slabs: Slabs
+    deadline_s: float
+
+
+class Phase(enum.Enum):
+    """Where a fetch stands; see the module."""
+
+    LOOKING = "looking"
+    FETCHING = "fetching"
+    ENDED = "ended"
+
+
+class Draining(NamedTuple):
+    """Slots that a call given up may still write to; free once its ticket is done."""
+
+    ticket: StorageTicket
+    slots: list[tuple[Ledger, bytes]]
+    nbytes: int
+
+
+class _Wanted(NamedTuple):
+    """A page of one component on its way: its slots, and its first number in the ticket."""
+
+    track: Track
+    page: int
+    slots: bytes
+    number: int
+
+
+class Fetch:
+    """Data of one sequence on its way from STORAGE to HOST; nothing happens before `begin`.
+
+    Args:
+        scene: see there.
+        key: the sequence; its tokens are copied.
+        found: its match now.
+        limit: the deepest boundary to go for, in pages.
+
+    Attributes:
+        start: the boundary it begins at, in pages (S1).
+        anchor: the boundary that could be resumed from when it began, in pages.
+        boundary: the deepest one that it published; its anchor while it has not.
+        hashes: of the pages from `start` on.
+        nbytes: bytes of HOST it holds.
+        planned: the boundary it went for at first; 0 while that is not known.
+        shrunk: whether HOST memory was short of what the store has (S3).
+        reason: why it ended, for people.
+        found: per component, pages the store says it has.
+    """
+
+    def __init__(self, scene: Scene, key: TokenKey, found: matching.Match, limit: int) -> None:
+        self.scene = scene
+        tree = scene.tree
+        node = matching.anchor_node(tree, found)
+        self.anchor = self.boundary = node.end
+        while not backed_on_host(tree, node):
+            assert node.parent is not None
+            node = node.parent
+        self.start, self.limit = node.end, limit
+        self.key = TokenKey(namespace=key.namespace)
+        self.key.data += key.data[: limit * tree.page_bytes]
+        self._digest = scene.naming.namespace(key.namespace)
+        behind = self.key.data[self.start * tree.page_bytes :]
+        self.hashes = scene.naming.hashes(scene.naming.last_hash(node), behind)
+        self.nbytes = self.planned = self._target = 0
+        self.shrunk = False
+        self.reason = ""
+        self.phase = Phase.ENDED
+        self.found: list[set[int]] = [set() for _ in tree.tracks]
+        self._arrived: list[dict[int, bytes]] = [{} for _ in tree.tracks]
+        self._wanted: list[_Wanted] = []
+        self._rounds = 0
+        self._unknown = False
+        self._ticket: StorageTicket
+        self._receipt: Receipt | None = None
+        self._node = node
+
+    def begin(self) -> bool:
+        """Pin where it starts and ask the store; False, with a reason, if that cannot be (S1)."""
+        tree = self.scene.tree
+        self._receipt = hold_host(tree, self._node, reach=True)
+        if self._receipt is None:
+            self.reason = "holding its prefix on HOST would take slots promised to requests"
+            return False
+        tree.hold(self.key.namespace)
+        self.phase = Phase.LOOKING
+        self._look()
+        return True
+
+    @property
+    def first_hash(self) -> bytes:
+        """The hash of the first page that cannot be resumed from: who wants it shares this."""
+        return self.hashes[self.anchor - self.start]
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come of it."""
+        return self.phase is Phase.ENDED
+
+    def owners(self) -> list[tuple[Ledger, bytes]]:
+        """HOST slots it holds, for integrity checks."""
+        held = [(each.track, each.slots) for each in self._wanted]
+        for track, pages in zip(self.scene.tree.tracks, self._arrived):
+            held += [(track, slots) for slots in pages.values()]
+        return [(_host(track), slots) for track, slots in held]
+
+    # -- looking
+
+    def _look(self) -> None:
+        tree = self.scene.tree
+        inventory = self._inventory()
+        self._asked: list[tuple[Track, int]] = []
+        addresses: list[Address] = []
+        for page in range(self.start, self.limit):
+            for track in tree.tracks:
+                if inventory.lacking[track.index][page - inventory.first]:
+                    self._asked.append((track, page))
+                    addresses.append(self._addresses(track, page)[0])
+        self._ticket = self.scene.storage.exists(addresses, self.scene.deadline_s)
+
+    def _addresses(self, track: Track, page: int) -> list[Address]:
+        return self.scene.naming.addresses(self.hashes[page - self.start], track, self._digest)
+
+    def _inventory(self) -> Inventory:
+        """What the tree lacks now, which others may have changed since the fetch began."""
+        tree = self.scene.tree
+        anchor = matching.match(tree, self.key, self.limit).anchor
+        return take_inventory(tree, self.key, start=self.start, anchor=anchor, limit=self.limit)
+
+    # -- going on
+
+    def step(self, budget: int, least: int) -> None:
+        """Take in what has come; never waits.
+
+        Args:
+            budget: bytes of HOST that all prefetches together may still take (S2).
+            least: the shallowest boundary worth fetching, in pages.
+        """
+        if self.phase is Phase.LOOKING and self._ticket.decided:
+            self._take_hints()
+            self._begin(budget, least)
+        elif self.phase is Phase.FETCHING and self._ticket.done:
+            self._take_in()
+            self._go_on(budget)
+
+    def _take_hints(self) -> None:
+        for (track, page), status in zip(self._asked, self._ticket.statuses):
+            if status is Status.OK:
+                self.found[track.index].add(page)
+            self._unknown = self._unknown or status in TRANSIENT
+        self._asked = []
+
+    def _begin(self, budget: int, least: int) -> None:
+        """Plan, make room once, plan again with what there is, reserve, fetch (S3)."""
+        wanted = self._plan(lambda n_slots: self._nbytes(n_slots) <= budget, least)
+        longest = self._plan(lambda n_slots: True, least)
+        if wanted is None or longest is None:
+            self._end(self._why_nothing(longest, budget))
+            return
+        for track, n_slots in zip(self.scene.tree.tracks, wanted.n_slots):
+            self.scene.room.on_host(track, min(n_slots, _host(track).headroom))
+        plan = self._plan(
+            lambda n_slots: self._nbytes(n_slots) <= budget and self._has_room(n_slots), least
+        )
+        self.planned = longest.boundary
+        self.shrunk = plan is None or plan.boundary < longest.boundary
+        if plan is None:
+            self._end(f"HOST memory is short: {self._shortage(wanted)}")
+            return
+        self._fetch(plan)
+
+    def _plan(self, fits: Callable[[Sequence[int]], bool], least: int) -> Plan | None:
+        return self._inventory().deepest(self.found, self._arrived, fits, least)
+
+    def _why_nothing(self, longest: Plan | None, budget: int) -> str:
+        if longest is not None:
+            return f"{budget} bytes of HOST are left for prefetches, too few for its shortest"
+        if self._unknown:
+            return "the store did not answer in time or is down"
+        names = [
+            track.name
+            for track, pages in zip(self.scene.tree.tracks, self.found)
+            if not pages and self._inventory().lacking[track.index].any()
+        ]
+        if names:
+            return f"nothing of {', '.join(names)} is stored"
+        return "no boundary that is worth it is stored for all components"
+
+    def _has_room(self, n_slots: Sequence[int]) -> bool:
+        return all(n <= _room(track) for track, n in zip(self.scene.tree.tracks, n_slots))
+
+    def _shortage(self, plan: Plan) -> str:
+        return ", ".join(
+            f"{track.name} needs {n} slots and has {_room(track)}"
+            for track, n in zip(self.scene.tree.tracks, plan.n_slots)
+            if n > _room(track)
+        )
+
+    def _nbytes(self, n_slots: Sequence[int]) -> int:
+        return sum(n * size for n, size in zip(n_slots, self.scene.slabs.nbytes))
+
+    # -- fetching
+
+    def _fetch(self, plan: Plan) -> None:
+        """Reserve what the plan takes, which is free, and ask for it in the order of pages."""
+        self.phase, self._target = Phase.FETCHING, plan.boundary
+        order = sorted((page, index) for index, pages in enumerate(plan.pages) for page in pages)
+        addresses: list[Address] = []
+        buffers: list[memoryview] = []
+        for page, index in order:
+            track = self.scene.tree.tracks[index]
+            mine = self._addresses(track, page)
+            slots = _host(track).reserve(len(mine))
+            assert slots is not None
+            self._wanted.append(_Wanted(track, page, slots, len(addresses)))
+            addresses += mine
+            buffers += self.scene.slabs.of(track, slots)
+        self.nbytes += self._nbytes(plan.n_slots)
+        self._ticket = self.scene.storage.get(addresses, buffers, self.scene.deadline_s)
+
+    def _take_in(self) -> list[_Wanted]:
+        """Sort what was asked for into what arrived and what did not; returns the undecided."""
+        undecided: list[_Wanted] = []
+        for each in self._wanted:
+            n = len(each.slots) // SLOT_BYTES
+            statuses = self._ticket.statuses[each.number : each.number + n]
+            if all(status is Status.OK for status in statuses):
+                self._arrived[each.track.index][each.page] = each.slots
+            elif None in statuses or not self._ticket.done:
+                undecided.append(each)
+            else:
+                self._unknown = self._unknown or not TRANSIENT.isdisjoint(statuses)
+                self.found[each.track.index].discard(each.page)
+                self._free(each.track, each.slots)
+        self._wanted = []
+        return undecided
+
+    def _go_on(self, budget: int) -> None:
+        """Publish; where something did not come, fetch what a shorter boundary takes besides."""
+        self._rounds += 1
+        best = self._plan(lambda n_slots: not any(n_slots), 1)
+        reached = best.boundary if best is not None else self.anchor
+        if reached < self._target and self._rounds < MAX_ROUNDS:
+            plan = self._plan(
+                lambda n_slots: self._nbytes(n_slots) <= budget and self._has_room(n_slots),
+                reached + 1,
+            )
+            if plan is not None:
+                self._fetch(plan)
+                return
+        self.publish()
+        self._end("")
+
+    def publish(self) -> int:
+        """Hang what arrived into the tree, up to the deepest boundary it makes; that boundary.
+
+        May be called while more is on its way.
+        """
+        if self.phase is not Phase.FETCHING:
+            return self.boundary
+        undecided = self._take_in()
+        plan = self._plan(lambda n_slots: not any(n_slots), 1)
+        if plan is not None:
+            assert self._receipt is not None
+            tree = self.scene.tree
+            tokens = bytes(self.key.data[: plan.boundary * tree.page_bytes])
+            store = self.scene.storage.store_number
+            held = [len(pages) for pages in self._arrived]
+            arrival = Arrival(tokens, self.hashes, self.start, self._arrived, store)
+            reached = arrive(tree, self._receipt.anchor, arrival).node.end
+            taken = [before - len(pages) for before, pages in zip(held, self._arrived)]
+            self.nbytes -= self._nbytes(
+                [n if t.is_state else n * t.slots_per_page for n, t in zip(taken, tree.tracks)]
+            )
+            self.boundary = max(self.boundary, reached)
+        self._wanted = undecided
+        return self.boundary
+
+    def stop(self, reason: str) -> Draining | None:
+        """End now, without publishing more; what may still be written to is returned (S5)."""
+        if self.ended:
+            return None
+        self._ticket.cancel()
+        draining = None
+        if self.phase is Phase.FETCHING and not self._ticket.done:
+            left = self._take_in()
+            slots = [(_host(each.track), each.slots) for each in left]
+            nbytes = sum(
+                self.scene.slabs.nbytes[each.track.index] * len(each.slots) // SLOT_BYTES
+                for each in left
+            )
+            draining = Draining(self._ticket, slots, nbytes)
+            self.nbytes -= nbytes
+        self._end(reason)
+        return draining
+
+    def _end(self, reason: str) -> None:
+        """Free what was not published, once; give up the pins (S1, S2, S5)."""
+        for each in self._wanted:
+            self._free(each.track, each.slots)
+        for track, pages in zip(self.scene.tree.tracks, self._arrived):
+            for slots in pages.values():
+                self._free(track, slots)
+            pages.clear()
+        self._wanted = []
+        assert self.nbytes == 0, self.nbytes
+        self.phase = Phase.ENDED
+        self.reason = reason
+        assert self._receipt is not None
+        let_go_of_host(self.scene.tree, self._receipt)
+        self.scene.tree.let_go(self.key.namespace)
+
+    def _free(self, track: Track, slots: bytes) -> None:
+        _host(track).cancel(slots)
+        self.nbytes -= self.scene.slabs.nbytes[track.index] * len(slots) // SLOT_BYTES
+
+
+def _host(track: Track) -> Ledger:
+    assert track.host is not None
+    return track.host
+
+
+def _room(track: Track) -> int:
+    """HOST slots that may be taken now, breaking no promise (A12)."""
+    return max(0, min(_host(track).free, _host(track).headroom))

@@ -1,0 +1,262 @@
+"""Prefetches of queued requests: shared, bounded, ended by policy (S1 to S7)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from kvgraft.config import PrefetchPolicy, StorageSettings
+from kvgraft.errors import LeaseError
+from kvgraft.storage_tier.fetching import Draining, Fetch, Scene
+from kvgraft.tree import matching
+from kvgraft.tree.keys import TokenKey, common_prefix_pages
+from kvgraft.tree.ledger import Ledger
+
+__all__ = ["Prefetch", "Prefetching"]
+
+
+class Prefetch:
+    """What a queued request may expect from STORAGE; made by `StorageTier.prefetch`.
+
+    Give it to `Cache.begin` when the request is to run, or cancel it. Token counts.
+
+    Attributes:
+        key: the request's.
+        anchor_tokens: what could be resumed from when it was queued.
+        tokens: what can be resumed from since, thanks to STORAGE; no less.
+        planned_tokens: how far the store's data would have gone, had HOST memory been no matter.
+        shared: whether it waits for what another request started.
+        reason: how it ended, for people; empty while it has not.
+    """
+
+    __slots__ = (
+        "_clock",
+        "_deadline",
+        "_policy",
+        "anchor_tokens",
+        "cancelled",
+        "fetch",
+        "key",
+        "planned_tokens",
+        "reason",
+        "shared",
+        "tokens",
+    )
+
+    def __init__(
+        self, key: TokenKey, settings: StorageSettings, clock: Callable[[], float]
+    ) -> None:
+        self.key = key
+        self._clock = clock
+        self._policy = settings.prefetch
+        self._deadline = clock() + settings.prefetch_timeout_s
+        self.anchor_tokens = self.tokens = self.planned_tokens = 0
+        self.shared = False
+        self.cancelled = False
+        self.reason = ""
+        self.fetch: Fetch | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come."""
+        return self.fetch is None
+
+    @property
+    def ready(self) -> bool:
+        """Whether the policy lets the request begin; never blocks (S6)."""
+        if self._policy is PrefetchPolicy.BEST_EFFORT or self.ended:
+            return True
+        return self._policy is PrefetchPolicy.TIMEOUT and self._clock() >= self._deadline
+
+    @property
+    def gained_tokens(self) -> int:
+        """Tokens that STORAGE made resumable."""
+        return self.tokens - self.anchor_tokens
+
+    def gained_of(self, anchor_tokens: int) -> int:
+        """The part of that inside a prefix."""
+        return max(0, min(anchor_tokens, self.tokens) - self.anchor_tokens)
+
+    def __str__(self) -> str:
+        """One line: what it gained beyond what, and how it ended."""
+        reason = self.reason or "under way"
+        if self.planned_tokens > self.tokens:
+            reason += f"; storage has {self.planned_tokens}"
+        return f"{self.gained_tokens} tokens beyond {self.anchor_tokens}: {reason}"
+
+    def __repr__(self) -> str:
+        return f"<Prefetch {self}>"
+
+
+class Prefetching:
+    """Starts fetches, shares them, bounds them and takes in what they bring.
+
+    Attributes:
+        counts: how prefetches went, by name.
+    """
+
+    def __init__(self, scene: Scene, settings: StorageSettings, clock: Callable[[], float]) -> None:
+        self.scene = scene
+        self.settings = settings
+        self.counts: Counter[str] = Counter()
+        self._clock = clock
+        self._flying: dict[bytes, Fetch] = {}
+        self._waiting: dict[Fetch, list[Prefetch]] = {}
+        self._draining: list[Draining] = []
+        size = scene.tree.page_size
+        self._threshold = max(1, -(-settings.threshold_tokens // size))
+
+    @property
+    def nbytes_in_flight(self) -> int:
+        """Bytes of HOST that prefetches hold; 0 when none is under way (S2)."""
+        held = sum(fetch.nbytes for fetch in self._flying.values())
+        return held + sum(draining.nbytes for draining in self._draining)
+
+    @property
+    def n_in_flight(self) -> int:
+        """Fetches under way, those given up but not yet over included."""
+        return len(self._flying) + len(self._draining)
+
+    def start(self, key: TokenKey) -> Prefetch:
+        """Look for what STORAGE has of a queued request; returns at once.
+
+        Raises:
+            ConfigError: a namespace that has no name in storage.
+        """
+        prefetch = Prefetch(key, self.settings, self._clock)
+        self.counts["started"] += 1
+        self._launch(prefetch)
+        return prefetch
+
+    def take(self, prefetch: Prefetch) -> None:
+        """The request begins: publish what has come for it (S5, S6).
+
+        Raises:
+            LeaseError: it was cancelled.
+        """
+        if prefetch.cancelled:
+            raise LeaseError("the prefetch was cancelled; begin without it, or prefetch again")
+        fetch = prefetch.fetch
+        if fetch is None:
+            return
+        fetch.publish()
+        self._leave(prefetch, "the request began before all had come")
+
+    def cancel(self, prefetch: Prefetch) -> None:
+        """The request is given up: nothing is published for it any more."""
+        if prefetch.fetch is not None:
+            self._leave(prefetch, "cancelled")
+        prefetch.cancelled = True
+
+    def poll(self) -> None:
+        """Take in what has come; never waits."""
+        for draining in [each for each in self._draining if each.ticket.done]:
+            self._draining.remove(draining)
+            for ledger, slots in draining.slots:
+                ledger.cancel(slots)
+        for fetch in list(self._flying.values()):
+            fetch.step(self._budget(), fetch.anchor + self._threshold)
+            if fetch.ended:
+                self._ended(fetch)
+
+    def stop(self, reason: str) -> None:
+        """End everything under way; nothing more is published."""
+        for waiting in list(self._waiting.values()):
+            for prefetch in list(waiting):
+                self._leave(prefetch, reason)
+
+    def owners(self) -> Iterator[tuple[Ledger, bytes]]:
+        """HOST slots in flight, for integrity checks."""
+        for fetch in self._flying.values():
+            yield from fetch.owners()
+        for draining in self._draining:
+            yield from draining.slots
+
+    # -- inside
+
+    def _budget(self) -> int:
+        return self.settings.prefetch_nbytes - self.nbytes_in_flight
+
+    def _launch(self, prefetch: Prefetch) -> None:
+        """Start what a prefetch waits for, or join who fetches it already."""
+        tree, key = self.scene.tree, prefetch.key
+        limit = max(0, key.n_tokens - 1) // tree.page_size
+        self.scene.naming.namespace(key.namespace)
+        tree.hold(key.namespace)
+        try:
+            found = matching.match(tree, key, limit)
+            tokens = found.anchor * tree.page_size
+            if not prefetch.tokens:
+                prefetch.anchor_tokens = tokens
+            prefetch.tokens = max(prefetch.tokens, tokens)
+            limit = min(limit, found.anchor + self._most_pages())
+            if limit - found.anchor < self._threshold:
+                reason = f"{limit - found.anchor} pages to look for are below the threshold"
+                self._finish(prefetch, f"{reason} of {self._threshold}")
+                return
+            if not self.scene.storage.attached:
+                self._finish(prefetch, "no store is attached")
+                return
+            fetch = Fetch(self.scene, key, found, limit)
+            other = self._flying.get(fetch.first_hash)
+            if other is not None:
+                fetch, prefetch.shared = other, True
+                self.counts["shared"] += 1
+            elif not fetch.begin():
+                self._finish(prefetch, fetch.reason)
+                return
+        finally:
+            tree.let_go(key.namespace)
+        self._flying[fetch.first_hash] = fetch
+        self._waiting.setdefault(fetch, []).append(prefetch)
+        prefetch.fetch = fetch
+
+    def _most_pages(self) -> int:
+        """Pages that fit under the cap, going by components that need every one (S2)."""
+        sizes = [
+            self.scene.slabs.nbytes[track.index] * track.slots_per_page
+            for track in self.scene.tree.everything
+        ]
+        return self.settings.prefetch_nbytes // sum(sizes) if sizes else 1 << 31
+
+    def _leave(self, prefetch: Prefetch, reason: str) -> None:
+        fetch = prefetch.fetch
+        assert fetch is not None
+        self._note(prefetch, fetch)
+        self._finish(prefetch, reason)
+        self._waiting[fetch].remove(prefetch)
+        if not self._waiting[fetch]:
+            draining = fetch.stop(reason)
+            if draining is not None:
+                self._draining.append(draining)
+            self._ended(fetch)
+
+    def _ended(self, fetch: Fetch) -> None:
+        """Tell who waits; who only shared it goes on from where it got to."""
+        del self._flying[fetch.first_hash]
+        self.counts["shrunk"] += fetch.shrunk
+        for prefetch in self._waiting.pop(fetch):
+            self._note(prefetch, fetch)
+            prefetch.fetch = None
+            if prefetch.shared and fetch.boundary > fetch.anchor:
+                self._launch(prefetch)
+            else:
+                self._finish(prefetch, fetch.reason)
+
+    def _note(self, prefetch: Prefetch, fetch: Fetch) -> None:
+        """What a prefetch gained: what can be resumed from of the tokens it shares with a fetch."""
+        tree, key = self.scene.tree, prefetch.key
+        limit = max(0, key.n_tokens - 1) // tree.page_size
+        agreed = common_prefix_pages(key.data, 0, bytes(fetch.key.data), tree.page_bytes)
+        anchor = matching.match(tree, key, limit).anchor
+        reached = min(anchor, agreed, fetch.boundary, limit) * tree.page_size
+        prefetch.tokens = max(prefetch.tokens, reached)
+        planned = min(agreed, fetch.planned, limit) * tree.page_size
+        prefetch.planned_tokens = max(prefetch.planned_tokens, planned)
+
+    def _finish(self, prefetch: Prefetch, reason: str) -> None:
+        prefetch.fetch = None
+        gained = prefetch.gained_tokens
+        prefetch.reason = reason or ("complete" if gained else "nothing of it came")
+        self.counts["delivered" if gained else "in vain"] += 1
+        self.counts["tokens"] += gained

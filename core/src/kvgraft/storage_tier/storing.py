@@ -1,0 +1,233 @@
+"""HOST to STORAGE: what was reused, or what the policy says, is stored in the background (S6)."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kvgraft.config import StorageSettings, StorePolicy
+from kvgraft.errors import ConfigError
+from kvgraft.storage import Address, Status, StorageTicket
+from kvgraft.storage.memory import aligned, copy, round_up
+from kvgraft.storage_tier.fetching import Scene
+from kvgraft.tree.holding import held_nodes, hold_host, let_go_of_host
+from kvgraft.tree.node import Node, PageNames
+from kvgraft.tree.pinning import Receipt
+from kvgraft.tree.track import Track
+
+__all__ = ["SECOND_TOUCH", "Storing"]
+
+SECOND_TOUCH = 1
+"""Hits after which a prefix is stored: the request that computed it is the first touch."""
+
+BACKLOG = 65_536
+"""Most nodes that wait to be stored; of more the oldest are let go of, and counted."""
+
+
+class _Sent(NamedTuple):
+    """Data of a node on its way to the store.
+
+    Attributes:
+        receipt: its pins; None where the data was copied.
+        first: the page the node began at.
+        parts: per component, the number of its first address and how many there are to a page.
+    """
+
+    ticket: StorageTicket
+    receipt: Receipt | None
+    first: int
+    parts: list[tuple[Track, int, int]]
+    nbytes: int
+    store: int
+
+
+class Storing:
+    """Sends nodes to the store, each component's data once.
+
+    Attributes:
+        counts: what became of how many nodes and slots, by name.
+    """
+
+    def __init__(self, scene: Scene, settings: StorageSettings) -> None:
+        self.scene = scene
+        self.policy = settings.store
+        self.budget = settings.store_nbytes
+        self.counts: Counter[str] = Counter()
+        self.nbytes_in_flight = 0
+        self._backlog: deque[Node] = deque()
+        self._sent: deque[_Sent] = deque()
+
+    @property
+    def n_in_flight(self) -> int:
+        """Nodes on their way or waiting for it."""
+        return len(self._sent) + len(self._backlog)
+
+    # -- what happens in the cache
+
+    def came(self, node: Node) -> None:
+        """HOST has acknowledged data of a node."""
+        wanted = node.names is not None and node.names.wanted
+        if wanted or self.policy is StorePolicy.WRITE_THROUGH:
+            self._queue(node)
+
+    def hit(self, anchor: Node) -> None:
+        """A request resumes at `anchor`: what it reuses is worth storing (second touch)."""
+        if self.policy is not StorePolicy.SECOND_TOUCH or anchor.hits < SECOND_TOUCH:
+            return
+        fresh: list[Node] = []
+        node: Node | None = anchor
+        while node is not None and node.parent is not None:
+            names = self._names(node)
+            if names is None or names.wanted:
+                break
+            names.wanted = True
+            fresh.append(node)
+            node = node.parent
+        for node in reversed(fresh):
+            self._queue(node)
+
+    def leaves(self, node: Node, track: Track) -> None:
+        """HOST is about to drop data of a node: copy it, and store the copy."""
+        if self.policy is not StorePolicy.HOST_EVICTION or not self.scene.storage.attached:
+            return
+        if self._is_stored(node, track) or self._names(node) is None:
+            return
+        size = round_up(self.scene.slabs.nbytes[track.index])
+        n_slots = track.n_slots(node)
+        if self.nbytes_in_flight + size * n_slots > self.budget:
+            self.counts["dropped, too many in flight"] += 1
+            return
+        memory = aligned(size * n_slots)
+        slots = node.cells[track.index].host
+        assert slots is not None
+        buffers = []
+        for number, slab in enumerate(self.scene.slabs.of(track, slots)):
+            buffers.append(memory[number * size : number * size + len(slab)])
+            copy(buffers[-1], slab)
+        self._send(node, None, [(track, buffers)])
+
+    # -- going on
+
+    def poll(self) -> None:
+        """Take in what was stored, send what waits; never waits."""
+        for _ in range(len(self._sent)):
+            sent = self._sent.popleft()
+            if sent.ticket.done:
+                self._take_in(sent)
+            else:
+                self._sent.append(sent)
+        while self._backlog and self.nbytes_in_flight < self.budget:
+            if not self.scene.storage.attached:
+                self.counts["dropped, no store"] += len(self._backlog)
+                self._backlog.clear()
+                return
+            self._store(self._backlog.popleft())
+
+    def stop(self) -> None:
+        """Send nothing more; what is under way is cancelled and ends with the next polls."""
+        self._backlog.clear()
+        for sent in self._sent:
+            sent.ticket.cancel()
+
+    # -- inside
+
+    def _names(self, node: Node) -> PageNames | None:
+        """A node's names; None if its namespace can have none."""
+        try:
+            return self.scene.naming.of(node)
+        except ConfigError:
+            self.counts["dropped, namespace without a name"] += 1
+            return None
+
+    def _queue(self, node: Node) -> None:
+        if not self.scene.storage.attached:
+            return
+        if self._backlog and self._backlog[-1] is node:
+            return  # its components come one after the other
+        if len(self._backlog) >= BACKLOG:
+            self._backlog.popleft()
+            self.counts["dropped, too many waiting"] += 1
+        self._backlog.append(node)
+
+    def _is_stored(self, node: Node, track: Track) -> bool:
+        names = node.names
+        if names is None or names.store != self.scene.storage.store_number:
+            return False
+        return bool(names.stored >> track.index & 1)
+
+    def _store(self, node: Node) -> None:
+        """Send what a node has on HOST and the store has not been seen to have."""
+        if node.parent is None:
+            self.counts["dropped, evicted first"] += 1
+            return
+        tracks = [
+            track
+            for track in self.scene.tree.tracks
+            if node.cells[track.index].host is not None and not self._is_stored(node, track)
+        ]
+        if not tracks or self._names(node) is None:
+            return  # backed up later it comes again
+        receipt = hold_host(self.scene.tree, node)
+        if receipt is None:
+            self.counts["dropped, promised to requests"] += 1
+            return
+        payloads = []
+        for track in tracks:
+            slots = node.cells[track.index].host
+            assert slots is not None
+            payloads.append((track, self.scene.slabs.of(track, slots)))
+        self._send(node, receipt, payloads)
+
+    def _send(
+        self,
+        node: Node,
+        receipt: Receipt | None,
+        payloads: Sequence[tuple[Track, list[memoryview]]],
+    ) -> None:
+        """Store what a node has of some components, from the memory given for it."""
+        naming, storage = self.scene.naming, self.scene.storage
+        hashes = naming.page_hashes(node)
+        namespace = naming.namespace(self.scene.tree.namespace(_root(node)))
+        addresses: list[Address] = []
+        buffers: list[memoryview] = []
+        parts: list[tuple[Track, int, int]] = []
+        for track, memory in payloads:
+            pages = hashes[-1:] if track.is_state else hashes
+            parts.append((track, len(addresses), len(memory) // len(pages)))
+            for page in pages:
+                addresses += naming.addresses(page, track, namespace)
+            buffers += memory
+        nbytes = sum(len(each) for each in buffers)
+        ticket = storage.set(addresses, buffers, self.scene.deadline_s, only_missing=True)
+        self._sent.append(_Sent(ticket, receipt, node.start, parts, nbytes, storage.store_number))
+        self.nbytes_in_flight += nbytes
+        self.counts["nodes"] += 1
+
+    def _take_in(self, sent: _Sent) -> None:
+        """Note on the node, or what became of it, which components are stored."""
+        self.nbytes_in_flight -= sent.nbytes
+        statuses = sent.ticket.statuses
+        self.counts["slots"] += sum(status is Status.OK for status in statuses)
+        self.counts["slots failed"] += sum(status is not Status.OK for status in statuses)
+        if sent.receipt is None:
+            return
+        for node in held_nodes(sent.receipt, sent.first):
+            names = self._names(node)
+            assert names is not None
+            if names.store != sent.store:
+                names.store, names.stored = sent.store, 0
+            for track, number, per_page in sent.parts:
+                low, high = node.start - sent.first, node.end - sent.first
+                if track.is_state:
+                    low, high = (0, 1) if node is sent.receipt.anchor else (0, 0)
+                mine = statuses[number + low * per_page : number + high * per_page]
+                if mine and all(status is Status.OK for status in mine):
+                    names.stored |= 1 << track.index
+        let_go_of_host(self.scene.tree, sent.receipt)
+
+
+def _root(node: Node) -> Node:
+    while node.parent is not None:
+        node = node.parent
+    return node

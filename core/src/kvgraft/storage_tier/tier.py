@@ -1,0 +1,191 @@
+"""The storage tier of one cache: attached, detached, polled, counted (S1 to S11)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from kvgraft.config import StorageSettings
+from kvgraft.dispatch import Mounted
+from kvgraft.errors import ConfigError
+from kvgraft.room import Room
+from kvgraft.storage import (
+    Fingerprint,
+    Storage,
+    StorageBackend,
+    StorageTicket,
+    SupervisionLimits,
+    open_storage,
+)
+from kvgraft.storage_tier.fetching import Scene
+from kvgraft.storage_tier.naming import Naming, labels
+from kvgraft.storage_tier.prefetching import Prefetch, Prefetching
+from kvgraft.storage_tier.slabs import Slabs
+from kvgraft.storage_tier.storing import Storing
+from kvgraft.tree.integrity import SlotOwner
+from kvgraft.tree.keys import TokenKey
+from kvgraft.tree.tree import Tree
+from kvgraft.types import Tier
+
+__all__ = ["StorageTier", "fingerprint_of"]
+
+STEP_S = 0.002
+"""Pause between two looks while draining."""
+
+
+def fingerprint_of(
+    settings: StorageSettings, tree: Tree, mounted: Sequence[Mounted]
+) -> Fingerprint:
+    """What computes this cache's data and how a payload of it lies in memory (S8).
+
+    Raises:
+        ConfigError: a component that keeps nothing on HOST, named; a value without canonical bytes.
+    """
+    geometry: dict[str, object] = {}
+    dtypes = set()
+    for track, each in zip(tree.tracks, mounted):
+        mirror = each.component.host
+        if mirror is None or not mirror.capacity:
+            raise ConfigError(
+                f"storage: component {each.name!r} has no HOST mirror to store from; "
+                "set host_tokens, or leave the storage out"
+            )
+        planes = tuple(
+            (spec.layer, spec.name, tuple(spec.shape), str(spec.dtype), start)
+            for spec, start in zip(mirror.specs, mirror.offsets)
+        )
+        dtypes |= {str(spec.dtype) for spec in mirror.specs}
+        for label in labels(track):
+            geometry[label] = (track.slots_per_page, mirror.slab_nbytes, planes)
+    return Fingerprint(
+        model=settings.model,
+        weights=settings.weights,
+        dtype="+".join(sorted(dtypes)),
+        page_size=tree.page_size,
+        geometry=geometry,
+        sharding=settings.sharding,
+        salt=settings.salt,
+    )
+
+
+class StorageTier:
+    """What a cache keeps beyond its process, as `Cache.storage`.
+
+    Args:
+        tree: the cache's.
+        mounted: its components.
+        room: makes room on HOST.
+        settings: policies and bounds.
+        clock: seconds that only grow.
+
+    Attributes:
+        storage: the supervised store; its counters tell what the store did.
+        storing, prefetching: what goes there and what comes back.
+
+    Raises:
+        ConfigError: a store that cannot be opened, or components that cannot be stored.
+    """
+
+    def __init__(
+        self,
+        tree: Tree,
+        mounted: Sequence[Mounted],
+        room: Room,
+        settings: StorageSettings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.tree = tree
+        self.settings = settings
+        self.fingerprint = fingerprint_of(settings, tree, mounted)
+        limits = SupervisionLimits(deadline_s=settings.deadline_s)
+        self.storage = Storage(self.fingerprint, limits=limits, clock=clock)
+        naming = Naming(tree, self.fingerprint)
+        self.scene = Scene(tree, room, self.storage, naming, Slabs(mounted), settings.deadline_s)
+        self.storing = Storing(self.scene, settings)
+        self.prefetching = Prefetching(self.scene, settings, clock)
+        tree.host_watcher = self.storing
+        if settings.url is not None:
+            self.attach(open_storage(settings.url))
+
+    # -- the store
+
+    def attach(self, backend: StorageBackend) -> None:
+        """Take an open store into use; it is closed with the cache or when it is detached (S11).
+
+        Open it on another thread while the cache serves: that may take as long as its index.
+
+        Raises:
+            ConfigError: there is one already, or it is still being detached.
+        """
+        self.storage.attach(backend)
+
+    def detach(self, deadline_s: float | None = None) -> StorageTicket:
+        """Let go of the store while serving: drain, stop, release (S11).
+
+        Prefetches end, what waits to be stored is dropped. Go on polling until the ticket is done.
+        """
+        self.prefetching.stop("the store was detached")
+        self.storing.stop()
+        return self.storage.detach(deadline_s)
+
+    def clear(self) -> StorageTicket:
+        """Remove everything from the store; what was known to be there is forgotten."""
+        self.storage.forget_store()
+        return self.storage.ask("clear", lambda store: store.clear())
+
+    # -- requests
+
+    def prefetch(self, key: TokenKey) -> Prefetch:
+        """Fetch what STORAGE has of a queued request to HOST; returns at once (S6).
+
+        Raises:
+            ConfigError: a namespace that has no name in storage: a bool or float, or an object.
+        """
+        return self.prefetching.start(key)
+
+    def cancel(self, prefetch: Prefetch) -> None:
+        """The request was given up before it began."""
+        self.prefetching.cancel(prefetch)
+
+    # -- for the cache
+
+    def poll(self) -> None:
+        """Go on with everything under way; never waits."""
+        self.storage.poll()
+        self.prefetching.poll()
+        self.storing.poll()
+
+    @property
+    def n_in_flight(self) -> int:
+        """Prefetches and stores that have not ended."""
+        return self.prefetching.n_in_flight + self.storing.n_in_flight
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait for everything under way, at most `timeout_s` seconds; whether all ended."""
+        deadline = time.monotonic() + timeout_s
+        self.poll()
+        while self.n_in_flight and time.monotonic() < deadline:
+            time.sleep(STEP_S)
+            self.poll()
+        return not self.n_in_flight
+
+    def owners(self) -> list[SlotOwner]:
+        """HOST slots in flight, for integrity checks."""
+        return [
+            (ledger.component, Tier.HOST, "a prefetch", slots)
+            for ledger, slots in self.prefetching.owners()
+        ]
+
+    def counts(self) -> dict[str, int]:
+        """What happened so far, by name."""
+        found = {f"prefetch {name}": n for name, n in self.prefetching.counts.items()}
+        found |= {f"store {name}": n for name, n in self.storing.counts.items()}
+        return found | self.storage.counters.snapshot()
+
+    def close(self, timeout_s: float) -> bool:
+        """Store what waits and close the store, in `timeout_s` seconds at most; whether it was."""
+        self.prefetching.stop("the cache was closed")
+        deadline = time.monotonic() + timeout_s
+        self.drain(timeout_s)
+        self.storing.stop()
+        return self.storage.close(max(0.1, deadline - time.monotonic()))

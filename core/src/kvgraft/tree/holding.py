@@ -1,0 +1,73 @@
+"""Pins on HOST alone, for data on its way to or from STORAGE (S1, L8).
+
+What is held may leave DEVICE meanwhile; the copy on HOST stays, and so does the node.
+"""
+
+from __future__ import annotations
+
+from kvgraft.errors import LeaseError
+from kvgraft.tree.node import Node
+from kvgraft.tree.pinning import Receipt, pin_host, release_host
+from kvgraft.tree.segments import default_segment, whole_nodes
+from kvgraft.tree.tree import Tree
+from kvgraft.types import Span
+
+__all__ = ["held_nodes", "hold_host", "let_go_of_host"]
+
+
+def hold_host(tree: Tree, node: Node, *, reach: bool = False) -> Receipt | None:
+    """Pin what `node` has on HOST, of every component (T6).
+
+    What is above stays as long: a node with HOST data below it is no victim. Returns None, with
+    nothing pinned, where that takes slots promised to admitted requests (A12).
+
+    Args:
+        tree: the tree.
+        node: a node of it, or a root.
+        reach: pin what the components need at the node's end instead, on the nodes above as well.
+    """
+    segments: list[tuple[Span, ...]] = []
+    for track in tree.tracks:
+        spans: tuple[Span, ...] = ()
+        if node.parent is not None and (reach or track.is_state):
+            spans = whole_nodes(node, default_segment(track, node.end))
+        elif node.parent is not None:
+            spans = (Span(node.start, node.end),)
+        segments.append(spans)
+    receipt = Receipt(node, segments, 0)
+    node.receipts += 1
+    broken = False
+    for track, segment in zip(tree.tracks, segments):
+        pin_host(tree, track, node, segment, 0, 1)
+        broken = broken or (track.host is not None and track.host.headroom < 0)
+    if broken:
+        let_go_of_host(tree, receipt)
+        return None
+    return receipt
+
+
+def let_go_of_host(tree: Tree, receipt: Receipt) -> None:
+    """Undo `hold_host`, whatever was split since (L1).
+
+    Raises:
+        LeaseError: it was undone before (L2).
+    """
+    node = receipt.anchor
+    if receipt.released:
+        raise LeaseError(f"HOST hold of page {node.end}: already released; release it once")
+    receipt.released = True
+    node.receipts -= 1
+    release_host(tree, receipt)
+    if node.parent is not None and not node.live_device and not node.live_host:
+        tree.remove_dead(node)
+
+
+def held_nodes(receipt: Receipt, start: int) -> list[Node]:
+    """The parts of a held node, from page `start` on; it was one when it was held."""
+    nodes: list[Node] = []
+    node: Node | None = receipt.anchor
+    while node is not None and node.parent is not None and node.end > start:
+        nodes.append(node)
+        node = node.parent
+    nodes.reverse()
+    return nodes
