@@ -123,8 +123,8 @@ class Cache(RequestTables):
             prefetch: what was started for it when it was queued; what has not come is given up.
 
         Raises:
-            ConfigError: no `TokenKey`, an empty one, a negative reservation or a chunk below one
-                token.
+            ConfigError: no `TokenKey`, an empty one, a negative reservation, a chunk below one
+                token, or a namespace that storage has no name for.
             LeaseError: the cache is closed, or the prefetch was cancelled.
         """
         prompt = expect_key(key).n_tokens
@@ -138,8 +138,8 @@ class Cache(RequestTables):
         request = Request(key, prompt, prompt + reserve, chunk if chunk is not None else prompt)
         self.tree.hold(key.namespace)
         try:
-            if prefetch is not None and self.storage is not None:
-                self.storage.prefetching.take(prefetch)
+            if self.storage is not None:
+                self.storage.begins(key, prefetch)
             self.leasing.lease(request, self._limit(request))
         except BaseException:
             self.tree.let_go(key.namespace)

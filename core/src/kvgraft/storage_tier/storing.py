@@ -16,10 +16,7 @@ from kvgraft.tree.node import Node, PageNames
 from kvgraft.tree.pinning import Receipt
 from kvgraft.tree.track import Track
 
-__all__ = ["SECOND_TOUCH", "Storing"]
-
-SECOND_TOUCH = 1
-"""Hits after which a prefix is stored: the request that computed it is the first touch."""
+__all__ = ["Storing"]
 
 BACKLOG = 65_536
 """Most nodes that wait to be stored; of more the oldest are let go of, and counted."""
@@ -67,21 +64,25 @@ class Storing:
 
     def came(self, node: Node) -> None:
         """HOST has acknowledged data of a node."""
-        wanted = node.names is not None and node.names.wanted
+        wanted = node.names is not None and node.names.wanted == self.scene.storage.store_number
         if wanted or self.policy is StorePolicy.WRITE_THROUGH:
             self._queue(node)
 
     def hit(self, anchor: Node) -> None:
-        """A request resumes at `anchor`: what it reuses is worth storing (second touch)."""
-        if self.policy is not StorePolicy.SECOND_TOUCH or anchor.hits < SECOND_TOUCH:
+        """A request resumes at `anchor`: what is used a second time is worth storing.
+
+        With write-through it is there, unless the store was attached since.
+        """
+        store = self.scene.storage.store_number
+        if self.policy is StorePolicy.HOST_EVICTION or not self.scene.storage.attached:
             return
         fresh: list[Node] = []
         node: Node | None = anchor
         while node is not None and node.parent is not None:
             names = self._names(node)
-            if names is None or names.wanted:
+            if names is None or names.wanted == store:
                 break
-            names.wanted = True
+            names.wanted = store
             fresh.append(node)
             node = node.parent
         for node in reversed(fresh):

@@ -149,6 +149,17 @@ class StorageTier:
 
     # -- for the cache
 
+    def begins(self, key: TokenKey, prefetch: Prefetch | None) -> None:
+        """A request begins, with what has come for it.
+
+        Raises:
+            ConfigError: its namespace has no name in storage.
+            LeaseError: its prefetch was cancelled.
+        """
+        self.scene.naming.of(self.tree.root(key.namespace))
+        if prefetch is not None:
+            self.prefetching.take(prefetch)
+
     def poll(self) -> None:
         """Go on with everything under way; never waits."""
         self.storage.poll()

@@ -48,8 +48,8 @@ class PageNames:
 
     Attributes:
         hashes: a hash per page, one behind the other; of a root, the one its first pages follow.
-        wanted: whether they are to be stored, now or once they are on HOST. Never of a node alone:
-            its ancestors are wanted with it.
+        wanted: number of the store they are to go to, now or once they are on HOST; 0 for none.
+            Never of a node alone: its ancestors are wanted with it.
         stored: components whose data of all these pages a store has acknowledged, as bits.
         store: number of the store that did; another one does not have them.
     """
@@ -58,7 +58,7 @@ class PageNames:
 
     def __init__(self, hashes: bytes) -> None:
         self.hashes = hashes
-        self.wanted = False
+        self.wanted = 0
         self.stored = 0
         self.store = 0
 

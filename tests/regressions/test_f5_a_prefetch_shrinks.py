@@ -1,0 +1,161 @@
+"""F5: a prefetch that did not fit was given up whole; it shrinks instead (S3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from kvgraft import TokenKey
+from kvgraft.room import Room
+from kvgraft.storage_tier.fetching import Fetch
+from kvgraft.storage_tier.inventory import Inventory, Plan
+from kvgraft.tree.track import Track
+
+from ..serving.server import Server, ledgers
+from ..serving.setups import CHUNKED, QUARTERED, SINKS, SSM, Setup, installed, mixed
+from ..storage_tier.shelf import drained, open_cache, settings, stocked, tier_of
+
+PAGE = 2
+PROMPT = list(range(100, 141))
+"""20 pages; states stand at every second one."""
+HELD = 9
+"""Pages of HOST that somebody else pins, of 20."""
+LONGEST = 10
+"""The longest prefix that fits the other 11 and, with states, ends where one stands."""
+
+CASES = [
+    installed("full", "mamba"),
+    installed("full", "swa", "mamba"),
+    mixed(("full",), SSM),
+    mixed(("full",), QUARTERED, SSM),
+    mixed(("full",), SINKS, SSM),
+    mixed(("full",), CHUNKED, SSM),
+]
+IDS = [setup.name for setup in CASES]
+
+
+def prefetch_with_host_short(
+    setup: Setup, put_bug_in: Callable[[], None] = lambda: None, threshold: int = 1
+) -> int:
+    """The field's scenario: HOST holds 20 pages, of which a running request keeps 9 and 6 are old.
+
+    Returns the tokens that came.
+    """
+    shelf = stocked(setup, PROMPT, chunk=2 * PAGE)
+    cache = open_cache(
+        setup,
+        shelf,
+        settings(threshold_tokens=threshold * PAGE),
+        device_tokens=256,
+        host_tokens=20 * PAGE,
+    )
+    server = Server(cache)
+    try:
+        server.serve(range(500, 500 + HELD * PAGE))
+        server.empty_device()
+        pinned = cache.begin(TokenKey(range(500, 501 + HELD * PAGE)))
+        assert pinned.anchor_tokens == HELD * PAGE
+        server.serve(range(800, 800 + 6 * PAGE))
+        evictions: list[tuple[str, int]] = []
+        make_room = Room.on_host
+
+        def on_host(self: Room, track: Track, n_slots: int) -> bool:
+            before = track.host.free if track.host else 0
+            done = make_room(self, track, n_slots)
+            if track.host and track.host.free > before:
+                evictions.append((track.name, track.host.free - before))
+            return done
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Room, "on_host", on_host)
+            before = ledgers(cache)
+            put_bug_in()
+            key = TokenKey(PROMPT)
+            prefetch = drained(cache, tier_of(cache).prefetch(key))
+        names = [name for name, _ in evictions]
+        assert len(names) == len({*names}), "HOST was evicted more than once"
+        if not prefetch.gained_tokens:
+            assert "HOST memory is short" in prefetch.reason
+            assert not tier_of(cache).prefetching.n_in_flight
+            held = [terms[3:] for terms in before.values()]
+            assert [terms[3:] for terms in ledgers(cache).values()] == held
+        request = cache.begin(key, prefetch=prefetch)
+        assert request.anchor_tokens == prefetch.tokens, "it brought what cannot be resumed from"
+        assert cache.admit(request).admitted
+        server.load_back(request)
+        server.prefill(request)
+        cache.finish(request)
+        cache.abort(pinned)
+        cache.drain()
+        cache.check_integrity()
+        return prefetch.gained_tokens
+    finally:
+        cache.close()
+
+
+@pytest.mark.parametrize("setup", CASES, ids=IDS)
+def test_a_prefetch_that_does_not_fit_shrinks_to_what_all_components_can_resume_from(
+    setup: Setup,
+) -> None:
+    assert prefetch_with_host_short(setup) == LONGEST * PAGE
+
+
+@pytest.mark.parametrize("setup", CASES, ids=IDS)
+def test_below_the_threshold_it_gives_up_without_a_trace(setup: Setup) -> None:
+    assert prefetch_with_host_short(setup, threshold=LONGEST + 1) == 0
+
+
+Bug = Callable[[pytest.MonkeyPatch], None]
+
+
+def give_up_whole(patch: pytest.MonkeyPatch) -> None:
+    """The field bug: what does not fit as it is, is given up."""
+
+    def begin(self: Fetch, budget: int, least: int) -> None:
+        wanted = self._plan(lambda n_slots: True, least)
+        assert wanted is not None
+        for track, n_slots in zip(self.scene.tree.tracks, wanted.n_slots):
+            if not self.scene.room.on_host(track, n_slots):
+                self._end("HOST memory is short")
+                return
+        self._fetch(wanted)
+
+    patch.setattr(Fetch, "_begin", begin)
+
+
+def shrink_to_what_no_state_ends(patch: pytest.MonkeyPatch) -> None:
+    """What the field's fix left open: a length that a component cannot resume from."""
+
+    deepest = Inventory.deepest
+
+    def shrunk(
+        self: Inventory,
+        found: Sequence[set[int]],
+        arrived: Sequence[set[int]],
+        fits: Callable[[Sequence[int]], bool],
+        least: int,
+    ) -> Plan | None:
+        plan = deepest(self, found, arrived, lambda n_slots: True, least)
+        if plan is None or fits(plan.n_slots):
+            return plan
+        for boundary in range(plan.boundary, least, -1):
+            pages = [[page for page in each if page < boundary] for each in plan.pages]
+            n_slots = [
+                len(each) * (1 if t.is_state else t.slots_per_page)
+                for each, t in zip(pages, self.tree.tracks)
+            ]
+            if fits(n_slots):
+                return Plan(boundary, pages, n_slots)
+        return None
+
+    patch.setattr(Inventory, "deepest", shrunk)
+
+
+@pytest.mark.parametrize("setup", CASES, ids=IDS)
+@pytest.mark.parametrize("bug", [give_up_whole, shrink_to_what_no_state_ends])
+def test_with_the_bug_less_comes_or_nothing(
+    setup: Setup, bug: Bug, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(AssertionError):
+        assert prefetch_with_host_short(setup, lambda: bug(monkeypatch)) == LONGEST * PAGE

@@ -1,0 +1,110 @@
+"""A store in memory that outlives the caches attached to it, and can be held up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from kvgraft import TokenKey
+from kvgraft.cache import Cache
+from kvgraft.config import PrefetchPolicy, StorageSettings, StorePolicy
+from kvgraft.storage import Address, Status, StorageBackend, Value
+from kvgraft.storage_tier import Prefetch, StorageTier
+
+from ..serving.server import Server
+from ..serving.setups import Setup
+from ..storage.backends import Hanging
+
+__all__ = ["Shelf", "addresses", "drained", "open_cache", "settings", "stocked", "tier_of"]
+
+
+class Shelf(Hanging):
+    """Closing it forgets nothing; with its gate closed, fetches and stores wait.
+
+    Attributes:
+        asked: keys that were to be fetched, in order.
+    """
+
+    def __init__(self, *, synchronous: bool = False) -> None:
+        super().__init__(synchronous=synchronous)
+        self.asked: list[bytes] = []
+
+    def get_into(
+        self, keys: Sequence[bytes], values: Sequence[Value], deadline_s: float
+    ) -> Sequence[Status]:
+        self.asked += keys
+        return super().get_into(keys, values, deadline_s)
+
+    def close(self) -> None:
+        self.gate.set()
+
+    def copy(self, *, synchronous: bool = False) -> Shelf:
+        """Another store with the same in it."""
+        other = Shelf(synchronous=synchronous)
+        other.stored.update(self.stored)
+        return other
+
+
+def settings(**given: object) -> StorageSettings:
+    defaults: dict[str, object] = {
+        "model": "m",
+        "weights": "w",
+        "threshold_tokens": 2,
+        "store": StorePolicy.WRITE_THROUGH,
+        "prefetch": PrefetchPolicy.WAIT_COMPLETE,
+    }
+    return StorageSettings.model_validate({**defaults, **given})
+
+
+def tier_of(cache: Cache) -> StorageTier:
+    assert cache.storage is not None
+    return cache.storage
+
+
+def open_cache(
+    setup: Setup, shelf: StorageBackend, storage: StorageSettings | None = None, **options: object
+) -> Cache:
+    """A cache over a store, as a process of its own would open it."""
+    cache = setup.open(storage=storage or settings(), **options)  # type: ignore[arg-type]
+    tier_of(cache).attach(shelf)
+    return cache
+
+
+def stocked(
+    setup: Setup,
+    *prompts: Iterable[int],
+    chunk: int | None = None,
+    synchronous: bool = False,
+) -> Shelf:
+    """A store with what a cache computed for some prompts, every state at a chunk's end."""
+    shelf = Shelf()
+    cache = open_cache(setup, shelf, device_tokens=256, host_tokens=512)
+    server = Server(cache)
+    for prompt in prompts:
+        tokens = list(prompt)
+        step = chunk or len(tokens)
+        for end in [*range(step, len(tokens), step), len(tokens)]:
+            server.serve(tokens[:end])
+    assert cache.drain()
+    cache.close()
+    return shelf.copy(synchronous=synchronous)
+
+
+def addresses(cache: Cache, prompt: Iterable[int], component: str) -> list[list[Address]]:
+    """Where a component's data of each page of a prompt is stored."""
+    key = TokenKey(prompt)
+    naming = tier_of(cache).scene.naming
+    track = cache.tree.track(component)
+    cache.tree.hold(None)
+    parent = naming.last_hash(cache.tree.root(None))
+    hashes = naming.hashes(parent, key.data)
+    cache.tree.let_go(None)
+    return [naming.addresses(page, track, naming.namespace(None)) for page in hashes]
+
+
+def drained(cache: Cache, prefetch: Prefetch) -> Prefetch:
+    """Everything under way has ended, and no slot is left in flight (S2)."""
+    assert cache.drain()
+    assert prefetch.ended
+    assert tier_of(cache).prefetching.nbytes_in_flight == 0
+    cache.check_integrity()
+    return prefetch

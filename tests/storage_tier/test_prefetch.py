@@ -1,0 +1,277 @@
+"""A prefetch overlaps with everything, ends by its policy, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from kvgraft import ConfigError, LeaseError, TokenKey
+
+from ..serving.server import Server, ledgers
+from ..serving.setups import SETUPS, Setup, installed
+from .shelf import Shelf, addresses, drained, open_cache, settings, stocked, tier_of
+
+PROMPT = list(range(100, 133))
+PAGES = (len(PROMPT) - 1) // 2
+HYBRID = installed("full", "swa", "mamba")
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end, "it did not come about"
+        time.sleep(0.001)
+
+
+@contextmanager
+def serving(setup: Setup, shelf: Shelf, **given: object) -> Iterator[Server]:
+    """A cache over a store, closed with all books balanced."""
+    cache = open_cache(setup, shelf, settings(**given), device_tokens=256, host_tokens=512)
+    try:
+        yield Server(cache)
+        shelf.gate.set()
+        assert cache.drain()
+        assert tier_of(cache).prefetching.nbytes_in_flight == 0
+        cache.check_integrity()
+    finally:
+        shelf.gate.set()
+        cache.close()
+
+
+def finish(server: Server, request: object) -> None:
+    cache = server.cache
+    assert cache.admit(request).admitted  # type: ignore[arg-type]
+    server.load_back(request)  # type: ignore[arg-type]
+    server.prefill(request)  # type: ignore[arg-type]
+    cache.finish(request)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS)
+def test_what_one_process_stored_another_one_hits(setup: Setup) -> None:
+    shelf = stocked(setup, PROMPT)
+    with serving(setup, shelf) as server:
+        key = TokenKey(PROMPT)
+        prefetch = drained(server.cache, tier_of(server.cache).prefetch(key))
+        request = server.cache.begin(key, prefetch=prefetch)
+        assert request.anchor_tokens == request.storage_tokens == 2 * PAGES
+        finish(server, request)
+
+
+@pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS)
+def test_requests_run_while_a_store_hangs(setup: Setup) -> None:
+    shelf = stocked(setup, PROMPT)
+    with serving(setup, shelf) as server:
+        shelf.gate.clear()
+        prefetch = tier_of(server.cache).prefetch(TokenKey(PROMPT))
+        until(lambda: server.cache.poll() or shelf.n_calls)
+        for turn in range(3):
+            request = server.start(range(500, 520 + turn))
+            server.prefill(request)
+            server.cache.poll()
+            server.cache.finish(request)
+        assert not prefetch.ready
+        assert tier_of(server.cache).prefetching.nbytes_in_flight > 0
+        shelf.gate.set()
+        assert drained(server.cache, prefetch).gained_tokens == 2 * PAGES
+
+
+def test_best_effort_begins_with_what_has_come_and_frees_the_rest_once() -> None:
+    shelf = stocked(HYBRID, PROMPT, synchronous=True)
+    with serving(HYBRID, shelf, prefetch="best-effort") as server:
+        before = ledgers(server.cache)
+        shelf.gate.clear()
+        key = TokenKey(PROMPT)
+        prefetch = tier_of(server.cache).prefetch(key)
+        until(lambda: server.cache.poll() or shelf.n_calls)
+        assert prefetch.ready
+        request = server.cache.begin(key, prefetch=prefetch)
+        assert request.anchor_tokens == request.storage_tokens == 0
+        assert prefetch.ended
+        server.cache.abort(request)
+        server.cache.check_integrity()
+        assert ledgers(server.cache) != before, "slots the store may still write to are not free"
+        shelf.gate.set()
+        assert server.cache.drain()
+        assert ledgers(server.cache) == before
+
+
+def test_best_effort_publishes_the_pages_that_have_come() -> None:
+    setup = installed("full")
+    shelf = stocked(setup, PROMPT)
+    with serving(setup, shelf, prefetch="best-effort") as server:
+        cache = server.cache
+        key = TokenKey(PROMPT)
+        prefetch = tier_of(cache).prefetch(key)
+        until(lambda: cache.poll() or tier_of(cache).prefetching.nbytes_in_flight)
+        (fetch,) = tier_of(cache).prefetching._flying.values()
+        until(lambda: fetch._ticket.decided)
+        request = cache.begin(key, prefetch=prefetch)
+        assert request.storage_tokens == 2 * PAGES
+        finish(server, request)
+
+
+def test_a_timeout_lets_the_request_begin_and_is_not_a_miss() -> None:
+    shelf = stocked(HYBRID, PROMPT)
+    with serving(HYBRID, shelf, prefetch="timeout", prefetch_timeout_s=0.05) as server:
+        shelf.gate.clear()
+        key = TokenKey(PROMPT)
+        prefetch = tier_of(server.cache).prefetch(key)
+        assert not prefetch.ready
+        until(lambda: prefetch.ready)
+        assert not prefetch.ended
+        server.cache.abort(server.cache.begin(key, prefetch=prefetch))
+        shelf.gate.set()
+        assert server.cache.drain()
+        again = drained(server.cache, tier_of(server.cache).prefetch(key))
+        assert again.gained_tokens == 2 * PAGES
+
+
+def test_a_cancelled_prefetch_publishes_nothing_and_begins_nothing() -> None:
+    shelf = stocked(HYBRID, PROMPT)
+    with serving(HYBRID, shelf) as server:
+        before = ledgers(server.cache)
+        shelf.gate.clear()
+        prefetch = tier_of(server.cache).prefetch(TokenKey(PROMPT))
+        until(lambda: server.cache.poll() or shelf.n_calls)
+        tier_of(server.cache).cancel(prefetch)
+        with pytest.raises(LeaseError, match="cancelled"):
+            server.cache.begin(TokenKey(PROMPT), prefetch=prefetch)
+        shelf.gate.set()
+        assert server.cache.drain()
+        assert ledgers(server.cache) == before
+        assert server.cache.tree.n_nodes == 0
+        assert not server.cache.tree.roots
+
+
+def test_requests_of_one_prefix_share_a_fetch() -> None:
+    longer = [*PROMPT, *range(900, 916)]
+    shelf = stocked(HYBRID, PROMPT, longer)
+    with serving(HYBRID, shelf) as server:
+        tier = tier_of(server.cache)
+        shelf.gate.clear()
+        first = tier.prefetch(TokenKey(PROMPT))
+        until(lambda: server.cache.poll() or shelf.n_calls)
+        twin, other = tier.prefetch(TokenKey(PROMPT)), tier.prefetch(TokenKey(longer))
+        assert (first.shared, twin.shared, other.shared) == (False, True, True)
+        assert tier.prefetching.n_in_flight == 1
+        shelf.gate.set()
+        assert server.cache.drain()
+        assert first.gained_tokens == twin.gained_tokens == 2 * PAGES
+        assert other.gained_tokens == len(longer) - 1
+        assert len(shelf.asked) == len({*shelf.asked})
+
+
+def test_a_request_that_begins_leaves_the_fetch_to_those_that_wait() -> None:
+    shelf = stocked(HYBRID, PROMPT)
+    with serving(HYBRID, shelf, prefetch="best-effort") as server:
+        tier = tier_of(server.cache)
+        shelf.gate.clear()
+        first, twin = tier.prefetch(TokenKey(PROMPT)), tier.prefetch(TokenKey(PROMPT))
+        until(lambda: server.cache.poll() or shelf.n_calls)
+        server.cache.abort(server.cache.begin(TokenKey(PROMPT), prefetch=first))
+        assert first.ended
+        assert not twin.ended
+        shelf.gate.set()
+        assert drained(server.cache, twin).gained_tokens == 2 * PAGES
+
+
+@pytest.mark.parametrize("lost", range(PAGES))
+def test_a_page_that_is_gone_shortens_it_to_what_all_components_can_resume_from(lost: int) -> None:
+    """The store says it has the page; what was asked for besides is of use, or freed once (S4)."""
+    shelf = stocked(HYBRID, PROMPT, chunk=4)
+    with serving(HYBRID, shelf) as server:
+        (gone,) = addresses(server.cache, PROMPT, "full")[lost]
+        header, payload = shelf.stored[gone.key]
+        shelf.stored[gone.key] = header, bytes([payload[0] ^ 1]) + payload[1:]
+        key = TokenKey(PROMPT)
+        prefetch = drained(server.cache, tier_of(server.cache).prefetch(key))
+        assert prefetch.tokens == lost // 2 * 4, "states stand at every second page"
+        assert gone.key not in shelf.stored, "what is damaged is removed"
+        assert tier_of(server.cache).counts()["get.corrupt"] == 1
+        finish(server, server.cache.begin(key, prefetch=prefetch))
+
+
+def test_namespaces_and_weights_share_nothing() -> None:
+    setup = installed("full")
+    shelf = stocked(setup, PROMPT)
+    with serving(setup, shelf) as server:
+        other = TokenKey(PROMPT, namespace="tenant")
+        assert not drained(server.cache, tier_of(server.cache).prefetch(other)).gained_tokens
+    with serving(setup, shelf, weights="w2") as server:
+        key = TokenKey(PROMPT)
+        assert not drained(server.cache, tier_of(server.cache).prefetch(key)).gained_tokens
+
+
+@pytest.mark.parametrize("namespace", [True, 1.0, object(), ("a", 2.5)])
+def test_a_namespace_without_a_name_in_storage_is_refused(namespace: object) -> None:
+    with serving(installed("full"), Shelf()) as server:
+        for call in (server.cache.begin, tier_of(server.cache).prefetch):
+            with pytest.raises(ConfigError, match="no canonical bytes"):
+                call(TokenKey(PROMPT, namespace=namespace))
+        assert not server.cache.tree.roots
+
+
+def test_below_the_threshold_the_store_is_not_asked() -> None:
+    shelf = stocked(HYBRID, PROMPT)
+    with serving(HYBRID, shelf, threshold_tokens=34) as server:
+        prefetch = tier_of(server.cache).prefetch(TokenKey(PROMPT))
+        assert prefetch.ended
+        assert "below the threshold of 17" in prefetch.reason
+        assert not tier_of(server.cache).counts().get("exists.ok")
+
+
+@pytest.mark.parametrize("pages", [1, 5, 9])
+def test_prefetches_together_hold_no_more_of_host_than_they_may(pages: int) -> None:
+    setup = installed("full")
+    other = list(range(700, 733))
+    shelf = stocked(setup, PROMPT, other)
+    size = setup.open().mounted[0].component.host.slab_nbytes  # type: ignore[union-attr]
+    with serving(setup, shelf, prefetch_nbytes=pages * size) as server:
+        tier = tier_of(server.cache)
+        shelf.gate.clear()
+        both = [tier.prefetch(TokenKey(PROMPT)), tier.prefetch(TokenKey(other))]
+        until(lambda: server.cache.poll() or shelf.n_calls)
+        until(lambda: server.cache.poll() or both[1].ended)
+        assert tier.prefetching.nbytes_in_flight == pages * size
+        assert "left for prefetches" in both[1].reason
+        shelf.gate.set()
+        assert drained(server.cache, both[0]).gained_tokens == 2 * pages
+
+
+def test_explaining_a_match_says_what_storage_gave() -> None:
+    shelf = stocked(HYBRID, PROMPT)
+    with serving(HYBRID, shelf) as server:
+        key = TokenKey(PROMPT)
+        prefetch = drained(server.cache, tier_of(server.cache).prefetch(key))
+        told = server.cache.explain(key, prefetch)
+        assert told.anchor == 2 * PAGES
+        assert told.storage == f"{2 * PAGES} tokens beyond 0: complete"
+        assert str(told).endswith(f"storage: {told.storage}")
+        miss = TokenKey(range(800, 833))
+        prefetch = drained(server.cache, tier_of(server.cache).prefetch(miss))
+        told = server.cache.explain(miss, prefetch)
+        assert "nothing of full, swa, mamba is stored" in told.storage
+
+
+def test_a_store_that_is_detached_ends_what_is_under_way_and_another_takes_its_place() -> None:
+    shelf, other = stocked(HYBRID, PROMPT), Shelf()
+    with serving(HYBRID, shelf) as server:
+        tier = tier_of(server.cache)
+        shelf.gate.clear()
+        prefetch = tier.prefetch(TokenKey(PROMPT))
+        until(lambda: server.cache.poll() or shelf.n_calls)
+        ticket = tier.detach()
+        assert prefetch.ended
+        assert "detached" in prefetch.reason
+        shelf.gate.set()
+        until(lambda: server.cache.poll() or ticket.done)
+        assert server.cache.drain()
+        assert tier.prefetch(TokenKey(PROMPT)).reason == "no store is attached"
+        server.serve(PROMPT)
+        tier.attach(other)
+        server.serve([*PROMPT, 1])
+        assert server.cache.drain()
+        assert other.stored.keys() >= shelf.stored.keys()
