@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 
 from kvgraft import TokenKey
 from kvgraft.cache import Cache
@@ -14,7 +15,7 @@ from ..serving.server import Server
 from ..serving.setups import Setup
 from ..storage.backends import Hanging
 
-__all__ = ["Shelf", "addresses", "drained", "open_cache", "settings", "stocked", "tier_of"]
+__all__ = ["Shelf", "addresses", "drained", "open_cache", "settings", "stocked", "tier_of", "until"]
 
 
 class Shelf(Hanging):
@@ -87,6 +88,13 @@ def stocked(
     assert cache.drain()
     cache.close()
     return shelf.copy(synchronous=synchronous)
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end, "it did not come about"
+        time.sleep(0.001)
 
 
 def addresses(cache: Cache, prompt: Iterable[int], component: str) -> list[list[Address]]:

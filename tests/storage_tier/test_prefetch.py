@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -12,18 +11,11 @@ from kvgraft import ConfigError, LeaseError, TokenKey
 
 from ..serving.server import Server, ledgers
 from ..serving.setups import SETUPS, Setup, installed
-from .shelf import Shelf, addresses, drained, open_cache, settings, stocked, tier_of
+from .shelf import Shelf, addresses, drained, open_cache, settings, stocked, tier_of, until
 
 PROMPT = list(range(100, 133))
 PAGES = (len(PROMPT) - 1) // 2
 HYBRID = installed("full", "swa", "mamba")
-
-
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.001)
 
 
 @contextmanager

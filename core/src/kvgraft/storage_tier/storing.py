@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from kvgraft.config import StorageSettings, StorePolicy
 from kvgraft.errors import ConfigError
-from kvgraft.storage import Address, Status, StorageTicket
+from kvgraft.storage import TRANSIENT, Address, BreakerState, Status, StorageTicket
 from kvgraft.storage.memory import aligned, copy, round_up
 from kvgraft.storage_tier.fetching import Scene
 from kvgraft.tree.holding import held_nodes, hold_host, let_go_of_host
@@ -53,6 +53,7 @@ class Storing:
         self.counts: Counter[str] = Counter()
         self.nbytes_in_flight = 0
         self._backlog: deque[Node] = deque()
+        self._failed: deque[Node] = deque(maxlen=BACKLOG)
         self._sent: deque[_Sent] = deque()
 
     @property
@@ -94,11 +95,11 @@ class Storing:
             return
         if self._is_stored(node, track) or self._names(node) is None:
             return
-        size = round_up(self.scene.slabs.nbytes[track.index])
-        n_slots = track.n_slots(node)
-        if self.nbytes_in_flight + size * n_slots > self.budget:
+        n_slots, nbytes = track.n_slots(node), self.scene.slabs.nbytes[track.index]
+        if self.nbytes_in_flight + nbytes * n_slots > self.budget:
             self.counts["dropped, too many in flight"] += 1
             return
+        size = round_up(nbytes)
         memory = aligned(size * n_slots)
         slots = node.cells[track.index].host
         assert slots is not None
@@ -111,13 +112,19 @@ class Storing:
     # -- going on
 
     def poll(self) -> None:
-        """Take in what was stored, send what waits; never waits."""
+        """Take in what was stored, send what waits; never waits.
+
+        What a store did not take because it failed is sent again once the breaker is closed (S7).
+        """
         for _ in range(len(self._sent)):
             sent = self._sent.popleft()
             if sent.ticket.done:
                 self._take_in(sent)
             else:
                 self._sent.append(sent)
+        if self._failed and self.scene.storage.state is BreakerState.CLOSED:
+            self._backlog += self._failed
+            self._failed.clear()
         while self._backlog and self.nbytes_in_flight < self.budget:
             if not self.scene.storage.attached:
                 self.counts["dropped, no store"] += len(self._backlog)
@@ -128,6 +135,7 @@ class Storing:
     def stop(self) -> None:
         """Send nothing more; what is under way is cancelled and ends with the next polls."""
         self._backlog.clear()
+        self._failed.clear()
         for sent in self._sent:
             sent.ticket.cancel()
 
@@ -213,6 +221,8 @@ class Storing:
         self.counts["slots failed"] += sum(status is not Status.OK for status in statuses)
         if sent.receipt is None:
             return
+        if not TRANSIENT.isdisjoint(statuses) and sent.store == self.scene.storage.store_number:
+            self._failed.append(sent.receipt.anchor)
         for node in held_nodes(sent.receipt, sent.first):
             names = self._names(node)
             assert names is not None

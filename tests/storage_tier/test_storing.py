@@ -1,0 +1,240 @@
+"""What goes to a store, when, and how often."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from kvgraft import Tier, TokenKey, WritePolicy
+from kvgraft.cache import Cache
+from kvgraft.config import StorePolicy
+from kvgraft.storage import Status, Value
+
+from ..serving.server import Server, ledgers
+from ..serving.setups import SETUPS, Setup, installed
+from ..storage.backends import Raising
+from .shelf import Shelf, addresses, open_cache, settings, tier_of, until
+
+PROMPT = list(range(100, 133))
+FULL = installed("full")
+HYBRID = installed("full", "swa", "mamba")
+
+
+class Ledger(Shelf):
+    """Notes every key that is stored."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sets: list[bytes] = []
+
+    def set_from(
+        self, keys: Sequence[bytes], values: Sequence[Value], deadline_s: float
+    ) -> Sequence[Status]:
+        self.sets += keys
+        return super().set_from(keys, values, deadline_s)
+
+
+def opened(setup: Setup, shelf: Shelf, store: StorePolicy, **options: object) -> Server:
+    sizes = {"device_tokens": 256, "host_tokens": 512, **options}
+    return Server(open_cache(setup, shelf, settings(store=store), **sizes))
+
+
+def keys_of(cache: Cache, prompt: Sequence[int], component: str) -> set[bytes]:
+    return {each.key for page in addresses(cache, prompt, component) for each in page}
+
+
+def close(server: Server) -> None:
+    server.cache.drain()
+    server.cache.check_integrity()
+    server.cache.close()
+
+
+@pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS)
+@pytest.mark.parametrize("write", list(WritePolicy))
+def test_what_is_used_once_does_not_wear_the_disk(setup: Setup, write: WritePolicy) -> None:
+    shelf = Ledger()
+    server = opened(setup, shelf, StorePolicy.SECOND_TOUCH, policy=write, host_tokens=64)
+    for start in range(1000, 1200, 40):
+        server.serve(range(start, start + 33))
+        server.empty_device()
+    close(server)
+    assert not shelf.sets
+
+
+@pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS)
+@pytest.mark.parametrize("write", [WritePolicy.WRITE_THROUGH, WritePolicy.WRITE_THROUGH_SELECTIVE])
+def test_what_is_used_twice_is_stored_once(setup: Setup, write: WritePolicy) -> None:
+    shelf = Ledger()
+    server = opened(setup, shelf, StorePolicy.SECOND_TOUCH, policy=write)
+    server.serve(PROMPT)
+    assert not shelf.sets
+    for tail in range(3):
+        server.serve([*PROMPT, 7000 + tail])
+    base = server.cache.tree.tracks[0]
+    reused = PROMPT[:32]
+    wanted = keys_of(server.cache, reused, base.name)
+    if base.is_everything:
+        assert wanted <= {*shelf.sets}
+    assert {*shelf.sets} & keys_of(server.cache, reused, server.cache.tree.tracks[-1].name)
+    assert len(shelf.sets) == len({*shelf.sets})
+    close(server)
+
+
+def test_the_prefix_before_what_is_used_twice_is_stored_with_it() -> None:
+    """Four nodes on the way, each inserted by a request of its own; only the last is hit."""
+    shelf = Ledger()
+    server = opened(FULL, shelf, StorePolicy.SECOND_TOUCH)
+    request = server.start(PROMPT, chunk=8)
+    while request.computed < request.prompt:
+        server.step(request, server.cache.next_chunk(request))
+        server.cache.checkpoint(request)
+    server.cache.finish(request)
+    assert server.cache.drain()
+    assert not shelf.sets
+    server.serve([*PROMPT, 1])
+    assert {*shelf.sets} == keys_of(server.cache, PROMPT, "full")
+    close(server)
+
+
+@pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS)
+def test_write_through_stores_what_host_acknowledged(setup: Setup) -> None:
+    shelf = Ledger()
+    server = opened(setup, shelf, StorePolicy.WRITE_THROUGH)
+    server.serve(PROMPT)
+    held = sum(
+        track.host.evictable + track.host.pinned
+        for track in server.cache.tree.tracks
+        if track.host is not None
+    )
+    assert len(shelf.sets) == len({*shelf.sets}) == held
+    server.serve([*PROMPT[:20], 3, 4, 5])
+    assert len(shelf.sets) == len({*shelf.sets})
+    close(server)
+
+
+@pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS)
+def test_what_leaves_host_is_stored_while_its_slots_are_free_at_once(setup: Setup) -> None:
+    shelf = Ledger()
+    server = opened(setup, shelf, StorePolicy.HOST_EVICTION)
+    cache = server.cache
+    server.serve(PROMPT)
+    server.empty_device()
+    assert not shelf.sets
+    shelf.gate.clear()
+    for track in cache.tree.tracks:
+        assert track.host is not None
+        cache.evict(track.name, track.host.capacity, Tier.HOST)
+        assert track.host.free == track.host.capacity
+    shelf.gate.set()
+    assert cache.drain()
+    for track in cache.tree.tracks:
+        assert {*shelf.sets} & keys_of(cache, PROMPT, track.name)
+    key = TokenKey(PROMPT)
+    prefetch = tier_of(cache).prefetch(key)
+    assert cache.drain()
+    request = cache.begin(key, prefetch=prefetch)
+    assert request.storage_tokens == 32
+    assert cache.admit(request).admitted
+    server.load_back(request)
+    server.prefill(request)
+    cache.finish(request)
+    close(server)
+
+
+def test_copies_of_what_leaves_host_are_bounded() -> None:
+    shelf = Ledger()
+    size = FULL.open().mounted[0].component.host.slab_nbytes  # type: ignore[union-attr]
+    cache = open_cache(
+        FULL,
+        shelf,
+        settings(store=StorePolicy.HOST_EVICTION, store_nbytes=2 * size),
+        device_tokens=256,
+        host_tokens=512,
+    )
+    server = Server(cache)
+    for start in range(0, 1000, 100):
+        server.serve(range(start, start + 3))
+    server.empty_device()
+    shelf.gate.clear()
+    cache.evict("full", 256, Tier.HOST)
+    tier = tier_of(cache)
+    assert tier.storing.nbytes_in_flight == 2 * size
+    assert tier.counts()["store dropped, too many in flight"] == 8
+    shelf.gate.set()
+    close(server)
+    assert len(shelf.sets) == 2
+
+
+def test_data_on_its_way_to_the_store_stays_on_host_and_is_noted_on_both_parts_of_a_split() -> None:
+    shelf = Ledger()
+    server = opened(HYBRID, shelf, StorePolicy.WRITE_THROUGH)
+    cache = server.cache
+    shelf.gate.clear()
+    request = server.start(PROMPT)
+    server.prefill(request)
+    cache.finish(request)
+    assert cache.journal.drain(10)
+    until(lambda: cache.poll() or tier_of(cache).storing.counts["nodes"] == 2)
+    server.empty_device()
+    for track in cache.tree.tracks:
+        cache.evict(track.name, 512, Tier.HOST)
+        assert track.host is not None
+        assert track.host.pinned
+    cache.check_integrity()
+    fork = cache.begin(TokenKey([*PROMPT[:10], 1, 2, 3]))
+    cache.abort(fork)
+    shelf.gate.set()
+    assert cache.drain()
+    stored = {node.start: node.names.stored for node in cache.tree.nodes() if node.names}
+    full, swa, mamba = (1 << track.index for track in cache.tree.tracks)
+    deepest = max(stored)
+    assert len(stored) >= 2
+    assert all(mask & full for mask in stored.values())
+    assert stored[deepest] == full | swa | mamba
+    assert not any(mask & mamba for start, mask in stored.items() if start != deepest)
+    close(server)
+
+
+def test_what_a_failing_store_did_not_take_is_stored_when_it_is_back() -> None:
+    backend = Raising()
+    backend.fault = OSError("no")
+    cache = open_cache(FULL, backend, settings(), device_tokens=256, host_tokens=512)
+    tier = tier_of(cache)
+    server = Server(cache)
+    before = ledgers(cache)
+    broken, backend.set_from = backend.set_from, _raise  # type: ignore[method-assign]
+    for start in range(0, 500, 100):
+        server.serve(range(start, start + 5))
+    until(lambda: cache.poll() or tier.counts().get("set.down"))
+    assert not backend.stored
+    cache.check_integrity()
+    backend.set_from = broken  # type: ignore[method-assign]
+    until(lambda: cache.poll() or len(backend.stored) == 10)
+    for track in cache.tree.tracks:
+        cache.evict(track.name, 512)
+        cache.evict(track.name, 512, Tier.HOST)
+    assert ledgers(cache) == before
+    close(server)
+
+
+def _raise(*given: object) -> Sequence[Status]:
+    raise OSError("the store is gone")
+
+
+def test_what_came_from_the_store_does_not_go_there_again() -> None:
+    shelf = Ledger()
+    server = opened(HYBRID, shelf, StorePolicy.WRITE_THROUGH)
+    server.serve(PROMPT)
+    close(server)
+    again = opened(HYBRID, shelf, StorePolicy.WRITE_THROUGH)
+    n_sets, n_calls = len(shelf.sets), shelf.n_calls
+    tier = tier_of(again.cache)
+    prefetch = tier.prefetch(TokenKey(PROMPT))
+    assert again.cache.drain()
+    assert prefetch.gained_tokens == 32
+    again.cache.abort(again.cache.begin(TokenKey(PROMPT), prefetch=prefetch))
+    assert again.cache.drain()
+    assert len(shelf.sets) == n_sets
+    assert shelf.n_calls == n_calls + 1, "one fetch, and not even a question about storing"
+    close(again)
