@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from kvgraft.admission.decision import Decision, Outcome, Shortage
 from kvgraft.admission.waiting import WaitingQueue
-from kvgraft.config import CacheConfig, ComponentOptions, GuardMode, LoadModel, WritePolicy
+from kvgraft.config import (
+    CacheConfig,
+    ComponentOptions,
+    GuardMode,
+    LoadModel,
+    PrefetchPolicy,
+    StorageSettings,
+    StorePolicy,
+    WritePolicy,
+)
 from kvgraft.contract import API_VERSION, COPY_ON_WRITE, HOST_MIRROR
 from kvgraft.errors import (
     BudgetError,
@@ -23,6 +32,7 @@ from kvgraft.errors import (
     LeaseError,
     PluginError,
     PluginHookError,
+    SnapshotError,
     TraceError,
     TransferError,
 )
@@ -48,6 +58,7 @@ if TYPE_CHECKING:
     from kvgraft.cache import Cache
     from kvgraft.pools import BuildContext, Component, DevicePool, HostMirror, PlaneSpec
     from kvgraft.request import Request
+    from kvgraft.storage_tier import Prefetch, StorageTier
 
 __version__ = "0.1.0"
 
@@ -58,7 +69,9 @@ _LAZY = {
     "DevicePool": "kvgraft.pools",
     "HostMirror": "kvgraft.pools",
     "PlaneSpec": "kvgraft.pools",
+    "Prefetch": "kvgraft.storage_tier",
     "Request": "kvgraft.request",
+    "StorageTier": "kvgraft.storage_tier",
 }
 
 __all__ = [
@@ -99,11 +112,17 @@ __all__ = [
     "PlaneSpec",
     "PluginError",
     "PluginHookError",
+    "Prefetch",
+    "PrefetchPolicy",
     "Reach",
     "Request",
     "Shortage",
+    "SnapshotError",
     "Span",
     "StateAt",
+    "StorageSettings",
+    "StorageTier",
+    "StorePolicy",
     "Tier",
     "TokenKey",
     "TraceError",

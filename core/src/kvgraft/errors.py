@@ -5,6 +5,7 @@
     ├── PluginError            a component package that cannot be used
     │   └── PluginHookError    an exception a plugin's hook raised; carries component and hook
     ├── TraceError             a damaged or foreign trace
+    ├── SnapshotError          a damaged or foreign snapshot of the tree
     ├── LeaseError             a lease or receipt used twice, or elsewhere (rule L2)
     ├── BudgetError            a request that asks a pool for more than it was admitted with
     ├── TransferError          a copy between tiers that did not finish
@@ -26,6 +27,7 @@ __all__ = [
     "LeaseError",
     "PluginError",
     "PluginHookError",
+    "SnapshotError",
     "TraceError",
     "TransferError",
 ]
@@ -59,6 +61,10 @@ class PluginHookError(PluginError):
 
 class TraceError(KvgraftError):
     """A trace file, or a line of one, that cannot be replayed."""
+
+
+class SnapshotError(KvgraftError):
+    """A snapshot of the tree that cannot be read, or is of another model or layout."""
 
 
 class LeaseError(KvgraftError):

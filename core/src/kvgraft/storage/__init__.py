@@ -1,4 +1,4 @@
-"""The STORAGE tier's keys, payloads and backends; the cache does not use them yet.
+"""Stores: keys, payloads and backends; `kvgraft.storage_tier` uses them for a cache.
 
 keys, canonical     what data is called: page hashes and storage keys
 payload             the header in front of it, and what is wrong with what comes back
@@ -29,11 +29,14 @@ from kvgraft.storage.driver import (
 )
 from kvgraft.storage.keys import Address, Fingerprint, PageChain
 from kvgraft.storage.limits import SupervisionLimits
+from kvgraft.storage.memory import aligned, copy
+from kvgraft.storage.payload import HEADER_NBYTES, damage
 from kvgraft.storage.status import TRANSIENT, WRONG, Status
 from kvgraft.storage.supervised import Storage
 from kvgraft.storage.ticket import StorageTicket
 
 __all__ = [
+    "HEADER_NBYTES",
     "STORAGE_API",
     "STORAGE_GROUP",
     "TRANSIENT",
@@ -55,6 +58,9 @@ __all__ = [
     "SupervisionLimits",
     "Value",
     "VerifyReport",
+    "aligned",
+    "copy",
+    "damage",
     "discover_storage",
     "open_storage",
 ]

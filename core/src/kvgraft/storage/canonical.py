@@ -10,7 +10,7 @@ import struct
 
 from kvgraft.errors import ConfigError
 
-__all__ = ["MAX_DEPTH", "Plain", "encode"]
+__all__ = ["MAX_DEPTH", "Plain", "decode", "encode"]
 
 Plain = object
 """None, an int, a str, bytes, or a tuple of these."""
@@ -36,6 +36,18 @@ def encode(value: Plain, subject: str = "value") -> bytes:
     return _encode(value, subject, MAX_DEPTH)
 
 
+def decode(encoded: bytes) -> Plain:
+    """The value whose canonical bytes these are.
+
+    Raises:
+        ValueError: they are no value's.
+    """
+    value, end = _decode(memoryview(encoded), 0, MAX_DEPTH)
+    if end != len(encoded):
+        raise ValueError(f"{len(encoded) - end} bytes follow the value")
+    return value
+
+
 def _encode(value: object, subject: str, depth: int) -> bytes:
     if value is None:
         return b"n"
@@ -58,3 +70,30 @@ def _encode(value: object, subject: str, depth: int) -> bytes:
 
 def _tagged(tag: bytes, content: bytes) -> bytes:
     return tag + struct.pack("<Q", len(content)) + content
+
+
+def _decode(encoded: memoryview, start: int, depth: int) -> tuple[Plain, int]:
+    tag = bytes(encoded[start : start + 1])
+    if tag == b"n":
+        return None, start + 1
+    if len(encoded) < start + 9:
+        raise ValueError(f"cut at byte {start}")
+    (length,) = struct.unpack_from("<Q", encoded, start + 1)
+    first = start + 9
+    end = first + length
+    if end > len(encoded):
+        raise ValueError(f"cut at byte {start}")
+    if tag == b"t" and depth > 0:
+        items = []
+        while first < end:
+            item, first = _decode(encoded[:end], first, depth - 1)
+            items.append(item)
+        return tuple(items), end
+    content = bytes(encoded[first:end])
+    if tag == b"i":
+        return int.from_bytes(content, "big", signed=True), end
+    if tag == b"s":
+        return content.decode("utf-8", "surrogatepass"), end
+    if tag == b"b":
+        return content, end
+    raise ValueError(f"no value at byte {start}")

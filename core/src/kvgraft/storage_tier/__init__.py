@@ -7,11 +7,14 @@ storing         HOST to STORAGE, by policy
 inventory       which boundaries could be resumed from, given what is where
 fetching        one prefetch at work, STORAGE to HOST
 prefetching     prefetches of queued requests: shared, bounded, ended by policy
+snapshot        the tree's index as a file
+restoring       a restarted process fills HOST with what its predecessor used last
 """
 
 from __future__ import annotations
 
 from kvgraft.storage_tier.prefetching import Prefetch
+from kvgraft.storage_tier.restoring import Restoring
 from kvgraft.storage_tier.tier import StorageTier
 
-__all__ = ["Prefetch", "StorageTier"]
+__all__ = ["Prefetch", "Restoring", "StorageTier"]

@@ -82,6 +82,8 @@ class Fetch:
         key: the sequence; its tokens are copied.
         found: its match now.
         limit: the deepest boundary to go for, in pages.
+        threshold: fewer pages than this are not worth fetching (S2).
+        evicts: whether HOST data may be evicted for it.
 
     Attributes:
         start: the boundary it begins at, in pages (S1).
@@ -95,8 +97,18 @@ class Fetch:
         found: per component, pages the store says it has.
     """
 
-    def __init__(self, scene: Scene, key: TokenKey, found: matching.Match, limit: int) -> None:
+    def __init__(
+        self,
+        scene: Scene,
+        key: TokenKey,
+        found: matching.Match,
+        limit: int,
+        threshold: int,
+        *,
+        evicts: bool,
+    ) -> None:
         self.scene = scene
+        self._evicts = evicts
         tree = scene.tree
         node = matching.anchor_node(tree, found)
         self.anchor = self.boundary = node.end
@@ -104,6 +116,7 @@ class Fetch:
             assert node.parent is not None
             node = node.parent
         self.start, self.limit = node.end, limit
+        self._least = self.anchor + threshold
         self.key = TokenKey(namespace=key.namespace)
         self.key.data += key.data[: limit * tree.page_bytes]
         self._digest = scene.naming.namespace(key.namespace)
@@ -176,16 +189,15 @@ class Fetch:
 
     # -- going on
 
-    def step(self, budget: int, least: int) -> None:
+    def step(self, budget: int) -> None:
         """Take in what has come; never waits.
 
         Args:
             budget: bytes of HOST that all prefetches together may still take (S2).
-            least: the shallowest boundary worth fetching, in pages.
         """
         if self.phase is Phase.LOOKING and self._ticket.decided:
             self._take_hints()
-            self._begin(budget, least)
+            self._begin(budget)
         elif self.phase is Phase.FETCHING and self._ticket.done:
             self._take_in()
             self._go_on(budget)
@@ -197,17 +209,19 @@ class Fetch:
             self._unknown = self._unknown or status in TRANSIENT
         self._asked = []
 
-    def _begin(self, budget: int, least: int) -> None:
+    def _begin(self, budget: int) -> None:
         """Plan, make room once, plan again with what there is, reserve, fetch (S3)."""
-        wanted = self._plan(lambda n_slots: self._nbytes(n_slots) <= budget, least)
-        longest = self._plan(lambda n_slots: True, least)
+        wanted = self._plan(lambda n_slots: self._nbytes(n_slots) <= budget, self._least)
+        longest = self._plan(lambda n_slots: True, self._least)
         if wanted is None or longest is None:
             self._end(self._why_nothing(longest, budget))
             return
         for track, n_slots in zip(self.scene.tree.tracks, wanted.n_slots):
-            self.scene.room.on_host(track, min(n_slots, _host(track).headroom))
+            if self._evicts:
+                self.scene.room.on_host(track, min(n_slots, _host(track).headroom))
         plan = self._plan(
-            lambda n_slots: self._nbytes(n_slots) <= budget and self._has_room(n_slots), least
+            lambda n_slots: self._nbytes(n_slots) <= budget and self._has_room(n_slots),
+            self._least,
         )
         self.planned = longest.boundary
         self.shrunk = plan is None or plan.boundary < longest.boundary

@@ -25,7 +25,9 @@ class Prefetch:
         anchor_tokens: what could be resumed from when it was queued.
         tokens: what can be resumed from since, thanks to STORAGE; no less.
         planned_tokens: how far the store's data would have gone, had HOST memory been no matter.
+        limit: the deepest boundary of use, in pages.
         shared: whether it waits for what another request started.
+        spare: whether it takes only what is free on HOST, and every page counts.
         reason: how it ended, for people; empty while it has not.
     """
 
@@ -37,16 +39,26 @@ class Prefetch:
         "cancelled",
         "fetch",
         "key",
+        "limit",
         "planned_tokens",
         "reason",
         "shared",
+        "spare",
         "tokens",
     )
 
     def __init__(
-        self, key: TokenKey, settings: StorageSettings, clock: Callable[[], float]
+        self,
+        key: TokenKey,
+        limit: int,
+        settings: StorageSettings,
+        clock: Callable[[], float],
+        *,
+        spare: bool,
     ) -> None:
         self.key = key
+        self.limit = limit
+        self.spare = spare
         self._clock = clock
         self._policy = settings.prefetch
         self._deadline = clock() + settings.prefetch_timeout_s
@@ -117,13 +129,20 @@ class Prefetching:
         """Fetches under way, those given up but not yet over included."""
         return len(self._flying) + len(self._draining)
 
-    def start(self, key: TokenKey) -> Prefetch:
-        """Look for what STORAGE has of a queued request; returns at once.
+    def start(self, key: TokenKey, limit: int | None = None, *, spare: bool = False) -> Prefetch:
+        """Look for what STORAGE has of a sequence; returns at once.
+
+        Args:
+            key: the sequence.
+            limit: the deepest boundary of use, in pages; a request's by default (M2).
+            spare: take only what is free on HOST, and whatever there is, below the threshold too.
 
         Raises:
             ConfigError: a namespace that has no name in storage.
         """
-        prefetch = Prefetch(key, self.settings, self._clock)
+        if limit is None:
+            limit = max(0, key.n_tokens - 1) // self.scene.tree.page_size
+        prefetch = Prefetch(key, limit, self.settings, self._clock, spare=spare)
         self.counts["started"] += 1
         self._launch(prefetch)
         return prefetch
@@ -155,7 +174,7 @@ class Prefetching:
             for ledger, slots in draining.slots:
                 ledger.cancel(slots)
         for fetch in list(self._flying.values()):
-            fetch.step(self._budget(), fetch.anchor + self._threshold)
+            fetch.step(self._budget())
             if fetch.ended:
                 self._ended(fetch)
 
@@ -180,24 +199,24 @@ class Prefetching:
     def _launch(self, prefetch: Prefetch) -> None:
         """Start what a prefetch waits for, or join who fetches it already."""
         tree, key = self.scene.tree, prefetch.key
-        limit = max(0, key.n_tokens - 1) // tree.page_size
+        threshold = 1 if prefetch.spare else self._threshold
         self.scene.naming.namespace(key.namespace)
         tree.hold(key.namespace)
         try:
-            found = matching.match(tree, key, limit)
+            found = matching.match(tree, key, prefetch.limit)
             tokens = found.anchor * tree.page_size
             if not prefetch.tokens:
                 prefetch.anchor_tokens = tokens
             prefetch.tokens = max(prefetch.tokens, tokens)
-            limit = min(limit, found.anchor + self._most_pages())
-            if limit - found.anchor < self._threshold:
+            limit = min(prefetch.limit, found.anchor + self._most_pages())
+            if limit - found.anchor < threshold:
                 reason = f"{limit - found.anchor} pages to look for are below the threshold"
-                self._finish(prefetch, f"{reason} of {self._threshold}")
+                self._finish(prefetch, f"{reason} of {threshold}")
                 return
             if not self.scene.storage.attached:
                 self._finish(prefetch, "no store is attached")
                 return
-            fetch = Fetch(self.scene, key, found, limit)
+            fetch = Fetch(self.scene, key, found, limit, threshold, evicts=not prefetch.spare)
             other = self._flying.get(fetch.first_hash)
             if other is not None:
                 fetch, prefetch.shared = other, True
@@ -245,8 +264,7 @@ class Prefetching:
 
     def _note(self, prefetch: Prefetch, fetch: Fetch) -> None:
         """What a prefetch gained: what can be resumed from of the tokens it shares with a fetch."""
-        tree, key = self.scene.tree, prefetch.key
-        limit = max(0, key.n_tokens - 1) // tree.page_size
+        tree, key, limit = self.scene.tree, prefetch.key, prefetch.limit
         agreed = common_prefix_pages(key.data, 0, bytes(fetch.key.data), tree.page_bytes)
         anchor = matching.match(tree, key, limit).anchor
         reached = min(anchor, agreed, fetch.boundary, limit) * tree.page_size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from kvgraft.config import StorageSettings
 from kvgraft.dispatch import Mounted
@@ -20,7 +21,9 @@ from kvgraft.storage import (
 from kvgraft.storage_tier.fetching import Scene
 from kvgraft.storage_tier.naming import Naming, labels
 from kvgraft.storage_tier.prefetching import Prefetch, Prefetching
+from kvgraft.storage_tier.restoring import Restoring
 from kvgraft.storage_tier.slabs import Slabs
+from kvgraft.storage_tier.snapshot import read_snapshot, write_snapshot
 from kvgraft.storage_tier.storing import Storing
 from kvgraft.tree.integrity import SlotOwner
 from kvgraft.tree.keys import TokenKey
@@ -103,6 +106,7 @@ class StorageTier:
         self.scene = Scene(tree, room, self.storage, naming, Slabs(mounted), settings.deadline_s)
         self.storing = Storing(self.scene, settings)
         self.prefetching = Prefetching(self.scene, settings, clock)
+        self.restoring: Restoring | None = None
         tree.host_watcher = self.storing
         if settings.url is not None:
             self.attach(open_storage(settings.url))
@@ -124,7 +128,7 @@ class StorageTier:
 
         Prefetches end, what waits to be stored is dropped. Go on polling until the ticket is done.
         """
-        self.prefetching.stop("the store was detached")
+        self._stop_fetching("the store was detached")
         self.storing.stop()
         return self.storage.detach(deadline_s)
 
@@ -147,6 +151,29 @@ class StorageTier:
         """The request was given up before it began."""
         self.prefetching.cancel(prefetch)
 
+    # -- warm restart
+
+    def save(self, path: str | Path) -> int:
+        """Write down what of the tree is in the store; returns the nodes written.
+
+        Raises:
+            SnapshotError: the file cannot be written.
+        """
+        store = self.storage.store_number
+        return write_snapshot(Path(path), self.tree, self.fingerprint.digest, store)
+
+    def load(self, path: str | Path) -> Restoring:
+        """Fill HOST with what a predecessor used last, while requests are served.
+
+        Raises:
+            SnapshotError: a file that is missing, damaged, or of another model or layout.
+        """
+        found = read_snapshot(Path(path), self.tree.page_size, self.fingerprint.digest)
+        if self.restoring is not None:
+            self.restoring.stop()
+        self.restoring = Restoring(self.prefetching, found)
+        return self.restoring
+
     # -- for the cache
 
     def begins(self, key: TokenKey, prefetch: Prefetch | None) -> None:
@@ -165,11 +192,14 @@ class StorageTier:
         self.storage.poll()
         self.prefetching.poll()
         self.storing.poll()
+        if self.restoring is not None:
+            self.restoring.poll()
 
     @property
     def n_in_flight(self) -> int:
         """Prefetches and stores that have not ended."""
-        return self.prefetching.n_in_flight + self.storing.n_in_flight
+        restoring = 0 if self.restoring is None else self.restoring.n_in_flight
+        return self.prefetching.n_in_flight + self.storing.n_in_flight + restoring
 
     def drain(self, timeout_s: float) -> bool:
         """Wait for everything under way, at most `timeout_s` seconds; whether all ended."""
@@ -195,8 +225,13 @@ class StorageTier:
 
     def close(self, timeout_s: float) -> bool:
         """Store what waits and close the store, in `timeout_s` seconds at most; whether it was."""
-        self.prefetching.stop("the cache was closed")
+        self._stop_fetching("the cache was closed")
         deadline = time.monotonic() + timeout_s
         self.drain(timeout_s)
         self.storing.stop()
         return self.storage.close(max(0.1, deadline - time.monotonic()))
+
+    def _stop_fetching(self, reason: str) -> None:
+        if self.restoring is not None:
+            self.restoring.stop()
+        self.prefetching.stop(reason)

@@ -1,0 +1,161 @@
+"""A restarted process hits at once what its predecessor used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from kvgraft import SnapshotError, TokenKey
+from kvgraft.storage.canonical import decode, encode
+
+from ..serving.server import Server
+from ..serving.setups import SETUPS, Setup, installed
+from .shelf import Shelf, open_cache, settings, tier_of
+
+HYBRID = installed("full", "swa", "mamba")
+PROMPTS = [[*range(100, 117), *range(start, start + 16)] for start in (200, 300, 400)]
+"""Three of 33 tokens with 17 in common."""
+
+
+def served(setup: Setup, path: Path) -> Shelf:
+    """A process that served the prompts, saved its index and ended."""
+    shelf = Shelf()
+    cache = open_cache(setup, shelf, device_tokens=256, host_tokens=512)
+    server = Server(cache)
+    for prompt in PROMPTS:
+        server.serve(prompt[:17])
+        server.serve(prompt)
+    assert cache.drain()
+    assert tier_of(cache).save(path) == cache.tree.n_nodes
+    cache.close()
+    return shelf
+
+
+@pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS)
+def test_after_a_warm_restart_the_first_request_hits(setup: Setup, tmp_path: Path) -> None:
+    shelf = served(setup, tmp_path / "index")
+    cache = open_cache(setup, shelf, device_tokens=256, host_tokens=512)
+    restoring = tier_of(cache).load(tmp_path / "index")
+    assert not restoring.ended
+    assert cache.drain()
+    assert restoring.ended
+    assert restoring.tokens
+    cache.check_integrity()
+    server = Server(cache)
+    asked = len(shelf.asked)
+    for prompt in PROMPTS:
+        request = cache.begin(TokenKey(prompt))
+        assert request.anchor_tokens == 32
+        assert request.storage_tokens == 0
+        assert cache.admit(request).admitted
+        server.load_back(request)
+        server.prefill(request)
+        cache.finish(request)
+    fork = cache.begin(TokenKey([*PROMPTS[0][:16], 1, 2, 3]))
+    assert fork.anchor_tokens == 16
+    cache.abort(fork)
+    assert len(shelf.asked) == asked
+    assert cache.drain()
+    cache.check_integrity()
+    cache.close()
+
+
+def test_what_was_used_last_comes_first_and_nothing_is_evicted_for_it(tmp_path: Path) -> None:
+    setup = installed("full")
+    shelf = served(setup, tmp_path / "index")
+    cache = open_cache(setup, shelf, device_tokens=256, host_tokens=48)
+    server = Server(cache)
+    own = list(range(900, 909))
+    server.serve(own)
+    tier_of(cache).load(tmp_path / "index")
+    assert cache.drain()
+    anchors = [cache.explain(TokenKey(prompt)).anchor for prompt in (*PROMPTS, [*own, 1])]
+    assert anchors[3] == 8
+    assert anchors[2] == 32
+    assert anchors[0] <= anchors[1] < 32
+    cache.check_integrity()
+    cache.close()
+
+
+def test_what_the_store_lost_meanwhile_is_a_miss(tmp_path: Path) -> None:
+    shelf = served(HYBRID, tmp_path / "index")
+    shelf.stored.clear()
+    cache = open_cache(HYBRID, shelf, device_tokens=256, host_tokens=512)
+    restoring = tier_of(cache).load(tmp_path / "index")
+    assert cache.drain()
+    assert restoring.ended
+    assert not restoring.tokens
+    assert not cache.tree.n_nodes
+    cache.check_integrity()
+    cache.close()
+
+
+@pytest.mark.parametrize("place", [0, 8, 12, 20, 40, -1])
+def test_a_damaged_snapshot_is_refused(tmp_path: Path, place: int) -> None:
+    path = tmp_path / "index"
+    shelf = served(HYBRID, path)
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+    cache = open_cache(HYBRID, shelf)
+    with pytest.raises(SnapshotError, match="start without it"):
+        tier_of(cache).load(path)
+    cache.close()
+
+
+@pytest.mark.parametrize("length", [0, 7, 35, 36, 200])
+def test_a_cut_snapshot_is_refused(tmp_path: Path, length: int) -> None:
+    path = tmp_path / "index"
+    shelf = served(HYBRID, path)
+    path.write_bytes(path.read_bytes()[:length])
+    cache = open_cache(HYBRID, shelf)
+    with pytest.raises(SnapshotError, match="start without it"):
+        tier_of(cache).load(path)
+    cache.close()
+
+
+@pytest.mark.parametrize("change", [{"weights": "w2"}, {"model": "n"}, {"salt": "s"}])
+def test_a_snapshot_of_another_model_is_refused(tmp_path: Path, change: dict[str, str]) -> None:
+    shelf = served(HYBRID, tmp_path / "index")
+    cache = open_cache(HYBRID, shelf, settings(**change))
+    with pytest.raises(SnapshotError, match="another model, weights or layout"):
+        tier_of(cache).load(tmp_path / "index")
+    cache.close()
+
+
+def test_a_snapshot_that_cannot_be_read_or_written_is_an_error_in_a_line(tmp_path: Path) -> None:
+    cache = open_cache(HYBRID, Shelf())
+    with pytest.raises(SnapshotError, match="No such file"):
+        tier_of(cache).load(tmp_path / "none")
+    with pytest.raises(SnapshotError, match="No such file"):
+        tier_of(cache).save(tmp_path / "none" / "index")
+    cache.close()
+
+
+def test_saving_replaces_the_file_whole(tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    path.write_text("what was there")
+    served(HYBRID, path)
+    assert [each.name for each in tmp_path.iterdir()] == ["index"]
+
+
+PLAIN = st.recursive(
+    st.none() | st.integers() | st.text() | st.binary(),
+    lambda inner: st.lists(inner, max_size=4).map(tuple),
+)
+
+
+@given(PLAIN)
+def test_canonical_bytes_are_read_back(value: object) -> None:
+    assert decode(encode(value)) == value
+
+
+@given(PLAIN, st.data())
+def test_cut_canonical_bytes_are_no_value(value: object, data: st.DataObject) -> None:
+    encoded = encode(value)
+    cut = encoded[: data.draw(st.integers(0, len(encoded) - 1))]
+    with pytest.raises(ValueError, match=r"cut|no value"):
+        decode(cut)
