@@ -11,6 +11,7 @@ from kvgraft import (
     Everything,
     Reach,
     Span,
+    StorageSettings,
     TokenKey,
     Trailing,
     WritePolicy,
@@ -78,6 +79,7 @@ class Scene:
         window_tokens: size of the window's device pool.
         policy: the write policy.
         full_check: operations between two recomputations of all books.
+        storage: settings of a storage tier.
 
     Attributes:
         base, window: packages with every hook, which a test makes misbehave.
@@ -95,6 +97,7 @@ class Scene:
         policy: WritePolicy = WritePolicy.WRITE_THROUGH,
         mode: GuardMode = GuardMode.ON,
         full_check: int = NEVER,
+        storage: StorageSettings | None = None,
     ) -> None:
         self.base = Package("base", Reach(Everything()))
         self.window = Windowed()
@@ -126,6 +129,7 @@ class Scene:
             guard=mode,
             guard_sample=1.0,
             guard_full_check=full_check,
+            storage=storage,
         )
         self.cache = Cache(config, plugins=plugins, transfers=self.engine)
 

@@ -11,11 +11,11 @@ from kvgraft.guard import GUARDED
 from kvgraft.rules import RULES
 
 from ..commands import ROOT
-from . import books_defects, hook_defects, request_defects
+from . import books_defects, hook_defects, request_defects, storage_defects
 from .defect import DEFECTS
 from .scene import Unpatched
 
-REGISTERED = (books_defects, hook_defects, request_defects)
+REGISTERED = (books_defects, hook_defects, request_defects, storage_defects)
 
 
 @pytest.mark.parametrize("name", DEFECTS)

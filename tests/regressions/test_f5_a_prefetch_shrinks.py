@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from kvgraft import TokenKey
+from kvgraft import ContractViolation, GuardMode, TokenKey
 from kvgraft.room import Room
 from kvgraft.storage_tier.fetching import Fetch
 from kvgraft.storage_tier.inventory import Inventory, Plan
@@ -36,7 +36,10 @@ IDS = [setup.name for setup in CASES]
 
 
 def prefetch_with_host_short(
-    setup: Setup, put_bug_in: Callable[[], None] = lambda: None, threshold: int = 1
+    setup: Setup,
+    put_bug_in: Callable[[], None] = lambda: None,
+    threshold: int = 1,
+    guard: GuardMode = GuardMode.ON,
 ) -> int:
     """The field's scenario: HOST holds 20 pages, of which a running request keeps 9 and 6 are old.
 
@@ -49,6 +52,7 @@ def prefetch_with_host_short(
         settings(threshold_tokens=threshold * PAGE),
         device_tokens=256,
         host_tokens=20 * PAGE,
+        guard=guard,
     )
     server = Server(cache)
     try:
@@ -94,11 +98,19 @@ def prefetch_with_host_short(
         cache.close()
 
 
+def comes_whole(
+    setup: Setup,
+    put_bug_in: Callable[[], None] = lambda: None,
+    guard: GuardMode = GuardMode.ON,
+) -> None:
+    assert prefetch_with_host_short(setup, put_bug_in, guard=guard) == LONGEST * PAGE
+
+
 @pytest.mark.parametrize("setup", CASES, ids=IDS)
 def test_a_prefetch_that_does_not_fit_shrinks_to_what_all_components_can_resume_from(
     setup: Setup,
 ) -> None:
-    assert prefetch_with_host_short(setup) == LONGEST * PAGE
+    comes_whole(setup)
 
 
 @pytest.mark.parametrize("setup", CASES, ids=IDS)
@@ -112,8 +124,8 @@ Bug = Callable[[pytest.MonkeyPatch], None]
 def give_up_whole(patch: pytest.MonkeyPatch) -> None:
     """The field bug: what does not fit as it is, is given up."""
 
-    def begin(self: Fetch, budget: int, least: int) -> None:
-        wanted = self._plan(lambda n_slots: True, least)
+    def begin(self: Fetch, budget: int) -> None:
+        wanted = self._plan(lambda n_slots: True, self._least)
         assert wanted is not None
         for track, n_slots in zip(self.scene.tree.tracks, wanted.n_slots):
             if not self.scene.room.on_host(track, n_slots):
@@ -158,4 +170,12 @@ def test_with_the_bug_less_comes_or_nothing(
     setup: Setup, bug: Bug, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(AssertionError):
-        assert prefetch_with_host_short(setup, lambda: bug(monkeypatch)) == LONGEST * PAGE
+        comes_whole(setup, lambda: bug(monkeypatch), GuardMode.OFF)
+
+
+@pytest.mark.parametrize("setup", CASES, ids=IDS)
+def test_the_guard_names_what_cannot_be_resumed_from(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ContractViolation, match=r"^S4"):
+        prefetch_with_host_short(setup, lambda: shrink_to_what_no_state_ends(monkeypatch))

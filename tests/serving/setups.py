@@ -8,6 +8,7 @@ from typing import Any
 from kvgraft import (
     CacheConfig,
     Chunk,
+    GuardMode,
     Leading,
     LoadModel,
     Reach,
@@ -57,6 +58,7 @@ class Setup:
         engine: TransferEngine | None = None,
         timeout_s: float = 5.0,
         storage: StorageSettings | None = None,
+        guard: GuardMode = GuardMode.OFF,
         **options: dict[str, Any],
     ) -> Cache:
         """A cache; keyword arguments named like components are further options of theirs."""
@@ -70,6 +72,7 @@ class Setup:
             load=load,
             transfer_timeout_s=timeout_s,
             storage=storage,
+            guard=guard,
         )
         return Cache(config, plugins=list(self.plugins.values()), transfers=engine)
 

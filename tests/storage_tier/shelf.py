@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
-from kvgraft import TokenKey
+from kvgraft import GuardMode, TokenKey
 from kvgraft.cache import Cache
 from kvgraft.config import PrefetchPolicy, StorageSettings, StorePolicy
 from kvgraft.storage import Address, Status, StorageBackend, Value
@@ -64,8 +65,9 @@ def tier_of(cache: Cache) -> StorageTier:
 def open_cache(
     setup: Setup, shelf: StorageBackend, storage: StorageSettings | None = None, **options: object
 ) -> Cache:
-    """A cache over a store, as a process of its own would open it."""
-    cache = setup.open(storage=storage or settings(), **options)  # type: ignore[arg-type]
+    """A guarded cache over a store, as a process of its own would open it."""
+    given: dict[str, Any] = {"guard": GuardMode.ON, **options}
+    cache = setup.open(storage=storage or settings(), **given)
     tier_of(cache).attach(shelf)
     return cache
 

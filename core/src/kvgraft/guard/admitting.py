@@ -10,6 +10,7 @@ from kvgraft.errors import ContractViolation
 from kvgraft.guard.books import FREE, IN_FLIGHT, PRIVATE, PROMISED, Reading
 from kvgraft.guard.watched import After, Holdings, Watched, holdings
 from kvgraft.request import Request
+from kvgraft.storage_tier import Prefetch
 from kvgraft.transfers import Fence
 from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.track import Track
@@ -33,9 +34,16 @@ class Admitting:
 
     # -- match
 
-    def begin(self, key: TokenKey, *, reserve: int = 0, chunk: int | None = None) -> After:
+    def begin(
+        self,
+        key: TokenKey,
+        *,
+        reserve: int = 0,
+        chunk: int | None = None,
+        prefetch: Prefetch | None = None,
+    ) -> After:
         """A match takes nothing (M6) and is what it says (M1, M2, M3, L3)."""
-        del key, reserve, chunk
+        del key, reserve, chunk, prefetch
         watched = self.watched
         watched.rooms.expect(watched.nothing, host_too=watched.selective)
         n_nodes = self.tree.n_nodes

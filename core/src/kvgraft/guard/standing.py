@@ -43,7 +43,8 @@ class Standing:
         nobody = not self.cache.requests
         if was is now and not nobody:
             return
-        idle = not any(self._queues)
+        tier = self.cache.storage
+        idle = not any(self._queues) and (tier is None or not tier.n_in_flight)
         for at, (before, after) in enumerate(zip(was.counts, now.counts)):
             if before != after:
                 self._check_change(at, name, was, now)

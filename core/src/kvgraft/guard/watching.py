@@ -15,6 +15,7 @@ from kvgraft.guard.hooks import HookGuard
 from kvgraft.guard.moves import Moves
 from kvgraft.guard.running import Running
 from kvgraft.guard.standing import Standing
+from kvgraft.guard.tiering import Tiering
 from kvgraft.guard.watched import After, Watched
 from kvgraft.request import Request
 
@@ -68,6 +69,14 @@ class Guard:
         for name, prepare in self._steps().items():
             setattr(cache, name, self._wrapped(name, getattr(cache, name), prepare))
         setattr(cache, "poll", self._while_in_flight(poll, cache.poll))  # noqa: B010
+        if cache.storage is not None:
+            Tiering(
+                cache,
+                cache.storage,
+                self.watched.operations,
+                lambda: self._looking,
+                self._forget,
+            )
         setattr(cache, "close", self._closing(cache.close))  # noqa: B010 - on this instance alone
 
     def __repr__(self) -> str:
@@ -165,6 +174,10 @@ class Guard:
             self.failing.check(attempt, error)
         except ContractViolation as violation:
             raise violation from error
+
+    def _forget(self) -> None:
+        """The books change now, outside of the cache's operations."""
+        self._last = None
 
     def _check_all(self) -> None:
         """Recompute every book (T1 to T10, A12)."""

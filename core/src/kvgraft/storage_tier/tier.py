@@ -183,9 +183,13 @@ class StorageTier:
             ConfigError: its namespace has no name in storage.
             LeaseError: its prefetch was cancelled.
         """
-        self.scene.naming.of(self.tree.root(key.namespace))
-        if prefetch is not None:
-            self.prefetching.take(prefetch)
+        self.tree.hold(key.namespace)
+        try:
+            self.scene.naming.of(self.tree.root(key.namespace))
+            if prefetch is not None:
+                self.prefetching.take(prefetch)
+        finally:
+            self.tree.let_go(key.namespace)
 
     def poll(self) -> None:
         """Go on with everything under way; never waits."""
