@@ -347,7 +347,10 @@ class Cache(RequestTables):
             IntegrityError: naming the rule that is broken, with the numbers.
         """
         owners = [owner for each in self.requests.values() for owner in self.slots.owners(each)]
-        arriving = [] if self.storage is None else self.storage.owners()
+        arriving = []
+        if self.storage is not None:
+            self.storage.scene.naming.check()
+            arriving = self.storage.owners()
         check_integrity(self.tree, owners, arriving)
         self.budget.check(self.requests.values())
 

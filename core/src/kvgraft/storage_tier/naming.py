@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvgraft.errors import IntegrityError
 from kvgraft.storage import Address, Fingerprint
 from kvgraft.storage.keys import HASH_NBYTES, namespace_digest, page_hash, root_hash, storage_key
 from kvgraft.tree.node import Node, PageNames
@@ -45,8 +46,7 @@ class Naming:
             unnamed.append(node)
             node = node.parent
         if node.names is None:
-            digest = namespace_digest(self.tree.namespace(node))
-            node.names = PageNames(root_hash(self.fingerprint, digest))
+            node.names = PageNames(self._root_hash(node))
         names = node.names
         for below in reversed(unnamed):
             hashes = self.hashes(names.hashes[-HASH_NBYTES:], below.key)
@@ -84,3 +84,28 @@ class Naming:
             ConfigError: it has no canonical bytes.
         """
         return namespace_digest(namespace)
+
+    def check(self) -> None:
+        """Recompute the hashes of every node that has some; O(pages).
+
+        Raises:
+            IntegrityError: a node has others than its tokens and namespace give (S8, T10).
+        """
+        for root in self.tree.roots.values():
+            if root.names is None:
+                continue
+            last = {id(root): self._root_hash(root)}
+            stack = [(root, child) for child in root.each_child()]
+            while stack:
+                parent, node = stack.pop()
+                hashes = self.hashes(last[id(parent)], node.key)
+                last[id(node)] = hashes[-1]
+                if node.names is not None and node.names.hashes != b"".join(hashes):
+                    held = len(node.names.hashes) // HASH_NBYTES
+                    raise IntegrityError(
+                        "T10", None, f"{node!r} has {held} page hashes that are not its tokens'"
+                    )
+                stack.extend((node, child) for child in node.each_child())
+
+    def _root_hash(self, root: Node) -> bytes:
+        return root_hash(self.fingerprint, namespace_digest(self.tree.namespace(root)))
