@@ -92,11 +92,14 @@ def stocked(
     return shelf.copy(synchronous=synchronous)
 
 
-def until(condition: Callable[[], object]) -> None:
+def until(condition: Callable[[], object], cache: Cache | None = None) -> None:
+    """Wait for it, polling a cache meanwhile, as an engine does."""
     end = time.monotonic() + 10
     while not condition():
         assert time.monotonic() < end, "it did not come about"
         time.sleep(0.001)
+        if cache is not None:
+            cache.poll()
 
 
 def addresses(cache: Cache, prompt: Iterable[int], component: str) -> list[list[Address]]:

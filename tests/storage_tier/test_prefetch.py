@@ -58,7 +58,7 @@ def test_requests_run_while_a_store_hangs(setup: Setup) -> None:
     with serving(setup, shelf) as server:
         shelf.gate.clear()
         prefetch = tier_of(server.cache).prefetch(TokenKey(PROMPT))
-        until(lambda: server.cache.poll() or shelf.n_calls)
+        until(lambda: shelf.n_calls, server.cache)
         for turn in range(3):
             request = server.start(range(500, 520 + turn))
             server.prefill(request)
@@ -77,7 +77,7 @@ def test_best_effort_begins_with_what_has_come_and_frees_the_rest_once() -> None
         shelf.gate.clear()
         key = TokenKey(PROMPT)
         prefetch = tier_of(server.cache).prefetch(key)
-        until(lambda: server.cache.poll() or shelf.n_calls)
+        until(lambda: shelf.n_calls, server.cache)
         assert prefetch.ready
         request = server.cache.begin(key, prefetch=prefetch)
         assert request.anchor_tokens == request.storage_tokens == 0
@@ -97,7 +97,7 @@ def test_best_effort_publishes_the_pages_that_have_come() -> None:
         cache = server.cache
         key = TokenKey(PROMPT)
         prefetch = tier_of(cache).prefetch(key)
-        until(lambda: cache.poll() or tier_of(cache).prefetching.nbytes_in_flight)
+        until(lambda: tier_of(cache).prefetching.nbytes_in_flight, cache)
         (fetch,) = tier_of(cache).prefetching._flying.values()
         until(lambda: fetch._ticket.decided)
         request = cache.begin(key, prefetch=prefetch)
@@ -127,7 +127,7 @@ def test_a_cancelled_prefetch_publishes_nothing_and_begins_nothing() -> None:
         before = ledgers(server.cache)
         shelf.gate.clear()
         prefetch = tier_of(server.cache).prefetch(TokenKey(PROMPT))
-        until(lambda: server.cache.poll() or shelf.n_calls)
+        until(lambda: shelf.n_calls, server.cache)
         tier_of(server.cache).cancel(prefetch)
         with pytest.raises(LeaseError, match="cancelled"):
             server.cache.begin(TokenKey(PROMPT), prefetch=prefetch)
@@ -145,7 +145,7 @@ def test_requests_of_one_prefix_share_a_fetch() -> None:
         tier = tier_of(server.cache)
         shelf.gate.clear()
         first = tier.prefetch(TokenKey(PROMPT))
-        until(lambda: server.cache.poll() or shelf.n_calls)
+        until(lambda: shelf.n_calls, server.cache)
         twin, other = tier.prefetch(TokenKey(PROMPT)), tier.prefetch(TokenKey(longer))
         assert (first.shared, twin.shared, other.shared) == (False, True, True)
         assert tier.prefetching.n_in_flight == 1
@@ -162,7 +162,7 @@ def test_a_request_that_begins_leaves_the_fetch_to_those_that_wait() -> None:
         tier = tier_of(server.cache)
         shelf.gate.clear()
         first, twin = tier.prefetch(TokenKey(PROMPT)), tier.prefetch(TokenKey(PROMPT))
-        until(lambda: server.cache.poll() or shelf.n_calls)
+        until(lambda: shelf.n_calls, server.cache)
         server.cache.abort(server.cache.begin(TokenKey(PROMPT), prefetch=first))
         assert first.ended
         assert not twin.ended
@@ -225,8 +225,8 @@ def test_prefetches_together_hold_no_more_of_host_than_they_may(pages: int) -> N
         tier = tier_of(server.cache)
         shelf.gate.clear()
         both = [tier.prefetch(TokenKey(PROMPT)), tier.prefetch(TokenKey(other))]
-        until(lambda: server.cache.poll() or shelf.n_calls)
-        until(lambda: server.cache.poll() or both[1].ended)
+        until(lambda: shelf.n_calls, server.cache)
+        until(lambda: both[1].ended, server.cache)
         assert tier.prefetching.nbytes_in_flight == pages * size
         assert "left for prefetches" in both[1].reason
         shelf.gate.set()
@@ -254,12 +254,12 @@ def test_a_store_that_is_detached_ends_what_is_under_way_and_another_takes_its_p
         tier = tier_of(server.cache)
         shelf.gate.clear()
         prefetch = tier.prefetch(TokenKey(PROMPT))
-        until(lambda: server.cache.poll() or shelf.n_calls)
+        until(lambda: shelf.n_calls, server.cache)
         ticket = tier.detach()
         assert prefetch.ended
         assert "detached" in prefetch.reason
         shelf.gate.set()
-        until(lambda: server.cache.poll() or ticket.done)
+        until(lambda: ticket.done, server.cache)
         assert server.cache.drain()
         assert tier.prefetch(TokenKey(PROMPT)).reason == "no store is attached"
         server.serve(PROMPT)

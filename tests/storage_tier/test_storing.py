@@ -175,7 +175,7 @@ def test_data_on_its_way_to_the_store_stays_on_host_and_is_noted_on_both_parts_o
     server.prefill(request)
     cache.finish(request)
     assert cache.journal.drain(10)
-    until(lambda: cache.poll() or tier_of(cache).storing.counts["nodes"] == 2)
+    until(lambda: tier_of(cache).storing.counts["nodes"] == 2, cache)
     server.empty_device()
     for track in cache.tree.tracks:
         cache.evict(track.name, 512, Tier.HOST)
@@ -206,11 +206,11 @@ def test_what_a_failing_store_did_not_take_is_stored_when_it_is_back() -> None:
     broken, backend.set_from = backend.set_from, _raise  # type: ignore[method-assign]
     for start in range(0, 500, 100):
         server.serve(range(start, start + 5))
-    until(lambda: cache.poll() or tier.counts().get("set.down"))
+    until(lambda: tier.counts().get("set.down"), cache)
     assert not backend.stored
     cache.check_integrity()
     backend.set_from = broken  # type: ignore[method-assign]
-    until(lambda: cache.poll() or len(backend.stored) == 10)
+    until(lambda: len(backend.stored) == 10, cache)
     for track in cache.tree.tracks:
         cache.evict(track.name, 512)
         cache.evict(track.name, 512, Tier.HOST)

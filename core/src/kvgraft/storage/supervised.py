@@ -66,6 +66,11 @@ class Storage:
         return self._attachment is not None and self._attachment.detaching is None
 
     @property
+    def closed(self) -> bool:
+        """Whether there is no store, or none any more, so that one can be attached."""
+        return self._attachment is None or self._attachment.closed
+
+    @property
     def state(self) -> BreakerState | None:
         """The breaker's; None without a store."""
         return None if self._attachment is None else self._attachment.breaker.state

@@ -1,0 +1,164 @@
+"""Prefetches, stores, evictions, splits and requests in any order: books and bytes stay right."""
+
+from __future__ import annotations
+
+import random
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from kvgraft import Tier, TokenKey, WritePolicy
+from kvgraft.config import PrefetchPolicy, StorePolicy
+from kvgraft.request import Request
+from kvgraft.storage_tier import Prefetch
+
+from ..serving.server import Server
+from ..serving.setups import SETUPS, Setup
+from . import shelf as shelves
+from .shelf import Shelf, open_cache, tier_of
+
+FAMILIES = 3
+STEPS = 40
+
+
+class Traffic:
+    """Random operations on one cache; prompts share prefixes, so that nodes split."""
+
+    def __init__(self, server: Server, shelf: Shelf, chance: random.Random) -> None:
+        self.server = server
+        self.cache = server.cache
+        self.shelf = shelf
+        self.chance = chance
+        self.waiting: list[tuple[TokenKey, Prefetch]] = []
+        self.running: list[Request] = []
+
+    def key(self) -> TokenKey:
+        family, fork = self.chance.randrange(FAMILIES), self.chance.randrange(4, 30)
+        tokens = [*range(family * 1000, family * 1000 + fork)]
+        tokens += [family * 1000 + 500 + self.chance.randrange(3)] * self.chance.randrange(1, 6)
+        return TokenKey(tokens)
+
+    def step(self) -> None:
+        operations = {
+            self.queue: 4,
+            self.begin: 4,
+            self.advance: 6,
+            self.cancel: 1,
+            self.evict: 3,
+            self.gate: 2,
+            self.cache.poll: 4,
+            self.lose: 1,
+            self.swap: 1,
+        }
+        (operation,) = self.chance.choices(list(operations), list(operations.values()))
+        operation()
+        self.cache.check_integrity()
+
+    def queue(self) -> None:
+        key = self.key()
+        self.waiting.append((key, tier_of(self.cache).prefetch(key)))
+
+    def begin(self) -> None:
+        ready = [each for each in self.waiting if each[1].ready]
+        if not ready:
+            return
+        key, prefetch = self.chance.choice(ready)
+        self.waiting.remove((key, prefetch))
+        request = self.cache.begin(key, chunk=8, prefetch=prefetch)
+        assert request.storage_tokens <= request.anchor_tokens
+        if not self.cache.admit(request).admitted:
+            self.cache.abort(request)
+            return
+        self.server.load_back(request)
+        self.running.append(request)
+
+    def advance(self) -> None:
+        if not self.running:
+            return
+        request = self.chance.choice(self.running)
+        if request.computed < request.prompt:
+            n_tokens = self.cache.next_chunk(request)
+            if n_tokens:
+                self.server.step(request, n_tokens)
+                self.cache.checkpoint(request)
+            return
+        self.running.remove(request)
+        self.server.read(request)
+        self.cache.finish(request)
+
+    def cancel(self) -> None:
+        if self.waiting:
+            tier_of(self.cache).cancel(self.waiting.pop()[1])
+
+    def evict(self) -> None:
+        track = self.chance.choice(self.cache.tree.tracks)
+        tier = self.chance.choice([Tier.DEVICE, Tier.HOST])
+        self.cache.evict(track.name, self.chance.randrange(1, 20), tier)
+
+    def gate(self) -> None:
+        if self.shelf.gate.is_set():
+            self.shelf.gate.clear()
+        else:
+            self.shelf.gate.set()
+
+    def lose(self) -> None:
+        for key in list(self.shelf.stored):
+            if self.chance.random() < 0.2:
+                self.shelf.stored.pop(key, None)
+
+    def swap(self) -> None:
+        """Let go of the store, and take it into use again."""
+        tier = tier_of(self.cache)
+        if tier.storage.attached:
+            tier.detach(0.01)
+            return
+        self.shelf.gate.set()
+        shelves.until(lambda: tier.storage.closed, self.cache)
+        self.shelf = self.shelf.copy()
+        tier.attach(self.shelf)
+
+    def end(self) -> None:
+        self.shelf.gate.set()
+        for _, prefetch in self.waiting:
+            tier_of(self.cache).cancel(prefetch)
+        for request in self.running:
+            self.cache.abort(request)
+        assert self.cache.drain()
+        assert tier_of(self.cache).prefetching.nbytes_in_flight == 0
+        self.cache.check_integrity()
+        for track in self.cache.tree.tracks:
+            for tier in (Tier.DEVICE, Tier.HOST):
+                self.cache.evict(track.name, 1000, tier)
+        assert not self.cache.tree.n_nodes, "nothing is held any more"
+
+
+@pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS)
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    seed=st.integers(0, 2**32),
+    store=st.sampled_from(StorePolicy),
+    prefetch=st.sampled_from(PrefetchPolicy),
+    write=st.sampled_from(WritePolicy),
+    synchronous=st.booleans(),
+)
+def test_in_any_order_books_and_bytes_stay_right(
+    setup: Setup,
+    seed: int,
+    store: StorePolicy,
+    prefetch: PrefetchPolicy,
+    write: WritePolicy,
+    synchronous: bool,  # noqa: FBT001 - drawn
+) -> None:
+    shelf = Shelf(synchronous=synchronous)
+    given_ = shelves.settings(store=store, prefetch=prefetch, prefetch_timeout_s=1e-3)
+    cache = open_cache(setup, shelf, given_, policy=write, device_tokens=96, host_tokens=64)
+    traffic = Traffic(Server(cache), shelf, random.Random(seed))
+    try:
+        for _ in range(STEPS):
+            traffic.step()
+        traffic.end()
+    finally:
+        traffic.shelf.gate.set()
+        shelf.gate.set()
+        cache.close()
