@@ -267,3 +267,25 @@ def test_a_store_that_is_detached_ends_what_is_under_way_and_another_takes_its_p
         server.serve([*PROMPT, 1])
         assert server.cache.drain()
         assert other.stored.keys() >= shelf.stored.keys()
+
+
+def test_a_prefetch_is_for_the_sequence_and_the_cache_it_was_started_for() -> None:
+    shelf = stocked(HYBRID, PROMPT)
+    with serving(HYBRID, shelf) as server, serving(HYBRID, shelf.copy()) as other:
+        shelf.gate.clear()
+        prefetch = tier_of(server.cache).prefetch(TokenKey(PROMPT))
+        with pytest.raises(LeaseError, match="another sequence, of 33 tokens"):
+            server.cache.begin(TokenKey(PROMPT[1:]), prefetch=prefetch)
+        with pytest.raises(LeaseError, match="another sequence"):
+            server.cache.begin(TokenKey(PROMPT, namespace=1), prefetch=prefetch)
+        for call in (
+            lambda: other.cache.begin(TokenKey(PROMPT), prefetch=prefetch),
+            lambda: tier_of(other.cache).cancel(prefetch),
+        ):
+            with pytest.raises(LeaseError, match="another cache"):
+                call()
+        shelf.gate.set()
+        assert drained(server.cache, prefetch).gained_tokens == 2 * PAGES
+        longer = server.cache.begin(TokenKey([*PROMPT, 1, 2]), prefetch=prefetch)
+        assert longer.storage_tokens == 2 * PAGES
+        server.cache.abort(longer)

@@ -238,3 +238,21 @@ def test_what_came_from_the_store_does_not_go_there_again() -> None:
     assert len(shelf.sets) == n_sets
     assert shelf.n_calls == n_calls + 1, "one fetch, and not even a question about storing"
     close(again)
+
+
+@pytest.mark.parametrize("store", [StorePolicy.WRITE_THROUGH, StorePolicy.SECOND_TOUCH])
+def test_a_node_that_is_split_before_its_turn_is_stored_whole(store: StorePolicy) -> None:
+    shelf = Ledger()
+    server = opened(FULL, shelf, store)
+    cache = server.cache
+    request = server.start(PROMPT)
+    server.prefill(request)
+    cache.finish(request)
+    cache.journal.drain(10)
+    if store is StorePolicy.SECOND_TOUCH:
+        cache.abort(cache.begin(TokenKey([*PROMPT, 1])))
+    cache.abort(cache.begin(TokenKey([*PROMPT[:10], 1, 2])))
+    assert cache.tree.n_nodes == 2
+    assert cache.drain()
+    assert {*shelf.sets} == keys_of(cache, PROMPT, "full")
+    close(server)

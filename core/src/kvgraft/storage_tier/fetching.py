@@ -83,7 +83,7 @@ class Fetch:
         found: its match now.
         limit: the deepest boundary to go for, in pages.
         threshold: fewer pages than this are not worth fetching (S2).
-        evicts: whether HOST data may be evicted for it.
+        spare: take only what is free on HOST, evict nothing.
 
     Attributes:
         start: the boundary it begins at, in pages (S1).
@@ -105,10 +105,10 @@ class Fetch:
         limit: int,
         threshold: int,
         *,
-        evicts: bool,
+        spare: bool,
     ) -> None:
         self.scene = scene
-        self._evicts = evicts
+        self.spare = spare
         tree = scene.tree
         node = matching.anchor_node(tree, found)
         self.anchor = self.boundary = node.end
@@ -217,7 +217,7 @@ class Fetch:
             self._end(self._why_nothing(longest, budget))
             return
         for track, n_slots in zip(self.scene.tree.tracks, wanted.n_slots):
-            if self._evicts:
+            if not self.spare:
                 self.scene.room.on_host(track, min(n_slots, _host(track).headroom))
         plan = self._plan(
             lambda n_slots: self._nbytes(n_slots) <= budget and self._has_room(n_slots),

@@ -26,7 +26,8 @@ class Prefetch:
         tokens: what can be resumed from since, thanks to STORAGE; no less.
         planned_tokens: how far the store's data would have gone, had HOST memory been no matter.
         limit: the deepest boundary of use, in pages.
-        shared: whether it waits for what another request started.
+        fetch: what brings it; None once it has ended.
+        shared, joined: whether it waited, or waits now, for what another request started.
         spare: whether it takes only what is free on HOST, and every page counts.
         reason: how it ended, for people; empty while it has not.
     """
@@ -38,6 +39,7 @@ class Prefetch:
         "anchor_tokens",
         "cancelled",
         "fetch",
+        "joined",
         "key",
         "limit",
         "planned_tokens",
@@ -63,7 +65,7 @@ class Prefetch:
         self._policy = settings.prefetch
         self._deadline = clock() + settings.prefetch_timeout_s
         self.anchor_tokens = self.tokens = self.planned_tokens = 0
-        self.shared = False
+        self.shared = self.joined = False
         self.cancelled = False
         self.reason = ""
         self.fetch: Fetch | None = None
@@ -147,23 +149,31 @@ class Prefetching:
         self._launch(prefetch)
         return prefetch
 
-    def take(self, prefetch: Prefetch) -> None:
-        """The request begins: publish what has come for it (S5, S6).
+    def take(self, prefetch: Prefetch, key: TokenKey) -> None:
+        """The request of `key` begins: publish what has come for it (S5, S6).
 
         Raises:
-            LeaseError: it was cancelled.
+            LeaseError: it was cancelled, or is of another sequence or cache.
         """
+        mine = prefetch.key
         if prefetch.cancelled:
             raise LeaseError("the prefetch was cancelled; begin without it, or prefetch again")
+        if mine.namespace != key.namespace or not key.data.startswith(mine.data):
+            raise LeaseError(
+                f"the prefetch is of another sequence, of {mine.n_tokens} tokens; begin the one "
+                "it was started for"
+            )
         fetch = prefetch.fetch
         if fetch is None:
             return
+        self._expect(prefetch)
         fetch.publish()
         self._leave(prefetch, "the request began before all had come")
 
     def cancel(self, prefetch: Prefetch) -> None:
         """The request is given up: nothing is published for it any more."""
         if prefetch.fetch is not None:
+            self._expect(prefetch)
             self._leave(prefetch, "cancelled")
         prefetch.cancelled = True
 
@@ -193,6 +203,10 @@ class Prefetching:
 
     # -- inside
 
+    def _expect(self, prefetch: Prefetch) -> None:
+        if prefetch not in self._waiting.get(prefetch.fetch, ()):  # type: ignore[arg-type]
+            raise LeaseError("the prefetch belongs to another cache; use the one that started it")
+
     def _budget(self) -> int:
         return self.settings.prefetch_nbytes - self.nbytes_in_flight
 
@@ -216,8 +230,9 @@ class Prefetching:
             if not self.scene.storage.attached:
                 self._finish(prefetch, "no store is attached")
                 return
-            fetch = Fetch(self.scene, key, found, limit, threshold, evicts=not prefetch.spare)
+            fetch = Fetch(self.scene, key, found, limit, threshold, spare=prefetch.spare)
             other = self._flying.get(fetch.first_hash)
+            prefetch.joined = other is not None
             if other is not None:
                 fetch, prefetch.shared = other, True
                 self.counts["shared"] += 1
@@ -257,7 +272,8 @@ class Prefetching:
         for prefetch in self._waiting.pop(fetch):
             self._note(prefetch, fetch)
             prefetch.fetch = None
-            if prefetch.shared and fetch.boundary > fetch.anchor:
+            more = fetch.boundary > fetch.anchor or prefetch.spare != fetch.spare
+            if prefetch.joined and more:
                 self._launch(prefetch)
             else:
                 self._finish(prefetch, fetch.reason)

@@ -11,7 +11,7 @@ from kvgraft.errors import ConfigError
 from kvgraft.storage import TRANSIENT, Address, BreakerState, Status, StorageTicket
 from kvgraft.storage.memory import aligned, copy, round_up
 from kvgraft.storage_tier.fetching import Scene
-from kvgraft.tree.holding import held_nodes, hold_host, let_go_of_host
+from kvgraft.tree.holding import hold_host, let_go_of_host, parts_of
 from kvgraft.tree.node import Node, PageNames
 from kvgraft.tree.pinning import Receipt
 from kvgraft.tree.track import Track
@@ -20,6 +20,13 @@ __all__ = ["Storing"]
 
 BACKLOG = 65_536
 """Most nodes that wait to be stored; of more the oldest are let go of, and counted."""
+
+
+class _Waiting(NamedTuple):
+    """A node that is to be stored, and the page it began at: it may be split meanwhile."""
+
+    node: Node
+    first: int
 
 
 class _Sent(NamedTuple):
@@ -52,8 +59,8 @@ class Storing:
         self.budget = settings.store_nbytes
         self.counts: Counter[str] = Counter()
         self.nbytes_in_flight = 0
-        self._backlog: deque[Node] = deque()
-        self._failed: deque[Node] = deque(maxlen=BACKLOG)
+        self._backlog: deque[_Waiting] = deque()
+        self._failed: deque[_Waiting] = deque(maxlen=BACKLOG)
         self._sent: deque[_Sent] = deque()
 
     @property
@@ -130,7 +137,10 @@ class Storing:
                 self.counts["dropped, no store"] += len(self._backlog)
                 self._backlog.clear()
                 return
-            self._store(self._backlog.popleft())
+            node, first = self._backlog.popleft()
+            for part in parts_of(node, first):
+                self._store(part)
+            self.counts["dropped, evicted first"] += node.parent is None
 
     def stop(self) -> None:
         """Send nothing more; what is under way is cancelled and ends with the next polls."""
@@ -152,12 +162,12 @@ class Storing:
     def _queue(self, node: Node) -> None:
         if not self.scene.storage.attached:
             return
-        if self._backlog and self._backlog[-1] is node:
+        if self._backlog and self._backlog[-1].node is node:
             return  # its components come one after the other
         if len(self._backlog) >= BACKLOG:
             self._backlog.popleft()
             self.counts["dropped, too many waiting"] += 1
-        self._backlog.append(node)
+        self._backlog.append(_Waiting(node, node.start))
 
     def _is_stored(self, node: Node, track: Track) -> bool:
         names = node.names
@@ -167,9 +177,6 @@ class Storing:
 
     def _store(self, node: Node) -> None:
         """Send what a node has on HOST and the store has not been seen to have."""
-        if node.parent is None:
-            self.counts["dropped, evicted first"] += 1
-            return
         tracks = [
             track
             for track in self.scene.tree.tracks
@@ -222,8 +229,8 @@ class Storing:
         if sent.receipt is None:
             return
         if not TRANSIENT.isdisjoint(statuses) and sent.store == self.scene.storage.store_number:
-            self._failed.append(sent.receipt.anchor)
-        for node in held_nodes(sent.receipt, sent.first):
+            self._failed.append(_Waiting(sent.receipt.anchor, sent.first))
+        for node in parts_of(sent.receipt.anchor, sent.first):
             names = self._names(node)
             assert names is not None
             if names.store != sent.store:

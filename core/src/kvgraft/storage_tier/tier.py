@@ -181,13 +181,13 @@ class StorageTier:
 
         Raises:
             ConfigError: its namespace has no name in storage.
-            LeaseError: its prefetch was cancelled.
+            LeaseError: its prefetch was cancelled, or is of another sequence or cache.
         """
         self.tree.hold(key.namespace)
         try:
             self.scene.naming.of(self.tree.root(key.namespace))
             if prefetch is not None:
-                self.prefetching.take(prefetch)
+                self.prefetching.take(prefetch, key)
         finally:
             self.tree.let_go(key.namespace)
 

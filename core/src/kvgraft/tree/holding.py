@@ -12,7 +12,7 @@ from kvgraft.tree.segments import default_segment, whole_nodes
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Span
 
-__all__ = ["held_nodes", "hold_host", "let_go_of_host"]
+__all__ = ["hold_host", "let_go_of_host", "parts_of"]
 
 
 def hold_host(tree: Tree, node: Node, *, reach: bool = False) -> Receipt | None:
@@ -62,12 +62,12 @@ def let_go_of_host(tree: Tree, receipt: Receipt) -> None:
         tree.remove_dead(node)
 
 
-def held_nodes(receipt: Receipt, start: int) -> list[Node]:
-    """The parts of a held node, from page `start` on; it was one when it was held."""
-    nodes: list[Node] = []
-    node: Node | None = receipt.anchor
-    while node is not None and node.parent is not None and node.end > start:
-        nodes.append(node)
-        node = node.parent
-    nodes.reverse()
-    return nodes
+def parts_of(node: Node, start: int) -> list[Node]:
+    """What a node that began at page `start` was split into, root first; none if it is gone."""
+    parts: list[Node] = []
+    part: Node | None = node
+    while part is not None and part.parent is not None and part.end > start:
+        parts.append(part)
+        part = part.parent
+    parts.reverse()
+    return parts
