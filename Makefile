@@ -6,9 +6,10 @@ PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.kvgraft-setup
 
 TORCH  := torch==2.13.0
-DISTS  := core plugins/full plugins/swa plugins/mamba plugins/hisparse plugins/transformers
+DISTS  := core $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml)))
+EXTRAS := './plugins/mooncake[cpu]' './plugins/transformers[serve]'
 BUILD  := 'hatchling>=1.27' editables
-TOOLS  := pytest hypothesis pytest-xdist pytest-timeout ruff mypy httpx openai
+TOOLS  := pytest hypothesis pytest-xdist pytest-timeout ruff mypy httpx openai 'moto[server]'
 PIP    := $(PY) -m pip --disable-pip-version-check
 PYTEST_ARGS ?= -n 2
 STEPS  ?= 1000000
@@ -19,14 +20,13 @@ STEPS  ?= 1000000
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-7s %s\n", $$1, $$2}' Makefile
 
-setup: $(STAMP) ## create .venv and install the six distributions, editable, with the tools
+setup: $(STAMP) ## create .venv and install every distribution, editable, with the tools
 
 $(STAMP): Makefile constraints.txt $(DISTS:=/pyproject.toml)
 	$(PIP) --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	$(PY) -c 'import torch' 2>/dev/null || $(PIP) install $(TORCH)
 	$(PIP) install -c constraints.txt $(BUILD) $(TOOLS)
-	$(PIP) install -c constraints.txt --no-build-isolation $(addprefix -e ./,$(filter-out %transformers,$(DISTS))) \
-	  -e './plugins/transformers[serve]'
+	$(PIP) install -c constraints.txt --no-build-isolation $(addprefix -e ./,$(DISTS)) $(addprefix -e ,$(EXTRAS))
 	@touch $@
 
 demo: setup ## run the demonstration
@@ -54,7 +54,7 @@ bench: setup ## run every script in benchmarks/
 	@set -e; for script in $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py)); do \
 	  echo "== $$script"; $(PY) $$script; done
 
-build: setup ## build the six wheels into dist/
+build: setup ## build the wheels into dist/
 	$(PIP) wheel --no-deps --no-build-isolation -w dist $(addprefix ./,$(DISTS))
 
 clean: ## remove build output and caches; .venv stays

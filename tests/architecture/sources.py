@@ -9,21 +9,24 @@ from typing import NamedTuple
 
 from ..commands import ROOT
 
-__all__ = ["COMPONENTS", "CORE", "ENGINES", "PLUGINS", "Module", "modules"]
+__all__ = ["COMPONENTS", "CORE", "ENGINES", "PLUGINS", "STORES", "Module", "modules"]
 
 CORE = ROOT / "core" / "src"
 PLUGINS = sorted(path for path in (ROOT / "plugins").glob("*/src") if path.is_dir())
 
 
-def _publishes_component(source: Path) -> bool:
+def _publishes(source: Path, group: str) -> bool:
     metadata = (source.parent / "pyproject.toml").read_text(encoding="utf-8")
-    return '[project.entry-points."kvgraft.components"]' in metadata
+    return f'[project.entry-points."{group}"]' in metadata
 
 
-COMPONENTS = [path for path in PLUGINS if _publishes_component(path)]
+COMPONENTS = [path for path in PLUGINS if _publishes(path, "kvgraft.components")]
 """Packages that publish a component."""
 
-ENGINES = [path for path in PLUGINS if not _publishes_component(path)]
+STORES = [path for path in PLUGINS if _publishes(path, "kvgraft.storage")]
+"""Packages that publish a store."""
+
+ENGINES = [path for path in PLUGINS if path not in (*COMPONENTS, *STORES)]
 """Packages that embed the cache."""
 
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from .sources import COMPONENTS, CORE, ENGINES, Module, modules
+from .sources import COMPONENTS, CORE, ENGINES, STORES, Module, modules
 
 MODULES = modules(CORE)
 NAMES = frozenset(module.name for module in MODULES)
@@ -91,8 +91,8 @@ def test_modules_import_one_another_in_no_circle() -> None:
     assert not graph
 
 
-@pytest.mark.parametrize("source", COMPONENTS, ids=lambda path: path.parent.name)
-def test_a_component_package_imports_only_what_is_public_and_no_other_package(
+@pytest.mark.parametrize("source", [*COMPONENTS, *STORES], ids=lambda path: path.parent.name)
+def test_a_component_or_store_package_imports_only_what_is_public_and_no_other_package(
     source: object,
 ) -> None:
     mine = modules(source)  # type: ignore[arg-type]

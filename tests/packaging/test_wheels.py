@@ -18,6 +18,7 @@ from .conftest import Environment
 Environments = Callable[..., Environment]
 
 COMPONENTS = ("full", "swa", "mamba", "hisparse")
+STORES = ("valkey", "s3", "mooncake")
 
 
 def listed(environment: Environment) -> list[dict[str, Any]]:
@@ -27,7 +28,7 @@ def listed(environment: Environment) -> list[dict[str, Any]]:
 
 
 def test_there_is_a_wheel_of_every_distribution_and_version(wheels: dict[str, Path]) -> None:
-    names = (*COMPONENTS, "transformers")
+    names = (*COMPONENTS, *STORES, "transformers")
     assert wheels.keys() == {"kvgraft", *(f"kvgraft-{name}" for name in names)}
     assert {path.name.split("-")[1] for path in wheels.values()} == {kvgraft.__version__}
 
@@ -119,3 +120,19 @@ def test_all_components_together_replay_from_their_wheels(environment: Environme
     result = json.loads((together.directory / "result.json").read_text())
     assert set(result["component_hits"]) == set(COMPONENTS)
     assert (together.directory / "report.html").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_a_store_alone_with_the_core_is_found_without_its_client_and_removed_cleanly(
+    environment: Environments, store: str
+) -> None:
+    alone = environment("kvgraft", f"kvgraft-{store}")
+    code = (
+        "import sys; from kvgraft.storage import discover_storage\n"
+        "print(*sorted(each.name for each in discover_storage()))\n"
+        "clients = {'glide_sync', 'obstore', 'mooncake', 'torch'} & {*sys.modules}\n"
+        "assert not clients, clients\n"
+    )
+    assert alone.run_python(code).stdout.split() == sorted(["file", store])
+    alone.uninstall(f"kvgraft-{store}")
+    assert alone.run_python(code).stdout.split() == ["file"]

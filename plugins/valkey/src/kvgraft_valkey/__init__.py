@@ -1,0 +1,32 @@
+"""Valkey and Redis servers as a store of the storage tier: `valkey:HOST:PORT`.
+
+options             what a URL may say
+opening, connection one client of a server or a cluster, and why there is none
+facts               what the servers say of themselves: limits, eviction, durability
+pieces              values cut into what one round trip carries
+store               the backend
+
+Importing this package does not import the client; opening a store does.
+"""
+
+from __future__ import annotations
+
+from kvgraft.storage import StorageBackend, StorageDriver
+from kvgraft_valkey.options import ValkeyOptions
+
+__all__ = ["DRIVER", "ValkeyOptions"]
+
+
+def _open(location: str, options: ValkeyOptions) -> StorageBackend:
+    from kvgraft_valkey.store import ValkeyBackend
+
+    return ValkeyBackend.open(location, options)
+
+
+DRIVER = StorageDriver(
+    api="1.0",
+    summary="a Valkey or Redis server or cluster, shared by the processes that reach it",
+    options=ValkeyOptions,
+    open=_open,
+)
+"""What the entry point `valkey` names."""

@@ -1,0 +1,232 @@
+"""One client of a server, or of a cluster, that any thread may use.
+
+What goes wrong comes out as a builtin: `TimeoutError`, or `ConnectionError` with the reason. What
+a server refuses of a batch, a command at a time, stands among the answers as a `RequestError`.
+"""
+
+from __future__ import annotations
+
+import abc
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Generic, TypeVar, cast
+
+import glide_sync as glide
+
+from kvgraft import ConfigError
+
+__all__ = [
+    "AnyConnection",
+    "ClusterConnection",
+    "Commands",
+    "SingleConnection",
+    "milliseconds",
+    "one_line",
+    "unseen",
+]
+
+Client = TypeVar("Client", glide.GlideClient, glide.GlideClusterClient)
+Commands = glide.Batch | glide.ClusterBatch
+Table = dict[str, str]
+
+LONGEST_S = 1e6
+"""A wait without end, for the client."""
+
+EVERYTHING = "*"
+"""All settings: servers before version 7 take one name or pattern at a time."""
+
+SCAN_STEP = 1000
+"""Names a server looks at in one step of a scan."""
+
+
+class Connection(abc.ABC, Generic[Client]):
+    """A client in use.
+
+    Args:
+        client: open.
+        where: its servers, for people.
+    """
+
+    def __init__(self, client: Client, where: str) -> None:
+        self.where = where
+        self._client: Client = client
+        self._lock = threading.Lock()
+        self._n_running = 0
+        self._closed = False
+
+    @abc.abstractmethod
+    def batch(self) -> Commands:
+        """Commands for one round trip, none yet."""
+
+    @abc.abstractmethod
+    def run(self, batch: Commands, timeout_s: float) -> list[object]:
+        """Carry out a batch; an answer per command.
+
+        Raises:
+            TimeoutError: not done in time; none, some or all of it may have been carried out.
+            ConnectionError: it cannot be done.
+        """
+
+    @abc.abstractmethod
+    def names(self, pattern: str) -> Iterator[list[bytes]]:
+        """Names of keys that match, each once; what comes and goes meanwhile may be among them."""
+
+    @abc.abstractmethod
+    def info(self) -> list[Table]:
+        """What each primary says of itself."""
+
+    @abc.abstractmethod
+    def settings(self) -> list[Table]:
+        """Each primary's settings; nothing where they must not be asked for."""
+
+    @abc.abstractmethod
+    def ping(self) -> None:
+        """Return if every primary answers."""
+
+    def close(self) -> None:
+        """Let go of the client, once no thread uses it any more; does not wait."""
+        with self._lock:
+            closing = not self._closed and not self._n_running
+            self._closed = True
+        if closing:
+            self._client.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more calls."""
+        return self._closed
+
+    @contextmanager
+    def _using(self) -> Iterator[Client]:
+        """The client, for one call."""
+        with self._lock:
+            if self._closed:
+                raise ConfigError(f"storage 'valkey': {self.where} was closed; open it again")
+            self._n_running += 1
+        try:
+            yield self._client
+        except glide.TimeoutError as error:
+            raise TimeoutError(f"{self.where} did not answer in time") from error
+        except glide.GlideError as error:
+            raise ConnectionError(f"{self.where}: {one_line(error)}") from error
+        finally:
+            with self._lock:
+                self._n_running -= 1
+                closing = self._closed and not self._n_running
+            if closing:
+                self._client.close()
+
+
+class SingleConnection(Connection[glide.GlideClient]):
+    """A client of one server."""
+
+    def batch(self) -> Commands:
+        return glide.Batch(is_atomic=False)
+
+    def run(self, batch: Commands, timeout_s: float) -> list[object]:
+        options = glide.BatchOptions(timeout=milliseconds(timeout_s))
+        with self._using() as client:
+            return list(client.exec(cast(glide.Batch, batch), False, options) or ())
+
+    def names(self, pattern: str) -> Iterator[list[bytes]]:
+        cursor, seen = b"0", set[bytes]()
+        while True:
+            with self._using() as client:
+                found = client.scan(cursor, match=pattern, count=SCAN_STEP)
+            cursor = cast(bytes, found[0])
+            yield unseen(cast(list[bytes], found[1]), seen)
+            if cursor == b"0":
+                return
+
+    def info(self) -> list[Table]:
+        with self._using() as client:
+            return [_table(client.info())]
+
+    def settings(self) -> list[Table]:
+        with self._using() as client, _refusals() as told:
+            told.append(_decoded(client.config_get([EVERYTHING])))
+        return told or [{}]
+
+    def ping(self) -> None:
+        with self._using() as client:
+            client.ping()
+
+
+class ClusterConnection(Connection[glide.GlideClusterClient]):
+    """A client of a cluster; it finds the servers, and follows keys that move."""
+
+    def batch(self) -> Commands:
+        return glide.ClusterBatch(is_atomic=False)
+
+    def run(self, batch: Commands, timeout_s: float) -> list[object]:
+        options = glide.ClusterBatchOptions(timeout=milliseconds(timeout_s))
+        with self._using() as client:
+            return list(client.exec(cast(glide.ClusterBatch, batch), False, options) or ())
+
+    def names(self, pattern: str) -> Iterator[list[bytes]]:
+        cursor: glide.ClusterScanCursor = glide.ClusterScanCursor()  # type: ignore[no-untyped-call]
+        seen = set[bytes]()
+        while not cursor.is_finished():
+            with self._using() as client:
+                found = client.scan(cursor, match=pattern, count=SCAN_STEP)
+            cursor = cast(glide.ClusterScanCursor, found[0])
+            yield unseen(cast(list[bytes], found[1]), seen)
+
+    def info(self) -> list[Table]:
+        with self._using() as client:
+            told = client.info(route=glide.AllPrimaries())
+        return [_table(each) for each in cast(dict[bytes, bytes], told).values()]
+
+    def settings(self) -> list[Table]:
+        with self._using() as client, _refusals() as told:
+            found = client.config_get([EVERYTHING], glide.AllPrimaries())
+            nodes = cast(dict[bytes, dict[bytes, bytes]], found)
+            told.extend(_decoded(each) for each in nodes.values())
+        return told or [{}]
+
+    def ping(self) -> None:
+        with self._using() as client:
+            client.ping(route=glide.AllPrimaries())
+
+
+AnyConnection = SingleConnection | ClusterConnection
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, without line breaks."""
+    return " ".join(str(error).split())
+
+
+@contextmanager
+def _refusals() -> Iterator[list[Table]]:
+    """A list that stays empty where a server refuses to say; other errors go on."""
+    told: list[Table] = []
+    try:
+        yield told
+    except (glide.TimeoutError, glide.ConnectionError):
+        raise
+    except glide.RequestError:
+        told.clear()
+
+
+def milliseconds(seconds: float) -> int:
+    """Seconds as the client counts them, at least one and no more than it can count."""
+    return int(1000 * min(max(seconds, 0.001), LONGEST_S))
+
+
+def unseen(names: Sequence[bytes], seen: set[bytes]) -> list[bytes]:
+    """Those not seen before; a scan repeats some when a server resizes its table."""
+    fresh = [name for name in dict.fromkeys(names) if name not in seen]
+    seen.update(fresh)
+    return fresh
+
+
+def _table(text: bytes) -> Table:
+    """The lines `name:value` of INFO."""
+    lines = (line.partition(":") for line in text.decode("utf-8", "replace").splitlines())
+    return {name: value.strip() for name, colon, value in lines if colon}
+
+
+def _decoded(pairs: dict[bytes, bytes]) -> Table:
+    return {name.decode(): value.decode("utf-8", "replace") for name, value in pairs.items()}

@@ -1,0 +1,77 @@
+"""What the primaries of a store say of themselves: limits, eviction, durability."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kvgraft_valkey.connection import AnyConnection
+
+__all__ = ["Facts", "counts", "read_facts"]
+
+LONGEST_VALUE = 512 << 20
+"""A string's limit, unless the server is told otherwise."""
+
+
+class Facts(NamedTuple):
+    """What holds for all primaries together.
+
+    Attributes:
+        value_nbytes: longest value.
+        capacity_nbytes: memory they may use for everybody's data; None if one has no limit.
+        evicts: whether each makes room by itself for what this store writes.
+        durable: whether each has what it acknowledged on its disk; false where it does not say.
+    """
+
+    value_nbytes: int
+    capacity_nbytes: int | None
+    evicts: bool
+    durable: bool
+
+
+def read_facts(connection: AnyConnection, *, expiring: bool) -> Facts:
+    """Ask the primaries.
+
+    Args:
+        connection: open.
+        expiring: whether all that this store writes has a time to live; only such values go
+            under the policies `volatile-*`.
+
+    Raises:
+        OSError: they do not answer.
+    """
+    info, settings = connection.info(), connection.settings()
+    limits = [int(each.get("maxmemory", "0")) for each in info]
+    policies = [each.get("maxmemory_policy", "noeviction") for each in info]
+    evicting = ("allkeys-", "volatile-") if expiring else ("allkeys-",)
+    synced = [
+        each.get("appendfsync") == "always" and each.get("no-appendfsync-on-rewrite") == "no"
+        for each in settings
+    ]
+    return Facts(
+        value_nbytes=min(
+            int(each.get("proto-max-bulk-len", str(LONGEST_VALUE))) for each in settings
+        ),
+        capacity_nbytes=sum(limits) if all(limits) else None,
+        evicts=all(limits) and all(each.startswith(evicting) for each in policies),
+        durable=all(synced) and all(each.get("aof_enabled") == "1" for each in info),
+    )
+
+
+def counts(connection: AnyConnection) -> dict[str, int]:
+    """What the primaries count, everybody's data together.
+
+    Raises:
+        OSError: they do not answer.
+    """
+    info = connection.info()
+    return {
+        "servers": len(info),
+        "servers_used_nbytes": _sum(info, "used_memory"),
+        "servers_evicted_keys": _sum(info, "evicted_keys"),
+        "servers_expired_keys": _sum(info, "expired_keys"),
+    }
+
+
+def _sum(info: Sequence[dict[str, str]], name: str) -> int:
+    return sum(int(each.get(name, "0")) for each in info)

@@ -1,0 +1,213 @@
+"""Whatever stands under our keys, wrong bytes are never handed out, and verify finds them all."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from click.testing import CliRunner
+
+from kvgraft.cli.storage import storage as storage_command
+from kvgraft.storage import Address, Status, Storage, Value
+from kvgraft.storage.payload import HEADER_NBYTES
+from kvgraft_valkey.pieces import RUN_NBYTES
+
+from . import shared
+from .scene import addresses, fetched, opened, stored, supervised
+from .servers import needs_server
+
+pytestmark = needs_server
+
+OK, MISS, CORRUPT = Status.OK, Status.MISS, Status.CORRUPT
+PREFIX = "damage:"
+SIZE = 5000
+LONG = RUN_NBYTES + 5000
+"""Read in two pieces."""
+
+
+def url() -> str:
+    return f"{shared.single().url}?prefix={PREFIX}"
+
+
+def name(place: Address) -> bytes:
+    return PREFIX.encode() + place.key
+
+
+def value(place: Address) -> bytes:
+    found = shared.single().ask("GET", name(place))
+    assert isinstance(found, bytes)
+    return found
+
+
+def plant(place: Address, content: bytes) -> None:
+    shared.single().ask("SET", name(place), content)
+
+
+def n_damaged(storage: Storage) -> int:
+    ticket = storage.ask("verify", lambda store: len(store.verify().damaged))
+    assert ticket.wait(20)
+    assert isinstance(ticket.value, int)
+    return ticket.value
+
+
+@pytest.mark.parametrize("size", [SIZE, LONG])
+def test_header_and_payload_are_one_value(size: int) -> None:
+    (place,) = addresses(1)
+    with supervised(url()) as storage:
+        stored(storage, [place], size)
+        assert len(value(place)) == HEADER_NBYTES + size
+        assert shared.single().ask("TYPE", name(place)) == b"string"
+
+
+@pytest.mark.parametrize(
+    ("cut", "status"),
+    [
+        (lambda whole: whole[:-1], CORRUPT),
+        (lambda whole: whole[: HEADER_NBYTES + 1], CORRUPT),
+        (lambda whole: whole[:HEADER_NBYTES], CORRUPT),
+        (lambda whole: whole[:7], CORRUPT),
+        (lambda whole: whole + b"\0", Status.TOO_LARGE),
+        (lambda whole: whole + whole[:5000], Status.TOO_LARGE),
+        (lambda whole: bytes(len(whole)), CORRUPT),
+        (lambda whole: whole[::-1], CORRUPT),
+        (lambda whole: b"a stranger's value", CORRUPT),
+    ],
+)
+@pytest.mark.parametrize("size", [SIZE, LONG - 5000, LONG])
+def test_a_value_that_was_cut_lengthened_or_replaced_is_found_out_and_removed(
+    cut: object, status: Status, size: int
+) -> None:
+    assert callable(cut)
+    places = addresses(3)
+    with supervised(url()) as storage:
+        assert stored(storage, places, size) == [OK] * 3
+        plant(places[1], cut(value(places[1])))
+        assert n_damaged(storage) == 1
+        assert fetched(storage, places, size) == [OK, status, OK]
+        assert shared.single().ask("EXISTS", name(places[1])) == 0
+        assert fetched(storage, places, size) == [OK, MISS, OK]
+        assert stored(storage, [places[1]], size) == [OK]
+        assert n_damaged(storage) == 0
+
+
+def test_a_value_that_was_cut_between_two_pieces_is_corrupt_too() -> None:
+    (place,) = addresses(1)
+    with supervised(url()) as storage:
+        stored(storage, [place], LONG)
+        plant(place, value(place)[: HEADER_NBYTES + RUN_NBYTES])
+        assert fetched(storage, [place], LONG) == [CORRUPT]
+
+
+def test_every_flipped_bit_is_found() -> None:
+    (place,) = addresses(1)
+    chance = random.Random(11)
+    with supervised(url()) as storage:
+        stored(storage, [place], SIZE)
+        whole = value(place)
+        bits = [*range(0, 8 * HEADER_NBYTES, 61), *chance.sample(range(8 * len(whole)), 60)]
+        for bit in bits:
+            flipped = bytearray(whole)
+            flipped[bit // 8] ^= 1 << bit % 8
+            plant(place, bytes(flipped))
+            if bit % 5 == 0:
+                assert n_damaged(storage) == 1, f"bit {bit}"
+            (told,) = fetched(storage, [place], SIZE)
+            assert told in (CORRUPT, Status.STALE), f"bit {bit} is {told}"
+        plant(place, whole)
+        assert fetched(storage, [place], SIZE) == [OK]
+
+
+def test_another_keys_value_is_stale() -> None:
+    here, there = addresses(2)
+    with supervised(url()) as storage:
+        stored(storage, [here, there], SIZE)
+        plant(here, value(there))
+        assert n_damaged(storage) == 1
+        assert fetched(storage, [here, there], SIZE) == [Status.STALE, OK]
+
+
+def test_what_is_no_string_is_corrupt_and_gives_way() -> None:
+    places = addresses(3)
+    with supervised(url()) as storage:
+        stored(storage, places, SIZE)
+        shared.single().ask("DEL", name(places[0]))
+        shared.single().ask("RPUSH", name(places[0]), "a", "b")
+        ticket = storage.ask("stats", lambda store: store.stats().n_records)
+        assert ticket.wait(20)
+        assert ticket.value == 2
+        assert n_damaged(storage) == 1
+        assert fetched(storage, places, SIZE) == [CORRUPT, OK, OK]
+        shared.single().ask("RPUSH", name(places[0]), "a", "b")
+        assert stored(storage, places, SIZE) == [OK] * 3
+        assert fetched(storage, places, SIZE) == [OK] * 3
+
+
+def test_an_empty_value_is_as_good_as_none() -> None:
+    (place,) = addresses(1)
+    with supervised(url()) as storage:
+        plant(place, b"")
+        assert n_damaged(storage) == 0
+        assert fetched(storage, [place], SIZE) == [MISS]
+        assert stored(storage, [place], SIZE) == [OK]
+        assert fetched(storage, [place], SIZE) == [OK]
+
+
+def test_a_server_that_does_not_let_verify_look_is_no_damage() -> None:
+    with supervised(url()) as storage:
+        stored(storage, addresses(2), SIZE)
+        shared.single().ask("ACL", "SETUSER", "default", "-strlen")
+        try:
+            ticket = storage.ask("verify", lambda store: store.verify())
+            assert ticket.wait(20)
+        finally:
+            shared.single().ask("ACL", "SETUSER", "default", "+strlen")
+        assert ticket.value is None
+        assert "no permissions to run the 'strlen' command" in str(ticket.error).lower()
+
+
+def test_a_buffer_of_another_length_is_filled_with_nothing_beyond_it() -> None:
+    (place,) = addresses(1)
+    with opened(url()) as store:
+        whole = [Value(memoryview(bytes(HEADER_NBYTES)), memoryview(bytes(SIZE)))]
+        store.set_from([place.key], whole, 5.0)
+        guarded = bytearray(b"\xa5" * 100)
+        into = Value(memoryview(bytearray(HEADER_NBYTES)), memoryview(guarded)[40:60])
+        assert list(store.get_into([place.key], [into], 5.0)) == [Status.TOO_LARGE]
+        assert guarded[:40] + guarded[60:] == b"\xa5" * 80
+
+
+def test_verify_changes_nothing() -> None:
+    places = addresses(4)
+    with supervised(url()) as storage:
+        stored(storage, places, SIZE)
+        plant(places[0], b"damaged")
+        before = [value(place) for place in places]
+        assert n_damaged(storage) == n_damaged(storage) == 1
+        assert [value(place) for place in places] == before
+
+
+def command(*arguments: str) -> tuple[int, str]:
+    """Exit status and output of `kvgraft storage`."""
+    done = CliRunner().invoke(storage_command, list(arguments), env={"COLUMNS": "250"})
+    return done.exit_code, done.output
+
+
+def test_the_command_shows_verifies_and_clears() -> None:
+    places = addresses(3)
+    with supervised(url()) as storage:
+        stored(storage, places, SIZE)
+        told = json.loads(command("stats", "--json", url())[1])
+        assert (told["records"], told["capacity"]) == (3, None)
+        assert told["bytes"] >= 3 * (SIZE + HEADER_NBYTES)
+        assert command("stats", url())[0] == 0
+        assert "nothing damaged" in command("verify", url())[1]
+        plant(places[0], value(places[0])[:-1])
+        status, shown = command("verify", url())
+        assert (status, f"its header says {SIZE}" in shown) == (1, True)
+        (found,) = json.loads(command("verify", "--json", url())[1])["damaged"]
+        assert found["key"] == places[0].key.hex()
+        assert command("clear", url())[0] != 0, "nobody said yes"
+        assert fetched(storage, places[1:], SIZE) == [OK, OK]
+        assert "removed 3 records" in command("clear", "--yes", url())[1]
+        assert fetched(storage, places, SIZE) == [MISS] * 3
