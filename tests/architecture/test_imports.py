@@ -15,7 +15,7 @@ NAMES = frozenset(module.name for module in MODULES)
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "types", "contract", "config", "geometry", "reach", "rules", "slots", "hookspecs"),
-    ("registry", "implementations", "pools", "storage"),
+    ("registry", "implementations", "pools", "storage", "entry_points"),
     ("tree", "admission", "transfers", "dispatch", "answers", "request"),
     ("room", "private", "mirroring", "leasing", "sharing", "loading", "tables", "storage_tier"),
     ("guard", "building", "cache"),

@@ -1,6 +1,6 @@
 """Finding component packages and refusing those that cannot keep the contract (P1 to P7).
 
-Entry points are read with importlib-metadata, each is imported on its own so that a broken package
+Each entry point is imported on its own so that a broken package
 takes nothing else down, and what it implements is held to the contract: names, marks, arguments,
 hooks that come in pairs, one distribution for one name. pluggy has the last word.
 """
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-import importlib_metadata
 import pluggy
 from pydantic import BaseModel
 
@@ -25,6 +24,7 @@ from kvgraft.contract import (
     Contract,
     check_api_version,
 )
+from kvgraft.entry_points import Published, import_failure, published
 from kvgraft.errors import ConfigError, PluginError
 from kvgraft.implementations import implemented_hooks
 from kvgraft.types import ComponentDeclaration
@@ -235,36 +235,22 @@ def _check_declaration(
 
 def discover(contract: Contract = CURRENT) -> list[Found]:
     """Every installed component package, by name; problems are reported, not raised (P5)."""
-    points: dict[str, list[importlib_metadata.EntryPoint]] = {}
-    for point in importlib_metadata.entry_points(group=ENTRY_POINT_GROUP):
-        same = points.setdefault(point.name, [])
-        if not any(_distribution(point) == _distribution(other) for other in same):
-            same.append(point)
-    return [_find(name, points[name], contract) for name in sorted(points)]
+    return [_find(each, contract) for each in published(ENTRY_POINT_GROUP)]
 
 
-def _distribution(point: importlib_metadata.EntryPoint) -> tuple[str, str]:
-    dist = point.dist
-    return (dist.name, dist.version) if dist is not None else ("", "")
-
-
-def _find(name: str, points: Sequence[importlib_metadata.EntryPoint], contract: Contract) -> Found:
-    distribution, version = _distribution(points[0])
+def _find(each: Published, contract: Contract) -> Found:
+    name, distribution, version = each.name, each.distribution, each.version
     plugin, error = None, None
-    if len(points) > 1:
-        owners = " and ".join(_distribution(point)[0] for point in points)
-        error = PluginError(name, f"published by {owners}; uninstall all but one", "P4")
-        return Found(name, distribution, version, None, error)
+    if each.contested is not None:
+        return Found(name, distribution, version, None, PluginError(name, each.contested, "P4"))
     try:
-        implementation = points[0].load()
-        plugin = load_plugin(name, implementation, distribution, version, contract)
+        plugin = load_plugin(name, each.load(), distribution, version, contract)
     except PluginError as refused:
         error = refused
     except DeprecationWarning as warning:  # where warnings are errors
         error = PluginError(name, str(warning).removeprefix(f"component {name!r}: "), NO_RULE)
     except (Exception, SystemExit) as raised:  # noqa: BLE001 - raised by a plugin, reported (P5)
-        said = " ".join(f"import failed: {type(raised).__name__}: {raised}".split())
-        error = PluginError(name, said, NO_RULE)
+        error = PluginError(name, import_failure(raised), NO_RULE)
     return Found(name, distribution, version, plugin, error)
 
 

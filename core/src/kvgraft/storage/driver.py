@@ -8,16 +8,16 @@ options. A package that is broken is reported and left out; one that is asked fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 from urllib.parse import parse_qsl
 
-import importlib_metadata
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from kvgraft.contract import ApiVersion
+from kvgraft.entry_points import Published, import_failure, published
 from kvgraft.errors import ConfigError, KvgraftError
 from kvgraft.storage.backend import StorageBackend
 
@@ -75,12 +75,7 @@ class FoundDriver:
 
 def discover_storage() -> list[FoundDriver]:
     """Every installed backend, by name; problems are reported, not raised (P5)."""
-    points: dict[str, list[importlib_metadata.EntryPoint]] = {}
-    for point in importlib_metadata.entry_points(group=STORAGE_GROUP):
-        same = points.setdefault(point.name, [])
-        if not any(_distribution(point) == _distribution(other) for other in same):
-            same.append(point)
-    return [_find(name, points[name]) for name in sorted(points)]
+    return [_find(each) for each in published(STORAGE_GROUP)]
 
 
 def open_storage(url: str, drivers: Mapping[str, StorageDriver] | None = None) -> StorageBackend:
@@ -156,25 +151,17 @@ def _select(name: str) -> StorageDriver:
     return entry.driver
 
 
-def _distribution(point: importlib_metadata.EntryPoint) -> tuple[str, str]:
-    dist = point.dist
-    return (dist.name, dist.version) if dist is not None else ("", "")
-
-
-def _find(name: str, points: Sequence[importlib_metadata.EntryPoint]) -> FoundDriver:
-    distribution, version = _distribution(points[0])
-    if len(points) > 1:
-        owners = " and ".join(_distribution(point)[0] for point in points)
-        problem = f"published by {owners}; uninstall all but one"
-        return FoundDriver(name, distribution, version, None, problem)
-    try:
-        loaded: object = points[0].load()
-    except (Exception, SystemExit) as raised:  # noqa: BLE001 - raised by a plugin, reported (P5)
-        problem = " ".join(f"import failed: {type(raised).__name__}: {raised}".split())
-        return FoundDriver(name, distribution, version, None, problem)
-    refused = _problem(loaded)
-    driver = loaded if isinstance(loaded, StorageDriver) and refused is None else None
-    return FoundDriver(name, distribution, version, driver, refused)
+def _find(each: Published) -> FoundDriver:
+    driver, problem = None, each.contested
+    if problem is None:
+        try:
+            loaded = each.load()
+        except (Exception, SystemExit) as raised:  # noqa: BLE001 - raised by a plugin, reported (P5)
+            problem = import_failure(raised)
+        else:
+            problem = _problem(loaded)
+            driver = loaded if isinstance(loaded, StorageDriver) and problem is None else None
+    return FoundDriver(each.name, each.distribution, each.version, driver, problem)
 
 
 def _problem(loaded: object) -> str | None:
