@@ -111,7 +111,7 @@ def addresses(cache: Cache, prompt: Iterable[int], component: str) -> list[list[
     parent = naming.last_hash(cache.tree.root(None))
     hashes = naming.hashes(parent, key.data)
     cache.tree.let_go(None)
-    return [naming.addresses(page, track, naming.namespace(None)) for page in hashes]
+    return [list(each) for each in zip(*naming.addresses(hashes, track, naming.namespace(None)))]
 
 
 def drained(cache: Cache, prefetch: Prefetch) -> Prefetch:

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import NamedTuple
+
+import numpy as np
 
 from kvgraft.room import Room
 from kvgraft.slots import SLOT_BYTES
@@ -167,19 +170,20 @@ class Fetch:
     # -- looking
 
     def _look(self) -> None:
-        tree = self.scene.tree
+        """Ask the store, of each page that is lacking, for its first slot; a hint."""
         inventory = self._inventory()
-        self._asked: list[tuple[Track, int]] = []
+        self._asked: list[tuple[set[int], int]] = []
         addresses: list[Address] = []
-        for page in range(self.start, self.limit):
-            for track in tree.tracks:
-                if inventory.lacking[track.index][page - inventory.first]:
-                    self._asked.append((track, page))
-                    addresses.append(self._addresses(track, page)[0])
+        for track, mask in zip(self.scene.tree.tracks, inventory.lacking):
+            lacking = np.flatnonzero(mask[self.start - inventory.first :]) + self.start
+            pages = lacking.tolist()
+            self._asked += [(self.found[track.index], page) for page in pages]
+            addresses += self._addresses(track, pages)[0]
         self._ticket = self.scene.storage.exists(addresses, self.scene.deadline_s)
 
-    def _addresses(self, track: Track, page: int) -> list[Address]:
-        return self.scene.naming.addresses(self.hashes[page - self.start], track, self._digest)
+    def _addresses(self, track: Track, pages: Sequence[int]) -> list[list[Address]]:
+        hashes = [self.hashes[page - self.start] for page in pages]
+        return self.scene.naming.addresses(hashes, track, self._digest)
 
     def _inventory(self) -> Inventory:
         """What the tree lacks now, which others may have changed since the fetch began."""
@@ -203,10 +207,11 @@ class Fetch:
             self._go_on(budget)
 
     def _take_hints(self) -> None:
-        for (track, page), status in zip(self._asked, self._ticket.statuses):
+        for (found, page), status in zip(self._asked, self._ticket.statuses):
             if status is Status.OK:
-                self.found[track.index].add(page)
-            self._unknown = self._unknown or status in TRANSIENT
+                found.add(page)
+            elif status in TRANSIENT:
+                self._unknown = True
         self._asked = []
 
     def _begin(self, budget: int) -> None:
@@ -265,17 +270,21 @@ class Fetch:
     def _fetch(self, plan: Plan) -> None:
         """Reserve what the plan takes, which is free, and ask for it in the order of pages."""
         self.phase, self._target = Phase.FETCHING, plan.boundary
-        order = sorted((page, index) for index, pages in enumerate(plan.pages) for page in pages)
+        order: list[tuple[int, int, Track, tuple[Address, ...], bytes]] = []
+        for track, pages, n_slots in zip(self.scene.tree.tracks, plan.pages, plan.n_slots):
+            slots = _host(track).reserve(n_slots)
+            assert slots is not None
+            size = len(slots) // max(1, len(pages))
+            for number, mine in enumerate(zip(*self._addresses(track, pages))):
+                own = slots[number * size : (number + 1) * size]
+                order.append((pages[number], track.index, track, mine, own))
+        order.sort(key=itemgetter(0, 1))
         addresses: list[Address] = []
         buffers: list[memoryview] = []
-        for page, index in order:
-            track = self.scene.tree.tracks[index]
-            mine = self._addresses(track, page)
-            slots = _host(track).reserve(len(mine))
-            assert slots is not None
-            self._wanted.append(_Wanted(track, page, slots, len(addresses)))
+        for page, _, track, mine, own in order:
+            self._wanted.append(_Wanted(track, page, own, len(addresses)))
             addresses += mine
-            buffers += self.scene.slabs.of(track, slots)
+            buffers += self.scene.slabs.of(track, own)
         self.nbytes += self._nbytes(plan.n_slots)
         self._ticket = self.scene.storage.get(addresses, buffers, self.scene.deadline_s)
 

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvgraft.errors import IntegrityError
 from kvgraft.storage import Address, Fingerprint
-from kvgraft.storage.keys import HASH_NBYTES, namespace_digest, page_hash, root_hash, storage_key
+from kvgraft.storage.keys import (
+    HASH_NBYTES,
+    namespace_digest,
+    page_hash,
+    root_hash,
+    storage_keys,
+)
 from kvgraft.tree.node import Node, PageNames
 from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
@@ -70,10 +78,15 @@ class Naming:
         hashes = self.of(node).hashes
         return [hashes[at : at + HASH_NBYTES] for at in range(0, len(hashes), HASH_NBYTES)]
 
-    def addresses(self, page: bytes, track: Track, namespace: bytes) -> list[Address]:
-        """Where a component's slots of a page are; `namespace` is a digest."""
+    def addresses(
+        self, pages: Sequence[bytes], track: Track, namespace: bytes
+    ) -> list[list[Address]]:
+        """Where a component's data of some pages is: per slot of a page, an address for each page.
+
+        `namespace` is a digest.
+        """
         return [
-            Address(storage_key(page, label), label, namespace)
+            [Address(key, label, namespace) for key in storage_keys(pages, label)]
             for label in self._labels[track.index]
         ]
 

@@ -211,8 +211,8 @@ class Storing:
         for track, memory in payloads:
             pages = hashes[-1:] if track.is_state else hashes
             parts.append((track, len(addresses), len(memory) // len(pages)))
-            for page in pages:
-                addresses += naming.addresses(page, track, namespace)
+            for of_a_page in zip(*naming.addresses(pages, track, namespace)):
+                addresses += of_a_page
             buffers += memory
         nbytes = sum(len(each) for each in buffers)
         ticket = storage.set(addresses, buffers, self.scene.deadline_s, only_missing=True)
