@@ -85,7 +85,8 @@ def test_every_synthetic_workload_is_replayed_in_both_loops(
 def test_the_result_has_the_fields_its_schema_names(replayed: Replay) -> None:
     result = replayed("--synthetic", "chat", "--requests", 10)
     assert result.keys() == get_type_hints(ReplayResult).keys()
-    assert {"device", "host"} == result["hit_tokens"].keys()
+    assert {"device", "host", "storage"} == result["hit_tokens"].keys()
+    assert result["storage"] is None
     assert {"p50", "p99", "mean"} == result["cpu_us_per_request"]["total"].keys()
     assert result["cpu_us_per_request"].keys() >= {"total", "match", "admit", "allocate", "finish"}
     assert {"device", "host"} == result["evictions"]["full"].keys()
@@ -236,6 +237,34 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         ("TRACE", "--component", "hisparse"),
         "component 'hisparse': option host_tokens: 0, but keys and values live on HOST",
     ),
+    "storage without host": (
+        ("TRACE", "--component", "full", "--storage", "file:DIR"),
+        "storage: component 'full' has no HOST mirror to store from; set host_tokens, ",
+    ),
+    "storage of no kind": (
+        ("TRACE", "--component", "full", "--host-tokens", "10000", "--storage", "tape:DIR"),
+        "storage 'tape' is not installed; installed: ",
+    ),
+    "storage nowhere": (
+        ("TRACE", "--component", "full", "--host-tokens", "10000", "--storage", "file:DIR/none"),
+        "DIR/none",
+    ),
+    "storage option": (
+        ("TRACE", "--component", "full", "--host-tokens", "10000", "--storage", "file:DIR?size=1"),
+        "storage 'file': has no option 'size'; options: capacity, segment, refresh_s",
+    ),
+    "prefetch without storage": (
+        ("TRACE", "--component", "full", "--prefetch-threshold", "256"),
+        "--prefetch-threshold needs a store; give --storage URL as well",
+    ),
+    "memory that is no size": (
+        ("TRACE", "--storage", "file:DIR", "--prefetch-memory", "many"),
+        "invalid value for '--prefetch-memory': 'many' is no size; write for example 256MiB",
+    ),
+    "memory of nothing": (
+        ("TRACE", "--storage", "file:DIR", "--store-memory", "0"),
+        "invalid value for '--store-memory': '0' is no size",
+    ),
     "json nowhere": (("TRACE", "--json", "DIR/none/r.json"), "No such file or directory"),
     "html is a directory": (("TRACE", "--html", "DIR"), "Is a directory"),
 }
@@ -265,7 +294,7 @@ def test_bad_input_is_one_line_naming_the_subject_and_exit_status_2(
 ) -> None:
     refusal = refusals[case]
     assert refusal.status == 2
-    assert REFUSED[case][1] in refusal.errors
+    assert REFUSED[case][1].removeprefix("DIR") in refusal.errors
     assert refusal.errors.startswith("kvgraft: ")
     assert refusal.errors.count("\n") == 1
     assert refusal.output == "", "it was refused after the work was done"

@@ -1,7 +1,8 @@
 """A replay result as a real run leaves it: multi-turn chats over two system prompts.
 
-Three components of different reach (full, window, state), a host tier for the first two. Sums
-agree with each other as the schema promises: sources add up to the totals, ledgers to capacity.
+Three components of different reach (full, window, state), a host tier for the first two, and a
+store that failed now and then. Sums agree with each other as the schema promises: sources add up to
+the totals, ledgers to capacity.
 """
 
 from __future__ import annotations
@@ -35,8 +36,10 @@ def result() -> ReplayResult:
     sources = _sources(rng)
     device = sum(one["device"] for one in sources)
     host = sum(one["host"] for one in sources)
+    storage = sum(one["storage"] for one in sources)
     computed = sum(one["computed"] for one in sources)
-    whole = device + host + computed
+    saved = device + host + storage
+    whole = saved + computed
     return {
         "kvgraft": "0.1.0",
         "workload": {
@@ -65,14 +68,50 @@ def result() -> ReplayResult:
         "requests": N_REQUESTS,
         "input_tokens": whole,
         "output_tokens": 261_903,
-        "token_hit_rate": (device + host) / whole,
-        "hit_tokens": {"device": device, "host": host},
-        "saved_tokens": device + host,
+        "token_hit_rate": saved / whole,
+        "hit_tokens": {"device": device, "host": host, "storage": storage},
+        "saved_tokens": saved,
         "computed_tokens": computed,
         "component_hits": {
-            "full": {"device_slots": device // PAGE, "host_slots": host // PAGE},
-            "swa": {"device_slots": 27_911, "host_slots": 4_417},
-            "mamba": {"device_slots": 571, "host_slots": 0},
+            "full": {
+                "device_slots": device // PAGE,
+                "host_slots": host // PAGE,
+                "storage_slots": storage // PAGE,
+            },
+            "swa": {"device_slots": 27_911, "host_slots": 4_417, "storage_slots": 1_009},
+            "mamba": {"device_slots": 571, "host_slots": 0, "storage_slots": 0},
+        },
+        "storage": {
+            "prefetches": {
+                "started": 655,
+                "shared": 31,
+                "delivered": 83,
+                "in vain": 572,
+                "shrunk": 5,
+                "tokens": storage + 4_288,
+            },
+            "in_vain": {
+                "N pages to look for are below the threshold of N": 467,
+                "nothing of full, swa is stored": 97,
+                "the store did not answer in time or is down": 8,
+            },
+            "stores": {
+                "nodes": 1_289,
+                "slots": 13_619,
+                "slots failed": 64,
+                "dropped, too many in flight": 3,
+            },
+            "calls": {
+                "exists": {"ok": 2_203, "miss": 40_127, "timeout": 512, "timeouts": 2},
+                "get": {"ok": 2_161, "corrupt": 7, "timeout": 36},
+                "set": {"ok": 13_613, "known": 1_747, "down": 62, "errors": 4},
+                "breaker": {"trials": 9},
+            },
+            "breaker": "half-open",
+            "abandoned_threads": 1,
+            "last_error": "set: OSError: [Errno 28] No space left on device",
+            "before": {"records": 811, "bytes": 53_477_377, "capacity_bytes": 1_073_741_827},
+            "after": {"records": 12_677, "bytes": 831_520_771, "capacity_bytes": 1_073_741_829},
         },
         "load_backs": {
             "started": 187,
@@ -140,13 +179,15 @@ def _sources(rng: random.Random) -> list[Source]:
             host = (cached - 1_536) // PAGE * PAGE
         if turns[chat] > 2 and rng.random() < 0.07:
             cached, host = 1_536, 0
+        storage = host // 3 // PAGE * PAGE if chat % 5 == 0 else 0
         whole = context[chat] + new
         found.append(
             {
                 "index": index,
                 "time_s": round(END_S * (index / N_REQUESTS) ** 1.05, 3),
                 "device": cached - host,
-                "host": host,
+                "host": host - storage,
+                "storage": storage,
                 "computed": whole - cached,
             }
         )
@@ -180,7 +221,7 @@ def _timeline(rng: random.Random, sources: list[Source]) -> list[TimelinePoint]:
     for step in range(n_points):
         share = (step + 1) / n_points
         some = sources[step * per_point : (step + 1) * per_point]
-        hit_here = sum(one["device"] + one["host"] for one in some)
+        hit_here = sum(one["device"] + one["host"] + one["storage"] for one in some)
         whole_here = hit_here + sum(one["computed"] for one in some)
         hit, whole = hit + hit_here, whole + whole_here
         busy = 0.16 + 0.09 * math.sin(9 * share) + rng.gauss(0, 0.015)
@@ -202,6 +243,7 @@ def _timeline(rng: random.Random, sources: list[Source]) -> list[TimelinePoint]:
                 "time_s": some[-1]["time_s"],
                 "requests": per_point,
                 "token_hit_rate": hit_here / whole_here,
+                "storage_hit_rate": sum(one["storage"] for one in some) / whole_here,
                 "cumulative_hit_rate": hit / whole,
                 "running": 8 if waiting else rng.randrange(5, 9),
                 "waiting": waiting,

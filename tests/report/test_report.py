@@ -87,7 +87,7 @@ def nothing(result: ReplayResult) -> ReplayResult:
             "input_tokens": 0,
             "output_tokens": 0,
             "token_hit_rate": 0.0,
-            "hit_tokens": {"device": 0, "host": 0},
+            "hit_tokens": {"device": 0, "host": 0, "storage": 0},
             "saved_tokens": 0,
             "computed_tokens": 0,
             "component_hits": {},
@@ -189,7 +189,7 @@ def test_hostile_names_stay_text(result: ReplayResult) -> None:
     result["workload"]["name"] = HOSTILE
     result["workload"]["format"] = HOSTILE
     result["settings"]["components"] = {HOSTILE: {HOSTILE: HOSTILE}}
-    result["component_hits"][HOSTILE] = {"device_slots": 1, "host_slots": 1}
+    result["component_hits"][HOSTILE] = {"device_slots": 1, "host_slots": 1, "storage_slots": 1}
     result["evictions"][HOSTILE] = {"device": {HOSTILE: 3}, "host": {}}
     result["cpu_us_per_request"][HOSTILE] = {"p50": 1.0, "p99": 2.0, "mean": 1.0}
     for point in result["timeline"]:
@@ -207,7 +207,11 @@ def test_hostile_names_stay_text(result: ReplayResult) -> None:
 
 
 def test_names_are_not_read_as_terminal_markup(result: ReplayResult) -> None:
-    result["component_hits"]["[red]x[/red]"] = {"device_slots": 1, "host_slots": 1}
+    result["component_hits"]["[red]x[/red]"] = {
+        "device_slots": 1,
+        "host_slots": 1,
+        "storage_slots": 1,
+    }
     result["workload"]["name"] = "[/nothing open]"
     text = terminal(result, width=100)
     assert "[red]x[/red]" in text
@@ -228,7 +232,11 @@ def test_tables_hold_at_80_columns(result: ReplayResult) -> None:
 
 def test_numbers_never_wrap_when_the_names_are_long(result: ReplayResult) -> None:
     name = "a_component_with_a_name_of_more_than_sixty_characters_in_one_word"
-    result["component_hits"][name] = {"device_slots": 123_456_789, "host_slots": 98_765_432}
+    result["component_hits"][name] = {
+        "device_slots": 123_456_789,
+        "host_slots": 98_765_432,
+        "storage_slots": 0,
+    }
     lines = terminal(result).splitlines()
     assert max(map(len, lines)) <= 80
     assert any("123,456,789" in line and "98,765,432" in line for line in lines)
@@ -240,7 +248,7 @@ def test_a_terminal_too_narrow_for_a_number_never_shows_part_of_it_as_the_number
     def numbers(width: int) -> set[str]:
         return set(re.findall(r"(?<!\S)\d[\d,.]*(?!\S)", terminal(result, width)))
 
-    assert numbers(44) == numbers(120)
+    assert numbers(52) == numbers(120)
     assert numbers(36) <= numbers(120)
     assert "…" in terminal(result, 24)
 
@@ -297,6 +305,9 @@ def test_tooltips_hold_the_samples_of_the_result(result: ReplayResult) -> None:
     assert rate["rows"][0]["values"] == [
         round(point["cumulative_hit_rate"], 4) for point in result["timeline"]
     ]
+    stored = next(row for row in rate["rows"] if row["name"] == "of it from storage")
+    assert stored["values"] == [round(point["storage_hit_rate"], 4) for point in result["timeline"]]
+    assert max(stored["values"]) > 0
     waiting = next(row for row in load["rows"] if row["name"] == "waiting")
     assert waiting["values"] == [point["waiting"] for point in result["timeline"]]
     pinned = next(row for row in plots[3]["rows"] if row["name"] == "pinned")
@@ -378,7 +389,8 @@ def test_requests_without_tokens_draw_nothing_and_divide_by_nothing(
 ) -> None:
     nothing["requests"] = 2
     nothing["sources"] = [
-        {"index": index, "time_s": 0.0, "device": 0, "host": 0, "computed": 0} for index in range(2)
+        {"index": index, "time_s": 0.0, "device": 0, "host": 0, "storage": 0, "computed": 0}
+        for index in range(2)
     ]
     page = Page(render_html(nothing))
     assert page.named("path") == []
@@ -458,6 +470,53 @@ def test_ticks_stay_on_the_axis_and_are_few(limit: int) -> None:
     assert 2 <= len(marks) <= 5
     assert all(0 <= mark.at <= 100 for mark in marks)
     assert len({mark.label for mark in marks}) == len(marks)
+
+
+def test_without_a_storage_tier_no_report_mentions_one(result: ReplayResult) -> None:
+    result["storage"] = None
+    for text in (Page(render_html(result)).text, terminal(result)):
+        for word in ("storage", "Store", "Prefetch"):
+            assert word not in text
+
+
+def test_a_result_of_a_version_without_a_storage_tier_is_still_reported(
+    result: ReplayResult,
+) -> None:
+    old = cast("dict[str, Any]", result)
+    del old["storage"], old["hit_tokens"]["storage"]
+    for hits in old["component_hits"].values():
+        del hits["storage_slots"]
+    for source in old["sources"]:
+        del source["storage"]
+    for point in old["timeline"]:
+        del point["storage_hit_rate"]
+    assert "cached on host" in Page(render_html(result)).text
+    assert "cached on host" in terminal(result)
+
+
+def test_what_storage_did_is_told_with_its_reasons(result: ReplayResult) -> None:
+    pages = Page(render_html(result)).text, terminal(result, width=100)
+    for text in (text.replace("\u00a0", " ") for text in pages):
+        for words in (
+            "fetched from storage",
+            "storage hits",
+            "nothing of full, swa is stored",
+            "dropped, too many in flight",
+            "miss 40,127, ok 2,203, timeout 512, timeouts 2",
+            "half-open",
+            "No space left on device",
+            "811 records, 53,477,377 bytes of 1,073,741,827",
+        ):
+            assert words in text
+
+
+def test_a_store_that_told_nothing_and_has_no_limit_is_reported(result: ReplayResult) -> None:
+    storage = result["storage"]
+    assert storage is not None
+    storage["before"] = None
+    storage["after"] = {"records": 3, "bytes": 5, "capacity_bytes": None}
+    assert re.search(r"before +–\s", terminal(result))
+    assert re.search(r"after +3 records, 5 bytes\s", terminal(result))
 
 
 def test_the_result_survives_json_and_renders_the_same(result: ReplayResult) -> None:

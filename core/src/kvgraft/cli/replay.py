@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from kvgraft.cli.components import widest
 from kvgraft.cli.console import OutputConsole
+from kvgraft.cli.replay_storage import storage_options, storage_settings
 from kvgraft.config import GuardMode, WritePolicy
 from kvgraft.errors import ConfigError
 from kvgraft.replay.detect import open_workload
@@ -154,6 +155,7 @@ def save(result: ReplayResult, json_path: Path | None, html_path: Path | None) -
     show_default=True,
     help="Load a prefix back if that is estimated cheaper than computing it, or always.",
 )
+@storage_options
 @click.option("--users", type=click.IntRange(min=1), help="Closed loop with that many users.")
 @click.option("--limit", type=click.IntRange(min=1), help="Replay the first N requests only.")
 @click.option(
@@ -239,6 +241,7 @@ def replay(path: Path | None, **options: Any) -> None:
         "device_tokens": options["device_tokens"],
         "host_tokens": options["host_tokens"],
         "write_policy": options["write_policy"],
+        "storage": storage_settings(options),
         "guard": options["guard"],
     }
     if options["load_policy"] == "always":

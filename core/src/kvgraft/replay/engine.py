@@ -15,11 +15,11 @@ from kvgraft.admission.waiting import WaitingQueue
 from kvgraft.cache import Cache
 from kvgraft.errors import ContractViolation, IntegrityError, KvgraftError
 from kvgraft.replay.arrivals import Arrivals
+from kvgraft.replay.fetching import Fetching
+from kvgraft.replay.hits import Hits, hits_of
 from kvgraft.replay.meter import Meter
 from kvgraft.replay.running import Job, Player
 from kvgraft.request import Request
-from kvgraft.tree.operations import segment_nodes
-from kvgraft.tree.track import Track
 
 __all__ = ["EngineModel", "ReplayEngine", "Totals"]
 
@@ -52,6 +52,7 @@ class Totals:
     output_tokens: int = 0
     device_hits: int = 0
     host_hits: int = 0
+    storage_hits: int = 0
     admissions: int = 0
     deferrals: int = 0
     retractions: int = 0
@@ -59,6 +60,11 @@ class Totals:
     out_of_memory: int = 0
     ledger_violations: int = 0
     first_problem: str = ""
+
+    @property
+    def hits(self) -> int:
+        """Input tokens that were not computed."""
+        return self.device_hits + self.host_hits + self.storage_hits
 
 
 class ReplayEngine:
@@ -70,7 +76,7 @@ class ReplayEngine:
         model: how fast they are computed.
         player: stamps and verifies payloads.
         meter: measures the cache's calls.
-        on_match: told each request's first match: job, device tokens, host tokens.
+        on_match: told each request's first match.
         on_end: told of each request that ended.
     """
 
@@ -82,7 +88,7 @@ class ReplayEngine:
         player: Player,
         meter: Meter,
         *,
-        on_match: Callable[[Job, int, int], None],
+        on_match: Callable[[Job, Hits], None],
         on_end: Callable[[], None],
     ) -> None:
         self.cache = cache
@@ -94,12 +100,13 @@ class ReplayEngine:
         self.on_end = on_end
         self.totals = Totals()
         self.now_s = 0.0
+        self.fetching = Fetching(cache, meter)
         self.waiting: WaitingQueue[Job] = WaitingQueue()
         self.loading: list[Job] = []
         self.prefilling: list[Job] = []
         self.decoding: list[Job] = []
         self.after_step: Callable[[], object] = lambda: None
-        self.hit_slots = {each.name: [0, 0] for each in cache.mounted}
+        self.hit_slots = {each.name: [0, 0, 0] for each in cache.mounted}
         self._order = 0
         self._stalled = False
 
@@ -112,9 +119,11 @@ class ReplayEngine:
         """Play until nothing is left to arrive, wait or run."""
         while True:
             for trace in self.arrivals.take(self.now_s):
-                self.waiting.append(self.player.job(trace))
+                self.fetching.enter(self.player.job(trace))
                 self._stalled = False
-            if not self.waiting and not self.n_running:
+            if not self.waiting and not self.n_running and self.fetching:
+                self.fetching.wait()
+            elif not self.waiting and not self.n_running:
                 due = self.arrivals.next_s()
                 if due is None:
                     return
@@ -128,10 +137,13 @@ class ReplayEngine:
         Copies are acknowledged at two points only, by waiting for all of them, so that a replay
         does not depend on how fast threads were.
         """
-        self.meter.run("poll", None, self.cache.drain)
+        self.meter.run("poll", None, self.fetching.settle)
         self._start_loaded()
+        for job in self.fetching.leave():
+            self.waiting.append(job)
+            self._stalled = False
         self._admit()
-        self.meter.run("poll", None, self.cache.drain)
+        self.meter.run("poll", None, self.fetching.settle)
         self._start_loaded()
         prefilled = self._prefill()
         duration = prefilled / self.model.prefill_tokens_s
@@ -163,6 +175,7 @@ class ReplayEngine:
             decision = self.meter.run("admit", job.trace.index, self.cache.admit, request)
             if decision.outcome is Outcome.DEFERRED:
                 self.totals.deferrals += 1
+                self.fetching.deferred(job, request)
                 self.meter.run("finish", job.trace.index, self.cache.abort, request)
                 deferred = True
                 continue
@@ -175,16 +188,18 @@ class ReplayEngine:
                 continue
             self._admitted(job, request)
         if deferred and not self.n_running:
-            raise ContractViolation("A8", None, "a request is deferred by an idle cache")
-        self._stalled = deferred
+            if not self.fetching.busy:
+                raise ContractViolation("A8", None, "a request is deferred by an idle cache")
+            self.cache.drain()
+        self._stalled = deferred and self.n_running > 0
 
     def _begin(self, job: Job) -> Request:
         left = job.trace.output_tokens - job.decoded
         return self.meter.run(
             "match",
             job.trace.index,
-            lambda: self.cache.begin(
-                job.key,
+            lambda: self.fetching.begin(
+                job,
                 reserve=min(left, self.model.reserve_tokens),
                 chunk=self.model.chunk_tokens,
             ),
@@ -197,15 +212,7 @@ class ReplayEngine:
         job.request = request
         if not job.matched:
             job.matched = True
-            host = request.anchor_tokens - request.device_tokens
-            self.totals.requests += 1
-            self.totals.input_tokens += job.trace.prompt_tokens
-            self.totals.device_hits += request.device_tokens
-            self.totals.host_hits += host
-            for each, track in zip(self.cache.mounted, self.cache.tree.tracks):
-                self.hit_slots[each.name][0] += held_slots(request, track)
-                self.hit_slots[each.name][1] += request.host_slots[track.index]
-            self.on_match(job, request.device_tokens, host)
+            self._matched(job, hits_of(self.cache, request, job.fetched))
         try:
             self.meter.run("load_back", job.trace.index, self.cache.load_back, request)
         except ContractViolation:
@@ -214,6 +221,17 @@ class ReplayEngine:
             self._out_of_memory(job, str(error))
             return
         self.loading.append(job)
+
+    def _matched(self, job: Job, hits: Hits) -> None:
+        """Count where a request's prefix was when it was matched first."""
+        self.totals.requests += 1
+        self.totals.input_tokens += job.trace.prompt_tokens
+        self.totals.device_hits += hits.device
+        self.totals.host_hits += hits.host
+        self.totals.storage_hits += hits.storage
+        for name, found in hits.slots.items():
+            self.hit_slots[name] = [a + b for a, b in zip(self.hit_slots[name], found)]
+        self.on_match(job, hits)
 
     def _start_loaded(self) -> None:
         waiting, self.loading = self.loading, []
@@ -357,12 +375,3 @@ class ReplayEngine:
     def _violation(self, message: str) -> None:
         self.totals.ledger_violations += 1
         self.totals.first_problem = self.totals.first_problem or message
-
-
-def held_slots(request: Request, track: Track) -> int:
-    """DEVICE slots of a component that the request's match found."""
-    return sum(
-        track.n_slots(node)
-        for node in segment_nodes(track, request.receipt)
-        if node.cells[track.index].device is not None
-    )

@@ -12,6 +12,7 @@ __all__ = ["OPERATIONS", "Meter"]
 
 OPERATIONS = (
     "key",
+    "prefetch",
     "match",
     "admit",
     "load_back",

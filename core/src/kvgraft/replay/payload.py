@@ -10,14 +10,20 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvgraft.pools import SLOT_BYTES
+from kvgraft.pools import SLOT_BYTES, DevicePool, HostMirror, PlaneSpec
 
-__all__ = ["PageDigests", "Verify", "matching_rows", "read_rows", "write_rows"]
+__all__ = ["STAMPS", "PageDigests", "Pool", "Verify", "matching_rows", "read_rows", "write_rows"]
+
+Pool = DevicePool | HostMirror
+
+STAMPS = "stamps 1"
+"""Counts up whenever payloads change: stored ones would show up as wrong."""
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
@@ -70,30 +76,30 @@ class PageDigests:
             return np.asarray(base + np.int64(rest), dtype=np.int64)
 
 
-def _pattern(stamps: npt.NDArray[np.int64], width: int, plane: int) -> torch.Tensor:
-    """What a plane's rows hold for each stamp, int64 `[n, width]`."""
-    lanes = np.arange(plane * 1_000_003, plane * 1_000_003 + width, dtype=np.int64)
+def _pattern(stamps: npt.NDArray[np.int64], width: int, spec: PlaneSpec) -> torch.Tensor:
+    """What a plane's rows hold for each stamp, int64 `[n, width]`.
+
+    It goes by layer and name, as copies do: pool and mirror may have different planes.
+    """
+    first = crc32(f"{spec.layer} {spec.name}".encode()) * 1_000_003
+    lanes = np.arange(first, first + width, dtype=np.int64)
     with np.errstate(over="ignore"):
         return torch.from_numpy(stamps[:, None] + lanes[None, :])
 
 
-def write_rows(
-    lanes: list[torch.Tensor], slots: npt.NDArray[np.int64], stamps: npt.NDArray[np.int64]
-) -> None:
+def write_rows(pool: Pool, slots: npt.NDArray[np.int64], stamps: npt.NDArray[np.int64]) -> None:
     """Fill whole slots, in every plane, with their stamps' pattern."""
     rows = torch.from_numpy(slots)
-    for plane, tensor in enumerate(lanes):
-        tensor[rows] = _pattern(stamps, tensor.shape[1], plane).to(tensor.dtype).to(tensor.device)
+    for spec, tensor in zip(pool.specs, pool.lanes):
+        tensor[rows] = _pattern(stamps, tensor.shape[1], spec).to(tensor.dtype).to(tensor.device)
 
 
-def matching_rows(
-    lanes: list[torch.Tensor], slots: npt.NDArray[np.int64], stamps: npt.NDArray[np.int64]
-) -> int:
+def matching_rows(pool: Pool, slots: npt.NDArray[np.int64], stamps: npt.NDArray[np.int64]) -> int:
     """How many of the slots hold exactly their stamp's pattern, in every plane."""
     rows = torch.from_numpy(slots)
     good = torch.ones(len(slots), dtype=torch.bool)
-    for plane, tensor in enumerate(lanes):
-        want = _pattern(stamps, tensor.shape[1], plane).to(tensor.dtype)
+    for spec, tensor in zip(pool.specs, pool.lanes):
+        want = _pattern(stamps, tensor.shape[1], spec).to(tensor.dtype)
         good &= (tensor[rows].cpu() == want).all(dim=1)
     return int(good.sum())
 

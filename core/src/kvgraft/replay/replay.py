@@ -9,17 +9,18 @@ from typing import Any
 
 import kvgraft
 from kvgraft.cache import Cache
-from kvgraft.config import parse_config
+from kvgraft.config import CacheConfig, StorageSettings, parse_config
 from kvgraft.errors import ConfigError
 from kvgraft.replay.arrivals import Arrivals, ClosedLoop, OpenLoop
 from kvgraft.replay.engine import EngineModel, ReplayEngine
+from kvgraft.replay.identity import identity
 from kvgraft.replay.meter import Meter
 from kvgraft.replay.payload import Verify
 from kvgraft.replay.running import Player
 from kvgraft.replay.timeline import Timeline
 from kvgraft.replay.workload import Workload
-from kvgraft.report.counts import cache_counts
-from kvgraft.report.schema import ReplayResult
+from kvgraft.report.counts import cache_counts, storage_counts, store_contents
+from kvgraft.report.schema import ReplayResult, StorageCounts
 from kvgraft.types import Tier
 
 __all__ = ["ReplaySettings", "replay"]
@@ -33,7 +34,7 @@ class ReplaySettings:
     """How to replay.
 
     Attributes:
-        cache: settings of the cache, as for `Cache.open`.
+        cache: settings of the cache, as for `Cache.open`; whose data it stores is filled in.
         users: closed loop with that many users; None replays by the trace's clock.
         model: how fast the pretended engine is.
         verify: how much of what is reused is compared.
@@ -72,11 +73,21 @@ def replay(
             f"{workload.name}: its times count from each session's start; "
             "replay it closed loop, for example --users 8"
         )
-    cache = Cache(parse_config(settings.cache))
+    cache = Cache(_config(workload, settings))
     try:
         return _run(cache, arrivals, len(requests), workload, settings, progress)
     finally:
         cache.close()
+
+
+def _config(workload: Workload, settings: ReplaySettings) -> CacheConfig:
+    """The cache's settings, with what tells a replay's data in a store apart."""
+    given = settings.cache
+    if given.get("storage") is None:
+        return parse_config(given)
+    unnamed = parse_config({**given, "storage": None})
+    owner = identity(workload, unnamed.components, settings.verify)
+    return parse_config({**given, "storage": {**given["storage"], **owner}})
 
 
 def _run(
@@ -108,16 +119,18 @@ def _run(
         settings.model,
         player,
         meter,
-        on_match=lambda job, device, host: timeline.matched(job, engine.now_s, device, host),
+        on_match=lambda job, hits: timeline.matched(job, engine.now_s, hits),
         on_end=on_end,
     )
     engine.after_step = lambda: engine.check_integrity() if _take_due(due) else None
+    before = store_contents(cache)
     started = time.perf_counter()
     engine.run()
     cache.drain()
     engine.check_integrity()
     wall_s = time.perf_counter() - started
-    return _result(engine, timeline, workload, settings, wall_s)
+    storage = storage_counts(cache, engine.fetching.in_vain, before)
+    return _result(engine, timeline, workload, settings, wall_s, storage)
 
 
 def _take_due(due: list[bool]) -> bool:
@@ -133,9 +146,10 @@ def _result(
     workload: Workload,
     settings: ReplaySettings,
     wall_s: float,
+    storage: StorageCounts | None,
 ) -> ReplayResult:
     cache, meter, totals = engine.cache, engine.meter, engine.totals
-    hits = totals.device_hits + totals.host_hits
+    hits = totals.hits
     return {
         "kvgraft": kvgraft.__version__,
         "workload": {
@@ -150,14 +164,19 @@ def _result(
         "input_tokens": totals.input_tokens,
         "output_tokens": totals.output_tokens,
         "token_hit_rate": hits / totals.input_tokens if totals.input_tokens else 0.0,
-        "hit_tokens": {"device": totals.device_hits, "host": totals.host_hits},
+        "hit_tokens": {
+            "device": totals.device_hits,
+            "host": totals.host_hits,
+            "storage": totals.storage_hits,
+        },
         "saved_tokens": hits,
         "computed_tokens": totals.input_tokens - hits,
         "component_hits": {
-            name: {"device_slots": device, "host_slots": host}
-            for name, (device, host) in engine.hit_slots.items()
+            name: {"device_slots": device, "host_slots": host, "storage_slots": storage}
+            for name, (device, host, storage) in engine.hit_slots.items()
         },
         **cache_counts(cache),
+        "storage": storage,
         "admissions": totals.admissions,
         "deferrals": totals.deferrals,
         "retractions": totals.retractions,
@@ -186,6 +205,7 @@ def _settings(cache: Cache, settings: ReplaySettings) -> dict[str, object]:
         "host_tokens": config.host_tokens,
         "write_policy": config.write_policy.value,
         "eviction_policy": "lru",
+        "storage": _storage_settings(config.storage),
         "concurrency": f"users:{settings.users}" if settings.users else "open",
         "verify": settings.verify.value,
         "seed": settings.seed,
@@ -203,3 +223,7 @@ def _settings(cache: Cache, settings: ReplaySettings) -> dict[str, object]:
             for track in cache.tree.tracks
         },
     }
+
+
+def _storage_settings(storage: StorageSettings | None) -> dict[str, object] | None:
+    return None if storage is None else storage.model_dump(mode="json")

@@ -9,17 +9,19 @@ import numpy as np
 import numpy.typing as npt
 
 from kvgraft.replay.meter import Meter
-from kvgraft.replay.payload import PageDigests, Verify, matching_rows, read_rows, write_rows
+from kvgraft.replay.payload import PageDigests, Pool, Verify, matching_rows, read_rows, write_rows
 from kvgraft.replay.workload import TraceRequest
 from kvgraft.tree.keys import TokenKey
+from kvgraft.types import Span
 
 if TYPE_CHECKING:
-    import torch
-
     from kvgraft.cache import Cache
     from kvgraft.request import Request
+    from kvgraft.storage_tier import Prefetch
 
 __all__ = ["Checks", "Job", "Player"]
+
+NOTHING = Span(0, 0)
 
 SAMPLE_EVERY = 16
 """With `--verify sampled`, one slot in this many is compared."""
@@ -42,6 +44,9 @@ class Job:
         decoded: output tokens computed so far.
         credit: virtual decode tokens earned and not used yet.
         matched: whether its first match was counted.
+        prefetch: what STORAGE is asked for until it begins.
+        fetched: pages that its last prefetch made resumable, of those that gained anything.
+        resumable_tokens: what could be resumed from when its last prefetch ended.
     """
 
     trace: TraceRequest
@@ -53,6 +58,9 @@ class Job:
     credit: float = 0.0
     matched: bool = False
     admitted_at: int = 0
+    prefetch: Prefetch | None = None
+    fetched: Span = NOTHING
+    resumable_tokens: int = 0
     counts: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -104,12 +112,12 @@ class Player:
         if self.verify is Verify.OFF or first == last:
             return
         for each, track in zip(self.cache.mounted, self.cache.tree.tracks):
-            lanes = each.component.device.lanes
+            pool = each.component.device
             if track.is_state:
                 if end % page_size:
                     continue
                 slot = self.cache.state_slot(job.running, each.name)
-                write_rows(lanes, np.array([slot]), job.digests.state(end))
+                write_rows(pool, np.array([slot]), job.digests.state(end))
                 continue
             for run in job.running.runs[track.index]:
                 low, high = max(first, run.first), min(last, run.end)
@@ -117,9 +125,9 @@ class Player:
                     continue
                 part = run.cut(low, high)
                 stamps = np.repeat(job.digests.pages(low, high), track.slots_per_page)
-                write_rows(lanes, read_rows(part.device), stamps)
+                write_rows(pool, read_rows(part.device), stamps)
                 if part.host is not None and each.component.host is not None:
-                    write_rows(each.component.host.lanes, read_rows(part.host), stamps)
+                    write_rows(each.component.host, read_rows(part.host), stamps)
 
     def verify_prefix(self, job: Job) -> None:
         """Compare every slot the request resumes from, or holds, with its stamp."""
@@ -135,10 +143,10 @@ class Player:
             n_slots = n_pages * track.slots_per_page
             stamps = np.repeat(job.digests.pages(0, n_pages), track.slots_per_page)
             table = self.cache.table(request, each.name)[:n_slots]
-            self._compare(job, each.name, each.component.device.lanes, table, stamps)
+            self._compare(job, each.name, each.component.device, table, stamps)
             if track.home_is_host and each.component.host is not None:
                 table = self.cache.host_table(request, each.name)[:n_slots]
-                self._compare(job, each.name, each.component.host.lanes, table, stamps)
+                self._compare(job, each.name, each.component.host, table, stamps)
 
     def verify_states(self, job: Job) -> None:
         """Compare the states a request was given with its exact token count."""
@@ -149,13 +157,13 @@ class Player:
             if track.is_state and request.computed:
                 slot = np.array([self.cache.state_slot(request, each.name)], dtype=np.int32)
                 stamp = job.digests.state(request.computed)
-                self._compare(job, each.name, each.component.device.lanes, slot, stamp)
+                self._compare(job, each.name, each.component.device, slot, stamp)
 
     def _compare(
         self,
         job: Job,
         component: str,
-        lanes: list[torch.Tensor],
+        pool: Pool,
         table: npt.NDArray[np.int32],
         stamps: npt.NDArray[np.int64],
     ) -> None:
@@ -166,7 +174,7 @@ class Player:
         if not len(positions):
             return
         slots = table[positions].astype(np.int64)
-        good = matching_rows(lanes, slots, stamps[positions])
+        good = matching_rows(pool, slots, stamps[positions])
         self.checks.verified += len(positions)
         wrong = len(positions) - good
         if wrong:

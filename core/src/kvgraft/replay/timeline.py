@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvgraft.cache import Cache
 from kvgraft.replay.engine import ReplayEngine
+from kvgraft.replay.hits import Hits
 from kvgraft.replay.running import Job
 from kvgraft.report.schema import (
     Occupancy,
@@ -39,18 +40,19 @@ class Timeline:
         self.tree: TreeSnapshot = {"nodes": [], "truncated": 0}
         self._every = max(1, expected // MAX_POINTS)
         self._fullest = -1
-        self._last = (0, 0, 0)
+        self._last = (0, 0, 0, 0)
 
-    def matched(self, job: Job, now_s: float, device: int, host: int) -> None:
+    def matched(self, job: Job, now_s: float, hits: Hits) -> None:
         """A request was matched and admitted."""
-        computed = job.trace.prompt_tokens - device - host
+        found = hits.device + hits.host + hits.storage
         self.sources.append(
             {
                 "index": job.trace.index,
                 "time_s": now_s,
-                "device": device,
-                "host": host,
-                "computed": computed,
+                "device": hits.device,
+                "host": hits.host,
+                "storage": hits.storage,
+                "computed": job.trace.prompt_tokens - found,
             }
         )
 
@@ -59,18 +61,18 @@ class Timeline:
         if n_ended % self._every:
             return
         totals = engine.totals
-        hits = totals.device_hits + totals.host_hits
-        requests, input_tokens, last_hits = self._last
-        new_tokens = totals.input_tokens - input_tokens
-        self._last = (totals.requests, totals.input_tokens, hits)
+        now = (totals.requests, totals.input_tokens, totals.hits, totals.storage_hits)
+        requests, new_tokens, hits, stored = (a - b for a, b in zip(now, self._last))
+        self._last = now
         self.points.append(
             {
                 "time_s": engine.now_s,
-                "requests": totals.requests - requests,
-                "token_hit_rate": (hits - last_hits) / new_tokens if new_tokens else 0.0,
-                "cumulative_hit_rate": hits / totals.input_tokens if totals.input_tokens else 0.0,
+                "requests": requests,
+                "token_hit_rate": _share(hits, new_tokens),
+                "storage_hit_rate": _share(stored, new_tokens),
+                "cumulative_hit_rate": _share(totals.hits, totals.input_tokens),
                 "running": engine.n_running,
-                "waiting": len(engine.waiting),
+                "waiting": len(engine.waiting) + len(engine.fetching),
                 "occupancy": occupancy(self.cache),
             }
         )
@@ -78,6 +80,10 @@ class Timeline:
         if fullness > self._fullest:
             self._fullest = fullness
             self.tree = snapshot(self.cache)
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
 
 
 def _tier(ledger: Ledger) -> TierOccupancy:

@@ -18,6 +18,7 @@ from kvgraft.report.plot import (
     ticks,
     time_unit,
 )
+from kvgraft.report.summary import has_storage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,16 +29,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LEDGER_TONES",
-    "SOURCE_TONES",
     "PoolPlot",
     "hit_rate_plot",
     "load_plot",
     "pool_plots",
     "source_plot",
+    "source_tones",
 ]
 
 MAX_BARS = 96
-SOURCE_TONES = (("device", "device"), ("host", "host"), ("computed", "computed"))
+SOURCES = ("device", "host", "storage", "computed")
 # Bottom to top: what nobody can take first, what anybody can take last.
 LEDGER_TONES = (
     ("pinned", "pinned"),
@@ -88,6 +89,15 @@ def hit_rate_plot(result: ReplayResult) -> Plot | None:
     axis = _time_axis(points)
     within = [point["token_hit_rate"] for point in points]
     overall = [point["cumulative_hit_rate"] for point in points]
+    parts, rows = (
+        [("interval", place(within, 1))],
+        [Row("this interval", "interval", "share", within)],
+    )
+    if has_storage(result):
+        stored = [point["storage_hit_rate"] for point in points]
+        resident = [rate - part for rate, part in zip(within, stored, strict=True)]
+        parts = [("interval", place(resident, 1)), ("storage", place(stored, 1))]
+        rows.append(Row("of it from storage", "storage", "share", stored))
     return Plot(
         "Token hit rate over time",
         axis.label,
@@ -95,14 +105,14 @@ def hit_rate_plot(result: ReplayResult) -> Plot | None:
         axis.ticks,
         [Tick(at, f"{at:.0f} %", False) for at in (0.0, 25.0, 50.0, 75.0, 100.0)],
         [
-            *stacked_layers(axis.xs, [("interval", place(within, 1))]),
+            *stacked_layers(axis.xs, parts),
             Layer("overall", line_path(axis.xs, place(overall, 1)), is_line=True),
         ],
         axis.at,
         axis.labels,
         [
             Row("so far", "overall", "share", overall),
-            Row("this interval", "interval", "share", within),
+            *rows,
             Row("requests in it", "", "count", [point["requests"] for point in points]),
         ],
     )
@@ -135,16 +145,21 @@ def load_plot(result: ReplayResult) -> Plot | None:
     )
 
 
-def source_plot(sources: Sequence[Source]) -> tuple[Plot | None, int]:
+def source_tones(result: ReplayResult) -> list[str]:
+    """Sources of tokens as the charts name and colour them; storage only where there was one."""
+    return [name for name in SOURCES if name != "storage" or has_storage(result)]
+
+
+def source_plot(result: ReplayResult) -> tuple[Plot | None, int]:
     """Input tokens per request by source, and how many requests one bar averages."""
+    sources, names = result["sources"], source_tones(result)
     if not sources:
         return None, 1
     per_bar = -(-len(sources) // MAX_BARS)
     buckets = [sources[first : first + per_bar] for first in range(0, len(sources), per_bar)]
     values = {
-        "device": [sum(one["device"] for one in some) / len(some) for some in buckets],
-        "host": [sum(one["host"] for one in some) / len(some) for some in buckets],
-        "computed": [sum(one["computed"] for one in some) / len(some) for some in buckets],
+        name: [sum(one[name] for one in some) / len(some) for some in buckets]  # type: ignore[literal-required]
+        for name in names
     }
     limit = float(max(sum(parts) for parts in zip(*values.values(), strict=True)))
     pitch = 100 / len(buckets)
@@ -156,10 +171,10 @@ def source_plot(sources: Sequence[Source]) -> tuple[Plot | None, int]:
         "tokens per request",
         ticks(axis_end, 6, least=1.0) if len(sources) > 1 else [],
         ticks(limit, 4, least=1.0),
-        bar_layers([(tone, place(values[name], limit)) for name, tone in SOURCE_TONES]),
+        bar_layers([(name, place(values[name], limit)) for name in names]),
         [round((index + 0.5) * pitch, 2) for index in range(len(buckets))],
         [_bucket_label(some) for some in buckets],
-        [Row(name, tone, "count", values[name]) for name, tone in reversed(SOURCE_TONES)],
+        [Row(name, name, "count", values[name]) for name in reversed(names)],
     ), per_bar
 
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kvgraft.cache import Cache
-from kvgraft.report.schema import CacheCounts
+from kvgraft.report.schema import CacheCounts, StorageCounts, StoreContents
+from kvgraft.storage import StoreStats
 from kvgraft.types import Direction
 
-__all__ = ["cache_counts"]
+__all__ = ["cache_counts", "storage_counts", "store_contents"]
+
+PREFETCHES = ("started", "shared", "delivered", "in vain", "shrunk", "tokens")
+STORES = ("nodes", "slots", "slots failed")
+"""Counts that are there when they are 0 as well."""
 
 
 def cache_counts(cache: Cache) -> CacheCounts:
@@ -37,4 +44,52 @@ def cache_counts(cache: Cache) -> CacheCounts:
         },
         "copies_on_write": cache.slots.copies_on_write,
         "checkpoints": cache.checkpoints,
+    }
+
+
+def storage_counts(
+    cache: Cache, in_vain: Mapping[str, int], before: StoreContents | None
+) -> StorageCounts | None:
+    """What the storage tier did since the cache was opened; None without one.
+
+    Args:
+        cache: the cache.
+        in_vain: why prefetches gained nothing, and how often.
+        before: what the store held when the cache was opened.
+    """
+    tier = cache.storage
+    if tier is None:
+        return None
+    after = store_contents(cache)
+    calls: dict[str, dict[str, int]] = {}
+    for name, n in tier.storage.counters.snapshot().items():
+        verb, _, outcome = name.partition(".")
+        calls.setdefault(verb, {})[outcome] = n
+    state = tier.storage.state
+    return {
+        "prefetches": {**dict.fromkeys(PREFETCHES, 0), **tier.prefetching.counts},
+        "in_vain": dict(in_vain),
+        "stores": {**dict.fromkeys(STORES, 0), **tier.storing.counts},
+        "calls": calls,
+        "breaker": "no store" if state is None else state.value,
+        "abandoned_threads": tier.storage.n_abandoned,
+        "last_error": tier.storage.last_error or "",
+        "before": before,
+        "after": after,
+    }
+
+
+def store_contents(cache: Cache) -> StoreContents | None:
+    """What the store holds now; waits for its answer. None if there is none."""
+    if cache.storage is None:
+        return None
+    ticket = cache.storage.storage.ask("stats", lambda store: store.stats())
+    ticket.wait(cache.config.transfer_timeout_s)
+    found = ticket.value
+    if not isinstance(found, StoreStats):
+        return None
+    return {
+        "records": found.n_records,
+        "bytes": found.nbytes,
+        "capacity_bytes": found.capacity_nbytes,
     }

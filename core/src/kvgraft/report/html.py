@@ -10,22 +10,25 @@ from jinja2 import Environment, StrictUndefined
 
 from kvgraft.report.charts import (
     LEDGER_TONES,
-    SOURCE_TONES,
     hit_rate_plot,
     load_plot,
     pool_plots,
     source_plot,
+    source_tones,
 )
 from kvgraft.report.icicle import RESIDENCIES, icicle
 from kvgraft.report.plot import SIZE
+from kvgraft.report.storage_tables import storage_tables
 from kvgraft.report.summary import (
     checks,
     count,
     cpu_table,
+    has_storage,
     percent,
     result_tables,
     seconds,
     settings_rows,
+    token_parts,
     token_table,
 )
 
@@ -60,7 +63,7 @@ def render_html(result: ReplayResult) -> str:
 
 
 def _context(result: ReplayResult) -> dict[str, object]:
-    requests_plot, per_bar = source_plot(result["sources"])
+    requests_plot, per_bar = source_plot(result)
     pools = pool_plots(result)
     tree = icicle(result["tree"])
     rate, load = hit_rate_plot(result), load_plot(result)
@@ -71,8 +74,9 @@ def _context(result: ReplayResult) -> dict[str, object]:
         "size": SIZE,
         "checks": checks(result),
         "rate": percent(result["token_hit_rate"], 1 if result["input_tokens"] else 0),
-        "parts": _parts(result),
-        "source_tones": SOURCE_TONES,
+        "parts": token_parts(result),
+        "has_storage": has_storage(result),
+        "source_tones": source_tones(result),
         "ledger_tones": LEDGER_TONES,
         "residencies": RESIDENCIES,
         "rate_plot": rate,
@@ -82,7 +86,7 @@ def _context(result: ReplayResult) -> dict[str, object]:
         "pools": pools,
         "tree": tree,
         "tree_height": _tree_height(tree),
-        "tables": (token_table(result), *result_tables(result)),
+        "tables": (token_table(result), *result_tables(result), *storage_tables(result)),
         "cpu": cpu,
         "cpu_bars": _cpu_bars(result, [row[0] for row in cpu.rows]),
         "settings": settings_rows(result["settings"]),
@@ -93,16 +97,6 @@ def _context(result: ReplayResult) -> dict[str, object]:
         "seconds": seconds,
         "id": id,
     }
-
-
-def _parts(result: ReplayResult) -> list[tuple[str, str, int]]:
-    """The headline bar: `(label, tone, tokens)`."""
-    hits = result["hit_tokens"]
-    return [
-        ("cached on device", "device", hits["device"]),
-        ("cached on host", "host", hits["host"]),
-        ("computed", "computed", result["computed_tokens"]),
-    ]
 
 
 def _tree_height(tree: Icicle | None) -> int:

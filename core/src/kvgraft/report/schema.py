@@ -21,6 +21,8 @@ __all__ = [
     "ReplayResult",
     "Residency",
     "Source",
+    "StorageCounts",
+    "StoreContents",
     "TierEvictions",
     "TierOccupancy",
     "TimelinePoint",
@@ -43,17 +45,27 @@ class Workload(TypedDict):
 
 
 class HitTokens(TypedDict):
-    """Input tokens that were not computed, by the tier that had them when they were matched."""
+    """Input tokens that were not computed, by the tier that had them when they were matched.
+
+    `storage`: those that HOST had only because the request's own prefetch brought them; `host` is
+    without them.
+    """
 
     device: int
     host: int
+    storage: int
 
 
 class ComponentHits(TypedDict):
-    """Slots of one component that matches found, by tier."""
+    """Slots of one component that matches found, by tier.
+
+    `storage_slots`: those of pages that the request's prefetch made resumable; `host_slots` is
+    without them, and both are loaded back.
+    """
 
     device_slots: int
     host_slots: int
+    storage_slots: int
 
 
 class LoadBacks(TypedDict):
@@ -87,6 +99,37 @@ class TierEvictions(TypedDict):
     host: dict[str, int]
 
 
+class StoreContents(TypedDict):
+    """What a store held; `bytes` with its overhead, `capacity_bytes` None without a limit."""
+
+    records: int
+    bytes: int
+    capacity_bytes: int | None
+
+
+class StorageCounts(TypedDict):
+    """What went to a store and came from it; the inner dictionaries have open key sets.
+
+    `prefetches`: how many were `started`, `shared` with another request's, `delivered` something or
+    were `in vain`, and `shrunk` for want of HOST memory (S3); and the `tokens` they made resumable.
+    `in_vain`: why, with how often; numbers are replaced by N. `stores`: `nodes` sent, their `slots`
+    that the store has, `slots failed`, and what was `dropped` and why. `calls`: per verb, the
+    number of keys by outcome (`known`: of those stored, there already), besides of calls that met
+    `errors` or `timeouts`. `breaker`: `closed` while the store is used. `before` and `after` are
+    None where the store did not tell.
+    """
+
+    prefetches: dict[str, int]
+    in_vain: dict[str, int]
+    stores: dict[str, int]
+    calls: dict[str, dict[str, int]]
+    breaker: str
+    abandoned_threads: int
+    last_error: str
+    before: StoreContents | None
+    after: StoreContents | None
+
+
 class Quantiles(TypedDict):
     """CPU time per request of one operation, in microseconds."""
 
@@ -114,11 +157,15 @@ class Occupancy(TypedDict):
 
 
 class TimelinePoint(TypedDict):
-    """The cache at one moment; `requests` and `token_hit_rate` are of the interval before it."""
+    """The cache at one moment; `requests` and two of the rates are of the interval before it.
+
+    `storage_hit_rate` is the part of `token_hit_rate` that came from STORAGE.
+    """
 
     time_s: float
     requests: int
     token_hit_rate: float
+    storage_hit_rate: float
     cumulative_hit_rate: float
     running: int
     waiting: int
@@ -132,6 +179,7 @@ class Source(TypedDict):
     time_s: float
     device: int
     host: int
+    storage: int
     computed: int
 
 
@@ -171,9 +219,9 @@ class ReplayResult(CacheCounts):
     """Everything `kvgraft replay` reports.
 
     `requests`, `input_tokens` and `output_tokens` are what was replayed; `workload` says what the
-    trace holds. `token_hit_rate` is between 0 and 1. `evictions` and `cpu_us_per_request` have
-    open key sets: causes and operations may be added. `out_of_memory`, `payload_mismatches` and
-    `ledger_violations` are 0 unless something is broken.
+    trace holds. `storage` is None without a storage tier. `token_hit_rate` is between 0 and 1.
+    `evictions` and `cpu_us_per_request` have open key sets: causes and operations may be added.
+    `out_of_memory`, `payload_mismatches` and `ledger_violations` are 0 unless something is broken.
     """
 
     kvgraft: str
@@ -187,6 +235,7 @@ class ReplayResult(CacheCounts):
     saved_tokens: int
     computed_tokens: int
     component_hits: dict[str, ComponentHits]
+    storage: StorageCounts | None
     admissions: int
     deferrals: int
     retractions: int

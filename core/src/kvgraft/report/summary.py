@@ -10,15 +10,18 @@ if TYPE_CHECKING:
     from kvgraft.report.schema import ReplayResult
 
 __all__ = [
+    "ABSENT",
     "Check",
     "SummaryTable",
     "checks",
     "count",
     "cpu_table",
+    "has_storage",
     "percent",
     "result_tables",
     "seconds",
     "settings_rows",
+    "token_parts",
     "token_table",
 ]
 
@@ -83,13 +86,28 @@ def checks(result: ReplayResult) -> tuple[Check, ...]:
     )
 
 
+def token_parts(result: ReplayResult) -> tuple[tuple[str, str, int], ...]:
+    """Where the input tokens came from: `(label, tone, tokens)`, together all of them."""
+    hits = result["hit_tokens"]
+    parts = [
+        ("cached on device", "device", hits["device"]),
+        ("cached on host", "host", hits["host"]),
+    ]
+    if has_storage(result):
+        parts.append(("fetched from storage", "storage", hits["storage"]))
+    return (*parts, ("computed", "computed", result["computed_tokens"]))
+
+
+def has_storage(result: ReplayResult) -> bool:
+    """Whether there was a storage tier; a result of an older version does not say."""
+    return result.get("storage") is not None
+
+
 def token_table(result: ReplayResult) -> SummaryTable:
     """Where the input tokens came from."""
-    whole, hits = result["input_tokens"], result["hit_tokens"]
+    whole = result["input_tokens"]
     parts = (
-        ("cached on device", hits["device"]),
-        ("cached on host", hits["host"]),
-        ("computed", result["computed_tokens"]),
+        *((label, tokens) for label, _, tokens in token_parts(result)),
         ("saved by the cache", result["saved_tokens"]),
         ("all", whole),
     )
@@ -115,15 +133,17 @@ def _component_table(result: ReplayResult) -> SummaryTable:
     loaded, backed_up = result["load_backs"]["slots"], result["backups"]["slots"]
     hits = result["component_hits"]
     names = list(dict.fromkeys([*hits, *loaded, *backed_up]))
+    tiers = ("device", "host", "storage") if has_storage(result) else ("device", "host")
     rows = []
     for name in names:
-        of = hits.get(name, {"device_slots": 0, "host_slots": 0})
-        numbers = (of["device_slots"], of["host_slots"], loaded.get(name, 0))
-        rows.append((name, *map(count, (*numbers, backed_up.get(name, 0)))))
+        of: Mapping[str, int] = dict(hits.get(name, {}))  # type: ignore[arg-type]
+        found = (of.get(f"{tier}_slots", 0) for tier in tiers)
+        numbers = (*found, loaded.get(name, 0), backed_up.get(name, 0))
+        rows.append((name, *map(count, numbers)))
     return SummaryTable(
         "Components",
         "in slots",
-        ("component", "device hits", "host hits", "loaded back", "backed up"),
+        ("component", *(f"{tier} hits" for tier in tiers), "loaded back", "backed up"),
         tuple(rows),
     )
 

@@ -11,6 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from kvgraft.report.storage_tables import storage_tables
 from kvgraft.report.summary import (
     SummaryTable,
     checks,
@@ -77,7 +78,8 @@ def print_tables(result: ReplayResult, console: Console) -> None:
     _keep_whole(cells)
     zero.add_row(*cells)
     _print(console, zero, text("Must be zero", "bold"))
-    for table in (token_table(result), *result_tables(result), cpu_table(result)):
+    found = (*result_tables(result), *storage_tables(result))
+    for table in (token_table(result), *found, cpu_table(result)):
         title = text(table.title, "bold")
         if table.note:
             title += text(f" ({table.note})", "dim")

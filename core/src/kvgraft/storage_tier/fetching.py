@@ -231,6 +231,8 @@ class Fetch:
         self.planned = longest.boundary
         self.shrunk = plan is None or plan.boundary < longest.boundary
         if plan is None:
+            # what was evicted may have been part of it
+            wanted = self._plan(lambda n_slots: self._nbytes(n_slots) <= budget, self._least)
             self._end(f"HOST memory is short: {self._shortage(wanted)}")
             return
         self._fetch(plan)
@@ -255,7 +257,9 @@ class Fetch:
     def _has_room(self, n_slots: Sequence[int]) -> bool:
         return all(n <= _room(track) for track, n in zip(self.scene.tree.tracks, n_slots))
 
-    def _shortage(self, plan: Plan) -> str:
+    def _shortage(self, plan: Plan | None) -> str:
+        if plan is None:
+            return "what could be evicted was part of the prefix"
         return ", ".join(
             f"{track.name} needs {n} slots and has {_room(track)}"
             for track, n in zip(self.scene.tree.tracks, plan.n_slots)

@@ -224,6 +224,8 @@ class Storing:
         """Note on the node, or what became of it, which components are stored."""
         self.nbytes_in_flight -= sent.nbytes
         statuses = sent.ticket.statuses
+        if all(status is Status.OK for status in statuses):
+            self.counts["bytes"] += sent.nbytes
         self.counts["slots"] += sum(status is Status.OK for status in statuses)
         self.counts["slots failed"] += sum(status is not Status.OK for status in statuses)
         if sent.receipt is None:

@@ -1,0 +1,129 @@
+"""Options of `kvgraft replay` for its storage tier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+from click.core import ParameterSource
+from pydantic import ByteSize, TypeAdapter, ValidationError
+
+from kvgraft.config import PrefetchPolicy, StorageSettings, StorePolicy
+from kvgraft.errors import ConfigError
+
+__all__ = ["storage_options", "storage_settings"]
+
+F = TypeVar("F", bound=Callable[..., None])
+
+PREFETCH = PrefetchPolicy.WAIT_COMPLETE
+"""The only policy whose results do not depend on how fast the store is."""
+
+
+def _size(text: str) -> int:
+    """`256MiB` as a number of bytes."""
+    try:
+        size = int(TypeAdapter(ByteSize).validate_python(text))
+    except ValidationError:
+        size = 0
+    if size < 1:
+        raise click.BadParameter(f"{text!r} is no size; write for example 256MiB")
+    return size
+
+
+def _default(field: str) -> Any:
+    """A setting's default, as one would write it."""
+    value = StorageSettings.model_fields[field].default
+    if field.endswith("nbytes"):
+        return ByteSize(value).human_readable().replace(".0", "")
+    return getattr(value, "value", value)
+
+
+OPTIONS = {
+    "storage": click.option(
+        "--storage",
+        metavar="URL",
+        help="A store behind the host, as file:PATH. Another replay of the same workload and "
+        "components finds there what this one stored. Needs --host-tokens.",
+    ),
+    "store": click.option(
+        "--store-policy",
+        "store",
+        type=click.Choice([policy.value for policy in StorePolicy]),
+        default=_default("store"),
+        show_default=True,
+        help="When data on the host goes to the store.",
+    ),
+    "store_nbytes": click.option(
+        "--store-memory",
+        "store_nbytes",
+        type=_size,
+        metavar="SIZE",
+        default=_default("store_nbytes"),
+        show_default=True,
+        help="Most bytes on their way to the store.",
+    ),
+    "prefetch": click.option(
+        "--prefetch-policy",
+        "prefetch",
+        type=click.Choice([policy.value for policy in PrefetchPolicy]),
+        default=PREFETCH.value,
+        show_default=True,
+        help="How long a queued request waits for the store. With any other than the default "
+        "results depend on the store's speed.",
+    ),
+    "prefetch_timeout_s": click.option(
+        "--prefetch-timeout",
+        "prefetch_timeout_s",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="SECONDS",
+        default=_default("prefetch_timeout_s"),
+        show_default=True,
+        help="Longest wait under the policy timeout, in real time.",
+    ),
+    "threshold_tokens": click.option(
+        "--prefetch-threshold",
+        "threshold_tokens",
+        type=click.IntRange(min=1),
+        metavar="TOKENS",
+        default=_default("threshold_tokens"),
+        show_default=True,
+        help="Fewer tokens than this are not fetched.",
+    ),
+    "prefetch_nbytes": click.option(
+        "--prefetch-memory",
+        "prefetch_nbytes",
+        type=_size,
+        metavar="SIZE",
+        default=_default("prefetch_nbytes"),
+        show_default=True,
+        help="Most host memory that prefetches hold.",
+    ),
+}
+"""By the setting each gives."""
+
+
+def storage_options(command: F) -> F:
+    """Add the options to a command."""
+    for option in reversed(OPTIONS.values()):
+        command = option(command)
+    return command
+
+
+def storage_settings(options: dict[str, Any]) -> dict[str, Any] | None:
+    """Settings of the storage tier; None without a store.
+
+    Raises:
+        ConfigError: another of the options without `--storage`.
+    """
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        given = context.get_parameter_source(name) is not ParameterSource.DEFAULT
+        if options["storage"] is None and name in OPTIONS and given:
+            raise ConfigError(f"{parameter.opts[0]} needs a store; give --storage URL as well")
+    if options["storage"] is None:
+        return None
+    settings = {name: value for name, value in options.items() if name in OPTIONS}
+    settings["url"] = settings.pop("storage")
+    return settings

@@ -1,0 +1,24 @@
+"""The backend `mooncake`: memory of many machines, by Mooncake Store.
+
+options, location   what a URL says: options, master and namespace, names of objects
+store               the backend, made of
+client, codes       calls of the client library; what its numbers mean
+regions             memory that it may read and write
+admin               what only the master's HTTP service tells
+"""
+
+from __future__ import annotations
+
+from kvgraft.storage import StorageDriver
+from kvgraft_mooncake.options import MooncakeOptions
+from kvgraft_mooncake.store import MooncakeBackend
+
+__all__ = ["DRIVER", "MooncakeBackend", "MooncakeOptions"]
+
+DRIVER = StorageDriver(
+    api="1.0",
+    summary="memory of many machines, by Mooncake Store",
+    options=MooncakeOptions,
+    open=MooncakeBackend.open,
+)
+"""What the entry point `mooncake` names."""

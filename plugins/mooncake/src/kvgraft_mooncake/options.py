@@ -1,0 +1,49 @@
+"""Options of the Mooncake backend."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import ByteSize, Field, model_validator
+from typing_extensions import Self
+
+from kvgraft.storage import StorageOptions
+
+__all__ = ["MooncakeOptions"]
+
+
+class MooncakeOptions(StorageOptions):
+    """How a process takes part in a store.
+
+    Attributes:
+        protocol: what payloads travel by.
+        devices: RDMA devices, commas between them; empty for all that are there.
+        metadata: where clients find each other: `P2PHANDSHAKE` or a metadata server's URL.
+        address: host under which other clients reach this process; by default the address that
+            this machine shows to the master.
+        segment: bytes of this process' memory that the store may use, whoever stores; what is in
+            them is gone when the process ends. 0 to contribute nothing.
+        buffer: bytes the client library reserves for calls that copy; kvgraft makes none.
+        replicas: segments that each value is stored in.
+        admin: the master's HTTP service, which `stats` and `verify` ask; by default port 9003.
+        timeout_s: seconds to reach the master when a store is opened, and for an HTTP request.
+    """
+
+    protocol: Literal["tcp", "rdma"] = "tcp"
+    devices: str = Field(default="", pattern=r"^[\w.:-]*(,[\w.:-]+)*$")
+    metadata: str = Field(default="P2PHANDSHAKE", pattern=r"^(P2PHANDSHAKE|[a-z0-9+]+://\S+)$")
+    address: str | None = Field(default=None, pattern=r"^[\w.-]+$")
+    segment: ByteSize = Field(default=ByteSize(0), ge=0)
+    buffer: ByteSize = Field(default=ByteSize(0), ge=0)
+    replicas: int = Field(default=1, ge=1, le=16)
+    admin: str | None = Field(default=None, pattern=r"^https?://[^\s/]+$")
+    timeout_s: float = Field(default=5.0, gt=0, le=600)
+
+    @model_validator(mode="after")
+    def _devices_are_for_rdma(self) -> Self:
+        if self.devices and self.protocol != "rdma":
+            raise ValueError(
+                f"devices {self.devices!r} are for protocol rdma, not {self.protocol}; "
+                "write protocol=rdma or leave them out"
+            )
+        return self

@@ -1,0 +1,97 @@
+"""Memory that the client library may read and write, registered once.
+
+`Storage` hands out parts of the same few mapped regions again and again. Those are registered as
+they come and kept until the end, and values travel from and to them without a copy. Memory of any
+other kind is copied by way of a region of our own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from mmap import mmap
+
+import numpy as np
+
+from kvgraft.storage import HEADER_NBYTES, Value, aligned, copy
+
+__all__ = ["Regions", "address_of", "give_back"]
+
+
+def address_of(view: memoryview | mmap) -> int:
+    """Where memory starts."""
+    return int(np.frombuffer(view, np.uint8).ctypes.data)
+
+
+class Regions:
+    """Registered memory.
+
+    Args:
+        register: told address and length of a region; raises if it cannot be registered.
+    """
+
+    def __init__(self, register: Callable[[int, int], None]) -> None:
+        self._register = register
+        self._lock = threading.Lock()
+        self._known: dict[int, mmap] = {}
+        self._own = memoryview(b"")
+        self._own_in_use = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    @property
+    def addresses(self) -> list[int]:
+        """Where the regions start."""
+        return list(self._known)
+
+    @contextmanager
+    def at_home(self, values: Sequence[Value]) -> Iterator[Sequence[Value]]:
+        """The same values if they are in mapped memory; else copies of them in our own."""
+        regions = [_region(value) for value in values]
+        if None not in regions:
+            self._ensure(regions)
+            yield values
+            return
+        with self.room([len(value.payload) for value in values]) as copies:
+            give_back(values, copies)
+            yield copies
+
+    @contextmanager
+    def room(self, nbytes: Sequence[int]) -> Iterator[list[Value]]:
+        """Memory of our own for payloads of these lengths; for one caller at a time."""
+        needed = sum(nbytes) + HEADER_NBYTES * len(nbytes)
+        with self._own_in_use:
+            if needed > len(self._own):
+                self._own = aligned(max(needed, 2 * len(self._own)))
+            values, start = [], 0
+            for length in nbytes:
+                middle = start + HEADER_NBYTES
+                values.append(Value(self._own[start:middle], self._own[middle : middle + length]))
+                start = middle + length
+            self._ensure([_region(value) for value in values])
+            yield values
+
+    def _ensure(self, regions: Sequence[mmap | None]) -> None:
+        with self._lock:
+            for region in regions:
+                if region is None or any(region is each for each in self._known.values()):
+                    continue
+                address = address_of(region)
+                self._register(address, len(region))
+                self._known[address] = region
+
+
+def give_back(values: Sequence[Value], to: Sequence[Value]) -> None:
+    """Copy values to other memory, unless they are there."""
+    for value, target in zip(values, to):
+        if target is not value:
+            target.header[:] = value.header
+            copy(target.payload, value.payload)
+
+
+def _region(value: Value) -> mmap | None:
+    """The mapping that both parts of a value lie in."""
+    region = value.payload.obj
+    return region if isinstance(region, mmap) and value.header.obj is region else None

@@ -1,0 +1,122 @@
+"""Requests to one bucket, many at a time and each for a bounded time.
+
+Requests run on threads of this module and wait in obstore with the interpreter lock released. Its
+coroutines would do with one thread; but a process that ends shortly after one of them has failed
+is aborted now and then (obstore 0.12.1).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from datetime import timedelta
+from typing import TYPE_CHECKING, TypeVar
+
+import obstore
+from obstore.store import S3Store
+
+from kvgraft_s3.location import Location
+from kvgraft_s3.options import S3Options
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, S3Config
+
+__all__ = ["Client"]
+
+T = TypeVar("T")
+
+ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+"""Variables that say where the server is, if the options do not."""
+
+CHUNK = 1000
+"""Objects that one request lists or deletes at most."""
+
+
+class Client:
+    """A bucket below a prefix; paths are relative to that.
+
+    Args:
+        location: bucket and prefix.
+        options: endpoint, region, and how much is asked for how long.
+    """
+
+    def __init__(self, location: Location, options: S3Options) -> None:
+        limit = timedelta(seconds=options.timeout_s)
+        config: S3Config = {}
+        client: ClientConfig = {"timeout": limit, "connect_timeout": limit}
+        if options.region:
+            config["region"] = options.region
+        endpoint = options.endpoint or next(filter(None, map(os.environ.get, ENDPOINTS)), None)
+        if endpoint:
+            config["aws_endpoint_url_s3"] = endpoint  # the one that overrides the others
+            client["allow_http"] = endpoint.startswith("http://")
+        self._store = S3Store(
+            location.bucket,
+            prefix=location.prefix or None,
+            config=config,
+            client_options=client,
+            retry_config={"max_retries": options.retries, "retry_timeout": limit},
+        )
+        self._threads = ThreadPoolExecutor(options.connections, "kvgraft-s3")
+
+    def close(self) -> None:
+        """Send nothing more; what is on its way ends by itself."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def each(
+        self, request: Callable[..., T], deadline_s: float, *arguments: Sequence[object]
+    ) -> Sequence[T | Exception]:
+        """Make requests at a time; what came of each, in their order.
+
+        Args:
+            request: called with one of each of the arguments.
+            deadline_s: seconds until those that are not done are given up, as `TimeoutError`.
+            arguments: sequences of equal length.
+        """
+        if deadline_s <= 0:
+            return [TimeoutError("no time left") for _ in arguments[0]]
+        futures = [self._threads.submit(request, *each) for each in zip(*arguments)]
+        wait(futures, deadline_s)
+        return list(map(_outcome, futures))
+
+    # -- requests
+
+    def get(self, path: str, nbytes: int) -> memoryview | int:
+        """An object of this length; of another one only its length, the rest is not received."""
+        found = obstore.get(self._store, path)
+        size = found.meta["size"]
+        return memoryview(found.bytes()) if size == nbytes else size
+
+    def read(self, path: str) -> memoryview:
+        """An object of any length."""
+        return memoryview(obstore.get(self._store, path).bytes())
+
+    def put(self, path: str, content: bytes) -> None:
+        """Store an object whole, in one request."""
+        obstore.put(self._store, path, content, use_multipart=False)
+
+    def head(self, path: str) -> int:
+        """The length of an object."""
+        return obstore.head(self._store, path)["size"]
+
+    def delete(self, paths: Sequence[str]) -> None:
+        """Delete objects, a thousand per request; those that are not there are no error."""
+        obstore.delete(self._store, list(paths))
+
+    def list(self) -> Iterator[list[tuple[str, int]]]:
+        """Paths and lengths of everything below the prefix, a request per step."""
+        for found in obstore.list(self._store, chunk_size=CHUNK):
+            yield [(each["path"], each["size"]) for each in found]
+
+
+def _outcome(future: Future[T]) -> T | Exception:
+    future.cancel()
+    if not future.done():
+        return TimeoutError("no answer in time")
+    try:
+        return future.result()
+    except CancelledError:
+        return TimeoutError("not begun in time")
+    except Exception as error:  # noqa: BLE001 - told to the caller, who knows what it means
+        return error
