@@ -2,241 +2,44 @@
 
 Ten conversations of five turns over two shared system prompts talk to tiny models with random
 weights. Everything has to happen: prefixes go to the host and come back, windows and states are
-evicted on their own, requests wait and make room for one another. Every answer is compared, token
-by token, with what the model says when it computes everything again; in double precision, so that
-nothing is left to rounding.
+evicted on their own, requests wait and make room for one another, and what is used twice is stored.
+Then a second process, which begins cold, is asked the last questions again. Every answer is
+compared, token by token, with what the model says when it computes everything again; in double
+precision, so that nothing is left to rounding.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
+from demo_conversations import (
+    CONVERSATIONS,
+    SHOWS,
+    SYSTEM,
+    TURNS,
+    Again,
+    Conversations,
+    Progress,
+    report,
+)
 from rich import box
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-import kvgraft
-from kvgraft import Direction
-from kvgraft.replay.timeline import occupancy, snapshot
-from kvgraft.report import ReplayResult, write_html
-from kvgraft.report.counts import cache_counts
-from kvgraft.report.schema import Source, TimelinePoint, TreeSnapshot
-from kvgraft_transformers.engine import (
-    Engine,
-    EngineSettings,
-    FinishReason,
-    Generation,
-    GenerationRequest,
-)
-from kvgraft_transformers.tiny import build_tiny_model
-from kvgraft_transformers.tiny_tokenizer import build_tiny_tokenizer
+from kvgraft import KvgraftError
+from kvgraft.report import write_html
 
-CONVERSATIONS, TURNS, ANSWER = 10, 5, 24
-PAGE, CHUNK = 16, 64
-LIMITS = EngineSettings(chunk_tokens=CHUNK, step_tokens=192, max_running=8, reserve_tokens=1)
-
-SYSTEM = (
-    "You are a librarian. You know where every book stands, who borrowed it, and when it is due; "
-    "you answer in one sentence and never guess. If you do not know a title, you say so and ask "
-    "for the author, the year or the colour of its cover.",
-    "You are a station master. You know every train, its platform and its delay; you answer with "
-    "the time first and the platform second. If a train does not run today you say so at once and "
-    "name the next one that does.",
-)
-QUESTIONS = (
-    "Where do I find the red one about tides?",
-    "And if it is not there, who has it?",
-    "Is there anything later than nine in the evening?",
-    "Which one would you take with two heavy bags?",
-    "Thank you. Could you repeat the first part?",
-)
-
-
-@dataclass(frozen=True)
-class Show:
-    """One architecture and the pools it gets.
-
-    Attributes:
-        family: of `kvgraft_transformers.tiny`.
-        about: its kinds of layers.
-        memory: settings of its pools.
-    """
-
-    family: str
-    about: str
-    memory: dict[str, Any]
-
-
-SHOWS = (
-    Show(
-        "gemma3_text",
-        "full + window",
-        {"device_tokens": 1600, "host_tokens": 8192, "components": {"swa": {"device_tokens": 416}}},
-    ),
-    Show(
-        "lfm3",
-        "full + window + conv",
-        {
-            "device_tokens": 1600,
-            "host_tokens": 8192,
-            "components": {
-                "swa": {"device_tokens": 416},
-                "mamba": {"states": 16, "host_states": 64},
-            },
-        },
-    ),
-    Show(
-        "qwen3_next",
-        "full + deltanet",
-        {
-            "device_tokens": 1600,
-            "host_tokens": 8192,
-            "components": {"mamba": {"states": 16, "host_states": 64}},
-        },
-    ),
-    Show(
-        "deepseek_v32",
-        "host K/V, sparse",
-        {
-            "device_tokens": 1600,
-            "host_tokens": 8192,
-            "sparse_on_host": True,
-            "components": {"hisparse": {"max_running": 8, "hot_tokens": 64}},
-        },
-    ),
-)
-
-
-@dataclass
-class Progress:
-    """What is known of one architecture so far; the table's row and the report's data."""
-
-    show: Show
-    seconds: float = 0.0
-    answers: int = 0
-    wrong: int = 0
-    engine: Engine | None = None
-    sources: list[Source] = field(default_factory=list)
-    points: list[TimelinePoint] = field(default_factory=list)
-    tree: TreeSnapshot = field(default_factory=lambda: TreeSnapshot(nodes=[], truncated=0))
-
-    def fired(self) -> dict[str, int]:
-        """How often each mechanism was used."""
-        if self.engine is None:
-            return {}
-        cache, totals = self.engine.memory.cache, self.engine.totals
-        counts = {
-            "device hits": totals.cached_tokens - totals.host_tokens,
-            "host hits": totals.host_tokens,
-            "load-backs": cache.journal.counters[Direction.LOAD_BACK].completed,
-        }
-        for track in cache.tree.tracks:
-            counts[f"{track.name} evicted"] = sum(track.device_evictions.values())
-        for track in cache.tree.tracks[1:]:
-            alone = {str(cause): n for cause, n in track.device_evictions.items()}
-            counts[f"{track.name} alone"] = alone.get("demoted", 0)
-        return counts
-
-
-class Conversations:
-    """Ten conversations with one model, each going on as soon as it has its answer."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
-        show = progress.show
-        self.tokenizer = build_tiny_tokenizer()
-        self.model = build_tiny_model(show.family, dtype=torch.float64)
-        self.engine = progress.engine = Engine.open(
-            self.model, LIMITS, page_size=PAGE, load=None, guard="on", **show.memory
-        )
-        self.history = [
-            [{"role": "system", "content": SYSTEM[number % len(SYSTEM)]}]
-            for number in range(CONVERSATIONS)
-        ]
-        self.tokens: list[list[int]] = [[] for _ in range(CONVERSATIONS)]
-        self.talking: dict[Generation, int] = {}
-        self.began = time.monotonic()
-
-    def run(self) -> Iterator[None]:
-        """One step of the engine at a time."""
-        for number in range(CONVERSATIONS):
-            self.ask(number, 0)
-        turns = [0] * CONVERSATIONS
-        while not self.engine.idle:
-            for new in self.engine.step():
-                if new.finish is None:
-                    continue
-                number = self.talking.pop(new.generation)
-                self.check(new.generation, new.finish)
-                turns[number] += 1
-                self.tokens[number] += new.generation.tokens
-                if turns[number] < TURNS:
-                    self.ask(number, turns[number])
-            self.progress.seconds = time.monotonic() - self.began
-            yield
-        cache = self.engine.memory.cache
-        cache.drain()
-        cache.check_integrity()
-
-    def ask(self, number: int, turn: int) -> None:
-        """The next question of a conversation, behind all that was said."""
-        question = f"({number}) {QUESTIONS[(turn + number) % len(QUESTIONS)]}"
-        if turn == 0:
-            text = f"<|system|>{SYSTEM[number % len(SYSTEM)]}<|end|>"
-            self.tokens[number] = self.tokenizer(text)["input_ids"]
-        said = self.tokenizer(f"<|user|>{question}<|end|><|assistant|>")["input_ids"]
-        self.tokens[number] = self.tokens[number] + said
-        request = GenerationRequest(self.tokens[number], ANSWER, ignore_end=True)
-        self.talking[self.engine.submit(request)] = number
-
-    def check(self, generation: Generation, finish: FinishReason) -> None:
-        """Compute the whole conversation again, at once and without a cache."""
-        assert finish is FinishReason.LENGTH, finish
-        prompt = list(generation.request.tokens)
-        whole = torch.tensor(prompt + generation.tokens)[None]
-        with torch.no_grad():
-            logits = self.model(input_ids=whole, use_cache=False).logits[0]
-        said = logits[len(prompt) - 1 : -1].argmax(-1).tolist()
-        self.progress.answers += 1
-        self.progress.wrong += said != generation.tokens
-        self.note(generation)
-
-    def note(self, generation: Generation) -> None:
-        """A row of the report."""
-        progress, cached = self.progress, generation.cached_tokens or 0
-        now_s = time.monotonic() - self.began
-        source: Source = {
-            "index": progress.answers - 1,
-            "time_s": now_s,
-            "device": cached - generation.host_tokens,
-            "host": generation.host_tokens,
-            "computed": generation.prompt_tokens - cached,
-        }
-        progress.sources.append(source)
-        totals, schedule = self.engine.totals, self.engine.schedule
-        progress.points.append(
-            {
-                "time_s": now_s,
-                "requests": 1,
-                "token_hit_rate": cached / generation.prompt_tokens,
-                "cumulative_hit_rate": totals.cached_tokens / totals.prompt_tokens,
-                "running": len(schedule.running) + len(schedule.loading),
-                "waiting": len(schedule.waiting),
-                "occupancy": occupancy(self.engine.memory.cache),
-            }
-        )
-        tree = snapshot(self.engine.memory.cache)
-        if len(tree["nodes"]) >= len(progress.tree["nodes"]):
-            progress.tree = tree
+SECOND = Path(__file__).with_name("demo_again.py")
 
 
 def overview(rows: list[Progress]) -> Table:
@@ -249,6 +52,7 @@ def overview(rows: list[Progress]) -> Table:
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         pad_edge=False,
+        show_edge=False,
     )
     table.add_column("architecture", no_wrap=True)
     for name in ("right", "hits (host) %", "evicted (alone)", "waited", "retr.", "time"):
@@ -279,63 +83,115 @@ def overview(rows: list[Progress]) -> Table:
     return table
 
 
-def report(row: Progress) -> ReplayResult:
-    """What happened, in the shape every report reads."""
-    engine = row.engine
-    assert engine is not None
-    cache, totals = engine.memory.cache, engine.totals
-    prompt_tokens = totals.prompt_tokens
-    return {
-        "kvgraft": kvgraft.__version__,
-        "workload": {
-            "name": f"{row.show.family}: {row.show.about}",
-            "format": "demo",
-            "requests": row.answers,
-            "input_tokens": prompt_tokens,
-            "output_tokens": totals.generated_tokens,
-        },
-        "settings": {
-            "page_size": PAGE,
-            "chunk_tokens": CHUNK,
-            "max_running": LIMITS.max_running,
-            "reserve_tokens": LIMITS.reserve_tokens,
-            **{name: value for name, value in row.show.memory.items() if name != "components"},
-            "components": engine.memory.architecture.components,
-        },
-        "requests": row.answers,
-        "input_tokens": prompt_tokens,
-        "output_tokens": totals.generated_tokens,
-        "token_hit_rate": totals.cached_tokens / prompt_tokens,
-        "hit_tokens": {
-            "device": totals.cached_tokens - totals.host_tokens,
-            "host": totals.host_tokens,
-        },
-        "saved_tokens": totals.cached_tokens,
-        "computed_tokens": prompt_tokens - totals.cached_tokens,
-        "component_hits": {
-            name: {"device_slots": device, "host_slots": host}
-            for name, (device, host) in totals.hit_slots.items()
-        },
-        **cache_counts(cache),
-        "admissions": totals.admissions,
-        "deferrals": totals.deferrals,
-        "retractions": totals.retractions,
-        "rejections": totals.rejected,
-        "out_of_memory": 0,
-        "payload_mismatches": row.wrong,
-        "payloads_verified": row.answers,
-        "ledger_violations": 0,
-        "first_problem": "",
-        "cpu_us_per_request": {},
-        "wall_s": row.seconds,
-        "virtual_s": row.seconds,
-        "timeline": row.points,
-        "sources": row.sources,
-        "tree": row.tree,
-    }
+def storage_table(rows: list[Progress]) -> Table:
+    """What the second process came to."""
+    table = Table(
+        title="A second process begins cold: the last questions",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
+    )
+    table.add_column("architecture", no_wrap=True)
+    for name in ("right", "prompt tokens", "from storage", "%", "time"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        again = row.again
+        if again is None:
+            table.add_row(row.show.family, *[""] * 5)
+            continue
+        mark = "red" if again.wrong else "green"
+        table.add_row(
+            row.show.family,
+            f"[{mark}]{again.answers - again.wrong}/{again.answers}[/]",
+            f"{again.prompt_tokens:,}",
+            f"{again.storage_tokens:,}",
+            f"{100 * again.storage_tokens / again.prompt_tokens:.1f}",
+            f"{again.seconds:.1f} s",
+        )
+    return table
 
 
-def main() -> int:
+def ask_again(rows: list[Progress], storage: str) -> Iterator[None]:
+    """Ask a process of its own; yields when it is done with an architecture."""
+    prompts = {row.show.family: list(row.prompts.values()) for row in rows}
+    waiting = {row.show.family: row for row in rows}
+    command = [sys.executable, str(SECOND), storage]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as second:
+        assert second.stdin is not None
+        assert second.stdout is not None
+        json.dump(prompts, second.stdin)
+        second.stdin.close()
+        for line in second.stdout:
+            again = Again(**json.loads(line))
+            waiting.pop(again.family).again = again
+            yield
+    if second.returncode or waiting:
+        raise SystemExit(f"the second process failed with {second.returncode}; see above")
+
+
+@contextmanager
+def store(url: str | None) -> Iterator[str]:
+    """The store to use: the one asked for, or a temporary directory."""
+    if url is not None:
+        yield url
+        return
+    with tempfile.TemporaryDirectory(prefix="kvgraft-demo-") as directory:
+        yield f"file:{directory}?capacity=512MiB"
+
+
+def talk(rows: list[Progress], storage: str, html: Path, console: Console) -> None:
+    """All conversations, their reports, and the second process."""
+    with Live(overview(rows), console=console, refresh_per_second=8) as live:
+        for row in rows:
+            for _ in Conversations(row, storage).run():
+                live.update(overview(rows))
+    console.print()
+    for row in rows:
+        assert row.engine is not None
+        path = html / f"kvgraft-demo-{row.show.family}.html"
+        write_html(report(row), path)
+        console.print(f"report: {path}", highlight=False, soft_wrap=True)
+        row.engine.close()  # what is still to be stored is stored now
+    console.print()
+    with Live(storage_table(rows), console=console, refresh_per_second=8) as live:
+        for _ in ask_again(rows, storage):
+            live.update(storage_table(rows))
+    console.print()
+
+
+def summary(rows: list[Progress], console: Console) -> bool:
+    """Say what came of it; whether everything happened and every answer was right."""
+    fired: dict[str, int] = {}
+    wrong = answers = 0
+    for row in rows:
+        assert row.engine is not None
+        assert row.again is not None
+        counts = row.fired() | {"storage hits": row.again.storage_tokens}
+        for name, count in counts.items():
+            fired[name] = fired.get(name, 0) + count
+        wrong += row.wrong + row.again.wrong
+        answers += row.answers + row.again.answers
+        if row.engine.memory.sparse is not None:
+            console.print(
+                f"{row.show.family} fetched {row.engine.totals.rows_moved:,} rows from the host; "
+                f"attention over everything would have fetched {row.engine.totals.rows_dense:,}",
+                highlight=False,
+            )
+    console.print(
+        f"{answers - wrong} of {answers} answers are, token by token, what the model says without "
+        "a cache",
+        highlight=False,
+    )
+    idle = [name for name, count in fired.items() if not count]
+    if idle:
+        console.print(f"[yellow]did not happen[/]: {', '.join(idle)}", highlight=False)
+    return not wrong and not idle
+
+
+def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--html", type=Path, default=Path(), help="directory for the reports, one per model"
@@ -346,45 +202,24 @@ def main() -> int:
         choices=[show.family for show in SHOWS],
         help="only this architecture; may be given more than once",
     )
-    arguments = parser.parse_args()
+    parser.add_argument(
+        "--storage",
+        metavar="URL",
+        help="store to use, as in file:PATH?capacity=1GiB; a temporary directory by default",
+    )
+    arguments = parser.parse_args(given)
     transformers.logging.set_verbosity_error()  # missing kernels for GPUs are no news here
     torch.set_num_threads(1)  # products of this size are faster on one
     console = Console()
     wanted = arguments.model or [show.family for show in SHOWS]
     arguments.html.mkdir(parents=True, exist_ok=True)
     rows = [Progress(show) for show in SHOWS if show.family in wanted]
-    with Live(overview(rows), console=console, refresh_per_second=8) as live:
-        for row in rows:
-            for _ in Conversations(row).run():
-                live.update(overview(rows))
-    console.print()
-    fired: dict[str, int] = {}
-    for row in rows:
-        assert row.engine is not None
-        for name, count in row.fired().items():
-            fired[name] = fired.get(name, 0) + count
-        path = arguments.html / f"kvgraft-demo-{row.show.family}.html"
-        write_html(report(row), path)
-        console.print(f"report: {path}", highlight=False, soft_wrap=True)
-        row.engine.close()
-    idle = [name for name, count in fired.items() if not count]
-    for row in rows:
-        if row.engine is not None and row.engine.memory.sparse is not None:
-            console.print(
-                f"{row.show.family} fetched {row.engine.totals.rows_moved:,} rows from the host; "
-                f"attention over everything would have fetched {row.engine.totals.rows_dense:,}",
-                highlight=False,
-            )
-    wrong = sum(row.wrong for row in rows)
-    answers = sum(row.answers for row in rows)
-    console.print(
-        f"{answers - wrong} of {answers} answers are, token by token, what the model says without "
-        "a cache",
-        highlight=False,
-    )
-    if idle:
-        console.print(f"[yellow]did not happen[/]: {', '.join(idle)}", highlight=False)
-    return 1 if wrong or idle else 0
+    try:
+        with store(arguments.storage) as storage:
+            talk(rows, storage, arguments.html, console)
+    except KvgraftError as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
+    return 0 if summary(rows, console) else 1
 
 
 if __name__ == "__main__":

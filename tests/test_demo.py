@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 from .commands import ROOT, run
 
 
-def test_the_demo_compares_every_answer_and_writes_a_report(tmp_path: Path) -> None:
-    done = run(sys.executable, ROOT / "examples/demo.py", "--html", tmp_path, "--model", "lfm3")
+def test_the_demo_compares_every_answer_and_a_second_process_hits_on_what_it_stored(
+    tmp_path: Path,
+) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    storage = ("--storage", f"file:{store}?capacity=256MiB")
+    demo = (sys.executable, ROOT / "examples/demo.py", "--html", tmp_path, "--model", "lfm3")
+    done = run(*demo, *storage)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "50 of 50 answers are, token by token, what the model says" in done.stdout
+    assert "60 of 60 answers are, token by token, what the model says" in done.stdout
     assert "did not happen" not in done.stdout
+    again = re.search(r"^lfm3 +10/10 +([\d,]+) +([\d,]+) ", done.stdout, re.MULTILINE)
+    assert again is not None, done.stdout
+    prompt_tokens, storage_tokens = (int(number.replace(",", "")) for number in again.groups())
+    assert prompt_tokens > storage_tokens > prompt_tokens / 2
+    assert any(store.iterdir())
     report = (tmp_path / "kvgraft-demo-lfm3.html").read_text(encoding="utf-8")
     assert "lfm3: full + window + conv" in report
+
+
+def test_the_demo_refuses_a_store_it_cannot_open_in_one_line(tmp_path: Path) -> None:
+    demo = (sys.executable, ROOT / "examples/demo.py", "--html", tmp_path, "--model", "lfm3")
+    done = run(*demo, "--storage", f"file:{tmp_path / 'none'}")
+    assert done.returncode == 2
+    assert "none does not exist; create the directory first" in done.stderr
+    assert "Traceback" not in done.stderr

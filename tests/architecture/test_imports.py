@@ -31,6 +31,7 @@ OUTSIDE_PURE = ("pools", "transfers", "dispatch", "registry", "request", "cache"
 
 OPEN_TO_PLUGINS = {
     "kvgraft",
+    "kvgraft.config",
     "kvgraft.pools",
     "kvgraft.storage",
     "kvgraft.testing",

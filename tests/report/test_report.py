@@ -356,8 +356,8 @@ def test_a_replay_of_nothing_says_so(nothing: ReplayResult) -> None:
     assert page.unbalanced == []
     assert page.named("rect") == []
     for words in (
-        "No input tokens were replayed",
-        "No requests were replayed",
+        "No input tokens",
+        "No requests",
         "The tree never held any tokens",
         "No samples were taken",
         "No operation was timed",
@@ -399,7 +399,7 @@ def test_requests_without_tokens_draw_nothing_and_divide_by_nothing(
 
 def test_samples_without_input_tokens_have_no_hit_rate(result: ReplayResult) -> None:
     result["input_tokens"] = 0
-    assert "No input tokens were replayed" in Page(render_html(result)).text
+    assert "No input tokens" in Page(render_html(result)).text
 
 
 def test_without_a_host_tier_no_host_pool_is_drawn(result: ReplayResult) -> None:

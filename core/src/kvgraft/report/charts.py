@@ -77,7 +77,7 @@ def _time_axis(points: Sequence[TimelinePoint]) -> _TimeAxis:
         [round(float(x) / 10, 2) for x in xs],
         [f"{time / per_unit:,.2f} {unit}" for time in times],
         ticks(end / per_unit, 6),
-        f"virtual time ({unit})",
+        f"time ({unit})",
     )
 
 

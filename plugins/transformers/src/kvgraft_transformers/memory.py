@@ -10,18 +10,23 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from kvgraft import Cache, ConfigError, TokenKey
+from kvgraft import Cache, ConfigError, Prefetch, TokenKey
+from kvgraft.config import CacheConfig, StorageSettings, parse_config
 from kvgraft.pools import DevicePool, HostMirror
 from kvgraft.transfers import TransferEngine
 from kvgraft_hisparse.pools import SparseComponent
 from kvgraft_transformers.architecture import Architecture, read_architecture
 from kvgraft_transformers.hooks import watch_forward
+from kvgraft_transformers.identity import digest_weights, storage_options
 from kvgraft_transformers.lightning import accepted_as
 from kvgraft_transformers.session import Session
 from kvgraft_transformers.session_cache import SessionCache
 from kvgraft_transformers.sparse import route_sparse_attention
 
 __all__ = ["ModelMemory", "check_chunk"]
+
+FETCH_STEP_S = 0.001
+"""Pause between two looks at a prefetch."""
 
 
 class ModelMemory:
@@ -75,6 +80,7 @@ class ModelMemory:
         chunk_tokens: int = 512,
         sparse_on_host: bool = False,
         components: Mapping[str, Mapping[str, Any]] | None = None,
+        storage: str | Mapping[str, Any] | StorageSettings | None = None,
         transfers: TransferEngine | None = None,
         **settings: Any,
     ) -> ModelMemory:
@@ -89,12 +95,16 @@ class ModelMemory:
                 the rows it selects.
             components: options to add per component or per package, such as
                 `{"mamba": {"states": 64}}`.
+            storage: a store's URL such as `"file:/var/cache/kvgraft?capacity=10GiB"`, or options
+                of `kvgraft.StorageSettings`. `model` and `weights` are read off the model
+                unless they are given, the weights at 10 GB/s; versions, precision and processor
+                are always part of the `salt`, so that other numerics never share.
             transfers: engine for copies between tiers.
             settings: of `kvgraft.CacheConfig`: `device_tokens`, `host_tokens`, `guard` and so on.
 
         Raises:
             UnsupportedModelError: the model keeps something no component serves; it is named.
-            ConfigError: settings that cannot work.
+            ConfigError: settings that cannot work, or a store that cannot be opened.
         """
         check_chunk(chunk_tokens, page_size)
         architecture = read_architecture(model, sparse_on_host=sparse_on_host)
@@ -114,12 +124,9 @@ class ModelMemory:
                 f"components {unknown}: the model has {sorted(options)}; name one of these or its "
                 "package"
             )
-        cache = Cache.open(
-            options,
-            transfers=transfers,
-            **{"page_size": page_size, "device": str(model.device), **settings},
-        )
-        return cls(model, architecture, cache)
+        plain = {"page_size": page_size, "device": str(model.device), **settings}
+        config = _configure(model, {"components": options, **plain}, storage)
+        return cls(model, architecture, Cache(config, transfers=transfers))
 
     # -- sessions
 
@@ -132,6 +139,9 @@ class ModelMemory:
         namespace: object = None,
     ) -> Session:
         """A session that is ready to run: matched, admitted, its prefix on the device.
+
+        With a storage tier it first asks for what is stored of the prompt, and blocks for as long
+        as the prefetch policy says: at most `prefetch_timeout_s`, or until all has come that will.
 
         Args:
             input_ids: the prompt, `[n]` or `[1, n]`.
@@ -146,9 +156,40 @@ class ModelMemory:
         tokens = _one_row(input_ids)
         self.check_tokens(tokens)
         key = TokenKey(tokens, namespace=namespace)
-        session = Session(self, key, reserve=max_new_tokens, chunk=chunk_tokens)
+        session = Session(
+            self, key, reserve=max_new_tokens, chunk=chunk_tokens, prefetch=self._fetched(key)
+        )
         session.open()
         return session
+
+    def prefetch(self, key: TokenKey) -> Prefetch | None:
+        """Ask storage for what it has of a prompt; returns at once. None without a storage tier.
+
+        Give it to the prompt's `Session`, or `cancel` it.
+
+        Raises:
+            ConfigError: a namespace that has no name in storage, such as a float.
+        """
+        return None if self.cache.storage is None else self.cache.storage.prefetch(key)
+
+    def cancel(self, prefetch: Prefetch) -> None:
+        """Nobody wants any more what a prefetch was to bring."""
+        assert self.cache.storage is not None
+        self.cache.storage.cancel(prefetch)
+
+    def _fetched(self, key: TokenKey) -> Prefetch | None:
+        """A prefetch the policy waits for no longer."""
+        self.cache.poll()
+        prefetch = self.prefetch(key)
+        try:
+            while prefetch is not None and not prefetch.ready:
+                time.sleep(FETCH_STEP_S)
+                self.cache.poll()
+        except BaseException:
+            if prefetch is not None:
+                self.cancel(prefetch)
+            raise
+        return prefetch
 
     def session_cache(self, sessions: Sequence[Session]) -> SessionCache:
         """What the model takes as `past_key_values` for these sessions.
@@ -251,6 +292,23 @@ def check_chunk(chunk_tokens: int, page_size: int) -> None:
             f"chunk_tokens {chunk_tokens} is not a multiple of page_size {page_size}; use "
             f"{max(1, chunk_tokens // page_size) * page_size}"
         )
+
+
+def _configure(
+    model: PreTrainedModel,
+    settings: dict[str, Any],
+    storage: str | Mapping[str, Any] | StorageSettings | None,
+) -> CacheConfig:
+    """Settings of the cache; weights are digested once all others are known to be good."""
+    if storage is None:
+        return parse_config(settings)
+    options = storage_options(model, storage)
+    config = parse_config({**settings, "storage": {"weights": "of the model", **options}})
+    if "weights" in options:
+        return config
+    assert config.storage is not None
+    named = config.storage.model_copy(update={"weights": digest_weights(model)})
+    return config.model_copy(update={"storage": named})
 
 
 def _one_row(input_ids: torch.Tensor | Sequence[int]) -> list[int]:

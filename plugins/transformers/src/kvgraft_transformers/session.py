@@ -18,6 +18,7 @@ from kvgraft_hisparse.hot_buffer import HotBuffer, SwapStatistics
 from kvgraft_transformers.errors import AdmissionRefusedError, SessionError
 
 if TYPE_CHECKING:
+    from kvgraft import Prefetch
     from kvgraft_transformers.memory import ModelMemory
     from kvgraft_transformers.session_cache import SessionCache
 
@@ -32,6 +33,7 @@ class Session:
         key: the prompt; grows by what is computed beyond it.
         reserve: tokens to keep slots for behind the prompt.
         chunk: most tokens a prefill pass computes; the whole prompt by default.
+        prefetch: what was asked of storage for it; what has not come is given up.
 
     Attributes:
         request: the core's request.
@@ -41,11 +43,17 @@ class Session:
     """
 
     def __init__(
-        self, memory: ModelMemory, key: TokenKey, *, reserve: int = 0, chunk: int | None = None
+        self,
+        memory: ModelMemory,
+        key: TokenKey,
+        *,
+        reserve: int = 0,
+        chunk: int | None = None,
+        prefetch: Prefetch | None = None,
     ) -> None:
         self.memory = memory
         self.key = key
-        self.request = memory.cache.begin(key, reserve=reserve, chunk=chunk)
+        self.request = memory.cache.begin(key, reserve=reserve, chunk=chunk, prefetch=prefetch)
         self._hot: list[HotBuffer] = []
         self._cache: SessionCache | None = None
         self._swapped = SwapStatistics(0, 0)
@@ -113,6 +121,11 @@ class Session:
     def cached_tokens(self) -> int:
         """Tokens it did not have to compute."""
         return self.request.anchor_tokens
+
+    @property
+    def storage_tokens(self) -> int:
+        """Those of them that storage brought back for it."""
+        return min(self.request.storage_tokens, self.request.anchor_tokens)
 
     @property
     def cache(self) -> SessionCache:

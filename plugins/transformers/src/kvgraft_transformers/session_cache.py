@@ -121,6 +121,7 @@ class SessionCache(Cache):
             session.end_step(n_new)
         for layer in self._paged:
             layer.begin_pages()
+        self.memory.cache.poll()  # whoever calls `generate` does not
 
     # -- what layers ask
 

@@ -29,7 +29,7 @@ PATIENCE_S = 0.05
 """Longest wait for a load-back when nothing else can run."""
 
 NAP_S = 0.001
-"""Pause while backups hold the pages that waiting requests need."""
+"""Pause while backups hold the pages that waiting requests need, or all wait for storage."""
 
 
 class Engine:
@@ -85,7 +85,8 @@ class Engine:
         """Take in a request; its tokens come out of `step`.
 
         Raises:
-            ConfigError: no token, a token the model does not have, or nothing to produce.
+            ConfigError: no token, a token the model does not have, nothing to produce, or a
+                namespace that has no name in storage.
         """
         if not request.tokens or request.max_new_tokens < 1:
             raise ConfigError(
@@ -94,8 +95,8 @@ class Engine:
             )
         self.memory.check_tokens(request.tokens)
         generation = Generation(request, str(self.memory.device))
-        self.totals.requests += 1
         self.schedule.append(generation)
+        self.totals.requests += 1
         return generation
 
     def abort(self, generation: Generation) -> None:
@@ -111,6 +112,12 @@ class Engine:
         """Whether no request is left."""
         return self.schedule.idle
 
+    @property
+    def storing(self) -> bool:
+        """Whether storage still takes something in, for which `step` must be called."""
+        storage = self.memory.cache.storage
+        return storage is not None and bool(storage.n_in_flight)
+
     # -- the loop
 
     def step(self) -> list[NewToken]:
@@ -121,6 +128,7 @@ class Engine:
         """
         out, schedule = self._out, self.schedule
         self.memory.cache.poll()
+        schedule.fetched()
         schedule.arrived(self._give_up)
         schedule.admit(self._reject)
         schedule.arrived(self._give_up)
@@ -156,8 +164,9 @@ class Engine:
     def close(self) -> None:
         """Abort what is left and close the memory."""
         schedule = self.schedule
-        for generation in [*schedule.running, *schedule.loading, *schedule.waiting]:
-            self.abort(generation)
+        for line in (schedule.running, schedule.loading, schedule.waiting, schedule.fetching):
+            for generation in list(line):
+                self.abort(generation)
         self.memory.close()
 
     # -- inside
@@ -242,7 +251,10 @@ class Engine:
         self._out.append(NewToken(generation, None, FinishReason.REJECTED))
 
     def _wait(self) -> None:
-        """Nothing can run until a copy ends: one that a request waits for, or that holds pages."""
+        """Nothing can run until a copy ends: one that a request waits for, or that holds pages.
+
+        Storage is waited for as well, but never for longer than a nap.
+        """
         for generation in self.schedule.loading:
             assert generation.session is not None
             for transfer in generation.session.request.waits:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kvgraft import Decision, TokenKey
+from kvgraft import Decision, Prefetch, TokenKey
 from kvgraft_transformers.engine.sampling import Sampler, Sampling
 from kvgraft_transformers.session import Session
 
@@ -74,6 +74,8 @@ class Generation:
         finish: why it ended; None while it has not.
         cached_tokens: prompt tokens that were not computed, by its first match.
         host_tokens: those of them that came from the host.
+        storage_tokens: those of these that storage brought there for it.
+        prefetch: what was asked of storage while it waits; None without, and once it runs.
         retractions: how often it made room for others.
         decision: admission's last word.
         error: what failed; None otherwise.
@@ -88,6 +90,8 @@ class Generation:
         self.finish: FinishReason | None = None
         self.cached_tokens: int | None = None
         self.host_tokens = 0
+        self.storage_tokens = 0
+        self.prefetch: Prefetch | None = None
         self.retractions = 0
         self.decision: Decision | None = None
         self.error: Exception | None = None

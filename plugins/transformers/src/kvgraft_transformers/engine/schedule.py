@@ -1,12 +1,14 @@
 """Who runs, who waits, who makes room.
 
-    waiting ─ begin, admit ─► loading ─ arrived ─► running ─► finished
-       ▲                                              │
-       └──────────────── retract: no page left ───────┘
+    fetching ─ prefetch ready ─► waiting ─ begin, admit ─► loading ─ arrived ─► running ─► finished
+       ▲                          │  ▲                                            │
+       └─ storage is asked again ─┘  └─────────────── retract: no page left ──────┘
 
-A request that does not fit now gives its lease back and waits; `WaitingQueue` bounds how often it
-is overtaken. A running one that needs a page nobody has makes the youngest other one give up its
-memory: what that computed stays behind as cache, so it comes back to a hit.
+With a storage tier a request is fetching until the prefetch policy lets it go: outside of the
+line, so that it holds up nobody. One that does not fit now gives its lease back and waits;
+`WaitingQueue` bounds how often it is overtaken. A running one that needs a page nobody has makes
+the youngest other one give up its memory: what that computed stays behind as cache, so it comes
+back to a hit.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from kvgraft import Outcome, WaitingQueue
+from kvgraft import Outcome, Prefetch, WaitingQueue
 from kvgraft_transformers.engine.generation import Generation
 from kvgraft_transformers.engine.settings import EngineSettings, EngineTotals
 from kvgraft_transformers.memory import ModelMemory
@@ -35,6 +37,7 @@ class Schedule:
         totals: counts what happens.
 
     Attributes:
+        fetching: requests that storage is asked for, in the order in which they came.
         waiting: requests without memory, in the order in which they are tried.
         loading: admitted requests whose prefix is on its way from the host.
         running: requests the model works on, oldest first.
@@ -44,6 +47,7 @@ class Schedule:
         self.memory = memory
         self.settings = settings
         self.totals = totals
+        self.fetching: list[Generation] = []
         self.waiting: WaitingQueue[Generation] = WaitingQueue()
         self.loading: list[Generation] = []
         self.running: list[Generation] = []
@@ -52,14 +56,40 @@ class Schedule:
     @property
     def idle(self) -> bool:
         """Whether nothing is left to do."""
-        return not (self.waiting or self.loading or self.running)
+        return not (self.fetching or self.waiting or self.loading or self.running)
 
     # -- in
 
     def append(self, generation: Generation) -> None:
-        """A new request, last in line."""
-        self.waiting.append(generation)
-        self._pause = 0
+        """A new request: last in line, as soon as storage does not keep it.
+
+        Raises:
+            ConfigError: a namespace that has no name in storage.
+        """
+        if self._fetch(generation):
+            self.waiting.append(generation)
+            self._pause = 0
+
+    def _fetch(self, generation: Generation) -> bool:
+        """Ask storage for a request; whether it need not wait for the answer."""
+        generation.prefetch = self.memory.prefetch(generation.key)
+        if generation.prefetch is None or generation.prefetch.ready:
+            return True
+        self.fetching.append(generation)
+        return False
+
+    def fetched(self) -> None:
+        """Let those into the line that storage keeps no longer."""
+        for generation in list(self.fetching):
+            assert generation.prefetch is not None
+            if not generation.prefetch.ready:
+                continue
+            self.fetching.remove(generation)
+            if generation.retractions:
+                self.waiting.push_front(generation)
+            else:
+                self.waiting.append(generation)
+            self._pause = 0
 
     def admit(self, reject: Callable[[Generation], None]) -> None:
         """Let waiting requests in while they fit.
@@ -82,12 +112,16 @@ class Schedule:
         for generation in self.waiting.round():
             if len(self.loading) + len(self.running) >= self.settings.max_running:
                 return
+            if generation.prefetch is None and not self._fetch(generation):
+                self.waiting.take(generation)
+                continue
             outcome = self._try(generation)
             if outcome is Outcome.DEFERRED:
                 self.totals.deferrals += 1
                 continue
             self.waiting.take(generation)
             if outcome is Outcome.NEVER_FITS:
+                self._forget(generation)
                 reject(generation)
             else:
                 self.totals.admissions += 1
@@ -96,27 +130,41 @@ class Schedule:
     def _try(self, generation: Generation) -> Outcome:
         """Begin a session and ask for its slots; without them nothing is held."""
         reserve = min(generation.remaining, self.settings.reserve_tokens)
-        if generation.decision is None and reserve < generation.remaining:
+        prefetch = generation.prefetch
+        if (
+            generation.decision is None
+            and reserve < generation.remaining
             # all it may ever need must fit an empty cache, or it would be retracted for ever
-            session = self._begin(generation, generation.remaining)
-            generation.decision = session.admit()
-            session.abort()
-            if generation.decision.outcome is Outcome.NEVER_FITS:
-                return Outcome.NEVER_FITS
-        session = self._begin(generation, reserve)
+            and self._probe(generation, generation.remaining) is Outcome.NEVER_FITS
+        ):
+            return Outcome.NEVER_FITS
+        if prefetch is not None and not prefetch.ended:
+            # to begin gives up what has not come; not for a request that goes on waiting
+            outcome = self._probe(generation, reserve)
+            if outcome is not Outcome.ADMITTED:
+                return outcome
+        session = self._begin(generation, reserve, prefetch)
         decision = generation.decision = session.admit()
         if not decision.admitted:
             session.abort()
             return decision.outcome
-        generation.session = session
+        generation.session, generation.prefetch = session, None
         generation.loading_since = time.monotonic()
         session.load_back()
         return decision.outcome
 
-    def _begin(self, generation: Generation, reserve: int) -> Session:
-        return Session(
-            self.memory, generation.key, reserve=reserve, chunk=self.settings.chunk_tokens
-        )
+    def _probe(self, generation: Generation, reserve: int) -> Outcome:
+        """What admission would say, with nothing held and no prefetch ended."""
+        session = self._begin(generation, reserve)
+        decision = generation.decision = session.admit()
+        session.abort()
+        return decision.outcome
+
+    def _begin(
+        self, generation: Generation, reserve: int, prefetch: Prefetch | None = None
+    ) -> Session:
+        chunk = self.settings.chunk_tokens
+        return Session(self.memory, generation.key, reserve=reserve, chunk=chunk, prefetch=prefetch)
 
     def _note_hit(self, generation: Generation, session: Session) -> None:
         """What it began to run with is what the request did not have to compute."""
@@ -124,9 +172,11 @@ class Schedule:
             return
         generation.cached_tokens = session.cached_tokens
         generation.host_tokens = session.cached_tokens - session.request.device_tokens
+        generation.storage_tokens = session.storage_tokens
         self.totals.prompt_tokens += generation.prompt_tokens
         self.totals.cached_tokens += session.cached_tokens
         self.totals.host_tokens += generation.host_tokens
+        self.totals.storage_tokens += generation.storage_tokens
         cache, request = self.memory.cache, session.request
         for track in cache.tree.tracks:
             host = request.host_slots[track.index]
@@ -168,6 +218,12 @@ class Schedule:
                 session.abort()
                 generation.session = None
                 self.waiting.push_front(generation)
+
+    def _forget(self, generation: Generation) -> None:
+        """Nobody wants what storage was asked for."""
+        prefetch, generation.prefetch = generation.prefetch, None
+        if prefetch is not None:
+            self.memory.cancel(prefetch)
 
     # -- room
 
@@ -219,6 +275,10 @@ class Schedule:
         """A request is over: its memory goes to the tree if it finished, or to nobody."""
         session, generation.session = generation.session, None
         self._pause = 0
+        self._forget(generation)
+        if generation in self.fetching:
+            self.fetching.remove(generation)
+            return
         if session is None:
             self.waiting.take(generation)
             return

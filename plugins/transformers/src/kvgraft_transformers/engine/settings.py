@@ -40,6 +40,7 @@ class EngineTotals:
         prompt_tokens: of requests that were admitted at least once.
         cached_tokens: those of them that were not computed.
         host_tokens: those of them that came from the host.
+        storage_tokens: those of these that storage brought there for their request.
         hit_slots: per component, slots of its own that first matches found on device and host.
         computed_tokens: through the model, recomputed ones included.
         generated_tokens: produced.
@@ -60,6 +61,7 @@ class EngineTotals:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     host_tokens: int = 0
+    storage_tokens: int = 0
     hit_slots: dict[str, list[int]] = field(default_factory=dict)
     computed_tokens: int = 0
     generated_tokens: int = 0

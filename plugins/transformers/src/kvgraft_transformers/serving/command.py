@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvgraft import ConfigError, GuardMode
+from kvgraft.config import PrefetchPolicy, StorePolicy
 
 if TYPE_CHECKING:
+    from kvgraft.storage import StorageBackend
     from kvgraft_transformers.serving.app import ServedModel
 
 __all__ = ["serve"]
@@ -72,6 +74,21 @@ TOKENS = click.IntRange(min=1)
     help="Requests that hold memory at a time.",
 )
 @click.option("--sparse-on-host", is_flag=True, help="Keep K/V of indexed layers on the host.")
+@click.option(
+    "--storage",
+    metavar="URL",
+    help="Keep what the host has beyond this process, as in file:PATH?capacity=10GiB.",
+)
+@click.option(
+    "--store-policy",
+    type=click.Choice([policy.value for policy in StorePolicy]),
+    help="When data goes to storage.  [default: second-touch]",
+)
+@click.option(
+    "--prefetch-policy",
+    type=click.Choice([policy.value for policy in PrefetchPolicy]),
+    help="How long requests wait for it.  [default: timeout, of 1 s]",
+)
 @click.option(
     "--guard",
     default=GuardMode.OFF.value,
@@ -152,16 +169,24 @@ def load_served_model(model: str, options: dict[str, Any]) -> ServedModel:
         torch.set_num_threads(threads)
     if not sys.stderr.isatty():
         progress.disable_progress_bar()
-    click.echo(f"loading {model} ...", err=True)
-    try:
-        weights = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).to(device).eval()
-    except (OSError, ValueError, RuntimeError, AttributeError, AssertionError) as error:
-        raise ConfigError(f"model {model!r}: {_one_line(error)}") from error
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model)
-    except (OSError, ValueError, ImportError, AttributeError) as error:
-        raise ConfigError(f"model {model!r} has no tokenizer: {_one_line(error)}") from error
-    engine = Engine.open(weights, EngineSettings(**limits), **memory)
+    with contextlib.ExitStack() as undo:
+        store = _open_store(memory)
+        if store is not None:
+            undo.callback(store.close)
+        click.echo(f"loading {model} ...", err=True)
+        try:
+            weights = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).to(device).eval()
+        except (OSError, ValueError, RuntimeError, AttributeError, AssertionError) as error:
+            raise ConfigError(f"model {model!r}: {_one_line(error)}") from error
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(model)
+        except (OSError, ValueError, ImportError, AttributeError) as error:
+            raise ConfigError(f"model {model!r} has no tokenizer: {_one_line(error)}") from error
+        engine = Engine.open(weights, EngineSettings(**limits), **memory)
+        if store is not None:
+            assert engine.memory.cache.storage is not None
+            engine.memory.cache.storage.attach(store)
+        undo.pop_all()
     for component, geometry in engine.memory.architecture.components.items():
         click.echo(f"  {component} serves layers {geometry['layers']}", err=True)
     worker = EngineWorker(engine)
@@ -176,6 +201,27 @@ def load_served_model(model: str, options: dict[str, Any]) -> ServedModel:
         room_tokens=engine.memory.room_tokens,
         api_key=api_key,
     )
+
+
+def _open_store(options: dict[str, Any]) -> StorageBackend | None:
+    """The store, before anything is loaded; leaves the settings of its tier in the options.
+
+    Raises:
+        ConfigError: one that cannot be opened or used, or policies without one.
+    """
+    from kvgraft.storage import open_storage
+
+    url = options.pop("storage")
+    policies = {"store": options.pop("store_policy"), "prefetch": options.pop("prefetch_policy")}
+    given = {name: value for name, value in policies.items() if value is not None}
+    if url is None:
+        if given:
+            raise ConfigError(f"--{next(iter(given))}-policy without --storage; give --storage URL")
+        return None
+    if not options["host_tokens"]:
+        raise ConfigError("--storage with --host-tokens 0: storage is filled from the host")
+    options["storage"] = given
+    return open_storage(url)
 
 
 def _check_directory(path: Path) -> None:

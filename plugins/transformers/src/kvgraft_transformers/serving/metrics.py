@@ -8,6 +8,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from kvgraft import StorageTier
+from kvgraft.storage import BreakerState
 from kvgraft_transformers.serving.worker import EngineWorker
 
 __all__ = ["render_metrics"]
@@ -21,6 +23,7 @@ COUNTERS = {
     "prompt_tokens": "prompt tokens of admitted requests",
     "cached_tokens": "prompt tokens that were not computed",
     "host_tokens": "cached prompt tokens that came from the host",
+    "storage_tokens": "cached prompt tokens that storage brought to the host",
     "computed_tokens": "tokens through the model",
     "generated_tokens": "tokens produced",
     "deferrals": "times a request did not fit yet",
@@ -44,6 +47,7 @@ class _EngineCollector(Collector):
         )
         schedule = engine.schedule
         for name, line in (
+            ("fetching", schedule.fetching),
             ("running", schedule.running),
             ("loading", schedule.loading),
             ("waiting", schedule.waiting),
@@ -69,6 +73,39 @@ class _EngineCollector(Collector):
                     evicted.add_metric([track.name, tier, str(cause)], count)
         yield slots
         yield evicted
+        storage = engine.memory.cache.storage
+        if storage is not None:
+            yield from _storage(storage)
+
+
+def _storage(tier: StorageTier) -> Iterator[Metric]:
+    """What the storage tier counts; read beside the thread that counts, so copied whole."""
+    for name, text, counts in (
+        ("prefetches", "prefetches of queued requests, by event", tier.prefetching.counts),
+        ("stores", "nodes and slots on their way to storage, by event", tier.storing.counts),
+    ):
+        events = CounterMetricFamily(f"kvgraft_{name}", text, labels=["event"])
+        for event, count in dict(counts).items():
+            events.add_metric([event], count)
+        yield events
+    keys = CounterMetricFamily(
+        "kvgraft_storage_keys", "keys asked of storage", labels=["verb", "status"]
+    )
+    for name, count in tier.storage.counters.snapshot().items():
+        keys.add_metric(name.split(".", 1), count)
+    yield keys
+    under_way = GaugeMetricFamily(
+        "kvgraft_storage_in_flight", "prefetches and stores under way", labels=["direction"]
+    )
+    under_way.add_metric(["prefetch"], tier.prefetching.n_in_flight)
+    under_way.add_metric(["store"], tier.storing.n_in_flight)
+    yield under_way
+    breaker = GaugeMetricFamily(
+        "kvgraft_storage_breaker", "1 for the state of storage's circuit breaker", labels=["state"]
+    )
+    for state in BreakerState:
+        breaker.add_metric([state.value], tier.storage.state is state)
+    yield breaker
 
 
 def render_metrics(worker: EngineWorker) -> bytes:

@@ -25,8 +25,8 @@ from kvgraft_transformers.engine import (
 
 __all__ = ["EngineFailureError", "EngineWorker", "Ticket"]
 
-IDLE_S = 0.5
-"""Longest sleep of an idle engine between two looks at its transfers."""
+IDLE_S, STORING_S = 0.5, 0.005
+"""Longest sleep of an idle engine between two looks at its transfers, and while it stores."""
 
 log = logging.getLogger("kvgraft.serve")
 
@@ -134,7 +134,7 @@ class EngineWorker:
     def _take_calls(self) -> bool:
         """Carry out what was asked; sleep while there is nothing to do. False at the end."""
         try:
-            call = self._calls.get(timeout=IDLE_S) if self.engine.idle else self._calls.get_nowait()
+            call = self._next_call()
             while True:
                 call()
                 if self._stopping:
@@ -142,6 +142,11 @@ class EngineWorker:
                 call = self._calls.get_nowait()
         except queue.Empty:
             return True
+
+    def _next_call(self) -> Callable[[], None]:
+        if not self.engine.idle:
+            return self._calls.get_nowait()
+        return self._calls.get(timeout=STORING_S if self.engine.storing else IDLE_S)
 
     def _submit(self, ticket: Ticket, request: GenerationRequest) -> None:
         try:

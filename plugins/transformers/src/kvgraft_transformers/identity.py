@@ -1,0 +1,169 @@
+"""Whose data it is in storage: what must be equal before one process may read another's (S8).
+
+Three values go into the cache's fingerprint beside page size, geometry and the tokens themselves:
+
+    model      the model's class and its whole configuration
+    weights    every parameter and buffer: name, element type, shape, bytes
+    salt       what computes with them: versions, processor, attention, precision
+
+A checkpoint's name or commit is none of them. It stays the same when an adapter is merged or a
+weight is changed, and differs between two copies of one model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import importlib_metadata
+import torch
+import xxhash
+from transformers import PreTrainedModel
+
+from kvgraft import ConfigError
+from kvgraft.config import StorageSettings
+
+__all__ = ["digest_weights", "name_model", "name_numerics", "storage_options"]
+
+LAYOUT = 1
+"""How this package lays a model's data out in pools; another number shares nothing."""
+
+PIECE_NBYTES = 64 << 20
+"""Bytes of a weight that are brought to the host and hashed at a time."""
+
+NO_NUMERICS = ("_name_or_path", "architectures", "dtype", "transformers_version")
+"""Fields of a configuration that change nothing or are in the weights or the salt."""
+
+KERNELS = (
+    "causal-conv1d",
+    "flash-attn",
+    "flash-linear-attention",
+    "kernels",
+    "mamba-ssm",
+    "torch",
+    "transformers",
+    "triton",
+)
+"""Distributions whose version, or presence, decides which code a layer runs."""
+
+PRECISIONS = ("cuda.matmul", "cudnn.conv", "mkldnn.matmul", "mkldnn.conv")
+"""Where torch keeps how exactly float32 is multiplied."""
+
+
+def storage_options(
+    model: PreTrainedModel, given: str | Mapping[str, Any] | StorageSettings
+) -> dict[str, Any]:
+    """Settings of the storage tier for a model; whose data it is, is filled in but for the weights.
+
+    Args:
+        model: decides `model` where that is not given, and what stands in front of the `salt`.
+        given: a store's URL, or settings.
+
+    Raises:
+        ConfigError: neither of them.
+    """
+    if isinstance(given, StorageSettings):
+        options = given.model_dump()
+    elif isinstance(given, str):
+        options = {"url": given}
+    elif isinstance(given, Mapping):
+        options = dict(given)
+    else:
+        raise ConfigError(
+            f"storage={given!r:.60}: give a URL such as 'file:/var/cache/kvgraft', or settings"
+        )
+    options.setdefault("model", name_model(model))
+    salts = (name_numerics(model), options.get("salt"))
+    return {**options, "salt": "; ".join(str(salt) for salt in salts if salt is not None)}
+
+
+def name_model(model: PreTrainedModel) -> str:
+    """A model's class and a digest of its configuration, rotary scaling and quantisation in it."""
+    config = model.config.to_dict()
+    for field in NO_NUMERICS:
+        config.pop(field, None)
+    encoded = json.dumps(config, sort_keys=True, default=str).encode()
+    kind = type(model)
+    return f"{kind.__module__}.{kind.__qualname__} {hashlib.sha256(encoded).hexdigest()[:32]}"
+
+
+def name_numerics(model: PreTrainedModel) -> str:
+    """What decides how the same weights are computed with, beside the order of sums.
+
+    Threads, batches and chunks change that order alone, and are not in it.
+    """
+    config = model.config.get_text_config(decoder=True)
+    device = torch.device(model.device)
+    processor = device.type
+    if processor == "cpu":
+        processor = f"cpu {torch.backends.cpu.get_cpu_capability()}"
+    elif processor == "cuda":
+        processor = torch.cuda.get_device_name(device)
+    parts = {
+        "layout": LAYOUT,
+        "processor": processor,
+        "attention": getattr(config, "_attn_implementation", None),
+        "experts": getattr(config, "_experts_implementation", None),
+        "dtypes": "+".join(sorted({str(each.dtype) for each in model.parameters()})),
+        "float32": "+".join(_precisions()),
+        **{name: version for name in KERNELS if (version := _version(name)) is not None},
+    }
+    return ", ".join(f"{name} {value}" for name, value in parts.items())
+
+
+def digest_weights(model: PreTrainedModel) -> str:
+    """XXH3-128 over everything a model computes with; 10 GB/s a CPU core, no copy of the model.
+
+    Weights on another device come to the host 64 MiB at a time.
+
+    Raises:
+        ConfigError: a weight without bytes of its own, named: on the meta device, spread over
+            processes, or quantised by a package that hides them.
+    """
+    hashed = xxhash.xxh3_128()
+    # states of quantised layers are no parameters, frequencies of rotations are in no state
+    tensors = {**dict(model.named_buffers()), **model.state_dict()}
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        try:
+            hashed.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+            for piece in _pieces(tensor):
+                hashed.update(piece)
+        except (AttributeError, NotImplementedError, RuntimeError, TypeError) as error:
+            reason = " ".join(str(error).split())
+            raise ConfigError(
+                f"storage: weight {name!r} cannot be hashed ({reason:.120}); give storage a "
+                "'weights' of your own that no other model uses"
+            ) from error
+    return f"xxh3-128 {hashed.hexdigest()}"
+
+
+def _pieces(tensor: torch.Tensor) -> Iterator[memoryview]:
+    """A tensor's bytes."""
+    if tensor.is_meta:
+        raise TypeError("it is on the meta device")
+    if not tensor.numel():
+        return
+    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    for start in range(0, len(flat), PIECE_NBYTES):
+        yield flat[start : start + PIECE_NBYTES].cpu().numpy().data
+
+
+def _precisions() -> Iterator[str]:
+    try:
+        yield torch.get_float32_matmul_precision()
+    except RuntimeError:
+        yield "mixed"  # it was set per backend, which comes now
+    for path in PRECISIONS:
+        backend, operation = path.split(".")
+        place = getattr(getattr(torch.backends, backend), operation, None)
+        yield f"{path}={getattr(place, 'fp32_precision', None)}"
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib_metadata.version(distribution)
+    except importlib_metadata.PackageNotFoundError:
+        return None
