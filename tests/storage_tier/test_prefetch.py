@@ -289,3 +289,11 @@ def test_a_prefetch_is_for_the_sequence_and_the_cache_it_was_started_for() -> No
         longer = server.cache.begin(TokenKey([*PROMPT, 1, 2]), prefetch=prefetch)
         assert longer.storage_tokens == 2 * PAGES
         server.cache.abort(longer)
+
+
+def test_a_component_that_reaches_otherwise_shares_nothing() -> None:
+    """Layers above a window were computed from what that window showed them."""
+    shelf = stocked(HYBRID, PROMPT)
+    wider = open_cache(HYBRID, shelf, device_tokens=256, host_tokens=512, swa={"window": 8})
+    assert not drained(wider, tier_of(wider).prefetch(TokenKey(PROMPT))).gained_tokens
+    wider.close()

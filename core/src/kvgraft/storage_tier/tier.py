@@ -59,7 +59,7 @@ def fingerprint_of(
         )
         dtypes |= {str(spec.dtype) for spec in mirror.specs}
         for label in labels(track):
-            geometry[label] = (track.slots_per_page, mirror.slab_nbytes, planes)
+            geometry[label] = (str(track.reach), track.slots_per_page, mirror.slab_nbytes, planes)
     return Fingerprint(
         model=settings.model,
         weights=settings.weights,
