@@ -1,14 +1,20 @@
 """The file backend beside the disk it is on: raw direct I/O, and one file per page.
 
-One run, one disk, taking turns: in every round each way writes the same payloads and makes them
-durable, then reads them back in the order they were written. `raw` is one call per payload on a
-file that was preallocated for it, as the store's segments are; `again` is the same on a file whose
-blocks were all written before, which a store of new data cannot have. `file` is `Storage.set` and
-`get` over the `file` backend, headers and checksums of every byte included; `page` creates a file
-per payload with direct I/O, makes its data durable, renames it so that no half of it is ever seen,
-and makes the names durable at the end.
+One run, one disk, taking turns in an order that changes: in every round each way writes the same
+payloads and makes them durable before the clock stops, then reads them back in the order they were
+written. Writing to a file system's blocks for the first time costs more than writing over them, so
+like is compared with like:
 
-Ratios are of one round; the table shows their medians, and the bars of the tier's requirement.
+    new      one call per payload, to a file that was preallocated and never written
+    fresh    `Storage.set` and `get` over `file`, in an empty directory: its segments are like that
+    over     one call per payload, to a file whose blocks were all written before
+    full     `Storage.set` and `get` over `file` that is full, as it is for most of its life: every
+             new segment is made of an evicted one's blocks
+    page     a file per payload: direct I/O, made durable, renamed so that no half is ever seen, and
+             the names made durable at the end
+
+`fresh` and `full` include headers, checksums of every byte, and making and evicting segments.
+Ratios are of one round; the table shows their medians, the quartiles, and the tier's bars.
 """
 
 from __future__ import annotations
@@ -17,14 +23,22 @@ import os
 import shutil
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 from _measure import arguments, heading
 
-from kvgraft.storage import Fingerprint, PageChain, Status, Storage, open_storage
+from kvgraft.storage import (
+    Address,
+    Fingerprint,
+    PageChain,
+    Status,
+    Storage,
+    SupervisionLimits,
+    open_storage,
+)
 from kvgraft.storage.file.disk import supports_direct
 from kvgraft.storage.memory import aligned
 
@@ -35,13 +49,23 @@ TIMES = 3.0
 BARRED_RAW = (1 << 20, 4 << 20)
 BARRED_PER_PAGE = 256 << 10
 FLAGS = os.O_RDWR | os.O_CREAT
+WAYS = ("new", "fresh", "over", "full", "page")
+RATIOS = {
+    "fresh/new": ("fresh", "new"),
+    "full/over": ("full", "over"),
+    "fresh/page": ("fresh", "page"),
+    "full/page": ("full", "page"),
+}
 
 
 class Case:
-    """Payloads of one size, and the three ways to keep them in a directory."""
+    """Payloads of one size, and the ways to keep them in a directory."""
 
-    def __init__(self, directory: Path, size: int, total: int, *, direct: bool) -> None:
+    def __init__(
+        self, directory: Path, size: int, total: int, limits: SupervisionLimits, *, direct: bool
+    ) -> None:
         self.directory = directory
+        self.limits = limits
         self.size = size
         self.n = total // size
         self.flags = FLAGS | (os.O_DIRECT if direct else 0)
@@ -55,14 +79,16 @@ class Case:
         self.targets = [self.target[i * size : (i + 1) * size] for i in range(self.n)]
         fingerprint = Fingerprint("benchmark", "0", "bf16", PAGE, {"full": size})
         chain = PageChain(fingerprint)
-        chain.grow(np.arange(self.n * PAGE, dtype=np.int32).tobytes())
-        self.addresses = [chain.address(page, "full") for page in range(self.n)]
+        chain.grow(np.arange(3 * self.n * PAGE, dtype=np.int32).tobytes())
+        self.n_before = self.n * 3 // 2
+        places = [chain.address(page, "full") for page in range(self.n + self.n_before)]
+        self.addresses, self.before = places[: self.n], places[self.n :]
         self.fingerprint = fingerprint
 
-    def raw(self) -> tuple[float, float]:
+    def new(self) -> tuple[float, float]:
         return self._raw(lambda fd: os.posix_fallocate(fd, 0, self.n * self.size))
 
-    def again(self) -> tuple[float, float]:
+    def over(self) -> tuple[float, float]:
         return self._raw(lambda fd: os.write(fd, self.memory))
 
     def _raw(self, prepare: Callable[[int], object]) -> tuple[float, float]:
@@ -84,7 +110,7 @@ class Case:
         path.unlink()
         return seconds
 
-    def per_page(self) -> tuple[float, float]:
+    def page(self) -> tuple[float, float]:
         paths = [self.directory / f"{number}.page" for number in range(self.n)]
 
         def write() -> None:
@@ -110,14 +136,22 @@ class Case:
             path.unlink()
         return seconds
 
-    def file(self) -> tuple[float, float]:
+    def fresh(self) -> tuple[float, float]:
+        return self._file(4 * self.n * self.size, [])
+
+    def full(self) -> tuple[float, float]:
+        return self._file(self.n_before * self.size, self.before)
+
+    def _file(self, capacity: int, before: Sequence[Address]) -> tuple[float, float]:
         store = self.directory / "store"
         store.mkdir()
-        capacity = 2 * self.n * self.size + (256 << 20)
-        storage = Storage(self.fingerprint, open_storage(f"file:{store}?capacity={capacity}"))
+        segment = min(64 << 20, self.n * self.size // 4)
+        url = f"file:{store}?capacity={capacity}&segment={segment}"
+        storage = Storage(self.fingerprint, open_storage(url), self.limits)
 
-        def write() -> None:
-            stored = storage.set(self.addresses, self.pieces, 60.0)
+        def keep(addresses: Sequence[Address]) -> None:
+            pieces = [self.pieces[number % self.n] for number in range(len(addresses))]
+            stored = storage.set(addresses, pieces, 60.0)
             assert stored.wait(60.0)
             assert set(stored.statuses) == {Status.OK}
             flushed = storage.flush(60.0)
@@ -129,7 +163,9 @@ class Case:
             assert fetched.wait(60.0)
             assert set(fetched.statuses) == {Status.OK}
 
-        seconds = timed(write), timed(read)
+        if before:
+            keep(before)
+        seconds = timed(lambda: keep(self.addresses)), timed(read)
         storage.close()
         shutil.rmtree(store)
         return seconds
@@ -146,7 +182,9 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--directory", type=Path, help="on the disk to measure (default: here)")
     parser.add_argument("--rounds", type=int, help="rounds (default 9, quick 3)")
+    parser.add_argument("--workers", type=int, default=SupervisionLimits().n_workers)
     given = parser.parse_args()
+    limits = SupervisionLimits(n_workers=given.workers)
     rounds = given.rounds or (3 if given.quick else 9)
     total = (64 if given.quick else 256) << 20
     with tempfile.TemporaryDirectory(dir=given.directory or Path.cwd(), prefix=".bench-") as made:
@@ -158,43 +196,44 @@ def main() -> None:
             direct_io=direct,
             bytes_per_round=f"{total >> 20} MiB, durable before the clock stops",
             rounds=f"{rounds}, medians",
+            workers=limits.n_workers,
             clock="wall time",
         )
-        print(
-            "payload         again    raw   file   page MB/s   file/again  file/raw   bar"
-            "  file/page   bar"
-        )
+        print("payload      ", *(f"{name:>6}" for name in WAYS), "MB/s", *RATIOS, sep="  ")
         for size in SIZES:
-            show(Case(directory, size, total, direct=direct), rounds)
+            show(Case(directory, size, total, limits, direct=direct), rounds)
 
 
 def show(case: Case, rounds: int) -> None:
-    ways = (case.again, case.raw, case.file, case.per_page)
-    samples = [[way() for way in ways] for _ in range(rounds)]
+    samples = []
+    for number in range(rounds):
+        turn = number % len(WAYS)
+        order = [*WAYS[turn:], *WAYS[:turn]][:: -1 if number % 2 else 1]
+        samples.append({way: getattr(case, way)() for way in order})
     volume = case.n * case.size / 1e6
     for index, what in enumerate(("write", "read")):
-        speeds = [
-            statistics.median(volume / each[way][index] for each in samples)
-            for way in range(len(ways))
-        ]
-        again, raw, page = (
-            statistics.median(each[way][index] / each[2][index] for each in samples)
-            for way in (0, 1, 3)
-        )
-        within = WITHIN if case.size in BARRED_RAW else None
-        times = TIMES if case.size == BARRED_PER_PAGE and what == "write" else None
-        print(
-            f"{case.size >> 10:>5} KiB {what:5}", *(f"{speed:6.0f}" for speed in speeds), end="  "
-        )
-        print(f"{again:15.2f} {raw:9.2f} {verdict(raw, within):>5}", end="  ")
-        print(f"{page:9.2f} {verdict(page, times):>5}", flush=True)
+        speeds = [statistics.median(volume / each[way][index] for each in samples) for way in WAYS]
+        print(f"{case.size >> 10:>5} KiB {what:5}", *(f"{speed:6.0f}" for speed in speeds), end="")
+        for mine, other in RATIOS.values():
+            ratios = [each[other][index] / each[mine][index] for each in samples]
+            low, middle, high = statistics.quantiles(ratios, n=4)
+            print(f"   {middle:5.2f} [{low:.2f} {high:.2f}]", end=" ")
+            print(verdict(middle, bar(case.size, what, other)), end="")
+        print(flush=True)
+
+
+def bar(size: int, what: str, other: str) -> float | None:
+    """What a ratio must be; None where nothing is asked."""
+    if other == "page":
+        return TIMES if size == BARRED_PER_PAGE and what == "write" else None
+    return WITHIN if size in BARRED_RAW else None
 
 
 def verdict(ratio: float, bar: float | None) -> str:
     """Whether a ratio meets its bar."""
     if bar is None:
-        return "-"
-    return "ok" if ratio >= bar else f"<{bar}"
+        return "-    "
+    return "ok   " if ratio >= bar else f"<{bar:.2f}"
 
 
 if __name__ == "__main__":

@@ -42,6 +42,8 @@ def main(directory: Path, seed: int, n: int) -> None:
     counts["errors"] = sum(
         value for name, value in storage.counters.snapshot().items() if name.endswith("errors")
     )
+    if counts["errors"]:
+        sys.stderr.write(f"{storage.last_error}\n")
     assert storage.close()
     sys.stdout.write(json.dumps(counts))
 

@@ -37,8 +37,10 @@ def test_twenty_writers_are_killed_in_the_middle_of_writing(tmp_path: Path) -> N
 
 
 @pytest.mark.long
-def test_many_writers_are_killed_in_the_middle_of_writing(tmp_path: Path) -> None:
-    assert crash(tmp_path, 400, seed=2)["durable"] > 2000
+@pytest.mark.parametrize("seed", range(2, 6))
+def test_many_writers_are_killed_in_the_middle_of_writing(tmp_path: Path, seed: int) -> None:
+    """400 of them; in four directories, for opening takes longer the more there is."""
+    assert crash(tmp_path, 100, seed)["durable"] > 500
 
 
 def test_a_segment_whose_writer_died_is_sealed_by_the_next_to_open_it(tmp_path: Path) -> None:

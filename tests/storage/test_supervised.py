@@ -113,6 +113,29 @@ def test_a_breaker_opens_costs_nothing_and_closes_by_itself() -> None:
     assert storage.close()
 
 
+def test_a_trial_that_no_worker_had_time_for_is_made_again() -> None:
+    """It expires in the queue, behind a call with a longer deadline or while time leaps."""
+    clock, backend = Clock(), Hanging()
+    limits = SupervisionLimits(deadline_s=5, max_abandoned=0, failure_limit=1, cooldown_s=10)
+    storage = Storage(FINGERPRINT, backend, limits, clock)
+    backend.gate.clear()
+    buffers = [bytearray(SIZE) for _ in range(2)]
+    storage.get(addresses(1), buffers[:1], deadline_s=1000)
+    storage.get(addresses(1), buffers[1:])
+    until(lambda: backend.n_calls == 2)
+    for leap in (6, 11, 6):  # the second times out, a trial is queued, and expires
+        clock.now += leap
+        storage.poll()
+    assert storage.counters.snapshot()["trial.timeouts"] == 1
+    backend.gate.set()
+    until(lambda: storage.n_abandoned == 0)
+    clock.now += 100
+    storage.poll()
+    until(lambda: storage.state is BreakerState.CLOSED, 3)
+    assert stored(storage, addresses(1), SIZE) == [OK]
+    assert storage.close()
+
+
 def test_a_trial_that_fails_makes_the_cooldown_longer() -> None:
     clock, backend = Clock(), Raising()
     storage = Storage(FINGERPRINT, backend, LIMITS, clock)

@@ -202,11 +202,9 @@ class Attachment:
 
     def _note_timeout(self, job: Job, statuses: Sequence[Status]) -> None:
         self._counters.add(f"{job.verb}.timeouts")
-        if job.phase is not Phase.CALLING:
-            return
-        if job.verb == TRIAL:
+        if job.verb == TRIAL:  # one that no worker got to is over as well
             self.breaker.end_trial(healthy=False)
-        else:
+        elif job.phase is Phase.CALLING:
             self.breaker.fail()
 
     def _leave_behind(self, job: Job) -> None:

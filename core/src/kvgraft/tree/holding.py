@@ -18,8 +18,9 @@ __all__ = ["hold_host", "let_go_of_host", "parts_of"]
 def hold_host(tree: Tree, node: Node, *, reach: bool = False) -> Receipt | None:
     """Pin what `node` has on HOST, of every component (T6).
 
-    What is above stays as long: a node with HOST data below it is no victim. Returns None, with
-    nothing pinned, where that takes slots promised to admitted requests (A12).
+    Of components that need every page, what is above is pinned too: a node with HOST data below it
+    is no victim, and so not evictable in the ledger either. Returns None, with nothing pinned,
+    where that takes slots promised to admitted requests (A12).
 
     Args:
         tree: the tree.
@@ -32,7 +33,7 @@ def hold_host(tree: Tree, node: Node, *, reach: bool = False) -> Receipt | None:
         if node.parent is not None and (reach or track.is_state):
             spans = whole_nodes(node, default_segment(track, node.end))
         elif node.parent is not None:
-            spans = (Span(node.start, node.end),)
+            spans = (Span(0 if track.is_everything else node.start, node.end),)
         segments.append(spans)
     receipt = Receipt(node, segments, 0)
     node.receipts += 1

@@ -55,7 +55,7 @@ class Catalog:
         """
         listed = {number: path for number, path, _ in self._directory.segments()}
         for segment in list(self.segments.values()):
-            if segment.file.is_unlinked:
+            if segment.file.is_gone:
                 self.drop(segment)
         self.n_foreign = 0
         for number, path in listed.items():
@@ -104,7 +104,8 @@ class Catalog:
             for entry in (self.entries.get(key), *self.copies.get(key, ())):
                 if entry is not None and entry.segment is segment:
                     self.forget(key, entry)
-        if self.segments.pop(segment.header.number, None) is not None:
+        if self.segments.get(segment.header.number) is segment:
+            del self.segments[segment.header.number]
             segment.file.let_go()
 
     def of(self, segment: Segment) -> Iterable[tuple[bytes, Entry]]:

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,6 +40,7 @@ class Directory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._thread = threading.Lock()
         if not path.is_dir():
             fault = "is no directory" if path.exists() else "does not exist"
             raise ConfigError(f"storage 'file': {path} {fault}; create the directory first")
@@ -74,26 +76,36 @@ class Directory:
 
     @contextmanager
     def locked(self, deadline_s: float) -> Iterator[None]:
-        """Nobody else adds or removes segments meanwhile.
+        """Nobody else adds, reuses or removes segments meanwhile, nor marks records removed.
 
         Raises:
-            TimeoutError: another process has had the lock for `deadline_s`.
+            TimeoutError: somebody else has had the lock for `deadline_s`.
         """
         end = time.monotonic() + deadline_s
-        while True:
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > end:
-                    raise TimeoutError(
-                        errno.ETIMEDOUT, f"lock not free after {deadline_s:.1f} s", str(self.path)
-                    ) from None
-                time.sleep(PAUSE_S)
+        if not self._thread.acquire(timeout=max(0.0, deadline_s)):
+            raise self._timeout(deadline_s)
         try:
-            yield
+            while not self._try_lock():
+                if time.monotonic() > end:
+                    raise self._timeout(deadline_s)
+                time.sleep(PAUSE_S)
+            try:
+                yield
+            finally:
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
         finally:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)
+            self._thread.release()
+
+    def _try_lock(self) -> bool:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _timeout(self, deadline_s: float) -> TimeoutError:
+        said = f"lock not free after {deadline_s:.1f} s"
+        return TimeoutError(errno.ETIMEDOUT, said, str(self.path))
 
     def sync(self) -> None:
         """Make the names of segments durable."""

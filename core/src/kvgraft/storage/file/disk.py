@@ -37,6 +37,7 @@ class DiskFile:
         self.path = path
         flags |= os.O_RDWR | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
         self.fd = os.open(path, flags, 0o600)
+        self._inode = os.fstat(self.fd).st_ino
         self._users = 1
         self._lock = threading.Lock()
 
@@ -118,9 +119,15 @@ class DiskFile:
         return os.fstat(self.fd).st_size
 
     @property
-    def is_unlinked(self) -> bool:
-        """Whether its name is gone: somebody reclaimed or cleared it."""
-        return os.fstat(self.fd).st_nlink == 0
+    def is_gone(self) -> bool:
+        """Whether its name is not its own any more: somebody reclaimed, reused or cleared it.
+
+        If it is still there after a read, nothing had been written over what was read.
+        """
+        try:
+            return self.path.stat().st_ino != self._inode
+        except FileNotFoundError:
+            return True
 
 
 def supports_direct(directory: Path) -> bool:

@@ -1,17 +1,20 @@
-"""A segment: a preallocated file that one process writes, once, from its start to its end.
+"""A segment: a preallocated file that one process writes from its start to its end.
 
     created ─► active: locked by its writer, full length ─► sealed: cut to what is used, no lock
                           └── the writer died: whoever takes the lock scans it and seals it
 
-Only two things change what was written: removing a record overwrites its block, and reclaiming the
-segment unlinks the file, which those who have it open can still read.
+Two things change what was written. Removing a record overwrites its block. Reclaiming a segment
+makes the next one of its blocks, which are faster to write over than new ones: the file is renamed
+first and then gets another identity, so that nobody takes old records for new ones, and a reader
+who finds the name unchanged after a read knows that it read what was there before.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from kvgraft.storage.file.disk import DiskFile, TruncatedRead
@@ -40,18 +43,20 @@ class Segment:
     Attributes:
         file: the open file.
         header: what its first block says.
-        tail: end of the records known here.
+        tail: end of the records known here, and of the places for those on their way.
+        coming: offsets of those places.
         sealed: nobody will append.
         mine: this process appends.
         keys: of the records that were found or written here.
     """
 
-    __slots__ = ("file", "header", "keys", "mine", "sealed", "tail")
+    __slots__ = ("coming", "file", "header", "keys", "mine", "sealed", "tail")
 
     def __init__(self, file: DiskFile, header: SegmentHeader) -> None:
         self.file = file
         self.header = header
         self.tail = BLOCK_NBYTES
+        self.coming: set[int] = set()
         self.sealed = False
         self.mine = False
         self.keys: list[bytes] = []
@@ -63,18 +68,35 @@ class Segment:
         Raises:
             OSError: no room, or the directory cannot be written.
         """
-        path = directory / f".{number:016x}-{os.getpid()}.tmp"
-        file = DiskFile(path, direct=direct, flags=os.O_CREAT | os.O_EXCL)
+        flags = os.O_CREAT | os.O_EXCL
+        file = DiskFile(_unfinished(directory, number), direct=direct, flags=flags)
+        return cls._begin(file, directory, number, capacity)
+
+    @classmethod
+    def reuse(cls, old: Segment, number: int, capacity: int, *, direct: bool) -> Segment:
+        """A new segment in place of one that nobody writes to; under the directory's lock.
+
+        Raises:
+            OSError: as for `create`; the old segment is gone then.
+        """
+        directory = old.file.path.parent
+        path = _unfinished(directory, number)
+        old.file.path.rename(path)
+        return cls._begin(DiskFile(path, direct=direct), directory, number, capacity)
+
+    @classmethod
+    def _begin(cls, file: DiskFile, directory: Path, number: int, capacity: int) -> Segment:
+        header = SegmentHeader(secrets.token_bytes(16), number, capacity)
         try:
             file.try_lock()
+            os.ftruncate(file.fd, capacity)
             os.posix_fallocate(file.fd, 0, capacity)
-            header = SegmentHeader(secrets.token_bytes(16), number, capacity)
             file.write_block(encode_segment(header), 0)
             final = directory / f"{number:016x}{SUFFIX}"
-            path.rename(final)
+            file.path.rename(final)
             file.path = final
         except OSError:
-            path.unlink(missing_ok=True)
+            file.path.unlink(missing_ok=True)
             file.let_go()
             raise
         segment = cls(file, header)
@@ -126,6 +148,9 @@ class Segment:
             return
         end = self.file.size
         orphaned = end < self.header.capacity or self.file.try_lock()
+        if orphaned and self.file.is_gone:  # reused, perhaps; what is in it is another's
+            self.file.unlock()
+            return
         try:
             while self.tail < end:
                 record = self.read(self.tail, end=end)
@@ -148,7 +173,7 @@ class Segment:
 
     def walk(self) -> Iterator[tuple[int, Record | None]]:
         """All records there are now, with their offsets, and None where one is damaged."""
-        offset, end = BLOCK_NBYTES, self.tail
+        offset, end = BLOCK_NBYTES, min({self.tail} | self.coming)
         while offset < end:
             record = self.read(offset, end=end)
             yield offset, record
@@ -164,7 +189,10 @@ class Segment:
             nbytes = min(CHUNK_NBYTES, (end - offset) // BLOCK_NBYTES * BLOCK_NBYTES)
             if not nbytes:
                 return None
-            self.file.read([chunk[:nbytes]], offset)
+            try:
+                self.file.read([chunk[:nbytes]], offset)
+            except TruncatedRead:  # sealed meanwhile
+                return None
             for start in range(0, nbytes, BLOCK_NBYTES):
                 if bytes(chunk[start : start + 8]) in MAGICS:
                     block = chunk[start : start + BLOCK_NBYTES]
@@ -173,14 +201,23 @@ class Segment:
             offset += nbytes
         return None
 
-    def append(self, pieces: Sequence[memoryview]) -> None:
-        """Write records at the tail; their blocks must say so.
+    @contextmanager
+    def appending(self, nbytes: int) -> Iterator[int]:
+        """The place at the tail, to be written meanwhile; given back if that fails.
 
-        Raises:
-            OSError: no room, or the disk failed; nothing was appended.
+        What fails while something behind it succeeds leaves a hole, like a writer that dies.
         """
-        self.file.write(pieces, self.tail)
-        self.tail += sum(map(len, pieces))
+        offset = self.tail
+        self.tail += nbytes
+        self.coming.add(offset)
+        try:
+            yield offset
+        except OSError:
+            if self.tail == offset + nbytes:
+                self.tail = offset
+            raise
+        finally:
+            self.coming.discard(offset)
 
     def kill(self, offset: int, record: Record) -> None:
         """Mark a record removed, for everybody."""
@@ -198,9 +235,10 @@ class Segment:
 
     def unlink(self) -> None:
         """Take its name away, if that is still its own; under the directory's lock."""
-        try:
-            named = self.file.path.stat().st_ino
-        except FileNotFoundError:
-            return
-        if named == os.fstat(self.file.fd).st_ino:
+        if not self.file.is_gone:
             self.file.path.unlink()
+
+
+def _unfinished(directory: Path, number: int) -> Path:
+    """What a segment is called while it is made."""
+    return directory / f".{number:016x}-{os.getpid()}.tmp"

@@ -76,11 +76,12 @@ class FileBackend(StorageBackend):
         self._directory = Directory(path)
         self._catalog = Catalog(self._directory)
         self._lock = threading.RLock()
-        self._writing = threading.Lock()
+        self._writing = threading.Condition(threading.Lock())
         self._writer = Writer(
             self._directory,
             self._catalog,
             self._lock,
+            self._writing,
             options.capacity,
             options.segment_nbytes,
             self.counters,
@@ -175,11 +176,11 @@ class FileBackend(StorageBackend):
                 entries = self._catalog.take(key)
                 for entry in entries:
                     entry.segment.file.__enter__()
-            for entry in entries:
-                with entry.segment.file:
-                    dead = Record(key, entry.nbytes, False, bytes(HEADER_NBYTES))
-                    entry.segment.kill(entry.offset, dead)
-                entry.segment.file.__exit__()
+            try:
+                self._kill(key, entries)
+            finally:
+                for entry in entries:
+                    entry.segment.file.__exit__()
             statuses.append(Status.OK if entries else Status.MISS)
         return statuses
 
@@ -249,7 +250,10 @@ class FileBackend(StorageBackend):
         n_records = nbytes = 0
         for segment in segments:
             report = verify_segment(segment)
+            gone = segment.file.is_gone
             segment.file.__exit__()
+            if gone:  # reclaimed meanwhile
+                continue
             n_records += report.n_records
             nbytes += report.nbytes
             damaged += report.damaged
@@ -293,7 +297,25 @@ class FileBackend(StorageBackend):
         self._catalog.refresh()
         self._refreshed = self._clock()
 
+    def _kill(self, key: bytes, entries: Sequence[Entry]) -> None:
+        """Mark records removed, unless their segment was reclaimed: its blocks may be reused."""
+        if not entries:
+            return
+        with self._directory.locked(LOCK_S):
+            for entry in entries:
+                if not entry.segment.file.is_gone:
+                    dead = Record(key, entry.nbytes, False, bytes(HEADER_NBYTES))
+                    entry.segment.kill(entry.offset, dead)
+
     def _read(self, run: Sequence[_Wanted]) -> list[Status]:
+        statuses = self._read_run(run)
+        if run[0].entry.segment.file.is_gone:  # and what was read may be of what came after it
+            with self._lock:
+                self._catalog.drop(run[0].entry.segment)
+            return [Status.MISS] * len(run)
+        return statuses
+
+    def _read_run(self, run: Sequence[_Wanted]) -> list[Status]:
         incoming = [Incoming(each.value) for each in run]
         segment, offset = run[0].entry.segment, run[0].entry.offset
         try:
@@ -303,7 +325,7 @@ class FileBackend(StorageBackend):
                 raise
             if len(run) == 1:
                 return [Status.CORRUPT]
-            return [self._read([each])[0] for each in run]
+            return [self._read_run([each])[0] for each in run]
         statuses = []
         for each, coming in zip(run, incoming):
             status = coming.finish(each.key, segment.place(each.entry.offset))

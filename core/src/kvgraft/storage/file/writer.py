@@ -1,7 +1,8 @@
-"""Appending to segments and making room for more of them; one thread at a time."""
+"""Appending to segments, and making room for more of them."""
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Sequence
 
@@ -9,7 +10,7 @@ from kvgraft.storage.backend import Value
 from kvgraft.storage.counters import Counters
 from kvgraft.storage.file.catalog import Catalog, Entry
 from kvgraft.storage.file.directory import Directory
-from kvgraft.storage.file.disk import NO_ROOM, TruncatedRead
+from kvgraft.storage.file.disk import NO_ROOM, DiskFile, TruncatedRead
 from kvgraft.storage.file.segment import Segment
 from kvgraft.storage.file.transfer import Incoming, Outgoing
 from kvgraft.storage.memory import BLOCK_NBYTES, aligned, round_up
@@ -33,6 +34,8 @@ class Writer:
         directory: where.
         catalog: what is known; changed under `lock`.
         lock: guards the catalog.
+        writing: held by who calls; let go of while the disk works, so that the next write is on
+            its way to it when one ends.
         capacity, segment_nbytes: bytes of all segments, and of one.
         counters: where to count.
 
@@ -45,6 +48,7 @@ class Writer:
         directory: Directory,
         catalog: Catalog,
         lock: threading.RLock,
+        writing: threading.Condition,
         capacity: int,
         segment_nbytes: int,
         counters: Counters,
@@ -52,6 +56,7 @@ class Writer:
         self._directory = directory
         self._catalog = catalog
         self._lock = lock
+        self._writing = writing
         self._capacity = capacity
         self._segment_nbytes = segment_nbytes
         self._counters = counters
@@ -70,7 +75,7 @@ class Writer:
         """
         statuses = [Status.OK] * len(keys)
         waiting: dict[bytes, tuple[int, Outgoing]] = {}
-        room_asked = False
+        pending, full = 0, False
         for number, (key, value) in enumerate(zip(keys, values)):
             if key in waiting or self._is_there(key):
                 self._counters.add("kept")
@@ -79,24 +84,22 @@ class Writer:
             if size > self._segment_nbytes - BLOCK_NBYTES:
                 statuses[number] = Status.TOO_LARGE
                 continue
-            pending = sum(out.record.size for _, out in waiting.values())
-            if not self._fits(pending + size):
+            if not self._fits(pending, size):
                 self._append(waiting, statuses)
                 waiting, pending = {}, 0
-                if (room_asked and self._active is None) or not self._roll(deadline_s):
-                    statuses[number], room_asked = Status.FULL, True
+                if full or not self._make_room(size, deadline_s):
+                    statuses[number], full = Status.FULL, True
                     continue
-                if not self._fits(size):  # what was carried over left less
-                    self._roll(deadline_s, carry=False)
             active = self._active
             assert active is not None
-            out = Outgoing(key, value, active.place(active.tail + pending))
-            waiting[key] = (number, out)
+            waiting[key] = (number, Outgoing(key, value, active.place(active.tail + pending)))
+            pending += size
         self._append(waiting, statuses)
         return statuses
 
     def release(self, deadline_s: float) -> None:
         """Seal the active segment, at the end."""
+        self._wait_for_writes(deadline_s)
         with self._directory.locked(deadline_s):
             self._seal()
 
@@ -113,18 +116,37 @@ class Writer:
             entry = self._catalog.entries.get(key)
             if entry is None:
                 return False
-            if entry.segment.file.is_unlinked:
+            if entry.segment.file.is_gone:
                 self._catalog.drop(entry.segment)
                 return key in self._catalog.entries
             self.unsynced.add(entry.segment)
             return True
 
-    def _fits(self, nbytes: int) -> bool:
-        active = self._active
-        if active is None or active.file.is_unlinked:
+    def _fits(self, pending: int, size: int) -> bool:
+        """Whether a record fits behind those that wait to be written.
+
+        A segment cleared while some wait takes them all the same: they were stored before that.
+        """
+        if not pending and self._active is not None and self._active.file.is_gone:
             self.let_go()
-            return False
-        return active.tail + nbytes <= self._segment_nbytes
+        active = self._active
+        return active is not None and active.tail + pending + size <= self._segment_nbytes
+
+    def _make_room(self, size: int, deadline_s: float) -> bool:
+        """The next segment, or the one after that if what was carried over leaves too little."""
+        self._wait_for_writes(deadline_s)
+        return self._fits(0, size) or any(
+            self._roll(deadline_s, carry=carry) and self._fits(0, size) for carry in (True, False)
+        )
+
+    def _wait_for_writes(self, deadline_s: float) -> None:
+        """Until nothing is on its way to the active segment, which may then be sealed."""
+
+        def ended() -> bool:
+            return self._active is None or not self._active.coming
+
+        if not self._writing.wait_for(ended, max(0.0, deadline_s)):
+            raise TimeoutError(errno.ETIMEDOUT, f"a write took longer than {deadline_s:.1f} s")
 
     def _append(self, waiting: dict[bytes, tuple[int, Outgoing]], statuses: list[Status]) -> None:
         if not waiting:
@@ -132,9 +154,10 @@ class Writer:
         active = self._active
         assert active is not None
         outgoing = [out for _, out in waiting.values()]
-        offset = active.tail
+        pieces = [piece for out in outgoing for piece in out.pieces]
         try:
-            active.append([piece for out in outgoing for piece in out.pieces])
+            with active.appending(sum(map(len, pieces))) as offset:
+                self._write(active.file, pieces, offset)
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
@@ -142,10 +165,21 @@ class Writer:
                 statuses[number] = Status.FULL
             return
         with self._lock:
+            if self._catalog.segments.get(active.header.number) is not active:
+                return  # cleared meanwhile
             for out in outgoing:
                 self._catalog.add(active, offset, out.record)
                 offset += out.record.size
             self.unsynced.add(active)
+
+    def _write(self, file: DiskFile, pieces: Sequence[memoryview], offset: int) -> None:
+        with file:
+            self._writing.release()
+            try:
+                file.write(pieces, offset)
+            finally:
+                self._writing.acquire()
+                self._writing.notify_all()
 
     def _seal(self) -> None:
         if self._active is None:
@@ -153,30 +187,44 @@ class Writer:
         self._active.seal()
         self.let_go()
 
-    def _roll(self, deadline_s: float, *, carry: bool = True) -> bool:
+    def _roll(self, deadline_s: float, *, carry: bool) -> bool:
         """Begin the next segment; false if there is no room for it."""
+        self._wait_for_writes(deadline_s)
         with self._directory.locked(deadline_s):
             self._seal()
             self._directory.remove_unfinished()
             with self._lock:
                 self._catalog.refresh()
             carried: list[tuple[bytes, Value]] = []
-            while self._nbytes() + self._segment_nbytes > self._capacity:
-                if not self._reclaim(carried, carry=carry):
-                    return False
-            created = self._create() or (self._reclaim(carried, carry=carry) and self._create())
+            created = self._begin(carried, carry=carry)
         if created and carried:
             keys, values = [key for key, _ in carried], [value for _, value in carried]
             self.store(keys, values, deadline_s)
             self._counters.add("carried", len(carried))
         return created
 
-    def _create(self) -> bool:
-        number = max([0, *(number for number, _, _ in self._directory.segments())]) + 1
+    def _begin(self, carried: list[tuple[bytes, Value]], *, carry: bool) -> bool:
+        """Evict what must go, and begin a segment, of the last one's blocks where there is one."""
+        oldest: Segment | None = None
+        while self._nbytes() + self._segment_nbytes > self._capacity:
+            if oldest is not None:
+                oldest.unlink()
+            oldest = self._evict(carried, carry=carry)
+            if oldest is None:
+                return False
+        if self._create(oldest):
+            return True
+        oldest = self._evict(carried, carry=carry)  # the disk is full
+        return oldest is not None and self._create(oldest)
+
+    def _create(self, old: Segment | None) -> bool:
+        directory, nbytes = self._directory, self._segment_nbytes
+        number = max([0, *(number for number, _, _ in directory.segments())]) + 1
         try:
-            segment = Segment.create(
-                self._directory.path, number, self._segment_nbytes, direct=self._directory.direct
-            )
+            if old is None:
+                segment = Segment.create(directory.path, number, nbytes, direct=directory.direct)
+            else:
+                segment = Segment.reuse(old, number, nbytes, direct=directory.direct)
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
@@ -192,23 +240,22 @@ class Writer:
         known = self._catalog.segments
         return sum(size for number, _, size in self._directory.segments() if number in known)
 
-    def _reclaim(self, carried: list[tuple[bytes, Value]], *, carry: bool) -> bool:
-        """Evict the oldest segment nobody writes to; false if there is none."""
+    def _evict(self, carried: list[tuple[bytes, Value]], *, carry: bool) -> Segment | None:
+        """Forget the oldest segment nobody writes to; None if there is none."""
         for _, segment in sorted(self._catalog.segments.items()):
             if segment is self._active or not segment.file.try_lock():
                 continue
             segment.file.unlock()
             if carry:
                 self._carry(segment, carried)
-            segment.unlink()
             with self._lock:
                 n_keys = sum(1 for _ in self._catalog.of(segment))
                 self._counters.add("evicted", n_keys)
                 self._counters.add("reclaimed")
                 self.unsynced.discard(segment)
                 self._catalog.drop(segment)
-            return True
-        return False
+            return segment
+        return None
 
     def _carry(self, segment: Segment, carried: list[tuple[bytes, Value]]) -> None:
         """Read what deserves a second chance; what is damaged does not."""

@@ -1,0 +1,131 @@
+"""Caches in several processes over one directory, killed, damaged and short of room (S9, S10).
+
+Every process compares every byte it reads with what it computed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from kvgraft import PrefetchPolicy, TokenKey
+from kvgraft.storage.file import FileOptions
+
+from ..commands import KVGRAFT, ROOT, run
+from .serving_process import SETUP, SIZES
+from .shelf import settings, tier_of
+
+TINY = "capacity=1MiB&segment=128KiB&refresh_s=0"
+ROOMY = "capacity=64MiB&segment=1MiB&refresh_s=0"
+
+
+def serving(
+    directory: Path, sizes: str, seed: int, n_requests: int, *more: str, **options: object
+) -> subprocess.Popen[str]:
+    """A process that serves."""
+    url = f"file:{directory}?{sizes}"
+    command = [sys.executable, "-m", "tests.storage_tier.serving_process"]
+    return subprocess.Popen(  # type: ignore[call-overload,no-any-return]
+        [*command, url, str(seed), str(n_requests), *more],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def outcome(process: subprocess.Popen[str]) -> dict[str, int]:
+    """What it counted; it must have ended well."""
+    out, errors = process.communicate(timeout=250)
+    assert process.returncode == 0, errors
+    return json.loads(out)  # type: ignore[no-any-return]
+
+
+def expect_clean(directory: Path, sizes: str = TINY) -> None:
+    done = run(KVGRAFT, "storage", "verify", f"file:{directory}?{sizes}")
+    assert done.returncode == 0, done.stdout
+    used = sum(path.stat().st_size for path in directory.glob("*.kvseg"))
+    assert used <= FileOptions.model_validate(dict(_pairs(sizes))).capacity
+
+
+def _pairs(sizes: str) -> Sequence[tuple[str, str]]:
+    return [(name, value) for name, _, value in (each.partition("=") for each in sizes.split("&"))]
+
+
+def together(directory: Path, n_processes: int, n_requests: int) -> None:
+    """They evict each other's segments all the time, and find each other's data."""
+    running = [serving(directory, TINY, seed, n_requests) for seed in range(n_processes)]
+    counts = [outcome(process) for process in running]
+    for count in counts:
+        failures = {name for name in count if name.endswith((".errors", ".timeouts", ".stale"))}
+        assert not failures, count
+        assert not count.get("get.corrupt"), count
+        assert count["gained"], count
+    expect_clean(directory)
+
+
+def test_two_caches_serve_and_evict_in_one_directory(tmp_path: Path) -> None:
+    together(tmp_path, 2, 80)
+
+
+@pytest.mark.long
+def test_four_caches_serve_and_evict_in_one_directory(tmp_path: Path) -> None:
+    together(tmp_path, 4, 2000)
+
+
+def gained(directory: Path, prompts: Sequence[Sequence[int]]) -> list[int]:
+    """Tokens that a cache opened anew gets back of some prompts."""
+    given = settings(
+        url=f"file:{directory}?{ROOMY}", prefetch=PrefetchPolicy.WAIT_COMPLETE, deadline_s=30
+    )
+    cache = SETUP.open(storage=given, **SIZES)  # type: ignore[arg-type]
+    try:
+        found = []
+        for prompt in prompts:
+            prefetch = tier_of(cache).prefetch(TokenKey(prompt))
+            assert cache.drain()
+            found.append(prefetch.tokens)
+            cache.abort(cache.begin(prefetch.key, prefetch=prefetch))
+        return found
+    finally:
+        cache.close()
+
+
+def kill_again_and_again(directory: Path, kills: int) -> None:
+    """One process serves all along; another one is killed in the middle of storing."""
+    chance = random.Random(kills)
+    survivor = serving(directory, ROOMY, 1000, 40 * kills)
+    durable: dict[str, None] = {}
+    for seed in range(kills):
+        reading, writing = os.pipe()
+        victim = serving(directory, ROOMY, seed, 10_000, str(writing), pass_fds=[writing])
+        os.close(writing)
+        with os.fdopen(reading) as lines:
+            durable[lines.readline()] = None
+            time.sleep(chance.random() * 0.05)
+            victim.kill()
+            victim.communicate()
+            durable |= dict.fromkeys(line for line in lines if line.endswith("\n"))
+    assert outcome(survivor)["served"] == 40 * kills
+    prompts = [json.loads(line) for line in durable if line]
+    assert prompts
+    assert gained(directory, prompts) == [len(prompt) - 1 for prompt in prompts]
+    expect_clean(directory, ROOMY)
+
+
+def test_a_process_is_killed_again_and_again_and_what_it_flushed_is_there(tmp_path: Path) -> None:
+    kill_again_and_again(tmp_path, 2)
+
+
+@pytest.mark.long
+def test_a_process_is_killed_many_times(tmp_path: Path) -> None:
+    kill_again_and_again(tmp_path, 40)
