@@ -96,9 +96,11 @@ def test_best_effort_publishes_the_pages_that_have_come() -> None:
     with serving(setup, shelf, prefetch="best-effort") as server:
         cache = server.cache
         key = TokenKey(PROMPT)
+        shelf.gate.clear()
         prefetch = tier_of(cache).prefetch(key)
         until(lambda: tier_of(cache).prefetching.nbytes_in_flight, cache)
         (fetch,) = tier_of(cache).prefetching._flying.values()
+        shelf.gate.set()
         until(lambda: fetch._ticket.decided)
         request = cache.begin(key, prefetch=prefetch)
         assert request.storage_tokens == 2 * PAGES

@@ -159,3 +159,29 @@ def test_cut_canonical_bytes_are_no_value(value: object, data: st.DataObject) ->
     cut = encoded[: data.draw(st.integers(0, len(encoded) - 1))]
     with pytest.raises(ValueError, match=r"cut|no value"):
         decode(cut)
+
+
+def test_a_small_share_of_host_restores_one_boundary_after_the_other(tmp_path: Path) -> None:
+    setup = installed("full")
+    shelf = served(setup, tmp_path / "index")
+    size = setup.open().mounted[0].component.host.slab_nbytes  # type: ignore[union-attr]
+    given = settings(prefetch_nbytes=17 * size)
+    cache = open_cache(setup, shelf, given, device_tokens=256, host_tokens=512)
+    restoring = tier_of(cache).load(tmp_path / "index")
+    assert cache.drain()
+    assert restoring.ended
+    assert all(cache.explain(TokenKey(prompt)).anchor == 32 for prompt in PROMPTS)
+    cache.close()
+
+
+def test_what_is_loaded_before_a_store_is_attached_waits_for_it(tmp_path: Path) -> None:
+    setup = installed("full")
+    shelf = served(setup, tmp_path / "index")
+    cache = setup.open(storage=settings(), device_tokens=256, host_tokens=512)
+    restoring = tier_of(cache).load(tmp_path / "index")
+    cache.poll()
+    assert not restoring.ended
+    tier_of(cache).attach(shelf)
+    assert cache.drain()
+    assert restoring.tokens
+    cache.close()

@@ -256,3 +256,61 @@ def test_a_node_that_is_split_before_its_turn_is_stored_whole(store: StorePolicy
     assert cache.drain()
     assert {*shelf.sets} == keys_of(cache, PROMPT, "full")
     close(server)
+
+
+class Moody(Ledger):
+    """Answers `mood` to whatever is to be stored, while there is one."""
+
+    mood: Status | None = None
+
+    def set_from(
+        self, keys: Sequence[bytes], values: Sequence[Value], deadline_s: float
+    ) -> Sequence[Status]:
+        if self.mood is not None:
+            self.n_calls += 1
+            return [self.mood] * len(keys)
+        return super().set_from(keys, values, deadline_s)
+
+
+@pytest.mark.parametrize("store", [StorePolicy.WRITE_THROUGH, StorePolicy.SECOND_TOUCH])
+def test_what_a_full_store_refused_is_offered_again_when_it_is_used_again(
+    store: StorePolicy,
+) -> None:
+    shelf = Moody()
+    server = opened(FULL, shelf, store)
+    shelf.mood = Status.FULL
+    server.serve(PROMPT)
+    server.serve([*PROMPT, 1])
+    assert not shelf.stored
+    shelf.mood = None
+    server.serve([*PROMPT, 2])
+    assert {*shelf.sets} >= keys_of(server.cache, PROMPT, "full")
+    close(server)
+
+
+def test_a_store_that_works_but_for_some_keys_is_not_asked_all_the_time() -> None:
+    shelf = Moody()
+    server = opened(FULL, shelf, StorePolicy.WRITE_THROUGH)
+    server.serve(PROMPT)
+    shelf.mood = Status.TIMEOUT
+    server.serve(range(500, 533))
+    until(lambda: tier_of(server.cache).counts().get("set.timeout"), server.cache)
+    calls = shelf.n_calls
+    for _ in range(100):
+        server.cache.poll()
+    assert shelf.n_calls <= calls + 2
+    shelf.mood = None
+    close(server)
+
+
+def test_what_is_cleared_counts_as_gone_whenever_it_was_stored() -> None:
+    shelf = Ledger()
+    server = opened(FULL, shelf, StorePolicy.WRITE_THROUGH)
+    ticket = tier_of(server.cache).clear()
+    server.serve(PROMPT)
+    until(lambda: ticket.done, server.cache)
+    server.cache.poll()
+    shelf.stored.clear()  # as if it had been stored before the store was cleared
+    server.serve([*PROMPT, 1])
+    assert shelf.stored.keys() >= keys_of(server.cache, PROMPT, "full")
+    close(server)

@@ -103,19 +103,15 @@ class Tiering:
     # -- what is checked
 
     def _step(self, operation: Callable[..., Any]) -> Callable[..., Any]:
-        waits = operation.__name__ == "drain"
-
         @wraps(operation)
         def call(*given: Any, **named: Any) -> Any:
             self.forget()
-            before = {fetch: fetch.boundary for fetch in self._fetches()}
+            for fetch in self._fetches():
+                self._watch(fetch)
             result = operation(*given, **named)
             self._check_in_flight()
             for fetch in self._fetches():
                 self._check_start(fetch)
-            if not waits:
-                for fetch, boundary in before.items():
-                    self._check_published(fetch, boundary)
             return result
 
         return call
@@ -168,14 +164,21 @@ class Tiering:
                 "S1", None, f"a prefetch from page {fetch.start} begins at {node!r}, {pinned=}"
             )
 
-    def _check_published(self, fetch: Fetch, boundary: int) -> None:
-        """What it published can be resumed from, by every component (S4)."""
-        if fetch.boundary == boundary:
+    def _watch(self, fetch: Fetch) -> None:
+        """What it publishes can be resumed from, by every component (S4)."""
+        if "publish" in vars(fetch):
             return
-        anchor = matching.match(self.cache.tree, fetch.key, fetch.boundary).anchor
-        if anchor < fetch.boundary:
-            raise ContractViolation(
-                "S4",
-                None,
-                f"a prefetch published page {fetch.boundary}; the components accept {anchor}",
-            )
+        publish = fetch.publish
+
+        def published() -> int:
+            before, boundary = fetch.boundary, publish()
+            anchor = matching.match(self.cache.tree, fetch.key, boundary).anchor
+            if before < boundary and anchor < boundary:
+                raise ContractViolation(
+                    "S4",
+                    None,
+                    f"a prefetch published page {boundary}; the components accept {anchor}",
+                )
+            return boundary
+
+        setattr(fetch, "publish", published)  # noqa: B010 - on this instance alone

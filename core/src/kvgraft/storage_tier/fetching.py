@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from operator import itemgetter
+from operator import itemgetter, le
 from typing import NamedTuple
 
 import numpy as np
 
-from kvgraft.room import Room
 from kvgraft.slots import SLOT_BYTES
-from kvgraft.storage import TRANSIENT, Address, Status, Storage, StorageTicket
+from kvgraft.storage import TRANSIENT, Address, Status, StorageTicket
 from kvgraft.storage_tier.inventory import Inventory, Plan, backed_on_host, take_inventory
-from kvgraft.storage_tier.naming import Naming
-from kvgraft.storage_tier.slabs import Slabs
+from kvgraft.storage_tier.scene import Scene
 from kvgraft.tree import matching
 from kvgraft.tree.arriving import Arrival, arrive
 from kvgraft.tree.holding import hold_host, let_go_of_host
@@ -28,28 +26,15 @@ from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.pinning import Receipt
 from kvgraft.tree.track import Track
-from kvgraft.tree.tree import Tree
 
-__all__ = ["Draining", "Fetch", "Phase", "Scene"]
+__all__ = ["OVER_BUDGET", "SHORT", "Draining", "Fetch", "Phase"]
+
+SHORT = "HOST memory is short"
+OVER_BUDGET = "too much is in flight"
+"""What reasons begin with."""
 
 MAX_ROUNDS = 3
 """Times a fetch is planned anew when something that was found did not come."""
-
-
-class Scene(NamedTuple):
-    """What fetches work with.
-
-    Attributes:
-        room: makes room on HOST.
-        deadline_s: longest time for a call of the store.
-    """
-
-    tree: Tree
-    room: Room
-    storage: Storage
-    naming: Naming
-    slabs: Slabs
-    deadline_s: float
 
 
 class Phase(enum.Enum):
@@ -135,6 +120,7 @@ class Fetch:
         self._rounds = 0
         self._unknown = False
         self._ticket: StorageTicket
+        self._store = scene.storage.store_number
         self._receipt: Receipt | None = None
         self._node = node
 
@@ -216,10 +202,15 @@ class Fetch:
 
     def _begin(self, budget: int) -> None:
         """Plan, make room once, plan again with what there is, reserve, fetch (S3)."""
-        wanted = self._plan(lambda n_slots: self._nbytes(n_slots) <= budget, self._least)
+
+        def could_fit(n_slots: Sequence[int]) -> bool:
+            rooms = [max(0, _host(track).headroom) for track in self.scene.tree.tracks]
+            return self._nbytes(n_slots) <= budget and all(map(le, n_slots, rooms))
+
+        wanted = self._plan(could_fit, self._least)
         longest = self._plan(lambda n_slots: True, self._least)
         if wanted is None or longest is None:
-            self._end(self._why_nothing(longest, budget))
+            self._end(self._why_nothing(budget))
             return
         for track, n_slots in zip(self.scene.tree.tracks, wanted.n_slots):
             if not self.spare:
@@ -231,40 +222,39 @@ class Fetch:
         self.planned = longest.boundary
         self.shrunk = plan is None or plan.boundary < longest.boundary
         if plan is None:
-            # what was evicted may have been part of it
-            wanted = self._plan(lambda n_slots: self._nbytes(n_slots) <= budget, self._least)
-            self._end(f"HOST memory is short: {self._shortage(wanted)}")
+            self._end(self._why_nothing(budget))
             return
         self._fetch(plan)
 
     def _plan(self, fits: Callable[[Sequence[int]], bool], least: int) -> Plan | None:
         return self._inventory().deepest(self.found, self._arrived, fits, least)
 
-    def _why_nothing(self, longest: Plan | None, budget: int) -> str:
-        if longest is not None:
-            return f"{budget} bytes of HOST are left for prefetches, too few for its shortest"
-        if self._unknown:
-            return "the store did not answer in time or is down"
-        names = [
-            track.name
-            for track, pages in zip(self.scene.tree.tracks, self.found)
-            if not pages and self._inventory().lacking[track.index].any()
-        ]
-        if names:
-            return f"nothing of {', '.join(names)} is stored"
-        return "no boundary that is worth it is stored for all components"
-
-    def _has_room(self, n_slots: Sequence[int]) -> bool:
-        return all(n <= _room(track) for track, n in zip(self.scene.tree.tracks, n_slots))
-
-    def _shortage(self, plan: Plan | None) -> str:
+    def _why_nothing(self, budget: int) -> str:
+        """Why there is no plan: nothing stored, no budget, or no room."""
+        if self._plan(lambda n_slots: True, self._least) is None:
+            if self._unknown:
+                return "the store did not answer in time or is down"
+            lacking = self._inventory().lacking
+            names = [
+                track.name
+                for track, pages in zip(self.scene.tree.tracks, self.found)
+                if not pages and lacking[track.index].any()
+            ]
+            if names:
+                return f"nothing of {', '.join(names)} is stored"
+            return "no boundary that is worth it is stored for all components"
+        plan = self._plan(lambda n_slots: self._nbytes(n_slots) <= budget, self._least)
         if plan is None:
-            return "what could be evicted was part of the prefix"
-        return ", ".join(
+            return f"{OVER_BUDGET}: {budget} bytes of HOST are left for prefetches"
+        short = ", ".join(
             f"{track.name} needs {n} slots and has {_room(track)}"
             for track, n in zip(self.scene.tree.tracks, plan.n_slots)
             if n > _room(track)
         )
+        return f"{SHORT}: {short}"
+
+    def _has_room(self, n_slots: Sequence[int]) -> bool:
+        return all(n <= _room(track) for track, n in zip(self.scene.tree.tracks, n_slots))
 
     def _nbytes(self, n_slots: Sequence[int]) -> int:
         return sum(n * size for n, size in zip(n_slots, self.scene.slabs.nbytes))
@@ -338,9 +328,8 @@ class Fetch:
             assert self._receipt is not None
             tree = self.scene.tree
             tokens = bytes(self.key.data[: plan.boundary * tree.page_bytes])
-            store = self.scene.storage.store_number
             held = [len(pages) for pages in self._arrived]
-            arrival = Arrival(tokens, self.hashes, self.start, self._arrived, store)
+            arrival = Arrival(tokens, self.hashes, self.start, self._arrived, self._store)
             reached = arrive(tree, self._receipt.anchor, arrival).node.end
             taken = [before - len(pages) for before, pages in zip(held, self._arrived)]
             self.nbytes -= self._nbytes(

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 
 from kvgraft.config import PrefetchPolicy, StorageSettings
 from kvgraft.errors import LeaseError
-from kvgraft.storage_tier.fetching import Draining, Fetch, Scene
+from kvgraft.storage_tier.fetching import Draining, Fetch, Phase
+from kvgraft.storage_tier.scene import Scene
 from kvgraft.tree import matching
 from kvgraft.tree.keys import TokenKey, common_prefix_pages
 from kvgraft.tree.ledger import Ledger
@@ -184,6 +185,8 @@ class Prefetching:
             for ledger, slots in draining.slots:
                 ledger.cancel(slots)
         for fetch in list(self._flying.values()):
+            if fetch.spare and fetch.phase is Phase.LOOKING and self.nbytes_in_flight:
+                continue  # requests first, and one after the other, each with all of the budget
             fetch.step(self._budget())
             if fetch.ended:
                 self._ended(fetch)
@@ -270,23 +273,33 @@ class Prefetching:
         del self._flying[fetch.first_hash]
         self.counts["shrunk"] += fetch.shrunk
         for prefetch in self._waiting.pop(fetch):
-            self._note(prefetch, fetch)
+            shared = self._note(prefetch, fetch)
             prefetch.fetch = None
-            more = fetch.boundary > fetch.anchor or prefetch.spare != fetch.spare
-            if prefetch.joined and more:
+            # it may have asked for more, or for less, than what this one wants
+            more = fetch.boundary > fetch.anchor or shared < prefetch.limit
+            if prefetch.joined and (more or prefetch.spare != fetch.spare):
                 self._launch(prefetch)
             else:
                 self._finish(prefetch, fetch.reason)
 
-    def _note(self, prefetch: Prefetch, fetch: Fetch) -> None:
-        """What a prefetch gained: what can be resumed from of the tokens it shares with a fetch."""
+    def _note(self, prefetch: Prefetch, fetch: Fetch) -> int:
+        """What a prefetch gained: what can be resumed from of the tokens it shares with a fetch.
+
+        Returns:
+            The pages they share, as far as they are of use.
+        """
         tree, key, limit = self.scene.tree, prefetch.key, prefetch.limit
         agreed = common_prefix_pages(key.data, 0, bytes(fetch.key.data), tree.page_bytes)
-        anchor = matching.match(tree, key, limit).anchor
+        tree.hold(key.namespace)
+        try:
+            anchor = matching.match(tree, key, limit).anchor
+        finally:
+            tree.let_go(key.namespace)
         reached = min(anchor, agreed, fetch.boundary, limit) * tree.page_size
         prefetch.tokens = max(prefetch.tokens, reached)
         planned = min(agreed, fetch.planned, limit) * tree.page_size
         prefetch.planned_tokens = max(prefetch.planned_tokens, planned)
+        return min(agreed, limit)
 
     def _finish(self, prefetch: Prefetch, reason: str) -> None:
         prefetch.fetch = None

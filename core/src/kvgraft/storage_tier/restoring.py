@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvgraft.storage_tier.fetching import OVER_BUDGET, SHORT
 from kvgraft.storage_tier.prefetching import Prefetch, Prefetching
 from kvgraft.storage_tier.snapshot import Boundary
 
@@ -28,7 +29,7 @@ class Restoring:
         self.tokens = 0
         self._prefetching = prefetching
         self._left = list(reversed(boundaries))
-        self._under_way: list[Prefetch] = []
+        self._under_way: list[tuple[Boundary, Prefetch]] = []
 
     @property
     def ended(self) -> bool:
@@ -42,16 +43,21 @@ class Restoring:
 
     def poll(self) -> None:
         """Take in what has come, go for more; never waits."""
-        for prefetch in [each for each in self._under_way if each.ended]:
-            self._under_way.remove(prefetch)
+        for boundary, prefetch in [each for each in self._under_way if each[1].ended]:
+            self._under_way.remove((boundary, prefetch))
             self.tokens += prefetch.gained_tokens
-            if "is short" in prefetch.reason:
+            if prefetch.reason.startswith(SHORT):
                 self._left.clear()
-        while self._left and len(self._under_way) < AT_A_TIME:
+            elif prefetch.reason.startswith(OVER_BUDGET) and self._prefetching.n_in_flight:
+                self._left.append(boundary)  # when others have come
+        if not self._prefetching.scene.storage.attached:
+            return
+        for _ in range(AT_A_TIME - len(self._under_way)):
+            if not self._left:
+                return
             boundary = self._left.pop()
-            prefetch = self._prefetching.start(boundary.key, limit=boundary.pages, spare=True)
-            if not prefetch.ended:
-                self._under_way.append(prefetch)
+            prefetch = self._prefetching.start(boundary.key(), limit=boundary.pages, spare=True)
+            self._under_way.append((boundary, prefetch))
 
     def stop(self) -> None:
         """Go for nothing more."""

@@ -20,7 +20,7 @@ import xxhash
 
 from kvgraft.errors import SnapshotError
 from kvgraft.storage.canonical import decode, encode
-from kvgraft.tree.keys import TokenKey
+from kvgraft.tree.keys import TOKEN_BYTES, TokenKey
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
 
@@ -39,12 +39,26 @@ class Boundary(NamedTuple):
     """The end of a node that was stored, at least in part.
 
     Attributes:
-        key: the sequence up to it.
-        pages: its length.
+        space: its namespace with all nodes.
+        number: its place among them, from 1; 0 is the root.
+        pages: the length of the sequence up to it.
     """
 
-    key: TokenKey
+    space: _Namespace
+    number: int
     pages: int
+
+    def key(self) -> TokenKey:
+        """The sequence; put together when it is asked for, since sequences share most of it."""
+        namespace, records = self.space
+        parts: list[bytes] = []
+        number = self.number
+        while number:
+            number, tokens, _ = records[number - 1]
+            parts.append(tokens)
+        key = TokenKey(namespace=namespace)
+        key.data += b"".join(reversed(parts))
+        return key
 
 
 def write_snapshot(path: Path, tree: Tree, fingerprint: bytes, store: int) -> int:
@@ -149,15 +163,12 @@ def read_snapshot(path: Path, page_size: int, fingerprint: bytes) -> list[Bounda
 
 def _boundaries(namespaces: Sequence[_Namespace], page_size: int) -> list[Boundary]:
     found: list[tuple[int, Boundary]] = []
-    for namespace, records in namespaces:
-        sequences = [b""]
-        for parent, tokens, stamp in records:
-            sequences.append(sequences[parent] + tokens)
-            if stamp < 0:
-                continue
-            key = TokenKey(namespace=namespace)
-            key.data += sequences[-1]
-            found.append((stamp, Boundary(key, key.n_tokens // page_size)))
+    for space in namespaces:
+        lengths = [0]
+        for number, (parent, tokens, stamp) in enumerate(space[1], start=1):
+            lengths.append(lengths[parent] + len(tokens) // (page_size * TOKEN_BYTES))
+            if stamp >= 0:
+                found.append((stamp, Boundary(space, number, lengths[-1])))
     # of one age the longest first: what is above comes with it
     found.sort(key=lambda each: (-each[0], -each[1].pages))
     return [boundary for _, boundary in found]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from kvgraft.config import StorageSettings, StorePolicy
 from kvgraft.errors import ConfigError
 from kvgraft.storage import TRANSIENT, Address, BreakerState, Status, StorageTicket
 from kvgraft.storage.memory import aligned, copy, round_up
-from kvgraft.storage_tier.fetching import Scene
+from kvgraft.storage_tier.scene import Scene
 from kvgraft.tree.holding import hold_host, let_go_of_host, parts_of
 from kvgraft.tree.node import Node, PageNames
 from kvgraft.tree.pinning import Receipt
@@ -20,6 +20,10 @@ __all__ = ["Storing"]
 
 BACKLOG = 65_536
 """Most nodes that wait to be stored; of more the oldest are let go of, and counted."""
+
+
+RETRY_S = 0.5
+"""Seconds between two tries to store what a store that works did not take."""
 
 
 class _Waiting(NamedTuple):
@@ -53,7 +57,7 @@ class Storing:
         counts: what became of how many nodes and slots, by name.
     """
 
-    def __init__(self, scene: Scene, settings: StorageSettings) -> None:
+    def __init__(self, scene: Scene, settings: StorageSettings, clock: Callable[[], float]) -> None:
         self.scene = scene
         self.policy = settings.store
         self.budget = settings.store_nbytes
@@ -61,6 +65,8 @@ class Storing:
         self.nbytes_in_flight = 0
         self._backlog: deque[_Waiting] = deque()
         self._failed: deque[_Waiting] = deque(maxlen=BACKLOG)
+        self._clock = clock
+        self._retry_at = 0.0
         self._sent: deque[_Sent] = deque()
 
     @property
@@ -129,9 +135,11 @@ class Storing:
                 self._take_in(sent)
             else:
                 self._sent.append(sent)
-        if self._failed and self.scene.storage.state is BreakerState.CLOSED:
+        closed = self.scene.storage.state is BreakerState.CLOSED
+        if self._failed and closed and self._clock() >= self._retry_at:
             self._backlog += self._failed
             self._failed.clear()
+            self._retry_at = self._clock() + RETRY_S
         while self._backlog and self.nbytes_in_flight < self.budget:
             if not self.scene.storage.attached:
                 self.counts["dropped, no store"] += len(self._backlog)
@@ -165,9 +173,18 @@ class Storing:
         if self._backlog and self._backlog[-1].node is node:
             return  # its components come one after the other
         if len(self._backlog) >= BACKLOG:
-            self._backlog.popleft()
+            self._unwant(*self._backlog.popleft())
             self.counts["dropped, too many waiting"] += 1
         self._backlog.append(_Waiting(node, node.start))
+
+    def _unwant(self, node: Node, first: int) -> None:
+        """What was not stored, and what lies below it, is offered again when it is used again."""
+        stack = parts_of(node, first)
+        while stack:
+            below = stack.pop()
+            if below.names is not None and below.names.wanted:
+                below.names.wanted = 0
+                stack.extend(below.each_child())
 
     def _is_stored(self, node: Node, track: Track) -> bool:
         names = node.names
@@ -187,6 +204,7 @@ class Storing:
         receipt = hold_host(self.scene.tree, node)
         if receipt is None:
             self.counts["dropped, promised to requests"] += 1
+            self._unwant(node, node.start)
             return
         payloads = []
         for track in tracks:
@@ -232,6 +250,8 @@ class Storing:
             return
         if not TRANSIENT.isdisjoint(statuses) and sent.store == self.scene.storage.store_number:
             self._failed.append(_Waiting(sent.receipt.anchor, sent.first))
+        elif any(status is not Status.OK for status in statuses):
+            self._unwant(sent.receipt.anchor, sent.first)
         for node in parts_of(sent.receipt.anchor, sent.first):
             names = self._names(node)
             assert names is not None

@@ -18,10 +18,10 @@ from kvgraft.storage import (
     SupervisionLimits,
     open_storage,
 )
-from kvgraft.storage_tier.fetching import Scene
 from kvgraft.storage_tier.naming import Naming, labels
 from kvgraft.storage_tier.prefetching import Prefetch, Prefetching
 from kvgraft.storage_tier.restoring import Restoring
+from kvgraft.storage_tier.scene import Scene
 from kvgraft.storage_tier.slabs import Slabs
 from kvgraft.storage_tier.snapshot import read_snapshot, write_snapshot
 from kvgraft.storage_tier.storing import Storing
@@ -104,9 +104,10 @@ class StorageTier:
         self.storage = Storage(self.fingerprint, limits=limits, clock=clock)
         naming = Naming(tree, self.fingerprint)
         self.scene = Scene(tree, room, self.storage, naming, Slabs(mounted), settings.deadline_s)
-        self.storing = Storing(self.scene, settings)
+        self.storing = Storing(self.scene, settings, clock)
         self.prefetching = Prefetching(self.scene, settings, clock)
         self.restoring: Restoring | None = None
+        self._clearing: StorageTicket | None = None
         tree.host_watcher = self.storing
         if settings.url is not None:
             self.attach(open_storage(settings.url))
@@ -133,9 +134,13 @@ class StorageTier:
         return self.storage.detach(deadline_s)
 
     def clear(self) -> StorageTicket:
-        """Remove everything from the store; what was known to be there is forgotten."""
+        """Remove everything from the store; what was known to be there is forgotten.
+
+        What is stored until the ticket is done may be removed or not; it counts as removed.
+        """
         self.storage.forget_store()
-        return self.storage.ask("clear", lambda store: store.clear())
+        self._clearing = self.storage.ask("clear", lambda store: store.clear())
+        return self._clearing
 
     # -- requests
 
@@ -194,6 +199,9 @@ class StorageTier:
     def poll(self) -> None:
         """Go on with everything under way; never waits."""
         self.storage.poll()
+        if self._clearing is not None and self._clearing.done:
+            self._clearing = None
+            self.storage.forget_store()
         self.prefetching.poll()
         self.storing.poll()
         if self.restoring is not None:

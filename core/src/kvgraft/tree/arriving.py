@@ -115,8 +115,8 @@ def _adopt(tree: Tree, node: Node, track: Track, arrival: Arrival) -> int:
     if track.is_state:
         pages = (node.end - 1,)
     found = arrival.slots[track.index]
-    if ledger is None or cell.host is not None or cell.incoming is not None:
-        return 0
+    if ledger is None or cell.host is not None:
+        return 0  # where a backup is on its way, it finds this there and frees its own slots
     if not all(page in found for page in pages) or not _may_hang(tree, node, track):
         return 0
     slots = b"".join([found.pop(page) for page in pages])
