@@ -91,7 +91,7 @@ def result() -> ReplayResult:
                 "tokens": storage + 4_288,
             },
             "in_vain": {
-                "N pages to look for are below the threshold of N": 467,
+                "N tokens to look for are below the threshold of N": 467,
                 "nothing of full, swa is stored": 97,
                 "the store did not answer in time or is down": 8,
             },

@@ -213,7 +213,7 @@ def test_below_the_threshold_the_store_is_not_asked() -> None:
     with serving(HYBRID, shelf, threshold_tokens=34) as server:
         prefetch = tier_of(server.cache).prefetch(TokenKey(PROMPT))
         assert prefetch.ended
-        assert "below the threshold of 17" in prefetch.reason
+        assert "below the threshold of 34" in prefetch.reason
         assert not tier_of(server.cache).counts().get("exists.ok")
 
 
@@ -299,3 +299,20 @@ def test_a_component_that_reaches_otherwise_shares_nothing() -> None:
     wider = open_cache(HYBRID, shelf, device_tokens=256, host_tokens=512, swa={"window": 8})
     assert not drained(wider, tier_of(wider).prefetch(TokenKey(PROMPT))).gained_tokens
     wider.close()
+
+
+@pytest.mark.parametrize("thing", [None, "x", 5, PROMPT])
+def test_what_is_no_key_no_prefetch_and_no_store_is_refused_in_a_line(thing: object) -> None:
+    with serving(installed("full"), Shelf()) as server:
+        tier = tier_of(server.cache)
+        with pytest.raises(ConfigError, match="begun with a TokenKey, not a"):
+            tier.prefetch(thing)  # type: ignore[arg-type]
+        with pytest.raises(LeaseError, match=r"storage\.prefetch` returned, not a"):
+            tier.cancel(thing)  # type: ignore[arg-type]
+        if thing is not None:
+            with pytest.raises(LeaseError, match=r"storage\.prefetch` returned, not a"):
+                server.cache.begin(TokenKey(PROMPT), prefetch=thing)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="is an open StorageBackend, not a"):
+            tier.attach(thing)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="is a list, which cannot be hashed"):
+            server.cache.begin(TokenKey(PROMPT, namespace=[1]))

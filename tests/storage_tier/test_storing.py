@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import pytest
@@ -303,14 +304,28 @@ def test_a_store_that_works_but_for_some_keys_is_not_asked_all_the_time() -> Non
     close(server)
 
 
-def test_what_is_cleared_counts_as_gone_whenever_it_was_stored() -> None:
-    shelf = Ledger()
+class SlowToClear(Ledger):
+    """Clears once it is told to; what is stored meanwhile goes as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told = threading.Event()
+
+    def clear(self) -> None:
+        self.told.wait(10)
+        super().clear()
+
+
+def test_what_is_stored_while_a_store_is_cleared_counts_as_gone() -> None:
+    shelf = SlowToClear()
     server = opened(FULL, shelf, StorePolicy.WRITE_THROUGH)
     ticket = tier_of(server.cache).clear()
     server.serve(PROMPT)
+    assert shelf.stored
+    shelf.told.set()
     until(lambda: ticket.done, server.cache)
     server.cache.poll()
-    shelf.stored.clear()  # as if it had been stored before the store was cleared
+    assert not shelf.stored
     server.serve([*PROMPT, 1])
     assert shelf.stored.keys() >= keys_of(server.cache, PROMPT, "full")
     close(server)

@@ -194,7 +194,8 @@ def parse_config(settings: dict[str, Any]) -> CacheConfig:
         # a misspelt name shows up as unknown and, if it is required, as missing
         first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
         field = ".".join(str(part) for part in first["loc"])
-        known = ", ".join(CacheConfig.model_fields)
+        inside = first["loc"][0] == "storage" and len(first["loc"]) > 1
+        known = ", ".join((StorageSettings if inside else CacheConfig).model_fields)
         given = f"={first.get('input')!r}: {first['msg']}"
         if first["type"] == "missing":
             given = ": missing"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Hashable
 from numbers import Integral
 from typing import Any
 
@@ -192,11 +193,16 @@ def expect_key(key: Any) -> TokenKey:
     """What a request is begun with.
 
     Raises:
-        ConfigError: it is no `TokenKey`.
+        ConfigError: it is no `TokenKey`, or its namespace cannot be hashed.
     """
     if not isinstance(key, TokenKey):
         raise ConfigError(
             f"a request is begun with a TokenKey, not a {type(key).__name__}; "
             "give TokenKey(token_ids)"
+        )
+    if not isinstance(key.namespace, Hashable):
+        raise ConfigError(
+            f"namespace {key.namespace!r:.60} is a {type(key.namespace).__name__}, which cannot be "
+            "hashed; use an int, a str or a tuple"
         )
     return key

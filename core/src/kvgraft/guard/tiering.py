@@ -11,11 +11,11 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from kvgraft.errors import ContractViolation
+from kvgraft.request import expect_key
 from kvgraft.slots import SLOT_BYTES
 from kvgraft.storage_tier.fetching import Fetch
 from kvgraft.storage_tier.inventory import backed_on_host
 from kvgraft.tree import matching
-from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.operations import Operation
 
 if TYPE_CHECKING:
@@ -78,8 +78,7 @@ class Tiering:
 
         @wraps(begin)
         def call(key: Any, **named: Any) -> Any:
-            if isinstance(key, TokenKey):
-                self._begins(key, named.get("prefetch"))
+            self._begins(expect_key(key), named.get("prefetch"))
             return begin(key, **named)
 
         return call

@@ -8,10 +8,14 @@ CLOSED ─ failure_limit calls fail in a row ─► OPEN ─ cooldown passes ─
 from __future__ import annotations
 
 import enum
+import logging
 import threading
 from collections.abc import Callable
 
 __all__ = ["Breaker", "BreakerState"]
+
+
+logger = logging.getLogger("kvgraft")
 
 
 class BreakerState(str, enum.Enum):
@@ -79,6 +83,7 @@ class Breaker:
             if self._state is not BreakerState.HALF_OPEN:
                 return
             if healthy:
+                logger.warning("storage: the store is back and used again")
                 self._state = BreakerState.CLOSED
                 self._failures = self._limit - 1
             else:
@@ -105,6 +110,13 @@ class Breaker:
                 self._open()
 
     def _open(self) -> None:
+        if self._state is BreakerState.CLOSED:
+            logger.warning(
+                "storage: the store failed %d times in a row and is left alone; it is asked again "
+                "by itself, every %.0f s at most",
+                self._failures,
+                self._longest,
+            )
         self.opened += 1
         self._state = BreakerState.OPEN
         self._retry_at = self._clock() + self._cooldown

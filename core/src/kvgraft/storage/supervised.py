@@ -89,8 +89,13 @@ class Storage:
         """Take an open store into use; it is closed when it is detached.
 
         Raises:
-            ConfigError: there is one already, or it is still being detached.
+            ConfigError: it is none, there is one already, or it is still being detached.
         """
+        if not isinstance(backend, StorageBackend):
+            raise ConfigError(
+                f"storage: a store is an open StorageBackend, not a {type(backend).__name__}; "
+                "open one with kvgraft.storage.open_storage(url)"
+            )
         if self._attachment is not None:
             self._attachment.poll()
             if not self._attachment.closed:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 from kvgraft.config import PrefetchPolicy, StorageSettings
 from kvgraft.errors import LeaseError
+from kvgraft.request import expect_key
 from kvgraft.storage_tier.fetching import Draining, Fetch, Phase
 from kvgraft.storage_tier.scene import Scene
 from kvgraft.tree import matching
@@ -143,6 +144,7 @@ class Prefetching:
         Raises:
             ConfigError: a namespace that has no name in storage.
         """
+        expect_key(key)
         if limit is None:
             limit = max(0, key.n_tokens - 1) // self.scene.tree.page_size
         prefetch = Prefetch(key, limit, self.settings, self._clock, spare=spare)
@@ -156,6 +158,7 @@ class Prefetching:
         Raises:
             LeaseError: it was cancelled, or is of another sequence or cache.
         """
+        self._expect_one(prefetch)
         mine = prefetch.key
         if prefetch.cancelled:
             raise LeaseError("the prefetch was cancelled; begin without it, or prefetch again")
@@ -173,6 +176,7 @@ class Prefetching:
 
     def cancel(self, prefetch: Prefetch) -> None:
         """The request is given up: nothing is published for it any more."""
+        self._expect_one(prefetch)
         if prefetch.fetch is not None:
             self._expect(prefetch)
             self._leave(prefetch, "cancelled")
@@ -206,6 +210,13 @@ class Prefetching:
 
     # -- inside
 
+    def _expect_one(self, prefetch: object) -> None:
+        if not isinstance(prefetch, Prefetch):
+            raise LeaseError(
+                f"a prefetch is what `cache.storage.prefetch` returned, not a "
+                f"{type(prefetch).__name__}"
+            )
+
     def _expect(self, prefetch: Prefetch) -> None:
         if prefetch not in self._waiting.get(prefetch.fetch, ()):  # type: ignore[arg-type]
             raise LeaseError("the prefetch belongs to another cache; use the one that started it")
@@ -227,8 +238,9 @@ class Prefetching:
             prefetch.tokens = max(prefetch.tokens, tokens)
             limit = min(prefetch.limit, found.anchor + self._most_pages())
             if limit - found.anchor < threshold:
-                reason = f"{limit - found.anchor} pages to look for are below the threshold"
-                self._finish(prefetch, f"{reason} of {threshold}")
+                left, least = limit - found.anchor, threshold * tree.page_size
+                reason = f"{left * tree.page_size} tokens to look for are below the threshold"
+                self._finish(prefetch, f"{reason} of {least}")
                 return
             if not self.scene.storage.attached:
                 self._finish(prefetch, "no store is attached")

@@ -59,6 +59,10 @@ class Restoring:
             prefetch = self._prefetching.start(boundary.key(), limit=boundary.pages, spare=True)
             self._under_way.append((boundary, prefetch))
 
+    def __repr__(self) -> str:
+        state = "ended" if self.ended else f"{self.n_in_flight} left"
+        return f"<Restoring of {self.n_boundaries} boundaries: {self.tokens} tokens, {state}>"
+
     def stop(self) -> None:
         """Go for nothing more."""
         self._left.clear()

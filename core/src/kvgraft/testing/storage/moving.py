@@ -154,9 +154,16 @@ def passed_deadline(subject: StorageSubject) -> None:
 def several_threads(subject: StorageSubject) -> None:
     sizes = [2000 + 100 * number for number in range(16)]
     faults: list[str] = []
+    raised: list[Exception] = []
     with subject.store() as store, subject.supervised(store) as storage:
 
         def work(number: int) -> None:
+            try:
+                store_and_fetch(number)
+            except Exception as error:  # noqa: BLE001 - raised again below, not in the thread
+                raised.append(error)
+
+        def store_and_fetch(number: int) -> None:
             addresses = subject.addresses(16, first=16 * number)
             payloads = subject.payloads(sizes, number)
             for _ in range(3):
@@ -171,6 +178,8 @@ def several_threads(subject: StorageSubject) -> None:
             thread.start()
         for thread in threads:
             thread.join()
+    if raised:
+        raise raised[0]
     subject.expect(not faults, "S9", "; ".join(faults[:3]))
 
 
