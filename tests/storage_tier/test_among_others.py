@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from kvgraft import TokenKey
+import pytest
+
+from kvgraft import ConfigError, Reach, TokenKey, Trailing
 from kvgraft.transfers import SteppedTransferEngine
 
+from ..serving.components import PagedPackage
 from ..serving.server import Server
-from ..serving.setups import installed
+from ..serving.setups import installed, mixed
 from .shelf import Shelf, drained, open_cache, settings, stocked, tier_of, until
 
 PROMPT = list(range(100, 133))
@@ -87,4 +90,61 @@ def test_nothing_is_evicted_for_a_prefetch_that_cannot_be() -> None:
     assert cache.tree.tracks[0].host_evictions == before
     for holder in holders:
         cache.abort(holder)
+    cache.close()
+
+
+def test_two_components_of_one_name_in_storage_are_refused() -> None:
+    """A component with two slots a page has a name for each; another's may be one of them."""
+    setup = mixed(
+        ("full",),
+        PagedPackage("x", Reach(Trailing(8)), slots_per_page=2),
+        PagedPackage("x:0", Reach(Trailing(8))),
+    )
+    with pytest.raises(ConfigError, match="'x:0' names data of two components"):
+        setup.open(storage=settings(), **LARGE)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("prefetch", ["wait-complete", "timeout"])
+def test_a_call_that_outlasts_its_deadline_holds_up_nobody(prefetch: str) -> None:
+    """The store writes to HOST directly, and hangs; its slots come back when it does."""
+    shelf = stocked(FULL, PROMPT, synchronous=True)
+    given = settings(prefetch=prefetch, deadline_s=0.05, prefetch_timeout_s=5.0)
+    cache = open_cache(FULL, shelf, given, **LARGE)
+    shelf.gate.clear()
+    first = tier_of(cache).prefetch(TokenKey(PROMPT))
+    until(lambda: first.ended, cache)
+    assert "did not answer in time" in first.reason
+    assert tier_of(cache).prefetching.nbytes_in_flight, "it may still be written to"
+    second = tier_of(cache).prefetch(TokenKey([*PROMPT[:10], *range(900, 930)]))
+    assert not second.shared
+    shelf.gate.set()
+    assert cache.drain()
+    assert not tier_of(cache).prefetching.nbytes_in_flight
+    cache.check_integrity()
+    cache.close()
+
+
+def test_requests_of_which_nothing_is_stored_do_not_wait_for_one_another() -> None:
+    cache = open_cache(FULL, Shelf(), settings(threshold_tokens=8), **LARGE)
+    keys = [TokenKey([*range(2), *range(start, start + 31)]) for start in range(500, 2100, 100)]
+    waiting = [tier_of(cache).prefetch(key) for key in keys]
+    assert all(prefetch.shared for prefetch in waiting[1:])
+    until(lambda: waiting[0].ended, cache)
+    assert not any(prefetch.joined for prefetch in waiting), "all of them look at once"
+    drained(cache, waiting[-1])
+    cache.close()
+
+
+def test_a_key_that_is_cut_while_its_prefetch_waits_is_looked_for_as_it_is_now() -> None:
+    shelf = stocked(FULL, PROMPT)
+    cache = open_cache(FULL, shelf, **LARGE)
+    shelf.gate.clear()
+    first = tier_of(cache).prefetch(TokenKey(PROMPT))
+    until(lambda: shelf.n_calls, cache)
+    longer = TokenKey([*PROMPT, *range(900, 950)])
+    second = tier_of(cache).prefetch(longer)
+    longer.truncate(20)
+    shelf.gate.set()
+    assert drained(cache, first).gained_tokens == 32
+    assert second.ended
     cache.close()

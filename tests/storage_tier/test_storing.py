@@ -275,7 +275,7 @@ class Moody(Ledger):
 
 @pytest.mark.parametrize("store", [StorePolicy.WRITE_THROUGH, StorePolicy.SECOND_TOUCH])
 def test_what_a_full_store_refused_is_offered_again_when_it_is_used_again(
-    store: StorePolicy,
+    store: StorePolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shelf = Moody()
     server = opened(FULL, shelf, store)
@@ -283,6 +283,10 @@ def test_what_a_full_store_refused_is_offered_again_when_it_is_used_again(
     server.serve(PROMPT)
     server.serve([*PROMPT, 1])
     assert not shelf.stored
+    calls = shelf.n_calls
+    server.serve([*PROMPT, 1])
+    assert shelf.n_calls == calls, "not at once"
+    monkeypatch.setattr(tier_of(server.cache).storing, "_full_until", 0.0)
     shelf.mood = None
     server.serve([*PROMPT, 2])
     assert {*shelf.sets} >= keys_of(server.cache, PROMPT, "full")

@@ -140,6 +140,8 @@ class Cache(RequestTables):
         try:
             if self.storage is not None:
                 self.storage.begins(key, prefetch)
+            elif prefetch is not None:
+                raise LeaseError("the prefetch is of another cache; this one has no storage")
             self.leasing.lease(request, self._limit(request))
         except BaseException:
             self.tree.let_go(key.namespace)

@@ -115,7 +115,7 @@ class StorageSettings(BaseModel):
             whose data is equal use one value and share it.
         salt: anything else that must tell data apart.
         store: when data goes to the store.
-        store_nbytes: most bytes on their way there.
+        store_nbytes: bytes on their way there from which on others wait; one node more at most.
         prefetch: how long requests wait for it.
         prefetch_timeout_s: for the policy `timeout`.
         prefetch_nbytes: most bytes of HOST that prefetches hold (S2).

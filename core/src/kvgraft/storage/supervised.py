@@ -268,7 +268,11 @@ class Storage:
     # -- inside
 
     def _seconds(self, deadline_s: float | None) -> float:
-        return self.limits.deadline_s if deadline_s is None else deadline_s
+        if deadline_s is None:
+            return self.limits.deadline_s
+        if not isinstance(deadline_s, (int, float)):
+            raise ConfigError(f"storage: a deadline is a number of seconds, not {deadline_s!r:.40}")
+        return deadline_s
 
     def _ticket(self, n_keys: int) -> StorageTicket:
         if self._attachment is not None:

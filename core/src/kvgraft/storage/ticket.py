@@ -76,6 +76,11 @@ class StorageTicket:
         return not self._open_jobs
 
     @property
+    def settled(self) -> bool:
+        """Whether every key had its status when deadlines were last looked at."""
+        return not self._open_jobs
+
+    @property
     def done(self) -> bool:
         """Whether it is decided and the caller's memory is the caller's again; never blocks.
 

@@ -179,18 +179,27 @@ class Fetch:
 
     # -- going on
 
-    def step(self, budget: int) -> None:
-        """Take in what has come; never waits.
+    def step(self, budget: int) -> Draining | None:
+        """Take in what has come, as of the store's last poll; never waits.
 
         Args:
             budget: bytes of HOST that all prefetches together may still take (S2).
+
+        Returns:
+            Slots that a call may still write to that has outlasted its deadline.
         """
-        if self.phase is Phase.LOOKING and self._ticket.decided:
+        if not self._ticket.settled:
+            return None
+        if self.phase is Phase.LOOKING:
             self._take_hints()
             self._begin(budget)
-        elif self.phase is Phase.FETCHING and self._ticket.done:
+        elif not self._ticket.done:
+            self.publish()
+            return self.stop("the store did not answer in time")
+        else:
             self._take_in()
             self._go_on(budget)
+        return None
 
     def _take_hints(self) -> None:
         for (found, page), status in zip(self._asked, self._ticket.statuses):
@@ -330,11 +339,13 @@ class Fetch:
             tokens = bytes(self.key.data[: plan.boundary * tree.page_bytes])
             held = [len(pages) for pages in self._arrived]
             arrival = Arrival(tokens, self.hashes, self.start, self._arrived, self._store)
-            reached = arrive(tree, self._receipt.anchor, arrival).node.end
+            reached = arrive(tree, self._receipt.anchor, arrival)
             taken = [before - len(pages) for before, pages in zip(held, self._arrived)]
             self.nbytes -= self._nbytes(
                 [n if t.is_state else n * t.slots_per_page for n, t in zip(taken, tree.tracks)]
             )
+            if reached < plan.boundary:
+                reached = matching.match(tree, self.key, reached).anchor
             self.boundary = max(self.boundary, reached)
         self._wanted = undecided
         return self.boundary

@@ -37,6 +37,7 @@ class Prefetch:
     __slots__ = (
         "_clock",
         "_deadline",
+        "_owner",
         "_policy",
         "anchor_tokens",
         "cancelled",
@@ -58,9 +59,11 @@ class Prefetch:
         settings: StorageSettings,
         clock: Callable[[], float],
         *,
+        owner: object,
         spare: bool,
     ) -> None:
         self.key = key
+        self._owner = owner
         self.limit = limit
         self.spare = spare
         self._clock = clock
@@ -116,7 +119,8 @@ class Prefetching:
         self.settings = settings
         self.counts: Counter[str] = Counter()
         self._clock = clock
-        self._flying: dict[bytes, Fetch] = {}
+        self._flying: dict[int, Fetch] = {}
+        self._by_page: dict[bytes, Fetch] = {}
         self._waiting: dict[Fetch, list[Prefetch]] = {}
         self._draining: list[Draining] = []
         size = scene.tree.page_size
@@ -147,7 +151,7 @@ class Prefetching:
         expect_key(key)
         if limit is None:
             limit = max(0, key.n_tokens - 1) // self.scene.tree.page_size
-        prefetch = Prefetch(key, limit, self.settings, self._clock, spare=spare)
+        prefetch = Prefetch(key, limit, self.settings, self._clock, owner=self, spare=spare)
         self.counts["started"] += 1
         self._launch(prefetch)
         return prefetch
@@ -158,7 +162,7 @@ class Prefetching:
         Raises:
             LeaseError: it was cancelled, or is of another sequence or cache.
         """
-        self._expect_one(prefetch)
+        self._expect(prefetch)
         mine = prefetch.key
         if prefetch.cancelled:
             raise LeaseError("the prefetch was cancelled; begin without it, or prefetch again")
@@ -170,15 +174,13 @@ class Prefetching:
         fetch = prefetch.fetch
         if fetch is None:
             return
-        self._expect(prefetch)
         fetch.publish()
         self._leave(prefetch, "the request began before all had come")
 
     def cancel(self, prefetch: Prefetch) -> None:
         """The request is given up: nothing is published for it any more."""
-        self._expect_one(prefetch)
+        self._expect(prefetch)
         if prefetch.fetch is not None:
-            self._expect(prefetch)
             self._leave(prefetch, "cancelled")
         prefetch.cancelled = True
 
@@ -191,7 +193,9 @@ class Prefetching:
         for fetch in list(self._flying.values()):
             if fetch.spare and fetch.phase is Phase.LOOKING and self.nbytes_in_flight:
                 continue  # requests first, and one after the other, each with all of the budget
-            fetch.step(self._budget())
+            left = fetch.step(self._budget())
+            if left is not None:
+                self._draining.append(left)
             if fetch.ended:
                 self._ended(fetch)
 
@@ -210,24 +214,23 @@ class Prefetching:
 
     # -- inside
 
-    def _expect_one(self, prefetch: object) -> None:
+    def _expect(self, prefetch: object) -> None:
         if not isinstance(prefetch, Prefetch):
             raise LeaseError(
                 f"a prefetch is what `cache.storage.prefetch` returned, not a "
                 f"{type(prefetch).__name__}"
             )
-
-    def _expect(self, prefetch: Prefetch) -> None:
-        if prefetch not in self._waiting.get(prefetch.fetch, ()):  # type: ignore[arg-type]
+        if prefetch._owner is not self:
             raise LeaseError("the prefetch belongs to another cache; use the one that started it")
 
     def _budget(self) -> int:
         return self.settings.prefetch_nbytes - self.nbytes_in_flight
 
-    def _launch(self, prefetch: Prefetch) -> None:
-        """Start what a prefetch waits for, or join who fetches it already."""
+    def _launch(self, prefetch: Prefetch, *, alone: bool = False) -> None:
+        """Start what a prefetch waits for, or join who fetches it already, unless `alone`."""
         tree, key = self.scene.tree, prefetch.key
         threshold = 1 if prefetch.spare else self._threshold
+        prefetch.limit = min(prefetch.limit, key.n_tokens // tree.page_size)  # it may have been cut
         self.scene.naming.namespace(key.namespace)
         tree.hold(key.namespace)
         try:
@@ -246,7 +249,7 @@ class Prefetching:
                 self._finish(prefetch, "no store is attached")
                 return
             fetch = Fetch(self.scene, key, found, limit, threshold, spare=prefetch.spare)
-            other = self._flying.get(fetch.first_hash)
+            other = None if alone else self._by_page.get(fetch.first_hash)
             prefetch.joined = other is not None
             if other is not None:
                 fetch, prefetch.shared = other, True
@@ -256,7 +259,8 @@ class Prefetching:
                 return
         finally:
             tree.let_go(key.namespace)
-        self._flying[fetch.first_hash] = fetch
+        if not prefetch.joined:
+            self._flying[id(fetch)] = self._by_page[fetch.first_hash] = fetch
         self._waiting.setdefault(fetch, []).append(prefetch)
         prefetch.fetch = fetch
 
@@ -282,15 +286,18 @@ class Prefetching:
 
     def _ended(self, fetch: Fetch) -> None:
         """Tell who waits; who only shared it goes on from where it got to."""
-        del self._flying[fetch.first_hash]
+        del self._flying[id(fetch)]
+        if self._by_page.get(fetch.first_hash) is fetch:
+            del self._by_page[fetch.first_hash]
         self.counts["shrunk"] += fetch.shrunk
         for prefetch in self._waiting.pop(fetch):
             shared = self._note(prefetch, fetch)
             prefetch.fetch = None
+            came = fetch.boundary > fetch.anchor
             # it may have asked for more, or for less, than what this one wants
-            more = fetch.boundary > fetch.anchor or shared < prefetch.limit
-            if prefetch.joined and (more or prefetch.spare != fetch.spare):
-                self._launch(prefetch)
+            more = came or shared < prefetch.limit or prefetch.spare != fetch.spare
+            if prefetch.joined and more:
+                self._launch(prefetch, alone=not came)
             else:
                 self._finish(prefetch, fetch.reason)
 

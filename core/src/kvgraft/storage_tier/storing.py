@@ -26,6 +26,10 @@ RETRY_S = 0.5
 """Seconds between two tries to store what a store that works did not take."""
 
 
+FULL_S = 5.0
+"""Seconds for which a store that was full is offered nothing that is used again."""
+
+
 class _Waiting(NamedTuple):
     """A node that is to be stored, and the page it began at: it may be split meanwhile."""
 
@@ -66,7 +70,7 @@ class Storing:
         self._backlog: deque[_Waiting] = deque()
         self._failed: deque[_Waiting] = deque(maxlen=BACKLOG)
         self._clock = clock
-        self._retry_at = 0.0
+        self._retry_at = self._full_until = 0.0
         self._sent: deque[_Sent] = deque()
 
     @property
@@ -89,6 +93,8 @@ class Storing:
         """
         store = self.scene.storage.store_number
         if self.policy is StorePolicy.HOST_EVICTION or not self.scene.storage.attached:
+            return
+        if self._clock() < self._full_until:
             return
         fresh: list[Node] = []
         node: Node | None = anchor
@@ -252,6 +258,8 @@ class Storing:
             self._failed.append(_Waiting(sent.receipt.anchor, sent.first))
         elif any(status is not Status.OK for status in statuses):
             self._unwant(sent.receipt.anchor, sent.first)
+            if Status.FULL in statuses:
+                self._full_until = self._clock() + FULL_S
         for node in parts_of(sent.receipt.anchor, sent.first):
             names = self._names(node)
             assert names is not None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvgraft.config import StorageSettings
 from kvgraft.dispatch import Mounted
-from kvgraft.errors import ConfigError
+from kvgraft.errors import ConfigError, SnapshotError
 from kvgraft.room import Room
 from kvgraft.storage import (
     Fingerprint,
@@ -59,6 +59,11 @@ def fingerprint_of(
         )
         dtypes |= {str(spec.dtype) for spec in mirror.specs}
         for label in labels(track):
+            if label in geometry:
+                raise ConfigError(
+                    f"storage: {label!r} names data of two components, {each.name!r} among them; "
+                    "rename the instance"
+                )
             geometry[label] = (str(track.reach), track.slots_per_page, mirror.slab_nbytes, planes)
     return Fingerprint(
         model=settings.model,
@@ -129,9 +134,11 @@ class StorageTier:
 
         Prefetches end, what waits to be stored is dropped. Go on polling until the ticket is done.
         """
+        ticket = self.storage.detach(deadline_s)
         self._stop_fetching("the store was detached")
         self.storing.stop()
-        return self.storage.detach(deadline_s)
+        self.storage.poll()
+        return ticket
 
     def clear(self) -> StorageTicket:
         """Remove everything from the store; what was known to be there is forgotten.
@@ -165,7 +172,7 @@ class StorageTier:
             SnapshotError: the file cannot be written.
         """
         store = self.storage.store_number
-        return write_snapshot(Path(path), self.tree, self.fingerprint.digest, store)
+        return write_snapshot(_path(path), self.tree, self.fingerprint.digest, store)
 
     def load(self, path: str | Path) -> Restoring:
         """Fill HOST with what a predecessor used last, while requests are served.
@@ -173,7 +180,7 @@ class StorageTier:
         Raises:
             SnapshotError: a file that is missing, damaged, or of another model or layout.
         """
-        found = read_snapshot(Path(path), self.tree.page_size, self.fingerprint.digest)
+        found = read_snapshot(_path(path), self.tree.page_size, self.fingerprint.digest)
         if self.restoring is not None:
             self.restoring.stop()
         self.restoring = Restoring(self.prefetching, found)
@@ -190,7 +197,7 @@ class StorageTier:
         """
         self.tree.hold(key.namespace)
         try:
-            self.scene.naming.of(self.tree.root(key.namespace))
+            self.scene.naming.namespace(key.namespace)
             if prefetch is not None:
                 self.prefetching.take(prefetch, key)
         finally:
@@ -210,7 +217,9 @@ class StorageTier:
     @property
     def n_in_flight(self) -> int:
         """Prefetches and stores that have not ended."""
-        restoring = 0 if self.restoring is None else self.restoring.n_in_flight
+        restoring = 0
+        if self.restoring is not None and self.storage.attached:
+            restoring = self.restoring.n_in_flight
         return self.prefetching.n_in_flight + self.storing.n_in_flight + restoring
 
     def drain(self, timeout_s: float) -> bool:
@@ -247,3 +256,9 @@ class StorageTier:
         if self.restoring is not None:
             self.restoring.stop()
         self.prefetching.stop(reason)
+
+
+def _path(path: object) -> Path:
+    if not isinstance(path, (str, Path)) or "\0" in str(path):
+        raise SnapshotError(f"snapshot {path!r:.60}: is no path; give a file's name")
+    return Path(path)

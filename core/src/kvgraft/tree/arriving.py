@@ -16,7 +16,7 @@ from kvgraft.tree.operations import holds_up, parent_on_host
 from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 
-__all__ = ["Arrival", "Arrived", "arrive"]
+__all__ = ["Arrival", "arrive"]
 
 
 class Arrival(NamedTuple):
@@ -39,26 +39,17 @@ class Arrival(NamedTuple):
     store: int
 
 
-class Arrived(NamedTuple):
-    """What became of an arrival.
-
-    Attributes:
-        node: the node that ends at the deepest boundary that was reached.
-        n_slots: HOST slots adopted.
-    """
-
-    node: Node
-    n_slots: int
-
-
-def arrive(tree: Tree, start: Node, arrival: Arrival) -> Arrived:
+def arrive(tree: Tree, start: Node, arrival: Arrival) -> int:
     """Hang what arrived below `start`, a root or a node backed on HOST (S1).
 
     Adopted slots move from in flight to the tree's, and are victims like all others. A node takes
     a component's data only if all of it came.
+
+    Returns:
+        The boundary it got to, in pages.
     """
     tokens, page_bytes = arrival.tokens, tree.page_bytes
-    node, n_slots = start, 0
+    node = start
     tree.clock += 1
     while (offset := node.end * page_bytes) < len(tokens):
         child = node.child(tokens[offset : offset + page_bytes])
@@ -69,15 +60,17 @@ def arrive(tree: Tree, start: Node, arrival: Arrival) -> Arrived:
             stop = _coverage_end(tree, arrival, child.start, child.start + agreed)
             if stop < child.end:
                 child = tree.split(child, stop)
+        if any(cell.incoming is not None and cell.device is None for cell in child.cells):
+            break  # it is on its way from DEVICE, and nowhere until that has ended
         taken = sum(_adopt(tree, child, track, arrival) for track in tree.tracks)
         if taken:
             _note_stored(tree, child, arrival)
             tree.queue_candidates(child)
-        n_slots += taken
         node = child
+    reached = node.end
     # nodes made for data that then could not be hung lead nowhere (T3)
     tree.remove_dead(node)
-    return Arrived(node, n_slots)
+    return reached
 
 
 def _grow(tree: Tree, parent: Node, arrival: Arrival) -> Node:
