@@ -130,6 +130,7 @@ def test_requests_of_which_nothing_is_stored_do_not_wait_for_one_another() -> No
     waiting = [tier_of(cache).prefetch(key) for key in keys]
     assert all(prefetch.shared for prefetch in waiting[1:])
     until(lambda: waiting[0].ended, cache)
+    cache.poll()
     assert not any(prefetch.joined for prefetch in waiting), "all of them look at once"
     drained(cache, waiting[-1])
     cache.close()

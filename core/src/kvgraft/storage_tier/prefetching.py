@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 
 from kvgraft.config import PrefetchPolicy, StorageSettings
@@ -15,6 +15,10 @@ from kvgraft.tree.keys import TokenKey, common_prefix_pages
 from kvgraft.tree.ledger import Ledger
 
 __all__ = ["Prefetch", "Prefetching"]
+
+
+AGAIN_AT_A_TIME = 16
+"""Prefetches that look again in one poll, after what they shared has ended; a millisecond each."""
 
 
 class Prefetch:
@@ -123,6 +127,7 @@ class Prefetching:
         self._by_page: dict[bytes, Fetch] = {}
         self._waiting: dict[Fetch, list[Prefetch]] = {}
         self._draining: list[Draining] = []
+        self._again: deque[tuple[Prefetch, bool]] = deque()
         size = scene.tree.page_size
         self._threshold = max(1, -(-settings.threshold_tokens // size))
 
@@ -134,8 +139,8 @@ class Prefetching:
 
     @property
     def n_in_flight(self) -> int:
-        """Fetches under way, those given up but not yet over included."""
-        return len(self._flying) + len(self._draining)
+        """Fetches under way, those to begin, and those given up but not yet over."""
+        return len(self._flying) + len(self._draining) + len(self._again)
 
     def start(self, key: TokenKey, limit: int | None = None, *, spare: bool = False) -> Prefetch:
         """Look for what STORAGE has of a sequence; returns at once.
@@ -186,6 +191,9 @@ class Prefetching:
 
     def poll(self) -> None:
         """Take in what has come; never waits."""
+        for _ in range(min(len(self._again), AGAIN_AT_A_TIME)):
+            prefetch, alone = self._again.popleft()
+            self._launch(prefetch, alone=alone)
         for draining in [each for each in self._draining if each.ticket.done]:
             self._draining.remove(draining)
             for ledger, slots in draining.slots:
@@ -201,9 +209,11 @@ class Prefetching:
 
     def stop(self, reason: str) -> None:
         """End everything under way; nothing more is published."""
-        for waiting in list(self._waiting.values()):
-            for prefetch in list(waiting):
-                self._leave(prefetch, reason)
+        waiting = [each for each, _ in self._again]
+        for sharing in self._waiting.values():
+            waiting += sharing
+        for prefetch in waiting:
+            self._leave(prefetch, reason)
 
     def owners(self) -> Iterator[tuple[Ledger, bytes]]:
         """HOST slots in flight, for integrity checks."""
@@ -230,6 +240,7 @@ class Prefetching:
         """Start what a prefetch waits for, or join who fetches it already, unless `alone`."""
         tree, key = self.scene.tree, prefetch.key
         threshold = 1 if prefetch.spare else self._threshold
+        prefetch.fetch = None
         prefetch.limit = min(prefetch.limit, key.n_tokens // tree.page_size)  # it may have been cut
         self.scene.naming.namespace(key.namespace)
         tree.hold(key.namespace)
@@ -277,6 +288,9 @@ class Prefetching:
         assert fetch is not None
         self._note(prefetch, fetch)
         self._finish(prefetch, reason)
+        if fetch not in self._waiting:  # it has ended; this one was to look again
+            self._again = deque(each for each in self._again if each[0] is not prefetch)
+            return
         self._waiting[fetch].remove(prefetch)
         if not self._waiting[fetch]:
             draining = fetch.stop(reason)
@@ -297,7 +311,8 @@ class Prefetching:
             # it may have asked for more, or for less, than what this one wants
             more = came or shared < prefetch.limit or prefetch.spare != fetch.spare
             if prefetch.joined and more:
-                self._launch(prefetch, alone=not came)
+                prefetch.fetch = fetch
+                self._again.append((prefetch, not came))
             else:
                 self._finish(prefetch, fetch.reason)
 
