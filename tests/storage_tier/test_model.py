@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 
 from kvgraft import TokenKey, WritePolicy
 from kvgraft.cache import Cache
@@ -111,6 +111,7 @@ def run(server: Server, key: TokenKey, prefetch: Prefetch | None = None) -> None
 @pytest.mark.parametrize("policy", [WritePolicy.WRITE_THROUGH, WritePolicy.WRITE_BACK])
 @pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@example(seed=747481, lost=0.05, served=0, host_pages=12)
 @given(
     seed=st.integers(0, 2**32),
     lost=st.sampled_from([0.0, 0.05, 0.3]),

@@ -82,7 +82,7 @@ class Fetch:
         planned: the boundary it went for at first; 0 while that is not known.
         shrunk: whether HOST memory was short of what the store has (S3).
         reason: why it ended, for people.
-        found: per component, pages the store says it has.
+        found: per component, pages the store says it has, once it has answered.
     """
 
     def __init__(
@@ -156,15 +156,17 @@ class Fetch:
     # -- looking
 
     def _look(self) -> None:
-        """Ask the store, of each page that is lacking, for its first slot; a hint."""
+        """Ask the store for each page that is lacking; what it says is a hint."""
         inventory = self._inventory()
         self._asked: list[tuple[set[int], int]] = []
         addresses: list[Address] = []
         for track, mask in zip(self.scene.tree.tracks, inventory.lacking):
             lacking = np.flatnonzero(mask[self.start - inventory.first :]) + self.start
             pages = lacking.tolist()
-            self._asked += [(self.found[track.index], page) for page in pages]
-            addresses += self._addresses(track, pages)[0]
+            self.found[track.index].update(pages)
+            for of_a_slot in self._addresses(track, pages):
+                self._asked += [(self.found[track.index], page) for page in pages]
+                addresses += of_a_slot
         self._ticket = self.scene.storage.exists(addresses, self.scene.deadline_s)
 
     def _addresses(self, track: Track, pages: Sequence[int]) -> list[list[Address]]:
@@ -203,10 +205,9 @@ class Fetch:
 
     def _take_hints(self) -> None:
         for (found, page), status in zip(self._asked, self._ticket.statuses):
-            if status is Status.OK:
-                found.add(page)
-            elif status in TRANSIENT:
-                self._unknown = True
+            if status is not Status.OK:
+                found.discard(page)
+                self._unknown = self._unknown or status in TRANSIENT
         self._asked = []
 
     def _begin(self, budget: int) -> None:
