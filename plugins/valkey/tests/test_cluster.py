@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvgraft.storage import TRANSIENT, Status, SupervisionLimits
+from kvgraft_valkey.records import Names
 
 from .scene import addresses, fetched, stored, supervised
 from .servers import HOST, Cluster, needs_server, until
@@ -35,14 +36,17 @@ def url(cluster: Cluster) -> str:
 def test_keys_spread_and_are_counted_once(cluster: Cluster) -> None:
     with supervised(url(cluster)) as storage:
         assert stored(storage, PLACES, SIZE) == [OK] * 30
-        owners = {cluster.owner(PREFIX.encode() + place.key).port for place in PLACES}
+        owners = {
+            cluster.owner(Names.of(PREFIX.encode(), place.key).payload).port for place in PLACES
+        }
         assert len(owners) == 3
         ticket = storage.ask("stats", lambda store: store.stats())
         assert ticket.wait(20)
         assert (ticket.value.n_records, ticket.value.details["servers"]) == (30, 3)  # type: ignore[attr-defined]
-        whole = cluster.ask("GET", PREFIX.encode() + PLACES[3].key)
+        name = Names.of(PREFIX.encode(), PLACES[3].key).payload
+        whole = cluster.ask("GET", name)
         assert isinstance(whole, bytes)
-        cluster.ask("SET", PREFIX.encode() + PLACES[3].key, whole[:-1])
+        cluster.ask("SET", name, whole[:-1])
         ticket = storage.ask("verify", lambda store: store.verify())
         assert ticket.wait(20)
         assert [each.key for each in ticket.value.damaged] == [PLACES[3].key.hex()]  # type: ignore[attr-defined]
@@ -52,20 +56,21 @@ def test_keys_spread_and_are_counted_once(cluster: Cluster) -> None:
 def test_a_slot_that_moves_is_followed(cluster: Cluster) -> None:
     with supervised(url(cluster)) as storage:
         assert stored(storage, PLACES, SIZE) == [OK] * 30
-        name = PREFIX.encode() + PLACES[0].key
-        source = cluster.owner(name)
+        names = Names.of(PREFIX.encode(), PLACES[0].key)
+        source = cluster.owner(names.payload)
         target = next(each for each in cluster.primaries if each is not source)
-        slot = source.ask("CLUSTER", "KEYSLOT", name)
+        slot = source.ask("CLUSTER", "KEYSLOT", names.payload)
+        assert slot == source.ask("CLUSTER", "KEYSLOT", names.header)
         assert isinstance(slot, int)
         target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", cluster.id_of(source))
         source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", cluster.id_of(target))
-        source.ask("MIGRATE", HOST, target.port, name, 0, 5000)
+        source.ask("MIGRATE", HOST, target.port, "", 0, 5000, "KEYS", *names)
         assert fetched(storage, PLACES, SIZE) == [OK] * 30, "asked where the key went"
         for each in (target, source):
             each.ask("CLUSTER", "SETSLOT", slot, "NODE", cluster.id_of(target))
         assert fetched(storage, PLACES, SIZE) == [OK] * 30, "moved for good"
         assert stored(storage, PLACES, SIZE) == [OK] * 30
-        assert cluster.owner(name) is target
+        assert cluster.owner(names.payload) is target
 
 
 def test_a_replica_that_takes_over_is_found(cluster: Cluster) -> None:

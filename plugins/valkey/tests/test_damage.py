@@ -11,10 +11,10 @@ from click.testing import CliRunner
 from kvgraft.cli.storage import storage as storage_command
 from kvgraft.storage import Address, Status, Storage, Value
 from kvgraft.storage.payload import HEADER_NBYTES
-from kvgraft_valkey.pieces import RUN_NBYTES
+from kvgraft_valkey.records import RUN_NBYTES, Names
 
 from . import shared
-from .scene import addresses, fetched, opened, stored, supervised
+from .scene import addresses, fetched, opened, payload, settled, stored, supervised
 from .servers import needs_server
 
 pytestmark = needs_server
@@ -23,25 +23,26 @@ OK, MISS, CORRUPT = Status.OK, Status.MISS, Status.CORRUPT
 PREFIX = "damage:"
 SIZE = 5000
 LONG = RUN_NBYTES + 5000
-"""Read in two pieces."""
+"""A run of its own, so it is read straight into its memory."""
 
 
 def url() -> str:
     return f"{shared.single().url}?prefix={PREFIX}"
 
 
-def name(place: Address) -> bytes:
-    return PREFIX.encode() + place.key
+def name(place: Address, part: str = "payload") -> bytes:
+    names = Names.of(PREFIX.encode(), place.key)
+    return names.header if part == "header" else names.payload
 
 
-def value(place: Address) -> bytes:
-    found = shared.single().ask("GET", name(place))
+def value(place: Address, part: str = "payload") -> bytes:
+    found = shared.single().ask("GET", name(place, part))
     assert isinstance(found, bytes)
     return found
 
 
-def plant(place: Address, content: bytes) -> None:
-    shared.single().ask("SET", name(place), content)
+def plant(place: Address, content: bytes, part: str = "payload") -> None:
+    shared.single().ask("SET", name(place, part), content)
 
 
 def n_damaged(storage: Storage) -> int:
@@ -52,51 +53,55 @@ def n_damaged(storage: Storage) -> int:
 
 
 @pytest.mark.parametrize("size", [SIZE, LONG])
-def test_header_and_payload_are_one_value(size: int) -> None:
+def test_header_and_payload_are_strings_under_readable_names(size: int) -> None:
     (place,) = addresses(1)
     with supervised(url()) as storage:
         stored(storage, [place], size)
-        assert len(value(place)) == HEADER_NBYTES + size
-        assert shared.single().ask("TYPE", name(place)) == b"string"
+        assert name(place) == f"damage:{{{place.key.hex()}}}:payload".encode()
+        assert value(place) == payload(place, size)
+        assert len(value(place, "header")) == HEADER_NBYTES
 
 
 @pytest.mark.parametrize(
-    ("cut", "status"),
+    ("part", "cut", "status"),
     [
-        (lambda whole: whole[:-1], CORRUPT),
-        (lambda whole: whole[: HEADER_NBYTES + 1], CORRUPT),
-        (lambda whole: whole[:HEADER_NBYTES], CORRUPT),
-        (lambda whole: whole[:7], CORRUPT),
-        (lambda whole: whole + b"\0", Status.TOO_LARGE),
-        (lambda whole: whole + whole[:5000], Status.TOO_LARGE),
-        (lambda whole: bytes(len(whole)), CORRUPT),
-        (lambda whole: whole[::-1], CORRUPT),
-        (lambda whole: b"a stranger's value", CORRUPT),
+        ("payload", lambda whole: whole[:-1], CORRUPT),
+        ("payload", lambda whole: whole[:1], CORRUPT),
+        ("payload", lambda whole: whole + b"\0", Status.TOO_LARGE),
+        ("payload", lambda whole: whole + whole[:5000], Status.TOO_LARGE),
+        ("payload", lambda whole: bytes(len(whole)), CORRUPT),
+        ("payload", lambda whole: whole[::-1], CORRUPT),
+        ("payload", lambda whole: b"a stranger's value", CORRUPT),
+        ("header", lambda whole: whole[:7], CORRUPT),
+        ("header", lambda whole: whole + b"\0", CORRUPT),
+        ("header", lambda whole: bytes(len(whole)), CORRUPT),
+        ("header", lambda whole: whole * 5, CORRUPT),
     ],
 )
-@pytest.mark.parametrize("size", [SIZE, LONG - 5000, LONG])
+@pytest.mark.parametrize("size", [SIZE, LONG])
 def test_a_value_that_was_cut_lengthened_or_replaced_is_found_out_and_removed(
-    cut: object, status: Status, size: int
+    part: str, cut: object, status: Status, size: int
 ) -> None:
     assert callable(cut)
     places = addresses(3)
     with supervised(url()) as storage:
         assert stored(storage, places, size) == [OK] * 3
-        plant(places[1], cut(value(places[1])))
+        plant(places[1], cut(value(places[1], part)), part)
         assert n_damaged(storage) == 1
         assert fetched(storage, places, size) == [OK, status, OK]
-        assert shared.single().ask("EXISTS", name(places[1])) == 0
+        assert shared.single().ask("EXISTS", *Names.of(PREFIX.encode(), places[1].key)) == 0
         assert fetched(storage, places, size) == [OK, MISS, OK]
         assert stored(storage, [places[1]], size) == [OK]
         assert n_damaged(storage) == 0
 
 
-def test_a_value_that_was_cut_between_two_pieces_is_corrupt_too() -> None:
-    (place,) = addresses(1)
-    with supervised(url()) as storage:
-        stored(storage, [place], LONG)
-        plant(place, value(place)[: HEADER_NBYTES + RUN_NBYTES])
-        assert fetched(storage, [place], LONG) == [CORRUPT]
+@pytest.mark.parametrize("size", [SIZE, LONG])
+def test_less_time_than_the_client_waits_is_time_enough(size: int) -> None:
+    places = addresses(3)
+    with supervised(f"{url()}&timeout_s=30") as storage:
+        assert stored(storage, places, size) == [OK] * 3
+        plant(places[1], value(places[1])[:-1])
+        assert fetched(storage, places, size) == [OK, CORRUPT, OK]
 
 
 def test_every_flipped_bit_is_found() -> None:
@@ -104,17 +109,20 @@ def test_every_flipped_bit_is_found() -> None:
     chance = random.Random(11)
     with supervised(url()) as storage:
         stored(storage, [place], SIZE)
-        whole = value(place)
-        bits = [*range(0, 8 * HEADER_NBYTES, 61), *chance.sample(range(8 * len(whole)), 60)]
-        for bit in bits:
-            flipped = bytearray(whole)
+        parts = {"header": value(place, "header"), "payload": value(place)}
+        flips = [("header", bit) for bit in range(0, 8 * HEADER_NBYTES, 31)]
+        flips += [("payload", bit) for bit in chance.sample(range(8 * SIZE), 60)]
+        for part, bit in flips:
+            flipped = bytearray(parts[part])
             flipped[bit // 8] ^= 1 << bit % 8
-            plant(place, bytes(flipped))
+            for each, whole in parts.items():
+                plant(place, bytes(flipped) if each == part else whole, each)
             if bit % 5 == 0:
-                assert n_damaged(storage) == 1, f"bit {bit}"
+                assert n_damaged(storage) == 1, f"bit {bit} of the {part}"
             (told,) = fetched(storage, [place], SIZE)
-            assert told in (CORRUPT, Status.STALE), f"bit {bit} is {told}"
-        plant(place, whole)
+            assert told in (CORRUPT, Status.STALE), f"bit {bit} of the {part} is {told}"
+        for part, whole in parts.items():
+            plant(place, whole, part)
         assert fetched(storage, [place], SIZE) == [OK]
 
 
@@ -122,31 +130,47 @@ def test_another_keys_value_is_stale() -> None:
     here, there = addresses(2)
     with supervised(url()) as storage:
         stored(storage, [here, there], SIZE)
-        plant(here, value(there))
+        for part in Names._fields:
+            plant(here, value(there, part), part)
         assert n_damaged(storage) == 1
         assert fetched(storage, [here, there], SIZE) == [Status.STALE, OK]
 
 
-def test_what_is_no_string_is_corrupt_and_gives_way() -> None:
+@pytest.mark.parametrize("part", Names._fields)
+def test_what_is_no_string_is_corrupt_and_gives_way(part: str) -> None:
     places = addresses(3)
     with supervised(url()) as storage:
         stored(storage, places, SIZE)
-        shared.single().ask("DEL", name(places[0]))
-        shared.single().ask("RPUSH", name(places[0]), "a", "b")
+        shared.single().ask("DEL", name(places[0], part))
+        shared.single().ask("RPUSH", name(places[0], part), "a", "b")
         ticket = storage.ask("stats", lambda store: store.stats().n_records)
         assert ticket.wait(20)
         assert ticket.value == 2
         assert n_damaged(storage) == 1
         assert fetched(storage, places, SIZE) == [CORRUPT, OK, OK]
-        shared.single().ask("RPUSH", name(places[0]), "a", "b")
+        shared.single().ask("RPUSH", name(places[0], part), "a", "b")
         assert stored(storage, places, SIZE) == [OK] * 3
         assert fetched(storage, places, SIZE) == [OK] * 3
+
+
+@pytest.mark.parametrize("part", Names._fields)
+def test_what_is_no_string_where_a_long_value_was_is_a_miss_and_stored_again(part: str) -> None:
+    (place,) = addresses(1)
+    with supervised(url()) as storage:
+        stored(storage, [place], LONG)
+        shared.single().ask("DEL", name(place, part))
+        shared.single().ask("RPUSH", name(place, part), "a", "b")
+        assert fetched(storage, [place], LONG) == [MISS]
+        ticket = storage.set([place], [payload(place, LONG)], only_missing=True)
+        assert settled(ticket) == [OK]
+        assert fetched(storage, [place], LONG) == [OK]
 
 
 def test_an_empty_value_is_as_good_as_none() -> None:
     (place,) = addresses(1)
     with supervised(url()) as storage:
         plant(place, b"")
+        plant(place, bytes(HEADER_NBYTES), "header")
         assert n_damaged(storage) == 0
         assert fetched(storage, [place], SIZE) == [MISS]
         assert stored(storage, [place], SIZE) == [OK]

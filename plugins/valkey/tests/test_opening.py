@@ -112,7 +112,7 @@ def test_a_server_that_tells_nothing_of_its_settings_is_taken_at_its_defaults() 
     try:
         server.ask("ACL", "SETUSER", "default", "-config")
         with opened(server.url) as store:
-            assert store.capabilities.max_payload_nbytes == (512 << 20) - 256
+            assert store.capabilities.max_payload_nbytes == 512 << 20
             assert not store.capabilities.durable
     finally:
         server.close()

@@ -8,9 +8,10 @@ import pytest
 
 from kvgraft.storage import Status, open_storage
 from kvgraft_valkey.connection import unseen
+from kvgraft_valkey.records import Names
 
 from . import shared
-from .scene import addresses, fetched, opened, settled, stored, supervised
+from .scene import addresses, fetched, opened, payload, settled, stored, supervised
 from .servers import needs_server, until
 
 pytestmark = needs_server
@@ -59,7 +60,10 @@ def test_prefixes_keep_stores_apart_and_clear_removes_one(base: str) -> None:
 
 def test_keys_of_others_are_neither_counted_nor_removed() -> None:
     server = shared.single()
-    theirs = [b"ours", b"ours:", b"ours:" + bytes(31), b"ours:" + bytes(33), b"other:" + bytes(32)]
+    stems = [b"ours:{%b}" % (b"0" * n) for n in (62, 63, 64, 65, 66)]
+    theirs = [b"ours", b"ours:", b"ours:" + bytes(32), b"ours:{" + b"x" * 64 + b"}:payload"]
+    theirs += [stem + b":other" for stem in stems] + [b"o" + stem + b":payload" for stem in stems]
+    theirs += [stem + b":header" for stem in stems if len(stem) != 71]
     for each in theirs:
         server.ask("SET", each, b"theirs")
     with opened(f"{server.url}?prefix=ours:") as store:
@@ -68,6 +72,28 @@ def test_keys_of_others_are_neither_counted_nor_removed() -> None:
         store.clear()
     assert server.ask("EXISTS", *theirs) == len(theirs)
     server.ask("DEL", *theirs)
+
+
+@pytest.mark.parametrize("part", Names._fields)
+def test_what_servers_evicted_half_of_is_none_until_it_is_stored_again(part: str) -> None:
+    places = addresses(3)
+    server = shared.single()
+    with supervised(f"{server.url}?prefix=half:") as storage:
+        assert stored(storage, places, SIZE) == [OK] * 3
+        names = Names.of(b"half:", places[1].key)
+        server.ask("DEL", getattr(names, part))
+        assert settled(storage.exists(places)) == [OK, MISS, OK]
+        assert fetched(storage, places, SIZE) == [OK, MISS, OK]
+        found = storage.ask("both", lambda store: (store.stats().n_records, store.verify()))
+        assert found.wait(20)
+        n_records, report = found.value  # type: ignore[misc]
+        assert (n_records, report.n_records, report.damaged) == (2, 2, ())
+        ticket = storage.set(places, [payload(each, SIZE) for each in places], only_missing=True)
+        assert settled(ticket) == [OK] * 3
+        assert fetched(storage, places, SIZE) == [OK] * 3
+        server.ask("DEL", getattr(names, part))
+        assert storage.ask("clear", lambda store: store.clear()).wait(20)
+    assert server.ask("EXISTS", *names) == 0
 
 
 @pytest.mark.parametrize("base", BASES)

@@ -3,7 +3,7 @@
 options             what a URL may say
 opening, connection one client of a server or a cluster, and why there is none
 facts               what the servers say of themselves: limits, eviction, durability
-pieces              values cut into what one round trip carries
+records             what a value is on the servers, and what one round trip carries
 store               the backend
 
 Importing this package does not import the client; opening a store does.

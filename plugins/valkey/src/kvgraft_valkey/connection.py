@@ -68,6 +68,25 @@ class Connection(abc.ABC, Generic[Client]):
             ConnectionError: it cannot be done.
         """
 
+    def fetch(
+        self, names: Sequence[bytes], buffers: Sequence[memoryview]
+    ) -> list[int | None] | None:
+        """Copy strings into memory; the length of each, None where there is none.
+
+        Waits as long as the client was told to for any answer, and no shorter.
+
+        Returns:
+            None if the server refuses, or a string is longer than its memory.
+
+        Raises:
+            TimeoutError: not done in time.
+            ConnectionError: it cannot be done.
+        """
+        told: list[list[bytes | None]] = []
+        with self._using() as client, _refusals_aside():
+            told.append(client.mget(list(names), buffers=list(buffers)))
+        return [None if each is None else int(each) for each in told[0]] if told else None
+
     @abc.abstractmethod
     def names(self, pattern: str) -> Iterator[list[bytes]]:
         """Names of keys that match, each once; what comes and goes meanwhile may be among them."""
@@ -144,7 +163,8 @@ class SingleConnection(Connection[glide.GlideClient]):
             return [_table(client.info())]
 
     def settings(self) -> list[Table]:
-        with self._using() as client, _refusals() as told:
+        told: list[Table] = []
+        with self._using() as client, _refusals_aside():
             told.append(_decoded(client.config_get([EVERYTHING])))
         return told or [{}]
 
@@ -179,7 +199,8 @@ class ClusterConnection(Connection[glide.GlideClusterClient]):
         return [_table(each) for each in cast(dict[bytes, bytes], told).values()]
 
     def settings(self) -> list[Table]:
-        with self._using() as client, _refusals() as told:
+        told: list[Table] = []
+        with self._using() as client, _refusals_aside():
             found = client.config_get([EVERYTHING], glide.AllPrimaries())
             nodes = cast(dict[bytes, dict[bytes, bytes]], found)
             told.extend(_decoded(each) for each in nodes.values())
@@ -199,15 +220,14 @@ def one_line(error: BaseException) -> str:
 
 
 @contextmanager
-def _refusals() -> Iterator[list[Table]]:
-    """A list that stays empty where a server refuses to say; other errors go on."""
-    told: list[Table] = []
+def _refusals_aside() -> Iterator[None]:
+    """Go on behind the block where a server refuses what it asks; other errors stay."""
     try:
-        yield told
+        yield
     except (glide.TimeoutError, glide.ConnectionError):
         raise
     except glide.RequestError:
-        told.clear()
+        pass
 
 
 def milliseconds(seconds: float) -> int:

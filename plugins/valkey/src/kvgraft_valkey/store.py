@@ -1,4 +1,4 @@
-"""The backend: each value, header and payload in a row, is one string under a prefixed key."""
+"""The backend: values as strings under prefixed keys, in as few round trips as are quick."""
 
 from __future__ import annotations
 
@@ -25,29 +25,40 @@ from kvgraft_valkey.connection import AnyConnection, Commands, one_line
 from kvgraft_valkey.facts import counts, read_facts
 from kvgraft_valkey.opening import connect
 from kvgraft_valkey.options import ValkeyOptions, parse_location
-from kvgraft_valkey.pieces import RUN_KEYS, RUN_NBYTES, Piece, pieces, runs, take, whole
+from kvgraft_valkey.records import RUN_KEYS, RUN_NBYTES, Names, pattern, placed, runs, verdict
 
 __all__ = ["ValkeyBackend"]
 
 MARGIN_S = 0.02
 """Kept back from a deadline, so that a call has returned by then."""
 
-KEY_NBYTES = 32
-
-Ask = Callable[[Commands, Piece], object]
-Judge = Callable[[Piece, object], "Status | None"]
+Told = Status | glide.RequestError
+Carry = Callable[[range, float], list[Told]]
 
 
 class _Found(NamedTuple):
-    """A key in a scan: its name, the memory it takes, its length; None if it is no string."""
+    """One of the strings in a scan, and the value it is of.
+
+    Attributes:
+        name: the string's.
+        key: the value's.
+        memory_nbytes: what the string takes.
+        nbytes: lengths of header and payload: 0 for what is not there, None for what is no string.
+    """
 
     name: bytes
+    key: bytes
     memory_nbytes: int
-    nbytes: int | None
+    nbytes: tuple[int | None, int | None]
+
+    @property
+    def is_payload(self) -> bool:
+        """Whether it is the one by which values are counted."""
+        return Names.is_payload(self.name)
 
 
 class ValkeyBackend(StorageBackend):
-    """A store on servers; keys are the prefix and the 32 bytes of a storage key.
+    """A store on servers.
 
     Args:
         connection: open; closed with the store.
@@ -95,63 +106,93 @@ class ValkeyBackend(StorageBackend):
             shared=True,
             evicts=self._facts.evicts,
             synchronous=True,
-            max_payload_nbytes=self._facts.value_nbytes - HEADER_NBYTES,
+            max_payload_nbytes=self._facts.value_nbytes,
         )
 
     # -- calls
 
     def exists(self, keys: Sequence[bytes]) -> Sequence[bool]:
-        """Per key, whether the servers have it, damaged or not."""
+        """Per key, whether the servers have all of it, damaged or not."""
         batch = self._connection.batch()
-        for key in keys:
-            batch.exists([self._prefix + key])
-        return [answer == 1 for answer in self._answers(batch)]
+        for names in self._names_of(keys):
+            for name in names:
+                batch.strlen(name)
+        answers = iter(self._answers(batch))
+        return [bool(header) and bool(payload) for header, payload in zip(answers, answers)]
 
     def get_into(
         self, keys: Sequence[bytes], values: Sequence[Value], deadline_s: float
     ) -> Sequence[Status]:
-        """Read values, the long ones in pieces; payloads are for the caller to verify."""
+        """Read values; payloads are for the caller to verify.
 
-        def ask(batch: Commands, piece: Piece) -> None:
-            batch.getrange(self._prefix + keys[piece.number], *piece.asked)
+        One that is a run of its own goes straight to its memory: a command, since answers of a
+        batch cannot. The client has one time-out for all commands, so that has to be short enough.
+        """
+        names = self._names_of(keys)
 
-        def judge(piece: Piece, answer: object) -> Status | None:
-            return take(piece, cast(bytes, answer), values[piece.number])
+        def carry(run: range, seconds: float) -> list[Told]:
+            first = run[0]
+            if len(run) == 1 and seconds >= self.options.timeout_s:
+                found = self._connection.fetch(names[first], values[first])
+                if found is not None:
+                    return [verdict(values[first], *found)]
+            batch = self._connection.batch()
+            for number in run:
+                batch.getrange(names[number].header, 0, HEADER_NBYTES)
+                batch.getrange(names[number].payload, 0, len(values[number].payload))
+            answers = self._connection.run(batch, seconds)
+            return [
+                _refusal(pair) or placed(values[number], *cast("tuple[bytes, bytes]", pair))
+                for number, pair in zip(run, _in_pairs(answers))
+            ]
 
-        sizes = [len(value.payload) for value in values]
-        return self._carry_out([None] * len(keys), runs(pieces(sizes)), ask, judge, deadline_s)
+        work = runs([len(value.payload) for value in values])
+        return self._carry_out(len(keys), work, carry, deadline_s)
 
     def set_from(
         self, keys: Sequence[bytes], values: Sequence[Value], deadline_s: float
     ) -> Sequence[Status]:
         """Store values; what is there is replaced."""
+        names = self._names_of(keys)
+        longest = self._facts.value_nbytes
 
-        def ask(batch: Commands, piece: Piece) -> None:
-            value = b"".join(values[piece.number])
-            batch.set(self._prefix + keys[piece.number], value, expiry=self._expiry)
+        def carry(run: range, seconds: float) -> list[Told]:
+            batch = self._connection.batch()
+            fitting = [number for number in run if len(values[number].payload) <= longest]
+            for number in fitting:
+                for name, part in zip(names[number], values[number]):
+                    batch.set(name, part, expiry=self._expiry)
+            told: dict[int, Told] = dict.fromkeys(run, Status.TOO_LARGE)
+            if fitting:
+                answers = self._connection.run(batch, seconds)
+                for number, pair in zip(fitting, _in_pairs(answers)):
+                    told[number] = _refusal(pair) or Status.OK
+            return list(told.values())
 
-        sizes = [len(value.payload) for value in values]
-        longest = self._facts.value_nbytes - HEADER_NBYTES
-        told = [Status.TOO_LARGE if size > longest else None for size in sizes]
-        return self._carry_out(told, runs(whole(sizes)), ask, lambda *_: Status.OK, deadline_s)
+        work = runs([len(value.payload) for value in values])
+        return self._carry_out(len(keys), work, carry, deadline_s)
 
     def remove(self, keys: Sequence[bytes]) -> Sequence[Status]:
         """Remove values; the servers free their memory in the background."""
+        names = self._names_of(keys)
 
-        def ask(batch: Commands, piece: Piece) -> None:
-            batch.unlink([self._prefix + keys[piece.number]])
+        def carry(run: range, seconds: float) -> list[Told]:
+            batch = self._connection.batch()
+            for number in run:
+                batch.unlink(list(names[number]))
+            answers = self._connection.run(batch, seconds)
+            return [
+                _refusal([answer]) or (Status.OK if answer == len(Names._fields) else Status.MISS)
+                for answer in answers
+            ]
 
-        def judge(piece: Piece, answer: object) -> Status:
-            return Status.OK if answer == 1 else Status.MISS
-
-        work = runs(whole([0] * len(keys)))
-        return self._carry_out([None] * len(keys), work, ask, judge, self.options.timeout_s)
+        return self._carry_out(len(keys), runs([0] * len(keys)), carry, self.options.timeout_s)
 
     def clear(self) -> None:
-        """Remove the keys that have this store's prefix and form, page by page."""
-        for names in self._names():
+        """Remove the strings that have this store's prefix and form, page by page."""
+        for page in self._pages():
             batch = self._connection.batch()
-            for name in names:
+            for name, _ in page:
                 batch.unlink([name])
             self._answers(batch)
 
@@ -163,21 +204,22 @@ class ValkeyBackend(StorageBackend):
         n_records = nbytes = 0
         for found in self._scan():
             nbytes += found.memory_nbytes
-            n_records += found.nbytes is not None and found.nbytes > HEADER_NBYTES
+            n_records += found.is_payload and all(found.nbytes)
         details = counts(self._connection)
         return StoreStats(n_records, nbytes, self._facts.capacity_nbytes, details)
 
     def verify(self) -> VerifyReport:
-        """Read every value to its last byte."""
+        """Read every value to its last byte; one of which the servers evicted half is none."""
         n_records = nbytes = 0
         damaged = []
         for found in self._scan():
+            if not found.is_payload or 0 in found.nbytes:
+                continue
             n_records += 1
-            nbytes += found.nbytes or 0
+            nbytes += sum(each or 0 for each in found.nbytes)
             reason = self._damage(found)
             if reason is not None:
-                key = found.name[len(self._prefix) :]
-                damaged.append(Damage(self._connection.where, key.hex(), reason))
+                damaged.append(Damage(self._connection.where, found.key.hex(), reason))
         return VerifyReport(n_records, nbytes, tuple(damaged))
 
     def healthy(self) -> bool:
@@ -194,55 +236,47 @@ class ValkeyBackend(StorageBackend):
 
     # -- inside
 
+    def _names_of(self, keys: Sequence[bytes]) -> list[Names]:
+        return [Names.of(self._prefix, key) for key in keys]
+
     def _carry_out(
-        self,
-        told: Sequence[Status | None],
-        work: Iterable[list[Piece]],
-        ask: Ask,
-        judge: Judge,
-        deadline_s: float,
+        self, n_keys: int, work: Iterable[range], carry: Carry, deadline_s: float
     ) -> list[Status]:
-        """Ask run after run; a status per key.
+        """Carry out run after run, until the deadline or a connection that is lost.
 
         Args:
-            told: what is known before; None for what is to be asked.
-            work: pieces in runs.
-            ask: adds a piece's command to a batch.
-            judge: what an answer means for its key; None while there is more to come.
+            n_keys: of the call.
+            work: numbers of keys in runs.
+            carry: one round trip; a status for each key of its run, or why it was refused.
             deadline_s: seconds for all of it.
 
         Raises:
             ConnectionError: it is down for every key; why.
         """
         end = self._clock() + deadline_s - min(MARGIN_S, deadline_s / 4)
-        statuses, rest, reason = list(told), Status.TIMEOUT, ""
+        statuses: list[Status] = []
+        rest, reason = Status.TIMEOUT, ""
         for run in work:
-            left = [piece for piece in run if statuses[piece.number] is None]
-            if not left:
-                continue
-            batch = self._connection.batch()
-            for piece in left:
-                ask(batch, piece)
             seconds = end - self._clock()
             if seconds <= 0:
                 break
             try:
-                answers = self._connection.run(batch, seconds)
+                told = carry(run, seconds)
             except TimeoutError:
                 break
             except ConnectionError as error:
                 rest, reason = Status.DOWN, str(error)
                 break
-            for piece, answer in zip(left, answers):
-                if isinstance(answer, glide.RequestError):
-                    statuses[piece.number] = _refused(answer)
-                    reason = one_line(answer)
-                elif statuses[piece.number] is None:
-                    statuses[piece.number] = judge(piece, answer)
-        decided = [rest if status is None else status for status in statuses]
-        if decided and set(decided) == {Status.DOWN}:
+            for each in told:
+                if isinstance(each, Status):
+                    statuses.append(each)
+                else:
+                    statuses.append(_refused(each))
+                    reason = one_line(each)
+        statuses += [rest] * (n_keys - len(statuses))
+        if statuses and set(statuses) == {Status.DOWN}:
             raise ConnectionError(reason)
-        return decided
+        return statuses
 
     def _answers(self, batch: Commands) -> list[object]:
         """What servers answer to commands that have no deadline; None for a key of another type.
@@ -261,39 +295,52 @@ class ValkeyBackend(StorageBackend):
             return None
         raise ConnectionError(f"{self._connection.where}: {one_line(answer)}")
 
-    def _names(self) -> Iterator[list[bytes]]:
-        """Names of this store's keys; one of another length is another's."""
-        for names in self._connection.names(self.options.prefix + "?" * KEY_NBYTES):
-            rest = iter(names)
+    def _pages(self) -> Iterator[list[tuple[bytes, bytes]]]:
+        """Names of this store's strings, each with its storage key, page by page."""
+        for names in self._connection.names(pattern(self.options.prefix)):
+            found = [(name, Names.key_of(self._prefix, name)) for name in names]
+            rest = iter([(name, key) for name, key in found if key is not None])
             while page := list(islice(rest, RUN_KEYS)):
                 yield page
 
     def _scan(self) -> Iterator[_Found]:
-        """This store's keys that are there when their page is looked at; empty ones are not."""
-        for names in self._names():
+        """This store's strings that are there when their page is looked at."""
+        for page in self._pages():
             batch = self._connection.batch()
-            for name in names:
-                batch.strlen(name)
+            for name, key in page:
                 batch.custom_command(["MEMORY", "USAGE", name])
-            answers = self._answers(batch)
-            for name, nbytes, taken in zip(names, answers[::2], answers[1::2]):
-                if isinstance(taken, int) and nbytes != 0:
-                    yield _Found(name, taken, cast("int | None", nbytes))
+                for each in Names.of(self._prefix, key):
+                    batch.strlen(each)
+            answers = iter(self._answers(batch))
+            for (name, key), taken, header, payload in zip(page, answers, answers, answers):
+                if isinstance(taken, int):
+                    nbytes = cast("tuple[int | None, int | None]", (header, payload))
+                    yield _Found(name, key, taken, nbytes)
 
     def _damage(self, found: _Found) -> str | None:
         """What is wrong with a value; None where nothing is, or it was removed since."""
-        if found.nbytes is None:
+        header, payload = found.nbytes
+        if header is None or payload is None:
             return "is no string"
-        nbytes = max(1, found.nbytes - HEADER_NBYTES)
-        value = Value(memoryview(bytearray(HEADER_NBYTES)), memoryview(bytearray(nbytes)))
-        key = found.name[len(self._prefix) :]
-        deadline_s = self.options.timeout_s * (1 + nbytes / RUN_NBYTES)
-        (status,) = self.get_into([key], [value], deadline_s)
+        if header != HEADER_NBYTES:
+            return f"has a header of {header} bytes, not {HEADER_NBYTES}"
+        value = Value(memoryview(bytearray(header)), memoryview(bytearray(payload)))
+        deadline_s = self.options.timeout_s * (1 + payload / RUN_NBYTES)
+        (status,) = self.get_into([found.key], [value], deadline_s)
         if status is Status.TIMEOUT:
             raise TimeoutError(f"{self._connection.where} did not answer in time")
-        if status is Status.CORRUPT and found.nbytes <= HEADER_NBYTES:
-            return f"has {found.nbytes} bytes, no more than a header"
-        return damage(key, value.header, value.payload) if status is Status.OK else None
+        return damage(found.key, *value) if status is Status.OK else None
+
+
+def _in_pairs(answers: Sequence[object]) -> Iterator[tuple[object, object]]:
+    """What was answered for header and payload, value after value."""
+    rest = iter(answers)
+    return zip(rest, rest)
+
+
+def _refusal(answers: Iterable[object]) -> glide.RequestError | None:
+    """The first answer that is a refusal."""
+    return next((each for each in answers if isinstance(each, glide.RequestError)), None)
 
 
 def _refused(error: glide.RequestError) -> Status:
