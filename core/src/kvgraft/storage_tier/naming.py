@@ -13,6 +13,7 @@ from kvgraft.storage.keys import (
     root_hash,
     storage_keys,
 )
+from kvgraft.tree.keys import PageHashes, TokenKey
 from kvgraft.tree.node import Node, PageNames
 from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
@@ -68,6 +69,29 @@ class Naming:
             parent = page_hash(parent, tokens[start : start + size])
             found.append(parent)
         return found
+
+    def of_key(self, key: TokenKey, node: Node, end: int) -> list[bytes]:
+        """The hashes of a key's pages below a node, up to page `end`.
+
+        The key keeps them, and hands them to the nodes that are made of it.
+        """
+        known = None if key.hashed is None else key.hashed.of(self.tree, node.end, end)
+        if known is None:
+            size = self.tree.page_bytes
+            behind = key.data[node.end * size : end * size]
+            known = self.hashes(self.last_hash(node), behind)
+            key.hashed = PageHashes(self.tree, node.end, known)
+        return known
+
+    def extend(self, key: TokenKey, end: int) -> None:
+        """Let a key that has hashes have those of all pages up to page `end`."""
+        known = key.hashed
+        if known is None or known.owner is not self.tree or not known.hashes:
+            return
+        size, last = self.tree.page_bytes, known.first + len(known.hashes)
+        more = self.hashes(known.hashes[-1], key.data[last * size : end * size])
+        if more:
+            key.hashed = known._replace(hashes=known.hashes + more)
 
     def last_hash(self, node: Node) -> bytes:
         """The hash that the pages below a node follow."""

@@ -12,6 +12,7 @@ from kvgraft.storage import TRANSIENT, Address, BreakerState, Status, StorageTic
 from kvgraft.storage.memory import aligned, copy, round_up
 from kvgraft.storage_tier.scene import Scene
 from kvgraft.tree.holding import hold_host, let_go_of_host, parts_of
+from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.node import Node, PageNames
 from kvgraft.tree.pinning import Receipt
 from kvgraft.tree.track import Track
@@ -79,6 +80,10 @@ class Storing:
         return len(self._sent) + len(self._backlog)
 
     # -- what happens in the cache
+
+    def grows(self, key: TokenKey, end: int) -> None:
+        """Pages that were looked for in vain become nodes: their hashes are not computed again."""
+        self.scene.naming.extend(key, end)
 
     def came(self, node: Node) -> None:
         """HOST has acknowledged data of a node."""
@@ -205,8 +210,12 @@ class Storing:
             for track in self.scene.tree.tracks
             if node.cells[track.index].host is not None and not self._is_stored(node, track)
         ]
-        if not tracks or self._names(node) is None:
+        names = self._names(node) if tracks else None
+        if names is None:
             return  # backed up later it comes again
+        tracks = [track for track in tracks if not names.sent >> track.index & 1]
+        if not tracks:
+            return
         receipt = hold_host(self.scene.tree, node)
         if receipt is None:
             self.counts["dropped, promised to requests"] += 1
@@ -217,6 +226,7 @@ class Storing:
             slots = node.cells[track.index].host
             assert slots is not None
             payloads.append((track, self.scene.slabs.of(track, slots)))
+            names.sent |= 1 << track.index
         self._send(node, receipt, payloads)
 
     def _send(
@@ -254,7 +264,9 @@ class Storing:
         self.counts["slots failed"] += sum(status is not Status.OK for status in statuses)
         if sent.receipt is None:
             return
-        if not TRANSIENT.isdisjoint(statuses) and sent.store == self.scene.storage.store_number:
+        if sent.store != self.scene.storage.store_number:
+            self._unwant(sent.receipt.anchor, sent.first)  # it may be wanted by the next one
+        elif not TRANSIENT.isdisjoint(statuses):
             self._failed.append(_Waiting(sent.receipt.anchor, sent.first))
         elif any(status is not Status.OK for status in statuses):
             self._unwant(sent.receipt.anchor, sent.first)
@@ -266,6 +278,7 @@ class Storing:
             if names.store != sent.store:
                 names.store, names.stored = sent.store, 0
             for track, number, per_page in sent.parts:
+                names.sent &= ~(1 << track.index)
                 low, high = node.start - sent.first, node.end - sent.first
                 if track.is_state:
                     low, high = (0, 1) if node is sent.receipt.anchor else (0, 0)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from kvgraft.slots import SLOT_BYTES
 from kvgraft.tree.keys import TokenKey, common_prefix_pages
-from kvgraft.tree.node import Node
+from kvgraft.tree.node import Node, PageNames
 from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 
@@ -85,7 +85,7 @@ def insert(tree: Tree, start: Node, key: TokenKey, end: int, holdings: list[Hold
         if node.children is not None:
             child = node.child(bytes(data[offset : offset + page_bytes]))
         if child is None:
-            node = _grow(tree, node, data, end, holdings, gained)
+            node = _grow(tree, node, key, end, holdings, gained)
             break
         if not data.startswith(child.key, offset) or child.end > end:
             pages = min(common_prefix_pages(data, offset, child.key, page_bytes), end - page)
@@ -110,17 +110,22 @@ def _breakpoints(start: int, end: int, holding: Holding) -> list[int]:
 
 
 def _grow(
-    tree: Tree, node: Node, data: bytearray, end: int, holdings: list[Holding], gained: list[Node]
+    tree: Tree, node: Node, key: TokenKey, end: int, holdings: list[Holding], gained: list[Node]
 ) -> Node:
     """Append new nodes below `node` up to page `end`."""
     page_bytes = tree.page_bytes
     start = node.end
+    if key.hashed is not None and tree.host_watcher is not None:
+        tree.host_watcher.grows(key, end)
     points = [end]
     for holding in holdings:
         points += _breakpoints(start, end, holding)
     for stop in sorted(set(points)) if len(points) > 1 else points:
-        edge = bytes(data[start * page_bytes : stop * page_bytes])
+        edge = bytes(key.data[start * page_bytes : stop * page_bytes])
         node = tree.new_node(edge, node, start, stop)
+        hashes = None if key.hashed is None else key.hashed.of(tree, start, stop)
+        if hashes is not None:
+            node.names = PageNames(b"".join(hashes))
         tree.link(node)
         for track, holding in zip(tree.tracks, holdings):
             node.cells[track.index].stamp = tree.clock

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +19,34 @@ from kvgraft.errors import ConfigError
 if TYPE_CHECKING:
     from kvgraft.tree.node import Node
 
-__all__ = ["TOKEN_BYTES", "TokenKey", "Tokens", "common_prefix_pages"]
+__all__ = ["TOKEN_BYTES", "PageHashes", "TokenKey", "Tokens", "common_prefix_pages"]
 
 TOKEN_BYTES = 4
 """Bytes of one token (int32)."""
 
 Tokens = Sequence[int] | npt.NDArray[np.integer] | Iterable[int]
+
+
+class PageHashes(NamedTuple):
+    """What pages of a key are called in STORAGE, computed when they were looked for there (S8).
+
+    Attributes:
+        owner: the tree whose names they are.
+        first: the first page.
+        hashes: one a page, from `first` on.
+    """
+
+    owner: object
+    first: int
+    hashes: list[bytes]
+
+    def of(self, owner: object, start: int, end: int) -> list[bytes] | None:
+        """The hashes of pages `[start, end)`; None unless they are all here."""
+        if self.owner is not owner or not self.first <= start <= end <= self.first + len(
+            self.hashes
+        ):
+            return None
+        return self.hashes[start - self.first : end - self.first]
 
 
 class TokenKey:
@@ -39,7 +61,7 @@ class TokenKey:
         ConfigError: a token id that does not fit int32.
     """
 
-    __slots__ = ("data", "edits", "namespace", "trail")
+    __slots__ = ("data", "edits", "hashed", "namespace", "trail")
 
     def __init__(self, tokens: Tokens = (), namespace: object = None) -> None:
         self.namespace = namespace
@@ -49,6 +71,8 @@ class TokenKey:
         """int32 `[n_tokens]` as bytes; append through `extend` only."""
         self.trail: Node | None = None
         """A node this key was found or inserted at; its path need not be compared again."""
+        self.hashed: PageHashes | None = None
+        """Hashes that its pages need not be given again."""
         self.extend(tokens)
 
     def extend(self, tokens: Tokens) -> None:
@@ -85,14 +109,14 @@ class TokenKey:
         """An independent key with the same tokens, for a conversation that forks."""
         fork = TokenKey(namespace=self.namespace)
         fork.data += self.data
-        fork.trail = self.trail
+        fork.trail, fork.hashed = self.trail, self.hashed
         return fork
 
     def truncate(self, n_tokens: int) -> None:
         """Drop tokens behind the first `n_tokens`."""
         del self.data[n_tokens * TOKEN_BYTES :]
         self.edits += 1
-        self.trail = None
+        self.trail = self.hashed = None
 
     @property
     def n_tokens(self) -> int:

@@ -8,22 +8,40 @@ from kvgraft.testing.machine.brute_force import BruteForce, Prefix
 from kvgraft.testing.machine.judging import Judge
 from kvgraft.testing.machine.observing import NodeView, Snapshot
 
-__all__ = ["TierChange", "cut_nodes"]
+__all__ = ["TierChange", "cut_nodes", "vanished"]
 
 
-def cut_nodes(nodes: list[NodeView], ends: set[Prefix]) -> list[NodeView]:
-    """Nodes split where the operation split them: an operation evicts after it splits."""
+def cut_nodes(
+    nodes: list[NodeView],
+    ends: set[Prefix],
+    keep: Callable[[NodeView], bool] = lambda view: False,
+) -> list[NodeView]:
+    """Nodes cut where there are ends after the operation, but for those to `keep` whole."""
     cut: list[NodeView] = []
     position: list[int] = []
     for view in nodes:
         parent = position[view.parent] if view.parent >= 0 else -1
+        here = set() if keep(view) else ends
         start = 0
         for end, page in enumerate(view.pages, 1):
-            if page in ends or end == len(view.pages):
+            if page in here or end == len(view.pages):
                 cut.append(NodeView(view.pages[start:end], parent))
                 parent, start = len(cut) - 1, end
         position.append(parent)
     return cut
+
+
+def vanished(view: NodeView, before: Snapshot, after: Snapshot) -> bool:
+    """Whether nothing of what was on a node is where it was."""
+    return not any(
+        page in there and there[page] == now.get(page)
+        for name, held in before.held.items()
+        for there, now in (
+            (held.device, after.held[name].device),
+            (held.host, after.held[name].host),
+        )
+        for page in view.pages
+    )
 
 
 class TierChange:
