@@ -31,7 +31,8 @@ class ValkeyOptions(StorageOptions):
         prefix: what the names of all keys start with. Stores with different ones do not see each
             other.
         ttl_s: seconds after which the server forgets a value; None for never.
-        timeout_s: longest wait for one answer in calls that have no deadline of their own.
+        timeout_s: longest wait for one answer in calls that have no deadline of their own, and
+            for a value that is read straight into its memory.
         connect_timeout_s: longest wait for a connection.
     """
 
