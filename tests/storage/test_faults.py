@@ -202,7 +202,9 @@ def test_the_command_shows_verifies_and_clears(tmp_path: Path) -> None:
     assert "3 records" in told
     status, told = command("verify", "--json", url)
     assert (status, len(json.loads(told)["damaged"])) == (1, 1)
-    assert command("clear", url)[0] != 0, "nobody said yes"
+    asked = CliRunner().invoke(storage_command, ["clear", url])
+    assert str(asked.exception) == "nothing removed: nobody answered; add --yes"
+    assert CliRunner().invoke(storage_command, ["clear", url], input="n\n").exit_code != 0
     assert segments(tmp_path)
     assert command("clear", "--yes", url) == (0, f"removed 3 records, {4096 + 3 * 16384:,} bytes\n")
     assert not segments(tmp_path)

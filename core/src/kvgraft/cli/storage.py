@@ -108,6 +108,23 @@ def _print_report(
     console.print(f"{n_records:,} records, {nbytes:,} bytes read: {told}", highlight=False)
 
 
+def _ask(question: str) -> None:
+    """Go on only if somebody says yes.
+
+    Raises:
+        ConfigError: nobody is there to ask.
+        Abort: somebody says no.
+    """
+    try:
+        if click.confirm(question, err=True):
+            return
+    except click.Abort:
+        if not sys.stdin.isatty():
+            raise ConfigError("nothing removed: nobody answered; add --yes") from None
+        raise
+    raise click.Abort
+
+
 @storage.command()
 @click.argument("url")
 @click.option("--yes", is_flag=True, help="Do not ask.")
@@ -118,7 +135,7 @@ def clear(url: str, *, yes: bool, as_json: bool) -> None:
         found = store.stats()
         if not yes:
             told = f"remove {found.n_records:,} records, {found.nbytes:,} bytes, from {url}?"
-            click.confirm(told, abort=True, err=True)
+            _ask(told)
         store.clear()
     if as_json:
         click.echo(json.dumps({"records": found.n_records, "bytes": found.nbytes}, indent=2))
