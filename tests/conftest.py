@@ -18,9 +18,7 @@ COMMON = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 
-settings.register_profile(
-    "dev", COMMON, max_examples=15, stateful_step_count=40, derandomize=True
-)
+settings.register_profile("dev", COMMON, max_examples=15, stateful_step_count=40, derandomize=True)
 settings.register_profile(
     "ci", COMMON, max_examples=60, stateful_step_count=50, derandomize=True, print_blob=True
 )

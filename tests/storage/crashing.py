@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 from kvgraft.storage import Status, Storage
+from kvgraft.testing.storage.traffic import FINGERPRINT, addresses, fetched, settled, stored
 
-from .scene import FINGERPRINT, addresses, fetched, settled, stored
 from .store import open_store
 
 BATCH = 6

@@ -12,8 +12,8 @@ from collections import Counter
 from pathlib import Path
 
 from kvgraft.storage import Storage
+from kvgraft.testing.storage.traffic import FINGERPRINT, addresses, fetched, settled, stored
 
-from .scene import FINGERPRINT, addresses, fetched, settled, stored
 from .store import open_store
 
 PLACES = addresses(300)

@@ -15,8 +15,8 @@ import xxhash
 from kvgraft.storage import Status, Storage
 from kvgraft.storage.file import FileBackend
 from kvgraft.storage.payload import encode_header
+from kvgraft.testing.storage.traffic import FINGERPRINT, addresses, fetched, settled, stored
 
-from .scene import FINGERPRINT, addresses, fetched, settled, stored
 from .store import open_store
 
 NBYTES = 9000

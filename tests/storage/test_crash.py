@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from kvgraft.storage import Status, Storage
+from kvgraft.testing.storage.traffic import FINGERPRINT, addresses, fetched, stored
 
 from ..commands import ROOT, run
-from .scene import FINGERPRINT, addresses, fetched, stored
 from .store import open_store, segments
 
 

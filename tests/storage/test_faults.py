@@ -15,9 +15,9 @@ from kvgraft.cli.storage import storage as storage_command
 from kvgraft.errors import ConfigError
 from kvgraft.storage import Status, Storage, open_storage
 from kvgraft.storage.file.disk import DiskFile, supports_direct
+from kvgraft.testing.storage.traffic import FINGERPRINT, addresses, fetched, stored
 
 from ..commands import KVGRAFT, run
-from .scene import FINGERPRINT, addresses, fetched, stored
 from .store import open_store, segments
 
 OK, MISS, FULL = Status.OK, Status.MISS, Status.FULL

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvgraft.storage import Status, Storage
+from kvgraft.testing.storage.traffic import FINGERPRINT, addresses, fetched, settled, stored
 
-from .scene import FINGERPRINT, addresses, fetched, settled, stored
 from .store import open_store, segments
 
 PLACES = addresses(40)

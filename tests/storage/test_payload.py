@@ -15,8 +15,7 @@ from kvgraft.storage.payload import (
     encode_header,
     read,
 )
-
-from .scene import FINGERPRINT, addresses
+from kvgraft.testing.storage.traffic import FINGERPRINT, addresses
 
 (PLACE, OTHER) = addresses(2)
 PAYLOAD = random.Random(1).randbytes(1000)

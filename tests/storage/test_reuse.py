@@ -14,8 +14,8 @@ from kvgraft.storage import Status, Storage
 from kvgraft.storage.file import FileBackend
 from kvgraft.storage.file.disk import DiskFile
 from kvgraft.storage.file.writer import Writer
+from kvgraft.testing.storage.traffic import FINGERPRINT, addresses, fetched, settled, stored
 
-from .scene import FINGERPRINT, addresses, fetched, settled, stored
 from .store import open_store, segments
 
 OK, MISS = Status.OK, Status.MISS

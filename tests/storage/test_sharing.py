@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from kvgraft.storage import Status, Storage
+from kvgraft.testing.storage.traffic import FINGERPRINT, addresses, fetched, settled, stored
 
 from ..commands import ROOT
-from .scene import FINGERPRINT, addresses, fetched, settled, stored
 from .sharing import CAPACITY, SEGMENT
 from .store import open_store, segments
 

@@ -11,9 +11,18 @@ from kvgraft.errors import ConfigError
 from kvgraft.storage import BreakerState, Status, Storage, SupervisionLimits
 from kvgraft.storage.payload import encode_header
 from kvgraft.testing.storage import MemoryBackend
+from kvgraft.testing.storage.traffic import (
+    FINGERPRINT,
+    addresses,
+    fetched,
+    payload,
+    settled,
+    stored,
+    until,
+)
 
 from .backends import Hanging, Raising
-from .scene import FINGERPRINT, Clock, addresses, fetched, payload, settled, stored, until
+from .clock import Clock
 
 OK, MISS, DOWN, TIMEOUT = Status.OK, Status.MISS, Status.DOWN, Status.TIMEOUT
 LIMITS = SupervisionLimits(

@@ -67,6 +67,34 @@ def test_what_a_backup_brings_at_the_same_time_is_kept_once() -> None:
     cache.close()
 
 
+def test_what_came_is_hung_below_what_is_being_loaded_back() -> None:
+    """Since the fetch began, half of it was computed, left DEVICE, and is on its way back there."""
+    engine, shelf = SteppedTransferEngine(), stocked(FULL, PROMPT)
+    cache = open_cache(FULL, shelf, engine=engine, **LARGE)
+    tier, server = tier_of(cache), Server(cache)
+    shelf.gate.clear()
+    prefetch = tier.prefetch(TokenKey(PROMPT))
+    until(lambda: tier.prefetching.nbytes_in_flight, cache)
+    request = server.start(PROMPT[:17])
+    server.prefill(request)
+    cache.finish(request)
+    engine.run_all()
+    cache.poll()
+    server.empty_device()
+    request = cache.begin(TokenKey(PROMPT[:18]))
+    assert cache.admit(request).admitted
+    assert cache.load_back(request)
+    shelf.gate.set()
+    until(lambda: prefetch.ended, cache)
+    assert prefetch.gained_tokens == 32
+    engine.run_all()
+    cache.poll()
+    server.prefill(request)
+    cache.abort(request)
+    cache.check_integrity()
+    cache.close()
+
+
 def test_nothing_is_evicted_for_a_prefetch_that_cannot_be() -> None:
     """Every state slot is pinned by somebody; the pages have room to be made."""
     setup = installed("full", "mamba")

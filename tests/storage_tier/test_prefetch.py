@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from kvgraft import ConfigError, LeaseError, TokenKey
+from kvgraft.storage_tier.tier import fingerprint_of
 
 from ..serving.server import Server, ledgers
 from ..serving.setups import SETUPS, Setup, installed
@@ -231,6 +232,7 @@ def test_prefetches_together_hold_no_more_of_host_than_they_may(pages: int) -> N
         until(lambda: both[1].ended, server.cache)
         assert tier.prefetching.nbytes_in_flight == pages * size
         assert "left for prefetches" in both[1].reason
+        assert tier.counts()["exists.ok"] == 2 * pages, "nor is more asked for"
         shelf.gate.set()
         assert drained(server.cache, both[0]).gained_tokens == 2 * pages
 
@@ -299,6 +301,20 @@ def test_a_component_that_reaches_otherwise_shares_nothing() -> None:
     wider = open_cache(HYBRID, shelf, device_tokens=256, host_tokens=512, swa={"window": 8})
     assert not drained(wider, tier_of(wider).prefetch(TokenKey(PROMPT))).gained_tokens
     wider.close()
+
+
+def test_planes_that_lie_elsewhere_in_a_slot_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many bytes, and other ones at each place: another version may lay them out so."""
+    cache = installed("full").open(storage=settings(), device_tokens=256, host_tokens=512)
+    (mounted,) = cache.mounted
+    mirror = mounted.component.host
+    assert mirror is not None
+    before = fingerprint_of(settings(), cache.tree, cache.mounted)
+    assert before.digest == tier_of(cache).fingerprint.digest
+    monkeypatch.setattr(mirror, "offsets", mirror.offsets[::-1])
+    after = fingerprint_of(settings(), cache.tree, cache.mounted)
+    assert after.digest != before.digest
+    cache.close()
 
 
 @pytest.mark.parametrize("thing", [None, "x", 5, PROMPT])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -13,19 +14,24 @@ from kvgraft.storage.canonical import decode, encode
 
 from ..serving.server import Server
 from ..serving.setups import SETUPS, Setup, installed
-from .shelf import Shelf, open_cache, settings, tier_of
+from .shelf import Shelf, open_cache, settings, tier_of, until
 
 HYBRID = installed("full", "swa", "mamba")
 PROMPTS = [[*range(100, 117), *range(start, start + 16)] for start in (200, 300, 400)]
 """Three of 33 tokens with 17 in common."""
 
 
-def served(setup: Setup, path: Path) -> Shelf:
+def apart(n_prompts: int) -> list[list[int]]:
+    """Prompts of 33 tokens with nothing in common."""
+    return [list(range(start, start + 33)) for start in range(2000, 2000 + 100 * n_prompts, 100)]
+
+
+def served(setup: Setup, path: Path, prompts: Sequence[list[int]] = PROMPTS) -> Shelf:
     """A process that served the prompts, saved its index and ended."""
     shelf = Shelf()
     cache = open_cache(setup, shelf, device_tokens=256, host_tokens=512)
     server = Server(cache)
-    for prompt in PROMPTS:
+    for prompt in prompts:
         server.serve(prompt[:17])
         server.serve(prompt)
     assert cache.drain()
@@ -42,7 +48,7 @@ def test_after_a_warm_restart_the_first_request_hits(setup: Setup, tmp_path: Pat
     assert not restoring.ended
     assert cache.drain()
     assert restoring.ended
-    assert restoring.tokens
+    assert restoring.tokens == 16 + 3 * 16, "what prompts have in common comes once"
     cache.check_integrity()
     server = Server(cache)
     asked = len(shelf.asked)
@@ -77,6 +83,59 @@ def test_what_was_used_last_comes_first_and_nothing_is_evicted_for_it(tmp_path: 
     assert anchors[2] == 32
     assert anchors[0] <= anchors[1] < 32
     cache.check_integrity()
+    cache.close()
+
+
+def full_host(path: Path, n_prompts: int) -> Server:
+    """A process that was restarted, and filled HOST with something else before it loads."""
+    setup = installed("full")
+    shelf = served(setup, path, apart(n_prompts))
+    cache = open_cache(setup, shelf, device_tokens=256, host_tokens=32)
+    server = Server(cache)
+    server.serve(range(900, 933))
+    host = cache.tree.tracks[0].host
+    assert host is not None
+    assert not host.free
+    return server
+
+
+def test_where_host_is_full_the_rest_of_a_snapshot_is_left_alone(tmp_path: Path) -> None:
+    cache = full_host(tmp_path / "index", 8).cache
+    restoring = tier_of(cache).load(tmp_path / "index")
+    assert cache.drain()
+    assert (restoring.ended, restoring.tokens) == (True, 0)
+    assert tier_of(cache).counts()["prefetch started"] == 4 < restoring.n_boundaries
+    assert cache.explain(TokenKey(range(900, 933))).anchor == 32
+    cache.close()
+
+
+def test_a_request_that_shared_what_found_no_free_room_has_room_made(tmp_path: Path) -> None:
+    cache = full_host(tmp_path / "index", 1).cache
+    tier = tier_of(cache)
+    tier.load(tmp_path / "index")
+    tier.poll()
+    prefetch = tier.prefetch(TokenKey(range(2000, 2033)))
+    assert prefetch.shared
+    until(lambda: prefetch.ended, cache)
+    assert prefetch.gained_tokens == 32
+    cache.close()
+
+
+def test_what_another_store_has_or_had_before_it_was_cleared_is_not_saved(tmp_path: Path) -> None:
+    path, setup = tmp_path / "index", installed("full")
+    cache = open_cache(setup, Shelf(), device_tokens=256, host_tokens=512)
+    tier, server = tier_of(cache), Server(cache)
+    server.serve(PROMPTS[0])
+    assert tier.save(path) == 1
+    gone = tier.detach()
+    until(lambda: gone.done, cache)
+    assert tier.save(path) == 1, "the store is closed, and has it"
+    tier.attach(Shelf())
+    assert tier.save(path) == 0
+    server.serve(PROMPTS[1])
+    assert tier.save(path)
+    tier.clear()
+    assert tier.save(path) == 0, "at once"
     cache.close()
 
 
@@ -163,14 +222,20 @@ def test_cut_canonical_bytes_are_no_value(value: object, data: st.DataObject) ->
 
 def test_a_small_share_of_host_restores_one_boundary_after_the_other(tmp_path: Path) -> None:
     setup = installed("full")
-    shelf = served(setup, tmp_path / "index")
+    shelf = served(setup, tmp_path / "index", apart(3))
     size = setup.open().mounted[0].component.host.slab_nbytes  # type: ignore[union-attr]
     given = settings(prefetch_nbytes=17 * size)
     cache = open_cache(setup, shelf, given, device_tokens=256, host_tokens=512)
-    restoring = tier_of(cache).load(tmp_path / "index")
-    assert cache.drain()
-    assert restoring.ended
-    assert all(cache.explain(TokenKey(prompt)).anchor == 32 for prompt in PROMPTS)
+    tier = tier_of(cache)
+    restoring, held = tier.load(tmp_path / "index"), [0]
+
+    def over() -> bool:
+        held.append(tier.prefetching.nbytes_in_flight)
+        return restoring.ended
+
+    until(over, cache)
+    assert 0 < max(held) <= given.prefetch_nbytes
+    assert all(cache.explain(TokenKey(prompt)).anchor == 32 for prompt in apart(3))
     cache.close()
 
 
@@ -178,8 +243,10 @@ def test_what_is_loaded_before_a_store_is_attached_waits_for_it(tmp_path: Path) 
     setup = installed("full")
     shelf = served(setup, tmp_path / "index")
     cache = setup.open(storage=settings(), device_tokens=256, host_tokens=512)
+    assert tier_of(cache).detach().done
+    assert tier_of(cache).clear().done
     restoring = tier_of(cache).load(tmp_path / "index")
-    cache.poll()
+    assert cache.drain(), "nothing is under way without a store"
     assert not restoring.ended
     tier_of(cache).attach(shelf)
     assert cache.drain()

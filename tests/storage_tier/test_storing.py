@@ -237,7 +237,8 @@ def test_what_came_from_the_store_does_not_go_there_again() -> None:
     again.cache.abort(again.cache.begin(TokenKey(PROMPT), prefetch=prefetch))
     assert again.cache.drain()
     assert len(shelf.sets) == n_sets
-    assert shelf.n_calls == n_calls + 1, "one fetch, and not even a question about storing"
+    assert shelf.n_calls == n_calls + 1, "one fetch"
+    assert not tier.counts().get("store nodes"), "and not even a question about storing"
     close(again)
 
 
@@ -257,6 +258,69 @@ def test_a_node_that_is_split_before_its_turn_is_stored_whole(store: StorePolicy
     assert cache.drain()
     assert {*shelf.sets} == keys_of(cache, PROMPT, "full")
     close(server)
+
+
+def on_its_way(shelf: Ledger, store: StorePolicy = StorePolicy.WRITE_THROUGH) -> Cache:
+    """The store hangs while it is sent what was computed for a prompt."""
+    server = opened(FULL, shelf, store)
+    cache = server.cache
+    shelf.gate.clear()
+    request = server.start(PROMPT)
+    server.prefill(request)
+    cache.finish(request)
+    cache.journal.drain(10)
+    if store is StorePolicy.SECOND_TOUCH:
+        use(cache)
+    until(lambda: shelf.n_calls, cache)
+    return cache
+
+
+def use(cache: Cache) -> None:
+    cache.abort(cache.begin(TokenKey([*PROMPT, 1])))
+    cache.poll()
+
+
+@pytest.mark.parametrize("store", [StorePolicy.WRITE_THROUGH, StorePolicy.SECOND_TOUCH])
+def test_what_is_on_its_way_to_the_store_is_not_sent_again(store: StorePolicy) -> None:
+    shelf = Ledger()
+    cache = on_its_way(shelf, store)
+    cache.abort(cache.begin(TokenKey([*PROMPT[:10], 1, 2])))  # cuts the node
+    for _ in range(2):
+        use(cache)
+    assert tier_of(cache).counts()["store nodes"] == 1
+    cache.abort(cache.begin(TokenKey(PROMPT)))
+    assert tier_of(cache).storing.n_in_flight == 1, "nor is it queued"
+    shelf.gate.set()
+    cache.close()
+
+
+def test_what_was_on_its_way_while_the_store_was_cleared_is_sent_when_it_is_used_again() -> None:
+    shelf = Ledger()
+    cache = on_its_way(shelf)
+    cleared = tier_of(cache).clear()
+    until(lambda: cleared.done, cache)
+    cache.poll()
+    use(cache)
+    shelf.gate.set()
+    assert cache.drain()
+    use(cache)
+    assert cache.drain()
+    assert tier_of(cache).counts()["store nodes"] == 2
+    cache.close()
+
+
+def test_a_store_that_is_detached_while_it_hangs_holds_nothing_on_host() -> None:
+    shelf = Ledger()
+    cache = on_its_way(shelf)
+    host = cache.tree.tracks[0].host
+    assert host is not None
+    assert host.pinned == 16
+    gone = tier_of(cache).detach()
+    cache.poll()
+    assert (host.pinned, gone.done) == (0, False)
+    shelf.gate.set()
+    until(lambda: gone.done, cache)
+    cache.close()
 
 
 class Moody(Ledger):
@@ -293,17 +357,18 @@ def test_what_a_full_store_refused_is_offered_again_when_it_is_used_again(
     close(server)
 
 
-def test_a_store_that_works_but_for_some_keys_is_not_asked_all_the_time() -> None:
+def test_a_store_that_works_but_for_some_keys_is_not_asked_all_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     shelf = Moody()
     server = opened(FULL, shelf, StorePolicy.WRITE_THROUGH)
-    server.serve(PROMPT)
     shelf.mood = Status.TIMEOUT
-    server.serve(range(500, 533))
-    until(lambda: tier_of(server.cache).counts().get("set.timeout"), server.cache)
+    monkeypatch.setattr(tier_of(server.cache).storing, "_clock", lambda: 1e9)
     calls = shelf.n_calls
-    for _ in range(100):
-        server.cache.poll()
-    assert shelf.n_calls <= calls + 2
+    server.serve(range(500, 533))
+    for _ in range(3):
+        assert server.cache.drain()
+    assert shelf.n_calls == calls + 2, "once more, and not again while time stands still"
     shelf.mood = None
     close(server)
 

@@ -9,10 +9,20 @@ import pytest
 
 from kvgraft import ConfigError
 from kvgraft.storage import Status, Storage, SupervisionLimits, Value, open_storage
+from kvgraft.testing.storage.traffic import (
+    FINGERPRINT,
+    addresses,
+    fetched,
+    payload,
+    record,
+    room,
+    settled,
+    stored,
+    until,
+)
 from kvgraft_s3.failure import S3Error
 
 from .moto_server import MotoServer
-from .scene import FINGERPRINT, addresses, fetched, payload, record, room, settled, stored, until
 from .scripted_server import NO_SUCH_KEY, Answer, ScriptedServer, refusal
 
 OK, MISS, DOWN, TIMEOUT = Status.OK, Status.MISS, Status.DOWN, Status.TIMEOUT

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -15,14 +14,14 @@ from click.testing import CliRunner
 from kvgraft import ConfigError
 from kvgraft.cli.storage import storage as storage_command
 from kvgraft.storage import Address, Status, Storage, StorageBackend, open_storage
+from kvgraft.testing.storage.traffic import FINGERPRINT, addresses, fetched, record, settled, stored
 from kvgraft_s3.location import path_of
 
 from .moto_server import MotoServer
-from .scene import FINGERPRINT, addresses, fetched, record, settled, stored
 
 OK, MISS = Status.OK, Status.MISS
 SIZE = 9000
-WRITER = Path(__file__).with_name("writing.py")
+STIRRING = [sys.executable, "-m", "kvgraft.testing.storage.stirring"]
 
 
 @pytest.fixture
@@ -117,7 +116,7 @@ def test_a_store_at_the_root_of_a_bucket_leaves_its_neighbours_alone(moto: MotoS
 
 def test_what_another_process_stores_is_read_whole_or_missed(moto: MotoServer, prefix: str) -> None:
     url = moto.url(prefix)
-    writers = [subprocess.Popen([sys.executable, str(WRITER), url, str(SIZE)]) for _ in range(2)]
+    writers = [subprocess.Popen([*STIRRING, url, str(SIZE)]) for _ in range(2)]
     storage = Storage(FINGERPRINT, open_storage(url))
     places = addresses(8)
     while any(writer.poll() is None for writer in writers):

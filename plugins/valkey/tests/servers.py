@@ -18,7 +18,9 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["BINARY", "Cluster", "Refused", "Server", "needs_server", "until"]
+from kvgraft.testing.storage.traffic import until
+
+__all__ = ["BINARY", "Cluster", "Refused", "Server", "needs_server"]
 
 BINARY = shutil.which("valkey-server") or shutil.which("redis-server")
 HOST = "127.0.0.1"
@@ -28,14 +30,6 @@ SLOTS = 16384
 needs_server = pytest.mark.skipif(
     BINARY is None, reason="neither valkey-server nor redis-server is installed"
 )
-
-
-def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
-    """Wait for what another process does."""
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.005)
 
 
 class Refused(Exception):  # noqa: N818 - an answer

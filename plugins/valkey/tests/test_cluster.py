@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from kvgraft.storage import TRANSIENT, Status, SupervisionLimits
+from kvgraft.testing.storage.traffic import addresses, fetched, stored, supervised, until
 from kvgraft_valkey.records import Names
 
-from .scene import addresses, fetched, stored, supervised
-from .servers import HOST, Cluster, needs_server, until
+from .servers import HOST, Cluster, needs_server
 
 pytestmark = needs_server
 

@@ -11,10 +11,18 @@ from click.testing import CliRunner
 from kvgraft.cli.storage import storage as storage_command
 from kvgraft.storage import Address, Status, Storage, Value
 from kvgraft.storage.payload import HEADER_NBYTES
+from kvgraft.testing.storage.traffic import (
+    addresses,
+    fetched,
+    opened,
+    payload,
+    settled,
+    stored,
+    supervised,
+)
 from kvgraft_valkey.records import RUN_NBYTES, Names
 
 from . import shared
-from .scene import addresses, fetched, opened, payload, settled, stored, supervised
 from .servers import needs_server
 
 pytestmark = needs_server

@@ -17,12 +17,19 @@ from kvgraft.storage import (
     SupervisionLimits,
     Value,
 )
-from kvgraft.storage.payload import HEADER_NBYTES
+from kvgraft.testing.storage.traffic import (
+    addresses,
+    fetched,
+    opened,
+    room,
+    stored,
+    supervised,
+    until,
+)
 from kvgraft_valkey.records import Names
 
 from . import shared
-from .scene import addresses, fetched, opened, stored, supervised
-from .servers import Server, needs_server, until
+from .servers import Server, needs_server
 
 pytestmark = needs_server
 
@@ -45,10 +52,6 @@ def server() -> Iterator[Server]:
 
 def url(server: Server, more: str = "") -> str:
     return f"{server.url}?prefix=faults:&timeout_s={DEADLINE_S}{more}"
-
-
-def value(nbytes: int) -> Value:
-    return Value(memoryview(bytearray(HEADER_NBYTES)), memoryview(bytearray(nbytes)))
 
 
 def recovers(storage: Storage) -> None:
@@ -131,10 +134,10 @@ def test_a_read_of_one_value_ends_in_time_however_long_the_client_waits(
 ) -> None:
     with opened(f"{server.url}?timeout_s={timeout_s}") as store:
         key = [bytes(32)]
-        assert list(store.set_from(key, [value(300_000)], 5.0)) == [OK]
+        assert list(store.set_from(key, [room(300_000)], 5.0)) == [OK]
         server.stop()
         begin = time.monotonic()
-        assert list(store.get_into(key, [value(300_000)], 0.3)) == [Status.TIMEOUT]
+        assert list(store.get_into(key, [room(300_000)], 0.3)) == [Status.TIMEOUT]
         assert time.monotonic() - begin < 0.3 + SLACK_S
         server.resume()
 
@@ -142,9 +145,9 @@ def test_a_read_of_one_value_ends_in_time_however_long_the_client_waits(
 @pytest.mark.parametrize(
     "call",
     [
-        lambda store: store.get_into([bytes(32)] * 3, [value(SIZE)] * 3, DEADLINE_S),
-        lambda store: store.set_from([bytes(32)] * 3, [value(SIZE)] * 3, DEADLINE_S),
-        lambda store: store.set_from([bytes(32)] * 3, [value(1 << 21)] * 3, DEADLINE_S),
+        lambda store: store.get_into([bytes(32)] * 3, [room(SIZE)] * 3, DEADLINE_S),
+        lambda store: store.set_from([bytes(32)] * 3, [room(SIZE)] * 3, DEADLINE_S),
+        lambda store: store.set_from([bytes(32)] * 3, [room(1 << 21)] * 3, DEADLINE_S),
         lambda store: store.remove([bytes(32)] * 3),
     ],
 )
@@ -175,7 +178,7 @@ def test_calls_without_a_deadline_end_too(server: Server) -> None:
 def test_what_a_server_says_after_the_deadline_reaches_no_buffer(server: Server) -> None:
     size = 300_000
     with opened(url(server)) as store:
-        assert list(store.set_from([bytes(32)], [value(size)], 5.0)) == [OK]
+        assert list(store.set_from([bytes(32)], [room(size)], 5.0)) == [OK]
         mine = [Value(memoryview(bytearray(b"\xa5" * 256)), memoryview(bytearray(b"\xa5" * size)))]
         server.stop()
         assert list(store.get_into([bytes(32)], mine, 0.1)) == [Status.TIMEOUT]
@@ -189,7 +192,7 @@ def test_a_store_can_be_closed_while_a_call_hangs(server: Server) -> None:
         server.stop()
         told: list[list[Status]] = []
         inside = threading.Thread(
-            target=lambda: told.append(list(store.get_into([bytes(32)], [value(SIZE)], 1.0)))
+            target=lambda: told.append(list(store.get_into([bytes(32)], [room(SIZE)], 1.0)))
         )
         inside.start()
         until(lambda: store._connection._n_running)  # type: ignore[attr-defined]
@@ -276,7 +279,7 @@ def test_a_payload_longer_than_a_server_takes_is_too_large() -> None:
         longest = store.capabilities.max_payload_nbytes
         assert longest == 2 << 20
         keys = [bytes([number]) * 32 for number in range(3)]
-        values = [value(longest), value(longest + 1), value(10)]
+        values = [room(longest), room(longest + 1), room(10)]
         assert list(store.set_from(keys, values, 10.0)) == [OK, Status.TOO_LARGE, OK]
         assert list(store.exists(keys)) == [True, False, True]
 

@@ -13,9 +13,9 @@ import pytest
 
 from kvgraft.errors import ConfigError
 from kvgraft.storage import Status, open_storage
+from kvgraft.testing.storage.traffic import addresses, fetched, opened, stored, supervised
 
 from . import shared
-from .scene import addresses, fetched, opened, stored, supervised
 from .servers import Cluster, Server, needs_server
 
 pytestmark = needs_server

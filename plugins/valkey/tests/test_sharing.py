@@ -7,12 +7,21 @@ import threading
 import pytest
 
 from kvgraft.storage import Status, open_storage
+from kvgraft.testing.storage.traffic import (
+    addresses,
+    fetched,
+    opened,
+    payload,
+    settled,
+    stored,
+    supervised,
+    until,
+)
 from kvgraft_valkey.connection import unseen
 from kvgraft_valkey.records import Names
 
 from . import shared
-from .scene import addresses, fetched, opened, payload, settled, stored, supervised
-from .servers import needs_server, until
+from .servers import needs_server
 
 pytestmark = needs_server
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from kvgraft.slots import SLOT_BYTES
 from kvgraft.storage import TRANSIENT, Address, Status, StorageTicket
-from kvgraft.storage_tier.inventory import Inventory, Plan, backed_on_host, take_inventory
+from kvgraft.storage_tier.inventory import Inventory, Plan, ShortOf, backed_on_host, take_inventory
 from kvgraft.storage_tier.scene import Scene
 from kvgraft.tree import matching
 from kvgraft.tree.arriving import Arrival, arrive
@@ -27,11 +27,7 @@ from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.pinning import Receipt
 from kvgraft.tree.track import Track
 
-__all__ = ["OVER_BUDGET", "SHORT", "Draining", "Fetch", "Phase"]
-
-SHORT = "HOST memory is short"
-OVER_BUDGET = "too much is in flight"
-"""What reasons begin with."""
+__all__ = ["Draining", "Fetch", "Phase"]
 
 MAX_ROUNDS = 3
 """Times a fetch is planned anew when something that was found did not come."""
@@ -82,6 +78,7 @@ class Fetch:
         planned: the boundary it went for at first; 0 while that is not known.
         shrunk: whether HOST memory was short of what the store has (S3).
         reason: why it ended, for people.
+        short_of: what kept it from bringing anything, though the store has it; None otherwise.
         found: per component, pages the store says it has, once it has answered.
     """
 
@@ -108,11 +105,11 @@ class Fetch:
         self.key = TokenKey(namespace=key.namespace)
         self.key.data += key.data[: limit * tree.page_bytes]
         self._digest = scene.naming.namespace(key.namespace)
-        behind = self.key.data[self.start * tree.page_bytes :]
-        self.hashes = scene.naming.hashes(scene.naming.last_hash(node), behind)
+        self.hashes = scene.naming.of_key(key, node, limit)
         self.nbytes = self.planned = self._target = 0
         self.shrunk = False
         self.reason = ""
+        self.short_of: ShortOf | None = None
         self.phase = Phase.ENDED
         self.found: list[set[int]] = [set() for _ in tree.tracks]
         self._arrived: list[dict[int, bytes]] = [{} for _ in tree.tracks]
@@ -199,8 +196,9 @@ class Fetch:
             self.publish()
             return self.stop("the store did not answer in time")
         else:
+            held = self.nbytes
             self._take_in()
-            self._go_on(budget)
+            self._go_on(budget + held - self.nbytes)
         return None
 
     def _take_hints(self) -> None:
@@ -224,7 +222,7 @@ class Fetch:
             return
         for track, n_slots in zip(self.scene.tree.tracks, wanted.n_slots):
             if not self.spare:
-                self.scene.room.on_host(track, min(n_slots, _host(track).headroom))
+                self.scene.room.on_host(track, n_slots)
         plan = self._plan(
             lambda n_slots: self._nbytes(n_slots) <= budget and self._has_room(n_slots),
             self._least,
@@ -240,7 +238,7 @@ class Fetch:
         return self._inventory().deepest(self.found, self._arrived, fits, least)
 
     def _why_nothing(self, budget: int) -> str:
-        """Why there is no plan: nothing stored, no budget, or no room."""
+        """Why there is no plan: nothing stored, or short of budget or room, which is noted."""
         if self._plan(lambda n_slots: True, self._least) is None:
             if self._unknown:
                 return "the store did not answer in time or is down"
@@ -255,13 +253,15 @@ class Fetch:
             return "no boundary that is worth it is stored for all components"
         plan = self._plan(lambda n_slots: self._nbytes(n_slots) <= budget, self._least)
         if plan is None:
-            return f"{OVER_BUDGET}: {budget} bytes of HOST are left for prefetches"
+            self.short_of = ShortOf.BUDGET
+            return f"{self.short_of.value}: {budget} bytes of HOST are left for prefetches"
+        self.short_of = ShortOf.HOST
         short = ", ".join(
             f"{track.name} needs {n} slots and has {_room(track)}"
             for track, n in zip(self.scene.tree.tracks, plan.n_slots)
             if n > _room(track)
         )
-        return f"{SHORT}: {short}"
+        return f"{self.short_of.value}: {short}"
 
     def _has_room(self, n_slots: Sequence[int]) -> bool:
         return all(n <= _room(track) for track, n in zip(self.scene.tree.tracks, n_slots))
@@ -340,14 +340,12 @@ class Fetch:
             tokens = bytes(self.key.data[: plan.boundary * tree.page_bytes])
             held = [len(pages) for pages in self._arrived]
             arrival = Arrival(tokens, self.hashes, self.start, self._arrived, self._store)
-            reached = arrive(tree, self._receipt.anchor, arrival)
+            arrive(tree, self._receipt.anchor, arrival)
             taken = [before - len(pages) for before, pages in zip(held, self._arrived)]
             self.nbytes -= self._nbytes(
                 [n if t.is_state else n * t.slots_per_page for n, t in zip(taken, tree.tracks)]
             )
-            if reached < plan.boundary:
-                reached = matching.match(tree, self.key, reached).anchor
-            self.boundary = max(self.boundary, reached)
+            self.boundary = max(self.boundary, plan.boundary)
         self._wanted = undecided
         return self.boundary
 

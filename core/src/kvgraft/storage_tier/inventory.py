@@ -6,6 +6,7 @@ is looked at in O(components), whatever its reach.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
@@ -19,9 +20,16 @@ from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Span
 
-__all__ = ["Inventory", "Plan", "backed_on_host", "take_inventory"]
+__all__ = ["Inventory", "Plan", "ShortOf", "backed_on_host", "take_inventory"]
 
 Mask = npt.NDArray[np.bool_]
+
+
+class ShortOf(enum.Enum):
+    """What there was too little of to begin with; the reason says so first, and how much."""
+
+    HOST = "HOST memory is short"
+    BUDGET = "too much is in flight"
 
 
 class Plan(NamedTuple):

@@ -9,6 +9,7 @@ from kvgraft.config import PrefetchPolicy, StorageSettings
 from kvgraft.errors import LeaseError
 from kvgraft.request import expect_key
 from kvgraft.storage_tier.fetching import Draining, Fetch, Phase
+from kvgraft.storage_tier.inventory import ShortOf
 from kvgraft.storage_tier.scene import Scene
 from kvgraft.tree import matching
 from kvgraft.tree.keys import TokenKey, common_prefix_pages
@@ -36,6 +37,7 @@ class Prefetch:
         shared, joined: whether it waited, or waits now, for what another request started.
         spare: whether it takes only what is free on HOST, and every page counts.
         reason: how it ended, for people; empty while it has not.
+        short_of: what kept it from getting more than nothing; None otherwise.
     """
 
     __slots__ = (
@@ -52,6 +54,7 @@ class Prefetch:
         "planned_tokens",
         "reason",
         "shared",
+        "short_of",
         "spare",
         "tokens",
     )
@@ -77,6 +80,7 @@ class Prefetch:
         self.shared = self.joined = False
         self.cancelled = False
         self.reason = ""
+        self.short_of: ShortOf | None = None
         self.fetch: Fetch | None = None
 
     @property
@@ -314,6 +318,7 @@ class Prefetching:
                 prefetch.fetch = fetch
                 self._again.append((prefetch, not came))
             else:
+                prefetch.short_of = fetch.short_of
                 self._finish(prefetch, fetch.reason)
 
     def _note(self, prefetch: Prefetch, fetch: Fetch) -> int:

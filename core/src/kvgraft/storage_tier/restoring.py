@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvgraft.storage_tier.fetching import OVER_BUDGET, SHORT
+from kvgraft.storage_tier.inventory import ShortOf
 from kvgraft.storage_tier.prefetching import Prefetch, Prefetching
 from kvgraft.storage_tier.snapshot import Boundary
+from kvgraft.tree.keys import TOKEN_BYTES
 
 __all__ = ["Restoring"]
 
@@ -21,7 +22,7 @@ class Restoring:
 
     Attributes:
         n_boundaries: how many there are.
-        tokens: tokens brought back so far.
+        tokens: tokens that can be resumed from since; what sequences share is counted once.
     """
 
     def __init__(self, prefetching: Prefetching, boundaries: Sequence[Boundary]) -> None:
@@ -30,6 +31,7 @@ class Restoring:
         self._prefetching = prefetching
         self._left = list(reversed(boundaries))
         self._under_way: list[tuple[Boundary, Prefetch]] = []
+        self._counted: dict[tuple[object, int], int] = {}
 
     @property
     def ended(self) -> bool:
@@ -45,11 +47,9 @@ class Restoring:
         """Take in what has come, go for more; never waits."""
         for boundary, prefetch in [each for each in self._under_way if each[1].ended]:
             self._under_way.remove((boundary, prefetch))
-            self.tokens += prefetch.gained_tokens
-            if prefetch.reason.startswith(SHORT):
+            self._count(boundary, prefetch)
+            if prefetch.short_of is ShortOf.HOST:
                 self._left.clear()
-            elif prefetch.reason.startswith(OVER_BUDGET) and self._prefetching.n_in_flight:
-                self._left.append(boundary)  # when others have come
         if not self._prefetching.scene.storage.attached:
             return
         for _ in range(AT_A_TIME - len(self._under_way)):
@@ -58,6 +58,20 @@ class Restoring:
             boundary = self._left.pop()
             prefetch = self._prefetching.start(boundary.key(), limit=boundary.pages, spare=True)
             self._under_way.append((boundary, prefetch))
+
+    def _count(self, boundary: Boundary, prefetch: Prefetch) -> None:
+        """Count what it gained, on the snapshot's nodes up to its boundary."""
+        namespace, records = boundary.space
+        number, end = boundary.number, prefetch.key.n_tokens
+        while number:
+            parent, tokens, _ = records[number - 1]
+            start, node = end - len(tokens) // TOKEN_BYTES, (namespace, number)
+            gained = min(end, prefetch.tokens) - max(start, prefetch.anchor_tokens)
+            before = self._counted.get(node, 0)
+            if gained > before:
+                self._counted[node] = gained
+                self.tokens += gained - before
+            number, end = parent, start
 
     def __repr__(self) -> str:
         state = "ended" if self.ended else f"{self.n_in_flight} left"

@@ -39,14 +39,11 @@ class Arrival(NamedTuple):
     store: int
 
 
-def arrive(tree: Tree, start: Node, arrival: Arrival) -> int:
+def arrive(tree: Tree, start: Node, arrival: Arrival) -> None:
     """Hang what arrived below `start`, a root or a node backed on HOST (S1).
 
     Adopted slots move from in flight to the tree's, and are victims like all others. A node takes
     a component's data only if all of it came.
-
-    Returns:
-        The boundary it got to, in pages.
     """
     tokens, page_bytes = arrival.tokens, tree.page_bytes
     node = start
@@ -60,17 +57,13 @@ def arrive(tree: Tree, start: Node, arrival: Arrival) -> int:
             stop = _coverage_end(tree, arrival, child.start, child.start + agreed)
             if stop < child.end:
                 child = tree.split(child, stop)
-        if any(cell.incoming is not None and cell.device is None for cell in child.cells):
-            break  # it is on its way from DEVICE, and nowhere until that has ended
         taken = sum(_adopt(tree, child, track, arrival) for track in tree.tracks)
         if taken:
             _note_stored(tree, child, arrival)
             tree.queue_candidates(child)
         node = child
-    reached = node.end
     # nodes made for data that then could not be hung lead nowhere (T3)
     tree.remove_dead(node)
-    return reached
 
 
 def _grow(tree: Tree, parent: Node, arrival: Arrival) -> Node:
@@ -109,7 +102,7 @@ def _adopt(tree: Tree, node: Node, track: Track, arrival: Arrival) -> int:
         pages = (node.end - 1,)
     found = arrival.slots[track.index]
     if ledger is None or cell.host is not None:
-        return 0  # where a backup is on its way, it finds this there and frees its own slots
+        return 0  # where a copy from DEVICE is on its way, it finds this there and frees its slots
     if not all(page in found for page in pages) or not _may_hang(tree, node, track):
         return 0
     slots = b"".join([found.pop(page) for page in pages])

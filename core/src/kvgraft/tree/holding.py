@@ -59,8 +59,7 @@ def let_go_of_host(tree: Tree, receipt: Receipt) -> None:
     receipt.released = True
     node.receipts -= 1
     release_host(tree, receipt)
-    if node.parent is not None and not node.live_device and not node.live_host:
-        tree.remove_dead(node)
+    assert node.parent is None or node.live_host  # what is held stays, and the node with it
 
 
 def parts_of(node: Node, start: int) -> list[Node]:

@@ -6,8 +6,7 @@ from kvgraft.storage import Status, Storage, SupervisionLimits, open_storage
 from kvgraft.testing.storage import STORAGE_CLAUSES
 from kvgraft.testing.storage.checking import check_clause
 from kvgraft.testing.storage.subject import StorageSubject, opener_of
-
-from .scene import FINGERPRINT, addresses, fetched, payload, settled
+from kvgraft.testing.storage.traffic import FINGERPRINT, addresses, fetched, payload, settled
 
 SEGMENT = "32MiB"
 OK, MISS = Status.OK, Status.MISS

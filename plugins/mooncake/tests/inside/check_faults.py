@@ -9,10 +9,10 @@ import pytest
 
 from kvgraft import ConfigError
 from kvgraft.storage import Status, Storage, SupervisionLimits, open_storage
+from kvgraft.testing.storage.traffic import FINGERPRINT, addresses, fetched, settled, stored, until
 
 from .donor import Donor
 from .master import Master
-from .scene import FINGERPRINT, addresses, fetched, settled, stored, until
 
 OK, MISS, DOWN, TIMEOUT = Status.OK, Status.MISS, Status.DOWN, Status.TIMEOUT
 SIZE = 9000

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,13 +15,12 @@ from click.testing import CliRunner
 from kvgraft import ConfigError
 from kvgraft.cli.storage import storage as storage_command
 from kvgraft.storage import Status, Storage, SupervisionLimits, Value, open_storage
+from kvgraft.testing.storage.traffic import FINGERPRINT, addresses, fetched, record, room, stored
 from kvgraft_mooncake import MooncakeBackend
-
-from .scene import FINGERPRINT, addresses, fetched, record, room, stored
 
 OK, MISS = Status.OK, Status.MISS
 SIZE = 9000
-WRITER = Path(__file__).with_name("writing.py")
+STIRRING = [sys.executable, "-m", "kvgraft.testing.storage.stirring"]
 
 
 @pytest.fixture(scope="module")
@@ -124,8 +122,7 @@ def test_memory_of_a_supervised_store_is_registered_once(store: MooncakeBackend)
 
 def test_what_other_processes_store_and_remove_is_read_whole_or_not_at_all(url: str) -> None:
     writers = [
-        subprocess.Popen([sys.executable, str(WRITER), url, str(SIZE)], stderr=subprocess.DEVNULL)
-        for _ in range(2)
+        subprocess.Popen([*STIRRING, url, str(SIZE)], stderr=subprocess.DEVNULL) for _ in range(2)
     ]
     storage = Storage(FINGERPRINT, open_storage(url))
     places = addresses(8)

@@ -1,0 +1,186 @@
+"""What came from a store is hung where it may be, and noted as what it is."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from kvgraft import Tier, TokenKey, WritePolicy
+from kvgraft.cache import Cache
+from kvgraft.storage_tier.inventory import backed_on_host
+from kvgraft.transfers import SteppedTransferEngine
+from kvgraft.tree import matching
+from kvgraft.tree.arriving import Arrival, arrive
+from kvgraft.tree.integrity import SlotOwner, check_integrity
+from kvgraft.tree.node import Node
+
+from ..serving.server import Server
+from ..serving.setups import SETUPS, Setup, installed
+from .shelf import addresses, drained, open_cache, settings, stocked, tier_of
+
+PROMPT = list(range(100, 133))
+PAGES = 16
+HYBRID = installed("full", "swa", "mamba")
+SEEDS = 25
+LARGE = {"device_tokens": 256, "host_tokens": 512}
+
+
+def grow(cache: Cache, engine: SteppedTransferEngine, chance: random.Random) -> None:
+    """Prefixes of the prompt and forks of it come and go; copies are left under way."""
+    server = Server(cache)
+    for _ in range(4):
+        length = chance.randrange(2, len(PROMPT))
+        tokens = PROMPT[:length] + [7] * chance.randrange(3)
+        engine.run_all()
+        cache.poll()
+        request = cache.begin(TokenKey(tokens))
+        if not cache.admit(request).admitted:
+            cache.abort(request)
+            continue
+        cache.load_back(request)
+        if chance.random() < 0.3:
+            cache.abort(request)  # its load-back goes on
+            continue
+        engine.run_all()
+        cache.poll()
+        server.prefill(request)
+        cache.finish(request)
+        if chance.random() < 0.5:
+            engine.run_all()
+            cache.poll()
+        for track in cache.tree.tracks:
+            for tier in (Tier.DEVICE, Tier.HOST):
+                if chance.random() < 0.4:
+                    cache.evict(track.name, chance.randrange(1, 12), tier)
+
+
+def starts(cache: Cache) -> Iterator[Node]:
+    """Where an arrival may begin: the root, and nodes of the prompt that are backed on HOST."""
+    tree = cache.tree
+    root = tree.root(None)
+    yield root
+    path = matching.follow(tree, root, TokenKey(PROMPT).data, PAGES - 1)
+    for node in path.nodes:
+        if node.end > path.end or not backed_on_host(tree, node):
+            return
+        yield node
+
+
+def arrival_of(cache: Cache, start: int, chance: random.Random) -> Arrival:
+    """Some pages of each component, on slots reserved for them."""
+    slots: list[dict[int, bytes]] = []
+    share = chance.choice([0.3, 0.8, 1.0])
+    for track in cache.tree.tracks:
+        mine: dict[int, bytes] = {}
+        assert track.host is not None
+        for page in range(start, PAGES):
+            n_slots = 1 if track.is_state else track.slots_per_page
+            if chance.random() < share and track.host.free >= n_slots:
+                mine[page] = track.host.reserve(n_slots) or b""
+        slots.append(mine)
+    end = chance.randrange(start + 1, PAGES + 1)
+    tokens = TokenKey(PROMPT[: end * cache.tree.page_size]).data
+    return Arrival(bytes(tokens), [bytes(32)] * (PAGES - start), start, slots, 1)
+
+
+def anchor(cache: Cache, limit: int) -> int:
+    return matching.match(cache.tree, TokenKey(PROMPT), limit).anchor
+
+
+@pytest.mark.parametrize("policy", [WritePolicy.WRITE_THROUGH, WritePolicy.WRITE_BACK])
+@pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS)
+def test_what_arrives_hangs_where_it_may_and_the_rest_stays_with_whoever_brought_it(
+    setup: Setup, policy: WritePolicy
+) -> None:
+    for seed in range(SEEDS):
+        chance, engine = random.Random(seed), SteppedTransferEngine()
+        cache = setup.open(
+            engine=engine, policy=policy, timeout_s=1e-6, device_tokens=96, host_tokens=96
+        )
+        tree = cache.tree
+        tree.hold(None)
+        grow(cache, engine, chance)
+        start = chance.choice([*starts(cache)])
+        arrival = arrival_of(cache, start.end, chance)
+        end = len(arrival.tokens) // tree.page_bytes
+        whole = anchor(cache, start.end) == start.end and all(
+            {*range(start.end, end)} <= pages.keys() for pages in arrival.slots
+        )
+        arrive(tree, start, arrival)
+        if whole:
+            assert anchor(cache, end) == end, "all of it came"
+        owners: list[SlotOwner] = [
+            (track.name, Tier.HOST, "an arrival", slots)
+            for track, pages in zip(tree.tracks, arrival.slots)
+            for slots in pages.values()
+        ]
+        check_integrity(tree, [], owners)
+        while engine.pending:
+            chance.choice([engine.step, engine.fail])()
+        cache.poll()
+        check_integrity(tree, [], owners)
+        for name, _, _, slots in owners:
+            ledger = tree.track(name).host
+            assert ledger is not None
+            ledger.cancel(slots)
+        for tier in (Tier.DEVICE, Tier.HOST):
+            for track in (*tree.tracks, *tree.tracks):  # what was below the first is gone
+                cache.evict(track.name, 1000, tier)
+            engine.run_all()
+            cache.poll()
+        assert not tree.n_nodes
+        cache.close()
+
+
+@pytest.mark.parametrize("origin", ["fetched", "stored", "on its way there"])
+def test_what_a_node_gains_later_is_stored_as_well(origin: str) -> None:
+    """Windows and states at boundaries where the store had none, on parts of what it has."""
+    shelf = stocked(HYBRID, PROMPT)
+    cache = open_cache(HYBRID, shelf, **LARGE)
+    server = Server(cache)
+
+    def compute(tokens: list[int]) -> None:
+        request = server.start(tokens)
+        server.prefill(request)
+        cache.finish(request)
+        assert cache.journal.drain(10)
+        cache.poll()
+
+    if origin == "fetched":
+        prefetch = tier_of(cache).prefetch(TokenKey(PROMPT))
+        assert drained(cache, prefetch).gained_tokens == 2 * PAGES
+    else:
+        shelf.stored.clear()
+        if origin == "on its way there":
+            shelf.gate.clear()
+        compute(PROMPT)
+        assert origin != "stored" or cache.drain()
+    boundaries = [PAGES - 1, PAGES // 2]
+    for pages in boundaries:
+        compute(PROMPT[: 2 * pages])
+    shelf.gate.set()
+    assert cache.drain()
+    for pages in boundaries:
+        for name, first in (("full", 0), ("swa", pages - 3), ("mamba", pages - 1)):
+            for page in addresses(cache, PROMPT, name)[first:pages]:
+                assert all(each.key in shelf.stored for each in page), (name, pages)
+    cache.close()
+
+
+def test_what_was_on_host_before_is_not_taken_for_stored() -> None:
+    """The store has a state, and lost the pages that lie below it on HOST."""
+    setup = installed("full", "mamba")
+    shelf = stocked(setup, PROMPT)
+    cache = open_cache(setup, shelf, settings(store="second-touch"), **LARGE)
+    pages = [each.key for page in addresses(cache, PROMPT, "full") for each in page]
+    for key in pages:
+        del shelf.stored[key]
+    Server(cache).serve([*PROMPT, 1])
+    prefetch = drained(cache, tier_of(cache).prefetch(TokenKey(PROMPT)))
+    assert (prefetch.anchor_tokens, prefetch.gained_tokens) == (0, 2 * PAGES)
+    cache.abort(cache.begin(TokenKey(PROMPT)))
+    assert cache.drain()
+    assert {*pages} <= shelf.stored.keys()
+    cache.close()

@@ -1,0 +1,79 @@
+"""Pages get their hash once, whether they are looked for in STORAGE, computed or stored."""
+
+from __future__ import annotations
+
+from collections import Counter
+from copy import copy
+
+import pytest
+
+from kvgraft import GuardMode, TokenKey
+from kvgraft.storage_tier import naming
+from kvgraft.tree.keys import PageHashes
+
+from ..serving.server import Server
+from ..serving.setups import SETUPS, Setup
+from .shelf import Shelf, open_cache, tier_of, until
+
+PROMPT = list(range(100, 164))
+ROOM = {"device_tokens": 256, "host_tokens": 512, "guard": GuardMode.OFF}
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[bytes, bytes]]:
+    """How often each page was given its hash."""
+    made: Counter[tuple[bytes, bytes]] = Counter()
+    given = naming.page_hash
+
+    def page_hash(parent: bytes, tokens: bytes) -> bytes:
+        made[parent, bytes(tokens)] += 1
+        return given(parent, tokens)
+
+    monkeypatch.setattr(naming, "page_hash", page_hash)
+    return made
+
+
+@pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS)
+def test_what_is_looked_for_computed_and_stored_is_hashed_once(
+    setup: Setup, hashed: Counter[tuple[bytes, bytes]]
+) -> None:
+    shelf = Shelf()
+    server = Server(open_cache(setup, shelf, **ROOM))
+    cache, key = server.cache, TokenKey(PROMPT)
+    for _ in range(2):
+        prefetch = tier_of(cache).prefetch(key)
+        until(lambda prefetch=prefetch: prefetch.ended, cache)
+    looked_for = len(hashed)
+    assert looked_for
+    request = cache.begin(key, prefetch=prefetch)
+    assert cache.admit(request).admitted
+    server.prefill(request)
+    cache.checkpoint(request)
+    server.decode(request, 9)
+    cache.finish(request)
+    assert cache.drain()
+    assert len(hashed) > looked_for, "what was decoded went to the store as well"
+    assert shelf.stored
+    assert set(hashed.values()) == {1}
+    cache.check_integrity()
+    cache.close()
+
+
+def test_hashes_are_of_one_tree_and_of_pages_that_are_all_there() -> None:
+    mine, other = object(), object()
+    hashes = PageHashes(mine, 3, [b"3", b"4", b"5"])
+    assert hashes.of(mine, 3, 6) == [b"3", b"4", b"5"]
+    assert hashes.of(mine, 4, 5) == [b"4"]
+    assert hashes.of(mine, 2, 5) is None
+    assert hashes.of(mine, 4, 7) is None
+    assert hashes.of(other, 3, 6) is None
+
+
+def test_a_key_that_is_cut_forgets_them_and_a_copy_has_them() -> None:
+    key = TokenKey(PROMPT)
+    key.hashed = PageHashes(None, 0, [b"0"])
+    fork = copy(key)
+    assert fork.hashed is key.hashed
+    key.truncate(40)
+    assert key.hashed is None
+    assert fork.hashed is not None
