@@ -38,6 +38,7 @@ class Catalog:
         copies: further records of keys, which two processes stored or a reclaim carried over.
         segments: by number; this process's own among them.
         n_foreign: files named as segments that are none.
+        retiring: numbers of segments this process is about to reclaim: still listed, and left out.
     """
 
     def __init__(self, directory: Directory) -> None:
@@ -45,6 +46,7 @@ class Catalog:
         self.copies: dict[bytes, list[Entry]] = {}
         self.segments: dict[int, Segment] = {}
         self.n_foreign = 0
+        self.retiring: set[int] = set()
         self._directory = directory
 
     def refresh(self) -> None:
@@ -53,7 +55,11 @@ class Catalog:
         Raises:
             OSError: the directory or a segment cannot be read.
         """
-        listed = {number: path for number, path, _ in self._directory.segments()}
+        listed = {
+            number: path
+            for number, path, _ in self._directory.segments()
+            if number not in self.retiring
+        }
         for segment in list(self.segments.values()):
             if segment.file.is_gone:
                 self.drop(segment)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import struct
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from kvgraft.storage.memory import BLOCK_NBYTES, aligned
@@ -18,6 +21,13 @@ NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 MAX_PIECES = 1000
 """Pieces of memory in one call; Linux takes 1024."""
+
+
+LOCK_S = 1.0
+PAUSE_S = 0.001
+
+_FLOCK = struct.Struct("@hhqqi4x")
+"""`struct flock`: kind, whence, first byte, bytes, process."""
 
 
 class TruncatedRead(Exception):  # noqa: N818 - an outcome
@@ -109,9 +119,39 @@ class DiskFile:
             return False
         return True
 
+    def lock(self) -> None:
+        """Take the advisory lock, which others have for moments only.
+
+        Raises:
+            TimeoutError: not these.
+        """
+        end = time.monotonic() + LOCK_S
+        while not self.try_lock():
+            if time.monotonic() > end:
+                raise TimeoutError(errno.ETIMEDOUT, "somebody keeps it locked", str(self.path))
+            time.sleep(PAUSE_S)
+
     def unlock(self) -> None:
         """Give the advisory lock back."""
         fcntl.flock(self.fd, fcntl.LOCK_UN)
+
+    @contextmanager
+    def locked(self, offset: int, nbytes: int) -> Iterator[None]:
+        """Say to other open files of the same path that these bytes are being written.
+
+        The lock goes when the process does. It binds nobody; others ask for it.
+        """
+        with self:
+            fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, _range(fcntl.F_WRLCK, offset, nbytes))
+            try:
+                yield
+            finally:
+                fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, _range(fcntl.F_UNLCK, offset, nbytes))
+
+    def is_locked(self, offset: int, nbytes: int) -> bool:
+        """Whether another open file has any of these bytes locked."""
+        told = fcntl.fcntl(self.fd, fcntl.F_OFD_GETLK, _range(fcntl.F_WRLCK, offset, nbytes))
+        return bool(_FLOCK.unpack(told)[0] != fcntl.F_UNLCK)
 
     @property
     def size(self) -> int:
@@ -128,6 +168,10 @@ class DiskFile:
             return self.path.stat().st_ino != self._inode
         except FileNotFoundError:
             return True
+
+
+def _range(kind: int, offset: int, nbytes: int) -> bytes:
+    return _FLOCK.pack(kind, os.SEEK_SET, offset, nbytes, 0)
 
 
 def supports_direct(directory: Path) -> bool:

@@ -3,6 +3,10 @@
     created ─► active: locked by its writer, full length ─► sealed: cut to what is used, no lock
                           └── the writer died: whoever takes the lock scans it and seals it
 
+What is being written is locked as well, byte for byte: a block may be there before the payload
+behind it is, and nobody else takes its record in until all of it is written. A writer that died
+may have left one like that, so whoever scans its segment reads the payloads too.
+
 Two things change what was written. Removing a record overwrites its block. Reclaiming a segment
 makes the next one of its blocks, which are faster to write over than new ones: the file is renamed
 first and then gets another identity, so that nobody takes old records for new ones, and a reader
@@ -13,8 +17,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kvgraft.storage.file.disk import DiskFile, TruncatedRead
@@ -28,6 +32,7 @@ from kvgraft.storage.file.record import (
     read_record,
     read_segment,
 )
+from kvgraft.storage.file.transfer import damage_at
 from kvgraft.storage.memory import BLOCK_NBYTES, aligned
 
 __all__ = ["SUFFIX", "Segment"]
@@ -74,7 +79,7 @@ class Segment:
 
     @classmethod
     def reuse(cls, old: Segment, number: int, capacity: int, *, direct: bool) -> Segment:
-        """A new segment in place of one that nobody writes to; under the directory's lock.
+        """A new segment in place of one that nobody writes to; under its and the directory's lock.
 
         Raises:
             OSError: as for `create`; the old segment is gone then.
@@ -82,13 +87,14 @@ class Segment:
         directory = old.file.path.parent
         path = _unfinished(directory, number)
         old.file.path.rename(path)
+        old.file.unlock()  # whoever takes it now sees that the name is gone
         return cls._begin(DiskFile(path, direct=direct), directory, number, capacity)
 
     @classmethod
     def _begin(cls, file: DiskFile, directory: Path, number: int, capacity: int) -> Segment:
         header = SegmentHeader(secrets.token_bytes(16), number, capacity)
         try:
-            file.try_lock()
+            file.lock()
             os.ftruncate(file.fd, capacity)
             os.posix_fallocate(file.fd, 0, capacity)
             file.write_block(encode_segment(header), 0)
@@ -137,7 +143,7 @@ class Segment:
         return record if record is not None and offset + record.size <= end else None
 
     def news(self) -> Iterator[tuple[int, Record]]:
-        """Records behind `tail`, with their offsets; what was never written ends them.
+        """Records behind `tail`, with their offsets; what is not all written ends them.
 
         A segment without a writer is read to its end, past what is damaged, and sealed.
 
@@ -147,29 +153,53 @@ class Segment:
         if self.mine or self.sealed:
             return
         end = self.file.size
-        orphaned = end < self.header.capacity or self.file.try_lock()
-        if orphaned and self.file.is_gone:  # reused, perhaps; what is in it is another's
-            self.file.unlock()
-            return
-        try:
-            while self.tail < end:
-                record = self.read(self.tail, end=end)
-                if record is None:
-                    if not orphaned:
-                        return
-                    found = self._next_record(self.tail + BLOCK_NBYTES, end)
-                    if found is None:
-                        break
-                    self.tail = found
-                    continue
-                yield self.tail, record
-                self.tail += record.size
+        if end < self.header.capacity:
+            yield from self._rest(end, sealed=True)
             self.sealed = True
-            if orphaned and end == self.header.capacity and self.tail < end:
-                os.ftruncate(self.file.fd, self.tail)
-        finally:
-            if orphaned:
+        elif self.file.try_lock():
+            try:
+                if self.file.is_gone:  # reused, perhaps; what is in it is another's
+                    return
+                yield from self._rest(end, sealed=False)
+                self.sealed = True
+                if self.tail < end:
+                    os.ftruncate(self.file.fd, self.tail)
+            finally:
                 self.file.unlock()
+        else:
+            yield from self._written(end)
+
+    def _rest(self, end: int, *, sealed: bool) -> Iterator[tuple[int, Record]]:
+        """All there is behind `tail`; what nobody sealed may be torn, and is removed then."""
+        while self.tail < end:
+            record = self.read(self.tail, end=end)
+            if record is None:
+                found = self._next_record(self.tail + BLOCK_NBYTES, end)
+                if found is None:
+                    return
+                self.tail = found
+                continue
+            if (
+                sealed
+                or not record.live
+                or damage_at(self.file, self.place(self.tail), record) is None
+            ):
+                yield self.tail, record
+            else:
+                self.kill(self.tail, record)
+            self.tail += record.size
+
+    def _written(self, end: int) -> Iterator[tuple[int, Record]]:
+        """What another process has written behind `tail`, as far as it has ended writing."""
+        while self.tail < end:
+            record = self.read(self.tail, end=end)
+            if record is None or self.file.is_locked(self.tail, record.size):
+                return
+            if self.file.try_lock():  # it died meanwhile, and perhaps before it had ended
+                self.file.unlock()
+                return
+            yield self.tail, record
+            self.tail += record.size
 
     def walk(self) -> Iterator[tuple[int, Record | None]]:
         """All records there are now, with their offsets, and None where one is damaged."""
@@ -202,22 +232,35 @@ class Segment:
         return None
 
     @contextmanager
-    def appending(self, nbytes: int) -> Iterator[int]:
+    def appending(self, records: Sequence[Record]) -> Iterator[int]:
         """The place at the tail, to be written meanwhile; given back if that fails.
 
         What fails while something behind it succeeds leaves a hole, like a writer that dies.
         """
+        nbytes = sum(record.size for record in records)
         offset = self.tail
         self.tail += nbytes
         self.coming.add(offset)
         try:
-            yield offset
+            with self.file.locked(offset, nbytes):
+                try:
+                    yield offset
+                except OSError:
+                    self._void(offset, records)
+                    raise
         except OSError:
             if self.tail == offset + nbytes:
                 self.tail = offset
             raise
         finally:
             self.coming.discard(offset)
+
+    def _void(self, offset: int, records: Sequence[Record]) -> None:
+        """Take the blocks away that a write which failed may have left, if the disk lets us."""
+        with suppress(OSError):
+            for record in records:
+                self.file.write_block(bytes(BLOCK_NBYTES), offset)
+                offset += record.size
 
     def kill(self, offset: int, record: Record) -> None:
         """Mark a record removed, for everybody."""

@@ -117,10 +117,15 @@ class FileBackend(StorageBackend):
     # -- calls
 
     def exists(self, keys: Sequence[bytes]) -> Sequence[bool]:
-        """Per key, whether this process knows a record of it."""
+        """Per key, whether this process knows a record of it.
+
+        Who is told so may count on it: `flush` makes it durable, whoever wrote it.
+        """
         self._look_for(keys)
         with self._lock:
-            return [key in self._catalog.entries for key in keys]
+            found = [self._catalog.entries.get(key) for key in keys]
+            self._writer.unsynced.update(entry.segment for entry in found if entry is not None)
+            return [entry is not None for entry in found]
 
     def get_into(
         self, keys: Sequence[bytes], values: Sequence[Value], deadline_s: float
@@ -202,7 +207,8 @@ class FileBackend(StorageBackend):
         with self._lock:
             known = set(self._catalog.segments.values())
             segments, self._writer.unsynced = self._writer.unsynced & known, set()
-            names, self._writer.names_unsynced = self._writer.names_unsynced, False
+            names = self._writer.names_unsynced or not all(each.mine for each in segments)
+            self._writer.names_unsynced = False
             for segment in segments:
                 segment.file.__enter__()
         try:

@@ -6,11 +6,13 @@ Memory that starts at a block is read and written as it is; other memory goes th
 from __future__ import annotations
 
 from kvgraft.storage.backend import Value
+from kvgraft.storage.file.disk import DiskFile, TruncatedRead
 from kvgraft.storage.file.record import Place, Record, encode_record, read_record
 from kvgraft.storage.memory import BLOCK_NBYTES, aligned, copy, is_aligned, round_up
+from kvgraft.storage.payload import HEADER_NBYTES, damage
 from kvgraft.storage.status import Status
 
-__all__ = ["Incoming", "Outgoing"]
+__all__ = ["Incoming", "Outgoing", "damage_at"]
 
 
 def _split(payload: memoryview) -> tuple[memoryview, int]:
@@ -73,3 +75,21 @@ class Incoming:
             rest = len(self._value.payload) - start
             copy(self._value.payload[start:], self._bounce[:rest])
         return Status.OK
+
+
+def damage_at(file: DiskFile, place: Place, record: Record) -> str | None:
+    """What is wrong with the payload of a record; None if nothing is, or it was removed since.
+
+    Raises:
+        OSError: the disk failed.
+    """
+    payload = aligned(record.nbytes)[: record.nbytes]
+    value = Value(memoryview(bytearray(HEADER_NBYTES)), payload)
+    incoming = Incoming(value)
+    try:
+        file.read(incoming.pieces, place.offset)
+    except TruncatedRead:
+        return f"the segment ends inside the payload of {record.nbytes} bytes"
+    if incoming.finish(record.key, place) is not Status.OK:
+        return None
+    return damage(record.key, value.header, value.payload)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from kvgraft.storage.backend import Value
 from kvgraft.storage.counters import Counters
@@ -156,7 +157,7 @@ class Writer:
         outgoing = [out for _, out in waiting.values()]
         pieces = [piece for out in outgoing for piece in out.pieces]
         try:
-            with active.appending(sum(map(len, pieces))) as offset:
+            with active.appending([out.record for out in outgoing]) as offset:
                 self._write(active.file, pieces, offset)
         except OSError as error:
             if error.errno not in NO_ROOM:
@@ -173,13 +174,12 @@ class Writer:
             self.unsynced.add(active)
 
     def _write(self, file: DiskFile, pieces: Sequence[memoryview], offset: int) -> None:
-        with file:
-            self._writing.release()
-            try:
-                file.write(pieces, offset)
-            finally:
-                self._writing.acquire()
-                self._writing.notify_all()
+        self._writing.release()
+        try:
+            file.write(pieces, offset)
+        finally:
+            self._writing.acquire()
+            self._writing.notify_all()
 
     def _seal(self) -> None:
         if self._active is None:
@@ -196,7 +196,11 @@ class Writer:
             with self._lock:
                 self._catalog.refresh()
             carried: list[tuple[bytes, Value]] = []
-            created = self._begin(carried, carry=carry)
+            try:
+                created = self._begin(carried, carry=carry)
+            finally:
+                with self._lock:
+                    self._catalog.retiring.clear()
         if created and carried:
             keys, values = [key for key, _ in carried], [value for _, value in carried]
             self.store(keys, values, deadline_s)
@@ -206,16 +210,17 @@ class Writer:
     def _begin(self, carried: list[tuple[bytes, Value]], *, carry: bool) -> bool:
         """Evict what must go, and begin a segment, of the last one's blocks where there is one."""
         oldest: Segment | None = None
-        while self._nbytes() + self._segment_nbytes > self._capacity:
-            if oldest is not None:
-                oldest.unlink()
-            oldest = self._evict(carried, carry=carry)
-            if oldest is None:
-                return False
-        if self._create(oldest):
-            return True
-        oldest = self._evict(carried, carry=carry)  # the disk is full
-        return oldest is not None and self._create(oldest)
+        with ExitStack() as claims:
+            while self._nbytes() + self._segment_nbytes > self._capacity:
+                if oldest is not None:
+                    oldest.unlink()
+                oldest = self._evict(carried, claims, carry=carry)
+                if oldest is None:
+                    return False
+            if self._create(oldest):
+                return True
+            oldest = self._evict(carried, claims, carry=carry)  # the disk is full
+            return oldest is not None and self._create(oldest)
 
     def _create(self, old: Segment | None) -> bool:
         directory, nbytes = self._directory, self._segment_nbytes
@@ -240,12 +245,18 @@ class Writer:
         known = self._catalog.segments
         return sum(size for number, _, size in self._directory.segments() if number in known)
 
-    def _evict(self, carried: list[tuple[bytes, Value]], *, carry: bool) -> Segment | None:
-        """Forget the oldest segment nobody writes to; None if there is none."""
+    def _evict(
+        self, carried: list[tuple[bytes, Value]], claims: ExitStack, *, carry: bool
+    ) -> Segment | None:
+        """Forget the oldest segment nobody writes to; None if there is none.
+
+        It stays locked, so that nobody takes it for one whose writer died, until its name is gone.
+        """
         for _, segment in sorted(self._catalog.segments.items()):
             if segment is self._active or not segment.file.try_lock():
                 continue
-            segment.file.unlock()
+            claims.enter_context(segment.file)
+            claims.callback(segment.file.unlock)
             if carry:
                 self._carry(segment, carried)
             with self._lock:
@@ -253,6 +264,7 @@ class Writer:
                 self._counters.add("evicted", n_keys)
                 self._counters.add("reclaimed")
                 self.unsynced.discard(segment)
+                self._catalog.retiring.add(segment.header.number)
                 self._catalog.drop(segment)
             return segment
         return None

@@ -1,0 +1,173 @@
+"""Records that are not all written: nobody takes them for whole, whatever becomes of the writer."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from kvgraft.storage import Status, Storage
+from kvgraft.storage.file.disk import DiskFile
+from kvgraft.storage.file.writer import Writer
+from kvgraft.testing.storage.traffic import (
+    FINGERPRINT,
+    addresses,
+    fetched,
+    payload,
+    settled,
+    stored,
+)
+
+from .store import open_store, segments
+
+OK, MISS = Status.OK, Status.MISS
+SIZE = 9000
+CAPACITY, SEGMENT = 1 << 18, 1 << 16
+PLACES = addresses(60)
+
+
+def opened(directory: Path) -> Storage:
+    return Storage(FINGERPRINT, open_store(directory, CAPACITY, SEGMENT, 0))
+
+
+@contextmanager
+def block_by_block(between: Callable[[], object]) -> Iterator[None]:
+    """Something happens after the first block of every write of more than one."""
+
+    def write(self: DiskFile, pieces: Sequence[memoryview], offset: int) -> None:
+        given(self, pieces[:1], offset)
+        if len(pieces) > 1:
+            between()
+            given(self, pieces[1:], offset + len(pieces[0]))
+
+    given = DiskFile.write
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DiskFile, "write", write)
+        yield
+
+
+def killed_while_writing(directory: Path, n_before: int) -> None:
+    """A process stores some, and is killed when it has written the first block of one more."""
+    child = os.fork()
+    if not child:
+        storage = opened(directory)
+        stored(storage, PLACES[:n_before], SIZE)
+        with block_by_block(lambda: os.kill(os.getpid(), signal.SIGKILL)):
+            stored(storage, PLACES[n_before : n_before + 1], SIZE)
+        os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status)
+
+
+def expect_whole(directory: Path, n_records: int) -> None:
+    store = open_store(directory, CAPACITY, SEGMENT)
+    report = store.verify()
+    assert (report.n_records, report.damaged) == (n_records, ())
+    store.close()
+
+
+def test_what_another_is_writing_is_not_there_until_it_is_written(tmp_path: Path) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def pause() -> None:
+        inside.set()
+        assert go_on.wait(20)
+
+    writer, reader = opened(tmp_path), opened(tmp_path)
+    assert stored(writer, PLACES[:2], SIZE) == [OK] * 2
+    with block_by_block(pause):
+        ticket = writer.set(PLACES[2:3], [payload(PLACES[2], SIZE)])
+        assert inside.wait(20)
+        assert settled(reader.exists(PLACES[:3])) == [OK, OK, MISS]
+        assert fetched(reader, PLACES[:3], SIZE) == [OK, OK, MISS]
+        go_on.set()
+        assert settled(ticket) == [OK]
+    for each in (reader, writer):
+        assert fetched(each, PLACES[:3], SIZE) == [OK] * 3
+        assert each.close()
+    expect_whole(tmp_path, 3)
+
+
+@pytest.mark.parametrize("seen", [0, 2])
+def test_what_a_writer_that_was_killed_had_begun_is_not_there(tmp_path: Path, seen: int) -> None:
+    storage = opened(tmp_path)
+    assert stored(storage, PLACES[30:31], SIZE) == [OK]
+    killed_while_writing(tmp_path, 2)
+    if seen:
+        assert settled(storage.exists(PLACES[:2])) == [OK] * 2
+    assert settled(storage.exists(PLACES[:3])) == [OK, OK, MISS]
+    assert stored(storage, PLACES[2:3], SIZE) == [OK]
+    assert fetched(storage, PLACES[:3], SIZE) == [OK] * 3
+    assert storage.close()
+    expect_whole(tmp_path, 4)
+
+
+def test_who_opens_the_store_of_a_writer_that_was_killed_finds_what_is_whole(
+    tmp_path: Path,
+) -> None:
+    killed_while_writing(tmp_path, 2)
+    first, second = opened(tmp_path), opened(tmp_path)
+    for storage in (first, second):
+        assert fetched(storage, PLACES[:3], SIZE) == [OK, OK, MISS]
+        assert storage.counters.snapshot().get("get.corrupt") is None
+        assert storage.close()
+    expect_whole(tmp_path, 2)
+
+
+def test_what_a_disk_failed_to_write_is_not_there_for_others(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    writer, reader = opened(tmp_path), opened(tmp_path)
+    assert stored(writer, PLACES[:1], SIZE) == [OK]
+    with block_by_block(fail):
+        assert stored(writer, PLACES[1:2], SIZE) == [Status.DOWN]
+    assert settled(reader.exists(PLACES[:2])) == [OK, MISS]
+    assert stored(writer, PLACES[2:3], SIZE) == [OK]
+    assert writer.close()
+    assert fetched(reader, PLACES[:3], SIZE) == [OK, MISS, OK]
+    assert reader.close()
+    expect_whole(tmp_path, 2)
+
+
+def test_what_one_process_is_told_is_there_is_durable_when_it_flushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, other = opened(tmp_path), opened(tmp_path)
+    assert stored(writer, PLACES[:1], SIZE) == [OK]
+    (path,) = segments(tmp_path)
+    synced = set()
+    monkeypatch.setattr(os, "fdatasync", lambda fd: synced.add(os.fstat(fd).st_ino))
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.add(os.fstat(fd).st_ino))
+    kept = other.set(PLACES[:1], [payload(PLACES[0], SIZE)], only_missing=True)
+    assert settled(kept) == [OK]
+    assert other.flush().wait(20)
+    assert {path.stat().st_ino, tmp_path.stat().st_ino} <= synced
+    assert segments(tmp_path) == [path]
+    assert other.close()
+    assert writer.close()
+
+
+def test_a_segment_that_is_being_reclaimed_is_not_found_again_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = opened(tmp_path)
+    given = Writer._nbytes
+
+    def nbytes(self: Writer) -> int:
+        with self._lock:
+            self._catalog.refresh()  # as a reader's thread may at any time
+        return given(self)
+
+    monkeypatch.setattr(Writer, "_nbytes", nbytes)
+    for first in range(0, 60, 6):
+        assert stored(storage, PLACES[first : first + 6], SIZE) == [OK] * 6
+    assert storage.last_error is None
+    assert fetched(storage, PLACES[54:], SIZE) == [OK] * 6
+    assert storage.close()
