@@ -19,6 +19,7 @@ from kvgraft.slots import SLOT_BYTES
 from kvgraft.storage import TRANSIENT, Address, Status, StorageTicket
 from kvgraft.storage_tier.inventory import Inventory, Plan, ShortOf, backed_on_host, take_inventory
 from kvgraft.storage_tier.scene import Scene
+from kvgraft.storage_tier.slabs import Draining
 from kvgraft.tree import matching
 from kvgraft.tree.arriving import Arrival, arrive
 from kvgraft.tree.holding import hold_host, let_go_of_host
@@ -27,7 +28,7 @@ from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.pinning import Receipt
 from kvgraft.tree.track import Track
 
-__all__ = ["Draining", "Fetch", "Phase"]
+__all__ = ["Fetch", "Phase"]
 
 MAX_ROUNDS = 3
 """Times a fetch is planned anew when something that was found did not come."""
@@ -39,14 +40,6 @@ class Phase(enum.Enum):
     LOOKING = "looking"
     FETCHING = "fetching"
     ENDED = "ended"
-
-
-class Draining(NamedTuple):
-    """Slots that a call given up may still write to; free once its ticket is done."""
-
-    ticket: StorageTicket
-    slots: list[tuple[Ledger, bytes]]
-    nbytes: int
 
 
 class _Wanted(NamedTuple):
@@ -119,12 +112,13 @@ class Fetch:
         self._ticket: StorageTicket
         self._store = scene.storage.store_number
         self._receipt: Receipt | None = None
+        self._counted_on: Receipt | None = None
         self._node = node
 
     def begin(self) -> bool:
         """Pin where it starts and ask the store; False, with a reason, if that cannot be (S1)."""
         tree = self.scene.tree
-        self._receipt = hold_host(tree, self._node, reach=True)
+        self._receipt = hold_host(tree, self._node, self.start)
         if self._receipt is None:
             self.reason = "holding its prefix on HOST would take slots promised to requests"
             return False
@@ -220,9 +214,8 @@ class Fetch:
         if wanted is None or longest is None:
             self._end(self._why_nothing(budget))
             return
-        for track, n_slots in zip(self.scene.tree.tracks, wanted.n_slots):
-            if not self.spare:
-                self.scene.room.on_host(track, n_slots)
+        if not self.spare:
+            self._make_room(wanted)
         plan = self._plan(
             lambda n_slots: self._nbytes(n_slots) <= budget and self._has_room(n_slots),
             self._least,
@@ -233,6 +226,16 @@ class Fetch:
             self._end(self._why_nothing(budget))
             return
         self._fetch(plan)
+
+    def _make_room(self, plan: Plan) -> None:
+        """Evict for a plan, and not what it counts on; nor may others until the fetch has ended."""
+        tree = self.scene.tree
+        path = matching.follow(tree, tree.root(self.key.namespace), self.key.data, plan.boundary)
+        there = [node for node in path.nodes if node.live_host]
+        if there:
+            self._counted_on = hold_host(tree, there[-1], plan.boundary)
+        for track, n_slots in zip(tree.tracks, plan.n_slots):
+            self.scene.room.on_host(track, n_slots)
 
     def _plan(self, fits: Callable[[Sequence[int]], bool], least: int) -> Plan | None:
         return self._inventory().deepest(self.found, self._arrived, fits, least)
@@ -257,14 +260,14 @@ class Fetch:
             return f"{self.short_of.value}: {budget} bytes of HOST are left for prefetches"
         self.short_of = ShortOf.HOST
         short = ", ".join(
-            f"{track.name} needs {n} slots and has {_room(track)}"
+            f"{track.name} needs {n} slots and has {_host(track).spare}"
             for track, n in zip(self.scene.tree.tracks, plan.n_slots)
-            if n > _room(track)
+            if n > _host(track).spare
         )
         return f"{self.short_of.value}: {short}"
 
     def _has_room(self, n_slots: Sequence[int]) -> bool:
-        return all(n <= _room(track) for track, n in zip(self.scene.tree.tracks, n_slots))
+        return all(n <= _host(track).spare for track, n in zip(self.scene.tree.tracks, n_slots))
 
     def _nbytes(self, n_slots: Sequence[int]) -> int:
         return sum(n * size for n, size in zip(n_slots, self.scene.slabs.nbytes))
@@ -380,7 +383,9 @@ class Fetch:
         self.phase = Phase.ENDED
         self.reason = reason
         assert self._receipt is not None
-        let_go_of_host(self.scene.tree, self._receipt)
+        for receipt in (self._counted_on, self._receipt):
+            if receipt is not None:
+                let_go_of_host(self.scene.tree, receipt)
         self.scene.tree.let_go(self.key.namespace)
 
     def _free(self, track: Track, slots: bytes) -> None:
@@ -391,8 +396,3 @@ class Fetch:
 def _host(track: Track) -> Ledger:
     assert track.host is not None
     return track.host
-
-
-def _room(track: Track) -> int:
-    """HOST slots that may be taken now, breaking no promise (A12)."""
-    return max(0, min(_host(track).free, _host(track).headroom))

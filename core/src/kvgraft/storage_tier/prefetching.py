@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from kvgraft.config import PrefetchPolicy, StorageSettings
 from kvgraft.errors import LeaseError
 from kvgraft.request import expect_key
-from kvgraft.storage_tier.fetching import Draining, Fetch, Phase
+from kvgraft.storage_tier.fetching import Fetch, Phase
 from kvgraft.storage_tier.inventory import ShortOf
 from kvgraft.storage_tier.scene import Scene
+from kvgraft.storage_tier.slabs import Draining
 from kvgraft.tree import matching
 from kvgraft.tree.keys import TokenKey, common_prefix_pages
 from kvgraft.tree.ledger import Ledger

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from kvgraft.dispatch import Mounted
+from kvgraft.storage import StorageTicket
+from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.track import Track
 
-__all__ = ["Slabs"]
+__all__ = ["Draining", "Slabs"]
+
+
+class Draining(NamedTuple):
+    """Slots that a call given up may still write to; free once its ticket is done."""
+
+    ticket: StorageTicket
+    slots: list[tuple[Ledger, bytes]]
+    nbytes: int
 
 
 class Slabs:

@@ -8,14 +8,15 @@ from __future__ import annotations
 from kvgraft.errors import LeaseError
 from kvgraft.tree.node import Node
 from kvgraft.tree.pinning import Receipt, pin_host, release_host
-from kvgraft.tree.segments import default_segment, whole_nodes
+from kvgraft.tree.segments import common_pages, default_segment, whole_nodes
+from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Span
 
 __all__ = ["hold_host", "let_go_of_host", "parts_of"]
 
 
-def hold_host(tree: Tree, node: Node, *, reach: bool = False) -> Receipt | None:
+def hold_host(tree: Tree, node: Node, boundary: int | None = None) -> Receipt | None:
     """Pin what `node` has on HOST, of every component (T6).
 
     Of components that need every page, what is above is pinned too: a node with HOST data below it
@@ -25,13 +26,16 @@ def hold_host(tree: Tree, node: Node, *, reach: bool = False) -> Receipt | None:
     Args:
         tree: the tree.
         node: a node of it, or a root.
-        reach: pin what the components need at the node's end instead, on the nodes above as well.
+        boundary: pin what the components need at this boundary instead, in pages, of what `node`
+            and the nodes above have. It may lie behind the node's end.
     """
     segments: list[tuple[Span, ...]] = []
     for track in tree.tracks:
         spans: tuple[Span, ...] = ()
-        if node.parent is not None and (reach or track.is_state):
-            spans = whole_nodes(node, default_segment(track, node.end))
+        if node.parent is not None and boundary is not None:
+            spans = _needed(track, node, boundary)
+        elif node.parent is not None and track.is_state:
+            spans = default_segment(track, node.end)
         elif node.parent is not None:
             spans = (Span(0 if track.is_everything else node.start, node.end),)
         segments.append(spans)
@@ -59,7 +63,16 @@ def let_go_of_host(tree: Tree, receipt: Receipt) -> None:
     receipt.released = True
     node.receipts -= 1
     release_host(tree, receipt)
-    assert node.parent is None or node.live_host  # what is held stays, and the node with it
+    if node.parent is not None and not node.live_device and not node.live_host:
+        tree.remove_dead(node)
+
+
+def _needed(track: Track, node: Node, boundary: int) -> tuple[Span, ...]:
+    """Of a component's reach at a boundary, what lies on a node and those above."""
+    if track.is_state:
+        return default_segment(track, boundary) if node.end == boundary else ()
+    reach = default_segment(track, boundary)
+    return whole_nodes(node, common_pages(reach, (Span(0, node.end),)))
 
 
 def parts_of(node: Node, start: int) -> list[Node]:

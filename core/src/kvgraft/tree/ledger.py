@@ -61,6 +61,11 @@ class Ledger:
         """Slots that may be given away without breaking a promise."""
         return self.allocator.n_free + self.evictable - self.promised
 
+    @property
+    def spare(self) -> int:
+        """Free slots that are promised to nobody (A12)."""
+        return max(0, min(self.allocator.n_free, self.headroom))
+
     def take_private(self, n: int) -> bytes | None:
         """Free slots become a request's; None if fewer than `n` are free."""
         slots = self.allocator.allocate(n)

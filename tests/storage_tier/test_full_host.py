@@ -1,0 +1,42 @@
+"""A HOST full of what may go is as good as an empty one, whatever of a prefix lies on it (S3)."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kvgraft import TokenKey
+from kvgraft.cache import Cache
+
+from ..serving.setups import SETUPS, Setup
+from .serving_process import prompt
+from .shelf import drained, open_cache, stocked, tier_of
+
+N_PREFETCHES = 30
+
+
+def prefetched(cache: Cache, tokens: list[int]) -> int:
+    """Tokens that a request could resume from after a prefetch; it does not run."""
+    prefetch = drained(cache, tier_of(cache).prefetch(TokenKey(tokens)))
+    cache.abort(cache.begin(prefetch.key, prefetch=prefetch))
+    return prefetch.tokens
+
+
+@pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS)
+def test_prefixes_that_share_pages_come_whole_one_after_the_other(setup: Setup) -> None:
+    chance = random.Random(1)
+    prompts = [prompt(chance) for _ in range(N_PREFETCHES)]
+    shelf = stocked(setup, *prompts, chunk=4)
+    alone = {}
+    for tokens in map(tuple, prompts):
+        if tokens not in alone:
+            cache = open_cache(setup, shelf, device_tokens=256, host_tokens=512)
+            alone[tokens] = prefetched(cache, list(tokens))
+            cache.close()
+    assert any(alone.values())
+    small = open_cache(setup, shelf, device_tokens=256, host_tokens=64)
+    assert [prefetched(small, tokens) for tokens in prompts] == [
+        alone[tuple(tokens)] for tokens in prompts
+    ]
+    small.close()
