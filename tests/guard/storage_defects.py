@@ -57,7 +57,7 @@ def come(scene: Scene) -> None:
 
 @breaks("S1")
 def a_prefetch_that_pins_nothing(put: Patch) -> None:
-    def hold(tree: Tree, node: Node, *, reach: bool = False) -> Receipt:
+    def hold(tree: Tree, node: Node, boundary: int | None = None) -> Receipt:
         node.receipts += 1
         return Receipt(node, [() for _ in tree.tracks], 0)
 
