@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from kvgraft.storage import Status, Storage
+from kvgraft.errors import ConfigError
+from kvgraft.storage import Status, Storage, Value
 from kvgraft.storage.file.disk import DiskFile
 from kvgraft.storage.file.writer import Writer
 from kvgraft.testing.storage.traffic import (
@@ -171,3 +172,110 @@ def test_a_segment_that_is_being_reclaimed_is_not_found_again_meanwhile(
     assert storage.last_error is None
     assert fetched(storage, PLACES[54:], SIZE) == [OK] * 6
     assert storage.close()
+
+
+def test_while_one_scans_what_a_dead_writer_left_others_find_nothing_torn(tmp_path: Path) -> None:
+    killed_while_writing(tmp_path, 2)
+    (path,) = segments(tmp_path)
+    scanning = DiskFile(path, direct=False)
+    assert scanning.try_lock()
+    other = opened(tmp_path)
+    assert settled(other.exists(PLACES[:3])) == [MISS] * 3, "nobody knows yet what is whole"
+    scanning.unlock()
+    scanning.let_go()
+    assert settled(other.exists(PLACES[:3])) == [OK, OK, MISS]
+    assert other.close()
+    expect_whole(tmp_path, 2)
+
+
+def test_what_a_dead_writer_flushed_stays_whatever_its_headers_say(tmp_path: Path) -> None:
+    """A backend moves bytes: a header of another format is not its business."""
+    child = os.fork()
+    if not child:
+        store = open_store(tmp_path, CAPACITY, SEGMENT)
+        value = Value(memoryview(b"h" * 256), memoryview(b"p" * SIZE))
+        store.set_from([b"k" * 32], [value], 5.0)
+        store.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    store = open_store(tmp_path, CAPACITY, SEGMENT)
+    assert store.exists([b"k" * 32]) == [True]
+    store.close()
+
+
+def test_a_payload_that_the_disk_does_not_give_costs_itself_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed_while_writing(tmp_path, 2)
+    given = DiskFile.read
+
+    def read(self: DiskFile, pieces: Sequence[memoryview], offset: int) -> None:
+        if len(pieces) > 1 and offset == bad:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        given(self, pieces, offset)
+
+    bad = 4096  # where the first record is
+    monkeypatch.setattr(DiskFile, "read", read)
+    storage = opened(tmp_path)
+    assert settled(storage.exists(PLACES[:3])) == [MISS, OK, MISS]
+    assert storage.close()
+
+
+def test_a_segment_that_is_sealed_while_it_is_looked_at_is_not_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = opened(tmp_path)
+    assert stored(writer, PLACES[:3], SIZE) == [OK] * 3
+    (path,) = segments(tmp_path)
+    with path.open("r+b") as file:  # the first record's block is damaged
+        file.seek(4096)
+        file.write(bytes(4096))
+    given = DiskFile.try_lock
+
+    def try_lock(self: DiskFile) -> bool:
+        monkeypatch.setattr(DiskFile, "try_lock", given)
+        assert writer.close()
+        return given(self)
+
+    reader = open_store(tmp_path, CAPACITY, SEGMENT, refresh_s=1000)
+    monkeypatch.setattr(DiskFile, "try_lock", try_lock)
+    with reader._lock:
+        reader._catalog.refresh()
+    reader.close()
+    other = opened(tmp_path)
+    assert fetched(other, PLACES[:3], SIZE) == [MISS, OK, OK]
+    assert other.close()
+
+
+def test_what_waits_to_be_written_is_not_when_the_store_is_closed(tmp_path: Path) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def pause() -> None:
+        inside.set()
+        assert go_on.wait(20)
+
+    store = open_store(tmp_path, CAPACITY, SEGMENT)
+    values = [Value(memoryview(bytes(256)), memoryview(b"p" * SIZE)) for _ in range(8)]
+    told: list[object] = []
+
+    def write(first: int) -> None:
+        keys = [bytes([first + number]) * 32 for number in range(8)]
+        try:
+            told.append(list(store.set_from(keys, values, 20.0)))
+        except ConfigError as error:
+            told.append(str(error))
+
+    with block_by_block(pause):
+        threads = [threading.Thread(target=write, args=(first,)) for first in (0, 8, 16)]
+        threads[0].start()
+        assert inside.wait(20)
+        for thread in threads[1:]:
+            thread.start()
+        closing = threading.Thread(target=store.close)
+        closing.start()
+        go_on.set()
+        for thread in (*threads, closing):
+            thread.join(20)
+    assert len(told) == 3
+    assert all(each == [OK] * 8 or "was closed; open it again" in str(each) for each in told)
+    assert all(path.stat().st_size < SEGMENT for path in segments(tmp_path)), "all are sealed"

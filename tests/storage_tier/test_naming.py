@@ -59,19 +59,46 @@ def test_what_is_looked_for_computed_and_stored_is_hashed_once(
     cache.close()
 
 
-def test_hashes_are_of_one_tree_and_of_pages_that_are_all_there() -> None:
-    mine, other = object(), object()
-    hashes = PageHashes(mine, 3, [b"3", b"4", b"5"])
-    assert hashes.of(mine, 3, 6) == [b"3", b"4", b"5"]
-    assert hashes.of(mine, 4, 5) == [b"4"]
-    assert hashes.of(mine, 2, 5) is None
-    assert hashes.of(mine, 4, 7) is None
-    assert hashes.of(other, 3, 6) is None
+def test_hashes_are_of_one_tree_one_namespace_and_pages_that_are_all_there() -> None:
+    mine = object()
+    key = TokenKey(PROMPT, "tenant")
+    key.hashed = PageHashes(mine, "tenant", 3, [b"3", b"4", b"5"])
+    assert key.page_hashes(mine, 3, 6) == [b"3", b"4", b"5"]
+    assert key.page_hashes(mine, 4, 5) == [b"4"]
+    assert key.page_hashes(mine, 2, 5) is None
+    assert key.page_hashes(mine, 4, 7) is None
+    assert key.page_hashes(object(), 3, 6) is None
+    key.namespace = "another"
+    assert key.page_hashes(mine, 3, 6) is None
+
+
+def test_a_copy_that_is_given_another_namespace_has_other_names() -> None:
+    setup, shelf = SETUPS["full"], Shelf()
+    server = Server(open_cache(setup, shelf, **ROOM))
+    cache, key = server.cache, TokenKey(PROMPT)
+    prefetch = tier_of(cache).prefetch(key)
+    until(lambda: prefetch.ended, cache)
+    fork = copy(key)
+    fork.namespace = "tenant"
+    for each in (fork, key):
+        request = cache.begin(each)
+        assert cache.admit(request).admitted
+        server.prefill(request)
+        cache.finish(request)
+    assert cache.drain()
+    cache.check_integrity()
+    cache.close()
+    again = open_cache(setup, shelf.copy(), **ROOM)
+    for namespace in (None, "tenant"):
+        found = tier_of(again).prefetch(TokenKey(PROMPT, namespace))
+        until(lambda found=found: found.ended, again)
+        assert found.tokens > 0
+    again.close()
 
 
 def test_a_key_that_is_cut_forgets_them_and_a_copy_has_them() -> None:
     key = TokenKey(PROMPT)
-    key.hashed = PageHashes(None, 0, [b"0"])
+    key.hashed = PageHashes(None, None, 0, [b"0"])
     fork = copy(key)
     assert fork.hashed is key.hashed
     key.truncate(40)

@@ -285,11 +285,23 @@ def test_a_payload_longer_than_a_server_takes_is_too_large() -> None:
 
 
 def test_a_server_that_refuses_to_write_is_down_with_its_reason(server: Server) -> None:
-    server.ask("ACL", "SETUSER", "default", "-set")
+    server.ask("ACL", "SETUSER", "default", "-mset")
     with supervised(url(server), QUICK) as storage:
         assert stored(storage, addresses(2), SIZE) == [Status.DOWN] * 2
-        assert "no permissions to run the 'set' command" in str(storage.last_error).lower()
+        assert "no permissions to run the 'mset' command" in str(storage.last_error).lower()
         assert fetched(storage, addresses(2), SIZE) == [MISS] * 2
+
+
+@pytest.mark.parametrize(("more", "at_once"), [("", "mset"), ("&ttl_s=500", "exec")])
+def test_header_and_payload_are_replaced_at_once(server: Server, more: str, at_once: str) -> None:
+    """Else those of two writers mix, where equal keys do not mean equal data to the bit."""
+    with supervised(url(server, more)) as storage:
+        server.ask("CONFIG", "RESETSTAT")
+        assert stored(storage, addresses(3), SIZE) == [OK] * 3
+        told = server.ask("INFO", "commandstats")
+        assert isinstance(told, bytes)
+        assert f"cmdstat_{at_once}:calls=3,".encode() in told
+        assert (b"cmdstat_set:" in told) is (at_once == "exec")
 
 
 def test_a_value_with_a_time_to_live_goes(server: Server) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvgraft.errors import IntegrityError
+from kvgraft.errors import ConfigError, IntegrityError
 from kvgraft.storage import Address, Fingerprint
 from kvgraft.storage.keys import (
     HASH_NBYTES,
@@ -75,18 +75,20 @@ class Naming:
 
         The key keeps them, and hands them to the nodes that are made of it.
         """
-        known = None if key.hashed is None else key.hashed.of(self.tree, node.end, end)
+        known = key.page_hashes(self.tree, node.end, end)
         if known is None:
             size = self.tree.page_bytes
             behind = key.data[node.end * size : end * size]
             known = self.hashes(self.last_hash(node), behind)
-            key.hashed = PageHashes(self.tree, node.end, known)
+            key.hashed = PageHashes(self.tree, key.namespace, node.end, known)
         return known
 
     def extend(self, key: TokenKey, end: int) -> None:
         """Let a key that has hashes have those of all pages up to page `end`."""
         known = key.hashed
-        if known is None or known.owner is not self.tree or not known.hashes:
+        if known is None or not known.hashes:
+            return
+        if key.page_hashes(self.tree, known.first, known.first) is None:
             return
         size, last = self.tree.page_bytes, known.first + len(known.hashes)
         more = self.hashes(known.hashes[-1], key.data[last * size : end * size])
@@ -129,9 +131,10 @@ class Naming:
             IntegrityError: a node has others than its tokens and namespace give (S8, T10).
         """
         for root in self.tree.roots.values():
-            if root.names is None:
-                continue
-            last = {id(root): self._root_hash(root)}
+            try:
+                last = {id(root): self._root_hash(root)}
+            except ConfigError:
+                continue  # a namespace without a name: nothing in it has one
             stack = [(root, child) for child in root.each_child()]
             while stack:
                 parent, node = stack.pop()

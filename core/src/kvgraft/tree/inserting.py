@@ -123,7 +123,7 @@ def _grow(
     for stop in sorted(set(points)) if len(points) > 1 else points:
         edge = bytes(key.data[start * page_bytes : stop * page_bytes])
         node = tree.new_node(edge, node, start, stop)
-        hashes = None if key.hashed is None else key.hashed.of(tree, start, stop)
+        hashes = key.page_hashes(tree, start, stop)
         if hashes is not None:
             node.names = PageNames(b"".join(hashes))
         tree.link(node)

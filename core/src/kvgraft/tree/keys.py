@@ -32,21 +32,15 @@ class PageHashes(NamedTuple):
 
     Attributes:
         owner: the tree whose names they are.
+        namespace: the key's, when they were computed.
         first: the first page.
         hashes: one a page, from `first` on.
     """
 
     owner: object
+    namespace: object
     first: int
     hashes: list[bytes]
-
-    def of(self, owner: object, start: int, end: int) -> list[bytes] | None:
-        """The hashes of pages `[start, end)`; None unless they are all here."""
-        if self.owner is not owner or not self.first <= start <= end <= self.first + len(
-            self.hashes
-        ):
-            return None
-        return self.hashes[start - self.first : end - self.first]
 
 
 class TokenKey:
@@ -111,6 +105,15 @@ class TokenKey:
         fork.data += self.data
         fork.trail, fork.hashed = self.trail, self.hashed
         return fork
+
+    def page_hashes(self, owner: object, start: int, end: int) -> list[bytes] | None:
+        """The hashes that pages `[start, end)` have in a tree; None unless all are known."""
+        known = self.hashed
+        if known is None or known.owner is not owner or known.namespace != self.namespace:
+            return None
+        if not known.first <= start <= end <= known.first + len(known.hashes):
+            return None
+        return known.hashes[start - known.first : end - known.first]
 
     def truncate(self, n_tokens: int) -> None:
         """Drop tokens behind the first `n_tokens`."""

@@ -56,8 +56,8 @@ class Connection(abc.ABC, Generic[Client]):
         self._closed = False
 
     @abc.abstractmethod
-    def batch(self) -> Commands:
-        """Commands for one round trip, none yet."""
+    def batch(self, *, atomic: bool = False) -> Commands:
+        """Commands for one round trip, none yet; one that is atomic is of one slot."""
 
     @abc.abstractmethod
     def run(self, batch: Commands, timeout_s: float) -> list[object]:
@@ -140,8 +140,8 @@ class Connection(abc.ABC, Generic[Client]):
 class SingleConnection(Connection[glide.GlideClient]):
     """A client of one server."""
 
-    def batch(self) -> Commands:
-        return glide.Batch(is_atomic=False)
+    def batch(self, *, atomic: bool = False) -> Commands:
+        return glide.Batch(is_atomic=atomic)
 
     def run(self, batch: Commands, timeout_s: float) -> list[object]:
         options = glide.BatchOptions(timeout=milliseconds(timeout_s))
@@ -176,8 +176,8 @@ class SingleConnection(Connection[glide.GlideClient]):
 class ClusterConnection(Connection[glide.GlideClusterClient]):
     """A client of a cluster; it finds the servers, and follows keys that move."""
 
-    def batch(self) -> Commands:
-        return glide.ClusterBatch(is_atomic=False)
+    def batch(self, *, atomic: bool = False) -> Commands:
+        return glide.ClusterBatch(is_atomic=atomic)
 
     def run(self, batch: Commands, timeout_s: float) -> list[object]:
         options = glide.ClusterBatchOptions(timeout=milliseconds(timeout_s))

@@ -32,6 +32,7 @@ __all__ = ["ValkeyBackend"]
 MARGIN_S = 0.02
 """Kept back from a deadline, so that a call has returned by then."""
 
+Encodable = str | bytes | bytearray | memoryview
 Told = Status | glide.RequestError
 Carry = Callable[[range, float], list[Told]]
 
@@ -152,24 +153,32 @@ class ValkeyBackend(StorageBackend):
     def set_from(
         self, keys: Sequence[bytes], values: Sequence[Value], deadline_s: float
     ) -> Sequence[Status]:
-        """Store values; what is there is replaced."""
+        """Store values; what is there is replaced, header and payload at once."""
         names = self._names_of(keys)
         longest = self._facts.value_nbytes
 
         def carry(run: range, seconds: float) -> list[Told]:
-            batch = self._connection.batch()
-            fitting = [number for number in run if len(values[number].payload) <= longest]
-            for number in fitting:
-                for name, part in zip(names[number], values[number]):
-                    batch.set(name, part, expiry=self._expiry)
             told: dict[int, Told] = dict.fromkeys(run, Status.TOO_LARGE)
+            fitting = [number for number in run if len(values[number].payload) <= longest]
+            batch = self._connection.batch(atomic=self._expiry is not None)
+            for number in fitting:
+                parts: dict[Encodable, Encodable] = dict(zip(names[number], values[number]))
+                if self._expiry is None:
+                    batch.mset(parts)
+                    continue
+                for name, part in parts.items():
+                    batch.set(name, part, expiry=self._expiry)
             if fitting:
                 answers = self._connection.run(batch, seconds)
-                for number, pair in zip(fitting, _in_pairs(answers)):
-                    told[number] = _refusal(pair) or Status.OK
+                n_each = len(answers) // len(fitting)
+                for at, number in enumerate(fitting):
+                    mine = answers[at * n_each : (at + 1) * n_each]
+                    told[number] = _refusal(mine) or Status.OK
             return list(told.values())
 
-        work = runs([len(value.payload) for value in values])
+        # what expires takes two commands, which only a batch of one slot carries out at once
+        alone = (range(number, number + 1) for number in range(len(keys)))
+        work = runs([len(value.payload) for value in values]) if self._expiry is None else alone
         return self._carry_out(len(keys), work, carry, deadline_s)
 
     def remove(self, keys: Sequence[bytes]) -> Sequence[Status]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from kvgraft.storage.file.directory import Directory
 from kvgraft.storage.file.record import Record
@@ -37,7 +38,8 @@ class Catalog:
         entries: by key.
         copies: further records of keys, which two processes stored or a reclaim carried over.
         segments: by number; this process's own among them.
-        n_foreign: files named as segments that are none.
+        foreign: files named as segments that are none.
+        unsynced: segments with records that `flush` has to make durable.
         retiring: numbers of segments this process is about to reclaim: still listed, and left out.
     """
 
@@ -45,7 +47,8 @@ class Catalog:
         self.entries: dict[bytes, Entry] = {}
         self.copies: dict[bytes, list[Entry]] = {}
         self.segments: dict[int, Segment] = {}
-        self.n_foreign = 0
+        self.foreign: list[Path] = []
+        self.unsynced: set[Segment] = set()
         self.retiring: set[int] = set()
         self._directory = directory
 
@@ -63,7 +66,7 @@ class Catalog:
         for segment in list(self.segments.values()):
             if segment.file.is_gone:
                 self.drop(segment)
-        self.n_foreign = 0
+        self.foreign = []
         for number, path in listed.items():
             known = self.segments.get(number)
             if known is None:
@@ -72,7 +75,7 @@ class Catalog:
                 except FileNotFoundError:  # reclaimed since it was listed
                     continue
                 if known is None:
-                    self.n_foreign += 1
+                    self.foreign.append(path)
                     continue
                 self.segments[number] = known
             for offset, record in known.news():
@@ -106,6 +109,7 @@ class Catalog:
 
     def drop(self, segment: Segment) -> None:
         """Let go of a segment and all that is in it."""
+        self.unsynced.discard(segment)
         for key in segment.keys:
             for entry in (self.entries.get(key), *self.copies.get(key, ())):
                 if entry is not None and entry.segment is segment:

@@ -116,5 +116,7 @@ class Directory:
             os.close(fd)
 
     def close(self) -> None:
-        """Let go of the lock file, which stays."""
-        os.close(self._lock)
+        """Let go of the lock file, which stays; who waits for the lock finds it closed."""
+        with self._thread:
+            os.close(self._lock)
+            self._lock = -1

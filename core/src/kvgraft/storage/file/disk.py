@@ -14,10 +14,13 @@ from pathlib import Path
 
 from kvgraft.storage.memory import BLOCK_NBYTES, aligned
 
-__all__ = ["NO_ROOM", "DiskFile", "TruncatedRead", "supports_direct"]
+__all__ = ["DISK_ERRORS", "NO_ROOM", "DiskFile", "TruncatedRead", "supports_direct"]
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Errors that mean there is no room."""
+
+DISK_ERRORS = frozenset({errno.EIO, errno.ENODATA, errno.EUCLEAN})
+"""Errors of a place on the disk, not of all of it."""
 
 MAX_PIECES = 1000
 """Pieces of memory in one call; Linux takes 1024."""
@@ -132,21 +135,23 @@ class DiskFile:
             time.sleep(PAUSE_S)
 
     def unlock(self) -> None:
-        """Give the advisory lock back."""
+        """Give the advisory lock back, and all marks."""
+        fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, _range(fcntl.F_UNLCK, 0, 0))
         fcntl.flock(self.fd, fcntl.LOCK_UN)
 
     @contextmanager
     def locked(self, offset: int, nbytes: int) -> Iterator[None]:
-        """Say to other open files of the same path that these bytes are being written.
-
-        The lock goes when the process does. It binds nobody; others ask for it.
-        """
+        """Say to other open files of the same path that these bytes are being written."""
         with self:
-            fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, _range(fcntl.F_WRLCK, offset, nbytes))
+            self.mark(offset, nbytes)
             try:
                 yield
             finally:
                 fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, _range(fcntl.F_UNLCK, offset, nbytes))
+
+    def mark(self, offset: int, nbytes: int) -> None:
+        """Lock some bytes as long as the file is open; it binds nobody, others ask for it."""
+        fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, _range(fcntl.F_WRLCK, offset, nbytes))
 
     def is_locked(self, offset: int, nbytes: int) -> bool:
         """Whether another open file has any of these bytes locked."""

@@ -3,9 +3,10 @@
     created ─► active: locked by its writer, full length ─► sealed: cut to what is used, no lock
                           └── the writer died: whoever takes the lock scans it and seals it
 
-What is being written is locked as well, byte for byte: a block may be there before the payload
-behind it is, and nobody else takes its record in until all of it is written. A writer that died
-may have left one like that, so whoever scans its segment reads the payloads too.
+What is being written is locked as well, byte for byte, and so is the first block as long as the
+writer lives: a record's block may be there before the payload behind it is, and nobody else takes
+the record in until all of it is written. A writer that died may have left one like that, so
+whoever scans its segment under the lock reads the payloads too, while others wait.
 
 Two things change what was written. Removing a record overwrites its block. Reclaiming a segment
 makes the next one of its blocks, which are faster to write over than new ones: the file is renamed
@@ -32,7 +33,7 @@ from kvgraft.storage.file.record import (
     read_record,
     read_segment,
 )
-from kvgraft.storage.file.transfer import damage_at
+from kvgraft.storage.file.transfer import is_whole
 from kvgraft.storage.memory import BLOCK_NBYTES, aligned
 
 __all__ = ["SUFFIX", "Segment"]
@@ -95,6 +96,7 @@ class Segment:
         header = SegmentHeader(secrets.token_bytes(16), number, capacity)
         try:
             file.lock()
+            file.mark(0, BLOCK_NBYTES)
             os.ftruncate(file.fd, capacity)
             os.posix_fallocate(file.fd, 0, capacity)
             file.write_block(encode_segment(header), 0)
@@ -160,9 +162,11 @@ class Segment:
             try:
                 if self.file.is_gone:  # reused, perhaps; what is in it is another's
                     return
-                yield from self._rest(end, sealed=False)
+                end = self.file.size  # sealed, perhaps, before it was locked
+                unsealed = end == self.header.capacity
+                yield from self._rest(end, sealed=not unsealed)
                 self.sealed = True
-                if self.tail < end:
+                if unsealed:
                     os.ftruncate(self.file.fd, self.tail)
             finally:
                 self.file.unlock()
@@ -179,13 +183,10 @@ class Segment:
                     return
                 self.tail = found
                 continue
-            if (
-                sealed
-                or not record.live
-                or damage_at(self.file, self.place(self.tail), record) is None
-            ):
+            whole = sealed or is_whole(self.file, self.place(self.tail), record)
+            if whole:
                 yield self.tail, record
-            else:
+            elif whole is False:
                 self.kill(self.tail, record)
             self.tail += record.size
 
@@ -195,9 +196,8 @@ class Segment:
             record = self.read(self.tail, end=end)
             if record is None or self.file.is_locked(self.tail, record.size):
                 return
-            if self.file.try_lock():  # it died meanwhile, and perhaps before it had ended
-                self.file.unlock()
-                return
+            if not self.file.is_locked(0, BLOCK_NBYTES):
+                return  # its writer has died or sealed it, and somebody has the lock for a moment
             yield self.tail, record
             self.tail += record.size
 

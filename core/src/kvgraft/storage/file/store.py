@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote
@@ -23,7 +23,7 @@ from kvgraft.storage.backend import (
 from kvgraft.storage.counters import Counters
 from kvgraft.storage.file.catalog import Catalog, Entry
 from kvgraft.storage.file.directory import Directory
-from kvgraft.storage.file.disk import TruncatedRead
+from kvgraft.storage.file.disk import DISK_ERRORS, TruncatedRead
 from kvgraft.storage.file.options import FileOptions
 from kvgraft.storage.file.record import Record
 from kvgraft.storage.file.transfer import Incoming
@@ -34,9 +34,6 @@ from kvgraft.storage.payload import HEADER_NBYTES
 from kvgraft.storage.status import Status
 
 __all__ = ["FileBackend"]
-
-DISK_ERRORS = frozenset({errno.EIO, errno.ENODATA, errno.EUCLEAN})
-"""Errors of a place on the disk, not of all of it."""
 
 RUN_NBYTES = 16 << 20
 """Most that one read takes in."""
@@ -88,7 +85,12 @@ class FileBackend(StorageBackend):
         )
         self._closed = False
         self._refreshed = clock()
-        self._catalog.refresh()
+        try:
+            self._catalog.refresh()
+        except BaseException:
+            self._catalog.close()
+            self._directory.close()
+            raise
 
     @classmethod
     def open(cls, location: str, options: FileOptions) -> FileBackend:
@@ -109,7 +111,7 @@ class FileBackend(StorageBackend):
     @property
     def capabilities(self) -> Capabilities:
         """Durable, shared between processes, evicts, synchronous; payloads fit into a segment."""
-        longest = self.options.segment_nbytes - 2 * BLOCK_NBYTES
+        longest = self.options.segment_nbytes - 3 * BLOCK_NBYTES
         return Capabilities(
             durable=True, shared=True, evicts=True, synchronous=True, max_payload_nbytes=longest
         )
@@ -124,7 +126,7 @@ class FileBackend(StorageBackend):
         self._look_for(keys)
         with self._lock:
             found = [self._catalog.entries.get(key) for key in keys]
-            self._writer.unsynced.update(entry.segment for entry in found if entry is not None)
+            self._catalog.unsynced.update(entry.segment for entry in found if entry is not None)
             return [entry is not None for entry in found]
 
     def get_into(
@@ -198,7 +200,7 @@ class FileBackend(StorageBackend):
             for segment in list(self._catalog.segments.values()):
                 segment.unlink()
                 self._catalog.drop(segment)
-            self._writer.unsynced.clear()
+            self._catalog.unsynced.clear()
             self._directory.sync()
 
     def flush(self) -> None:
@@ -206,7 +208,7 @@ class FileBackend(StorageBackend):
         self._expect_open()
         with self._lock:
             known = set(self._catalog.segments.values())
-            segments, self._writer.unsynced = self._writer.unsynced & known, set()
+            segments, self._catalog.unsynced = self._catalog.unsynced & known, set()
             names = self._writer.names_unsynced or not all(each.mine for each in segments)
             self._writer.names_unsynced = False
             for segment in segments:
@@ -218,7 +220,7 @@ class FileBackend(StorageBackend):
                 self._directory.sync()
         except OSError:
             with self._lock:
-                self._writer.unsynced |= segments
+                self._catalog.unsynced |= segments
                 self._writer.names_unsynced |= names
             raise
         finally:
@@ -234,7 +236,7 @@ class FileBackend(StorageBackend):
             details = {
                 **self.counters.snapshot(),
                 "segments": len(known),
-                "foreign_files": self._catalog.n_foreign,
+                "foreign_files": len(self._catalog.foreign),
                 "direct_io": int(self._directory.direct),
             }
             return StoreStats(
@@ -246,23 +248,22 @@ class FileBackend(StorageBackend):
         with self._lock:
             self._refresh()
             segments = [self._catalog.segments[number] for number in sorted(self._catalog.segments)]
+            held = ExitStack()
             for segment in segments:
-                segment.file.__enter__()
+                held.enter_context(segment.file)
             damaged = [
                 Damage(str(path), "", "its first block is damaged, or it is no segment")
-                for number, path, _ in self._directory.segments()
-                if number not in self._catalog.segments
+                for path in self._catalog.foreign
             ]
         n_records = nbytes = 0
-        for segment in segments:
-            report = verify_segment(segment)
-            gone = segment.file.is_gone
-            segment.file.__exit__()
-            if gone:  # reclaimed meanwhile
-                continue
-            n_records += report.n_records
-            nbytes += report.nbytes
-            damaged += report.damaged
+        with held:
+            for segment in segments:
+                report = verify_segment(segment)
+                if segment.file.is_gone:  # reclaimed meanwhile
+                    continue
+                n_records += report.n_records
+                nbytes += report.nbytes
+                damaged += report.damaged
         return VerifyReport(n_records, nbytes, tuple(damaged))
 
     def healthy(self) -> bool:
@@ -278,7 +279,7 @@ class FileBackend(StorageBackend):
                 self._writer.release(LOCK_S)
                 self.flush()
             finally:
-                self._closed = True
+                self._closed = self._writer.closed = True
                 with self._lock:
                     self._catalog.close()
                 self._directory.close()

@@ -6,13 +6,13 @@ Memory that starts at a block is read and written as it is; other memory goes th
 from __future__ import annotations
 
 from kvgraft.storage.backend import Value
-from kvgraft.storage.file.disk import DiskFile, TruncatedRead
+from kvgraft.storage.file.disk import DISK_ERRORS, DiskFile, TruncatedRead
 from kvgraft.storage.file.record import Place, Record, encode_record, read_record
 from kvgraft.storage.memory import BLOCK_NBYTES, aligned, copy, is_aligned, round_up
-from kvgraft.storage.payload import HEADER_NBYTES, damage
+from kvgraft.storage.payload import HEADER_NBYTES, damage, read
 from kvgraft.storage.status import Status
 
-__all__ = ["Incoming", "Outgoing", "damage_at"]
+__all__ = ["Incoming", "Outgoing", "damage_at", "is_whole", "read_value"]
 
 
 def _split(payload: memoryview) -> tuple[memoryview, int]:
@@ -77,19 +77,52 @@ class Incoming:
         return Status.OK
 
 
-def damage_at(file: DiskFile, place: Place, record: Record) -> str | None:
-    """What is wrong with the payload of a record; None if nothing is, or it was removed since.
+def is_whole(file: DiskFile, place: Place, record: Record) -> bool | None:
+    """Whether all of a record was written, as far as its value's header says; None if unreadable.
+
+    A header of another format, or none of ours, says nothing; then it counts as whole.
 
     Raises:
-        OSError: the disk failed.
+        OSError: the disk failed, and not only here.
     """
+    header = read(record.header)
+    if isinstance(header, Status) or not record.live:
+        return True
+    try:
+        value = read_value(file, place, record)
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        return None
+    return value is not None and damage(header.key, value.header, value.payload) is None
+
+
+def read_value(file: DiskFile, place: Place, record: Record) -> Value | None:
+    """A record's value; None where the file ends before it does, or it was removed since."""
     payload = aligned(record.nbytes)[: record.nbytes]
     value = Value(memoryview(bytearray(HEADER_NBYTES)), payload)
     incoming = Incoming(value)
     try:
         file.read(incoming.pieces, place.offset)
     except TruncatedRead:
-        return f"the segment ends inside the payload of {record.nbytes} bytes"
-    if incoming.finish(record.key, place) is not Status.OK:
         return None
-    return damage(record.key, value.header, value.payload)
+    return value if incoming.finish(record.key, place) is Status.OK else None
+
+
+def damage_at(file: DiskFile, place: Place, record: Record) -> str | None:
+    """What is wrong with the payload of a record; None if nothing is, or it was removed since.
+
+    Raises:
+        OSError: the disk failed, and not only here.
+    """
+    try:
+        value = read_value(file, place, record)
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        return f"the disk does not give it: {error.strerror}"
+    if value is not None:
+        return damage(record.key, value.header, value.payload)
+    if file.size < place.offset + record.size:
+        return f"the segment ends inside the payload of {record.nbytes} bytes"
+    return None

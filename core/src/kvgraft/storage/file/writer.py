@@ -7,14 +7,16 @@ import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+from kvgraft.errors import ConfigError
 from kvgraft.storage.backend import Value
 from kvgraft.storage.counters import Counters
 from kvgraft.storage.file.catalog import Catalog, Entry
 from kvgraft.storage.file.directory import Directory
-from kvgraft.storage.file.disk import NO_ROOM, DiskFile, TruncatedRead
+from kvgraft.storage.file.disk import DISK_ERRORS, NO_ROOM, DiskFile
+from kvgraft.storage.file.record import Record
 from kvgraft.storage.file.segment import Segment
-from kvgraft.storage.file.transfer import Incoming, Outgoing
-from kvgraft.storage.memory import BLOCK_NBYTES, aligned, round_up
+from kvgraft.storage.file.transfer import Outgoing, read_value
+from kvgraft.storage.memory import BLOCK_NBYTES, round_up
 from kvgraft.storage.payload import HEADER_NBYTES, damage
 from kvgraft.storage.status import Status
 
@@ -41,7 +43,8 @@ class Writer:
         counters: where to count.
 
     Attributes:
-        unsynced: segments with records that are not durable yet.
+        names_unsynced: whether names of segments are to be made durable.
+        closed: nothing is written any more.
     """
 
     def __init__(
@@ -62,8 +65,8 @@ class Writer:
         self._segment_nbytes = segment_nbytes
         self._counters = counters
         self._active: Segment | None = None
-        self.unsynced: set[Segment] = set()
         self.names_unsynced = False
+        self.closed = False
 
     def store(
         self, keys: Sequence[bytes], values: Sequence[Value], deadline_s: float
@@ -82,7 +85,7 @@ class Writer:
                 self._counters.add("kept")
                 continue
             size = BLOCK_NBYTES + round_up(len(value.payload))
-            if size > self._segment_nbytes - BLOCK_NBYTES:
+            if size > self._segment_nbytes - 2 * BLOCK_NBYTES:
                 statuses[number] = Status.TOO_LARGE
                 continue
             if not self._fits(pending, size):
@@ -120,18 +123,19 @@ class Writer:
             if entry.segment.file.is_gone:
                 self._catalog.drop(entry.segment)
                 return key in self._catalog.entries
-            self.unsynced.add(entry.segment)
+            self._catalog.unsynced.add(entry.segment)
             return True
 
     def _fits(self, pending: int, size: int) -> bool:
-        """Whether a record fits behind those that wait to be written.
+        """Whether a record fits behind those that wait to be written, and leaves a block free.
 
+        A segment that is full to its last byte could not be told from one that nobody sealed.
         A segment cleared while some wait takes them all the same: they were stored before that.
         """
         if not pending and self._active is not None and self._active.file.is_gone:
             self.let_go()
         active = self._active
-        return active is not None and active.tail + pending + size <= self._segment_nbytes
+        return active is not None and active.tail + pending + size < self._segment_nbytes
 
     def _make_room(self, size: int, deadline_s: float) -> bool:
         """The next segment, or the one after that if what was carried over leaves too little."""
@@ -148,6 +152,8 @@ class Writer:
 
         if not self._writing.wait_for(ended, max(0.0, deadline_s)):
             raise TimeoutError(errno.ETIMEDOUT, f"a write took longer than {deadline_s:.1f} s")
+        if self.closed:
+            raise ConfigError(f"storage 'file': {self._directory.path} was closed; open it again")
 
     def _append(self, waiting: dict[bytes, tuple[int, Outgoing]], statuses: list[Status]) -> None:
         if not waiting:
@@ -171,7 +177,7 @@ class Writer:
             for out in outgoing:
                 self._catalog.add(active, offset, out.record)
                 offset += out.record.size
-            self.unsynced.add(active)
+            self._catalog.unsynced.add(active)
 
     def _write(self, file: DiskFile, pieces: Sequence[memoryview], offset: int) -> None:
         self._writing.release()
@@ -253,8 +259,11 @@ class Writer:
         It stays locked, so that nobody takes it for one whose writer died, until its name is gone.
         """
         for _, segment in sorted(self._catalog.segments.items()):
-            if segment is self._active or not segment.file.try_lock():
-                continue
+            with self._lock:
+                self._catalog.retiring.add(segment.header.number)
+                if segment is self._active or not segment.file.try_lock():
+                    self._catalog.retiring.discard(segment.header.number)
+                    continue
             claims.enter_context(segment.file)
             claims.callback(segment.file.unlock)
             if carry:
@@ -263,8 +272,6 @@ class Writer:
                 n_keys = sum(1 for _ in self._catalog.of(segment))
                 self._counters.add("evicted", n_keys)
                 self._counters.add("reclaimed")
-                self.unsynced.discard(segment)
-                self._catalog.retiring.add(segment.header.number)
                 self._catalog.drop(segment)
             return segment
         return None
@@ -285,11 +292,14 @@ class Writer:
 
 
 def _read(key: bytes, entry: Entry) -> Value | None:
-    value = Value(memoryview(bytearray(HEADER_NBYTES)), aligned(entry.nbytes)[: entry.nbytes])
-    incoming = Incoming(value)
+    """What deserves a second chance; None where it is damaged, or the disk does not give it."""
+    record = Record(key, entry.nbytes, True, bytes(HEADER_NBYTES))
     try:
-        entry.segment.file.read(incoming.pieces, entry.offset)
-    except TruncatedRead:
+        value = read_value(entry.segment.file, entry.segment.place(entry.offset), record)
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
         return None
-    whole = incoming.finish(key, entry.segment.place(entry.offset)) is Status.OK
-    return value if whole and damage(key, value.header, value.payload) is None else None
+    if value is None or damage(key, value.header, value.payload) is not None:
+        return None
+    return value
