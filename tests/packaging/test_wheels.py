@@ -66,7 +66,10 @@ def test_a_component_asks_for_the_core_and_publishes_its_name(
     ]
 
 
-@pytest.mark.parametrize("component", COMPONENTS)
+@pytest.mark.parametrize(
+    "component",
+    [pytest.param(name, marks=() if name == "full" else pytest.mark.long) for name in COMPONENTS],
+)
 def test_a_component_alone_with_the_core_is_found_replays_and_is_removed_cleanly(
     environment: Environments, component: str
 ) -> None:

@@ -22,7 +22,10 @@ def written(kind: str, into: Path, name: str = "my-layers") -> Path:
     return into / f"kvgraft-{name}"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=() if kind == "state" else pytest.mark.long) for kind in KINDS],
+)
 def test_a_new_package_passes_what_it_tells_its_author_to_run(
     workshop: Workshop, kind: str, tmp_path: Path
 ) -> None:
