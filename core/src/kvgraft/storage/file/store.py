@@ -83,7 +83,6 @@ class FileBackend(StorageBackend):
             options.segment_nbytes,
             self.counters,
         )
-        self._closed = False
         self._refreshed = clock()
         try:
             self._catalog.refresh()
@@ -268,18 +267,18 @@ class FileBackend(StorageBackend):
 
     def healthy(self) -> bool:
         """Whether the directory is there and can be written to."""
-        return not self._closed and os.access(self.path, os.W_OK | os.X_OK)
+        return not self._writer.closed and os.access(self.path, os.W_OK | os.X_OK)
 
     def close(self) -> None:
         """Flush, seal the active segment and let go of all files."""
         with self._writing:
-            if self._closed:
+            if self._writer.closed:
                 return
             try:
                 self._writer.release(LOCK_S)
                 self.flush()
             finally:
-                self._closed = self._writer.closed = True
+                self._writer.closed = True
                 with self._lock:
                     self._catalog.close()
                 self._directory.close()
@@ -287,7 +286,7 @@ class FileBackend(StorageBackend):
     # -- inside
 
     def _expect_open(self) -> None:
-        if self._closed:
+        if self._writer.closed:
             raise ConfigError(f"storage 'file': {self.path} was closed; open it again")
 
     def _look_for(self, keys: Sequence[bytes]) -> None:
