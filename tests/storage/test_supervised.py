@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Sequence
+from typing import ClassVar
 
 import pytest
 
 from kvgraft.errors import ConfigError
-from kvgraft.storage import BreakerState, Status, Storage, SupervisionLimits
+from kvgraft.storage import BreakerState, Capabilities, Status, Storage, SupervisionLimits, Value
 from kvgraft.storage.payload import encode_header
 from kvgraft.testing.storage import MemoryBackend
 from kvgraft.testing.storage.traffic import (
@@ -228,6 +230,60 @@ def test_a_call_is_cut_into_batches_and_its_keys_stay_in_order() -> None:
     assert settled(ticket) == [OK, OK, OK, MISS, OK, OK, OK]
     assert ticket.n_leading_ok == 3
     assert storage.close()
+
+
+def test_a_backend_gets_payloads_to_store_in_batches_of_the_size_it_likes() -> None:
+    class Choosy(MemoryBackend):
+        capabilities = Capabilities(batch_set_nbytes=2 * SIZE)  # type: ignore[assignment]
+        calls: ClassVar[list[tuple[str, int]]] = []
+
+        def set_from(
+            self, keys: Sequence[bytes], values: Sequence[Value], deadline_s: float
+        ) -> Sequence[Status]:
+            self.calls.append(("set", len(keys)))
+            return super().set_from(keys, values, deadline_s)
+
+        def get_into(
+            self, keys: Sequence[bytes], values: Sequence[Value], deadline_s: float
+        ) -> Sequence[Status]:
+            self.calls.append(("get", len(keys)))
+            return super().get_into(keys, values, deadline_s)
+
+    storage = Storage(FINGERPRINT, Choosy(), SupervisionLimits(n_workers=1, batch_keys=9))
+    places = addresses(7)
+    sizes = [SIZE, SIZE, SIZE, 3 * SIZE, 1, 1, 1]
+    payloads = [payload(place, size) for place, size in zip(places, sizes)]
+    assert settled(storage.set(places, payloads)) == [OK] * 7
+    assert settled(storage.get(places, [bytearray(size) for size in sizes])) == [OK] * 7
+    assert Choosy.calls == [("set", 2), ("set", 1), ("set", 1), ("set", 3), ("get", 7)]
+    assert storage.close()
+
+
+@pytest.mark.parametrize(
+    "told",
+    [None, Capabilities(max_payload_nbytes=0), Capabilities(batch_set_nbytes="2M")],  # type: ignore[arg-type]
+)
+def test_a_backend_that_does_not_say_what_it_can_do_is_not_attached(told: object) -> None:
+    class Vague(MemoryBackend):
+        capabilities = told  # type: ignore[assignment]
+
+    storage = Storage(FINGERPRINT)
+    with pytest.raises(ConfigError, match=r"storage: Vague\.capabilities.* (is|return) "):
+        storage.attach(Vague())
+    assert not storage.attached
+    assert storage.store_number == 0
+    storage.attach(MemoryBackend())
+    assert storage.close()
+
+
+def test_a_backend_that_fails_to_say_what_it_can_do_is_not_attached() -> None:
+    class Failing(MemoryBackend):
+        @property
+        def capabilities(self) -> Capabilities:
+            raise RuntimeError("no answer")
+
+    with pytest.raises(ConfigError, match=r"Failing does not say .* RuntimeError: no answer"):
+        Storage(FINGERPRINT, Failing())
 
 
 def test_a_call_that_is_cancelled_gives_the_memory_back_and_changes_nothing_later() -> None:

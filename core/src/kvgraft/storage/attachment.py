@@ -35,11 +35,13 @@ class Attachment:
         counters: where to count.
         clock: seconds that only grow.
 
+    Raises:
+        ConfigError: the backend does not say what it can do.
+
     Attributes:
         calls: the backend's calls.
         breaker: whether it is asked at all.
         pool: its threads.
-        max_payload_nbytes: longest payload it takes; None without a limit.
         detaching: the ticket of `detach`, once it was called.
         closed: whether it was let go of.
         last_error: the last thing that it did wrong, for people.
@@ -57,7 +59,6 @@ class Attachment:
         self.breaker = Breaker(
             limits.failure_limit, limits.cooldown_s, limits.cooldown_limit_s, clock
         )
-        self.max_payload_nbytes = backend.capabilities.max_payload_nbytes
         self.pool = WorkerPool(limits.n_workers, limits.max_abandoned, limits.batch_nbytes)
         self.detaching: StorageTicket | None = None
         self.closed = False

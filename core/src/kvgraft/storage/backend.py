@@ -50,6 +50,8 @@ class Capabilities(NamedTuple):
             memory of `Storage`'s own and cost a copy. Not for one whose transfers may arrive
             after it gave them up.
         max_payload_nbytes: longest payload; None without a limit.
+        batch_set_nbytes: bytes of payload beyond which a `set_from` call of several keys gets no
+            faster; None if more is always better.
     """
 
     durable: bool = False
@@ -58,6 +60,7 @@ class Capabilities(NamedTuple):
     pin: bool = False
     synchronous: bool = False
     max_payload_nbytes: int | None = None
+    batch_set_nbytes: int | None = None
 
 
 @dataclass(frozen=True)

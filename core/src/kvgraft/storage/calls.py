@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from kvgraft.storage.backend import StorageBackend, Value
+from kvgraft.errors import ConfigError
+from kvgraft.storage.backend import Capabilities, StorageBackend, Value
 from kvgraft.storage.keys import Address
 from kvgraft.storage.memory import copy
 from kvgraft.storage.payload import HEADER_NBYTES, check, encode_header
@@ -33,13 +34,19 @@ class Calls:
         backend: who is asked.
         fingerprint: what data must say it was computed by.
         clock: as the jobs' deadlines.
+
+    Attributes:
+        capabilities: what the backend said it can do.
+
+    Raises:
+        ConfigError: it does not say so in a way that makes sense.
     """
 
     def __init__(
         self, backend: StorageBackend, fingerprint: bytes, clock: Callable[[], float]
     ) -> None:
         self.backend = backend
-        self._direct = backend.capabilities.synchronous
+        self.capabilities = _capabilities(backend)
         self._fingerprint = fingerprint
         self._clock = clock
 
@@ -55,7 +62,7 @@ class Calls:
         Raises:
             BackendFailure: see there.
         """
-        if not (job.lend() if self._direct else job.enter(Phase.CALLING)):
+        if not (job.lend() if self.capabilities.synchronous else job.enter(Phase.CALLING)):
             return None
         values = self._values(staging, buffers)
         keys = [address.key for address in addresses]
@@ -107,7 +114,7 @@ class Calls:
         )
 
     def _values(self, staging: Staging, buffers: Sequence[memoryview]) -> list[Value]:
-        if self._direct:
+        if self.capabilities.synchronous:
             headers = memoryview(bytearray(HEADER_NBYTES * len(buffers)))
             return [
                 Value(headers[number * HEADER_NBYTES : (number + 1) * HEADER_NBYTES], buffer)
@@ -155,6 +162,26 @@ class Calls:
         if not job.enter(Phase.CALLING):
             return None
         return (_guarded(lambda: question(self.backend)),)
+
+
+def _capabilities(backend: StorageBackend) -> Capabilities:
+    name = type(backend).__name__
+    try:
+        told = _guarded(lambda: backend.capabilities)
+    except BackendFailure as failure:
+        raise ConfigError(f"storage: {name} does not say what it can do: {failure}") from failure
+    if not isinstance(told, Capabilities):
+        raise ConfigError(
+            f"storage: {name}.capabilities is {told!r:.40}; return kvgraft.storage.Capabilities"
+        )
+    for limit in ("max_payload_nbytes", "batch_set_nbytes"):
+        nbytes = getattr(told, limit)
+        if nbytes is not None and (not isinstance(nbytes, int) or nbytes < 1):
+            raise ConfigError(
+                f"storage: {name}.capabilities: {limit} is {nbytes!r:.40}; "
+                "give bytes, or None for no limit"
+            )
+    return told
 
 
 def _statuses(n_keys: int, call: Callable[[], Sequence[object]]) -> list[Status]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from kvgraft.errors import ConfigError
 from kvgraft.storage.attachment import Attachment, Call
-from kvgraft.storage.backend import StorageBackend
+from kvgraft.storage.backend import Capabilities, StorageBackend
 from kvgraft.storage.breaker import BreakerState
 from kvgraft.storage.calls import BackendFailure
 from kvgraft.storage.counters import Counters
@@ -89,7 +89,8 @@ class Storage:
         """Take an open store into use; it is closed when it is detached.
 
         Raises:
-            ConfigError: it is none, there is one already, or it is still being detached.
+            ConfigError: it is none or does not say what it can do, there is one already, or it is
+                still being detached.
         """
         if not isinstance(backend, StorageBackend):
             raise ConfigError(
@@ -101,10 +102,10 @@ class Storage:
             if not self._attachment.closed:
                 doing = "attached" if self.attached else "still being detached"
                 raise ConfigError(f"storage: a store is {doing}; detach it and wait until done")
-        self.store_number += 1
         self._attachment = Attachment(
             backend, self.fingerprint.digest, self.limits, self.counters, self._clock
         )
+        self.store_number += 1
 
     def detach(self, deadline_s: float | None = None) -> StorageTicket:
         """Take no more calls, end those there are, close the store and let go of it.
@@ -183,7 +184,8 @@ class Storage:
             ConfigError: unequal numbers of addresses and buffers, or a buffer that cannot be used.
         """
         views = _views("set", addresses, buffers, writable=False)
-        longest = None if self._attachment is None else self._attachment.max_payload_nbytes
+        can = Capabilities() if self._attachment is None else self._attachment.calls.capabilities
+        longest = can.max_payload_nbytes
 
         def run(attachment: Attachment, job: Job, staging: Staging) -> list[Status] | None:
             mine = slice(job.first, job.last)
@@ -210,8 +212,8 @@ class Storage:
             fresh = iter(told)
             return [Status.OK if number in known else next(fresh) for number in range(job.n_keys)]
 
-        nbytes = [len(view) for view in views]
-        return self._submit("set", self._batches(nbytes, longest), run, deadline_s)
+        batches = self._batches([len(view) for view in views], can.batch_set_nbytes, longest)
+        return self._submit("set", batches, run, deadline_s)
 
     def exists(
         self, addresses: Sequence[Address], deadline_s: float | None = None
@@ -310,8 +312,11 @@ class Storage:
         else:
             self.counters.add_statuses("discard", told)
 
-    def _batches(self, nbytes: Sequence[int], longest: int | None = None) -> list[tuple[int, int]]:
-        return list(_cut(nbytes, self.limits, longest))
+    def _batches(
+        self, nbytes: Sequence[int], most: int | None = None, longest: int | None = None
+    ) -> list[tuple[int, int]]:
+        most = self.limits.batch_nbytes if most is None else min(most, self.limits.batch_nbytes)
+        return list(_cut(nbytes, most, self.limits.batch_keys, longest))
 
 
 def _bound(
@@ -321,13 +326,13 @@ def _bound(
 
 
 def _cut(
-    nbytes: Sequence[int], limits: SupervisionLimits, longest: int | None
+    nbytes: Sequence[int], most: int, most_keys: int, longest: int | None
 ) -> Iterator[tuple[int, int]]:
     """Runs of keys for one call each; a payload that is too long is alone."""
     first, total = 0, 0
     for number, size in enumerate(nbytes):
         alone = longest is not None and size > longest
-        full = total + size > limits.batch_nbytes or number - first >= limits.batch_keys
+        full = total + size > most or number - first >= most_keys
         if number > first and (full or alone):
             yield first, number
             first, total = number, 0

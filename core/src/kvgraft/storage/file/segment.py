@@ -3,6 +3,8 @@
     created ─► active: locked by its writer, full length ─► sealed: cut to what is used, no lock
                           └── the writer died: whoever takes the lock scans it and seals it
 
+A writer has more than one of them active while writes to full ones are on their way.
+
 What is being written is locked as well, byte for byte, and so is the first block as long as the
 writer lives: a record's block may be there before the payload behind it is, and nobody else takes
 the record in until all of it is written. A writer that died may have left one like that, so
@@ -262,17 +264,19 @@ class Segment:
                 self.file.write_block(bytes(BLOCK_NBYTES), offset)
                 offset += record.size
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no record is in it, nor on its way."""
+        return self.tail == BLOCK_NBYTES
+
     def kill(self, offset: int, record: Record) -> None:
         """Mark a record removed, for everybody."""
         dead = record._replace(live=False)
         self.file.write_block(encode_record(self.place(offset), dead), offset)
 
     def seal(self) -> None:
-        """Append no more; give back what is not used. An empty segment goes away."""
-        if self.tail == BLOCK_NBYTES:
-            self.unlink()
-        else:
-            os.ftruncate(self.file.fd, self.tail)
+        """Append no more; give back what is not used."""
+        os.ftruncate(self.file.fd, self.tail)
         self.sealed, self.mine = True, False
         self.file.unlock()
 

@@ -38,6 +38,9 @@ __all__ = ["FileBackend"]
 RUN_NBYTES = 16 << 20
 """Most that one read takes in."""
 
+BATCH_SET_NBYTES = 2 << 20
+"""Payload of one write: what was checksummed for it is still in the processor's cache."""
+
 LOCK_S = 10.0
 """Longest wait for the directory's lock in calls without a deadline."""
 
@@ -112,7 +115,12 @@ class FileBackend(StorageBackend):
         """Durable, shared between processes, evicts, synchronous; payloads fit into a segment."""
         longest = self.options.segment_nbytes - 3 * BLOCK_NBYTES
         return Capabilities(
-            durable=True, shared=True, evicts=True, synchronous=True, max_payload_nbytes=longest
+            durable=True,
+            shared=True,
+            evicts=True,
+            synchronous=True,
+            max_payload_nbytes=longest,
+            batch_set_nbytes=BATCH_SET_NBYTES,
         )
 
     # -- calls

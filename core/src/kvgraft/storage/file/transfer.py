@@ -1,9 +1,11 @@
-"""What one record hands to the disk, and takes from it, as pieces of block-aligned memory.
+"""What records hand to the disk, and one takes from it, as pieces of block-aligned memory.
 
 Memory that starts at a block is read and written as it is; other memory goes through a copy.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from kvgraft.storage.backend import Value
 from kvgraft.storage.file.disk import DISK_ERRORS, DiskFile, TruncatedRead
@@ -12,7 +14,7 @@ from kvgraft.storage.memory import BLOCK_NBYTES, aligned, copy, is_aligned, roun
 from kvgraft.storage.payload import HEADER_NBYTES, damage, read
 from kvgraft.storage.status import Status
 
-__all__ = ["Incoming", "Outgoing", "damage_at", "is_whole", "read_value"]
+__all__ = ["Incoming", "damage_at", "is_whole", "outgoing", "read_value"]
 
 
 def _split(payload: memoryview) -> tuple[memoryview, int]:
@@ -24,23 +26,29 @@ def _split(payload: memoryview) -> tuple[memoryview, int]:
     return main, len(payload) - len(main)
 
 
-class Outgoing:
-    """A value on its way to a place in a segment."""
+def outgoing(
+    place: Place, records: Sequence[Record], payloads: Sequence[memoryview]
+) -> list[memoryview]:
+    """Records with their payloads, as they stand one behind the other from a place on."""
+    cuts = [_split(payload) for payload in payloads]
+    memory = aligned(sum(BLOCK_NBYTES + round_up(rest) for _, rest in cuts))
+    pieces = []
 
-    __slots__ = ("pieces", "record")
+    def take(nbytes: int) -> memoryview:
+        nonlocal memory
+        piece, memory = memory[:nbytes], memory[nbytes:]
+        pieces.append(piece)
+        return piece
 
-    def __init__(self, key: bytes, value: Value, place: Place) -> None:
-        self.record = Record(key, len(value.payload), True, bytes(value.header))
-        block = aligned(BLOCK_NBYTES)
-        block[:] = encode_record(place, self.record)
-        main, rest = _split(value.payload)
-        self.pieces = [block]
+    offset = place.offset
+    for record, payload, (main, rest) in zip(records, payloads, cuts):
+        take(BLOCK_NBYTES)[:] = encode_record(place._replace(offset=offset), record)
         if len(main):
-            self.pieces.append(main)
+            pieces.append(main)
         if rest:
-            bounce = aligned(round_up(rest))
-            copy(bounce[:rest], value.payload[len(main) :])
-            self.pieces.append(bounce)
+            copy(take(round_up(rest))[:rest], payload[len(main) :])
+        offset += record.size
+    return pieces
 
 
 class Incoming:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
 from kvgraft.errors import ConfigError
@@ -15,7 +15,7 @@ from kvgraft.storage.file.directory import Directory
 from kvgraft.storage.file.disk import DISK_ERRORS, NO_ROOM, DiskFile
 from kvgraft.storage.file.record import Record
 from kvgraft.storage.file.segment import Segment
-from kvgraft.storage.file.transfer import Outgoing, read_value
+from kvgraft.storage.file.transfer import outgoing, read_value
 from kvgraft.storage.memory import BLOCK_NBYTES, round_up
 from kvgraft.storage.payload import HEADER_NBYTES, damage
 from kvgraft.storage.status import Status
@@ -28,6 +28,9 @@ CARRIED_SHARE = 2
 
 class Writer:
     """The process's own segment, and the segments that make room for it.
+
+    A segment that is full is left at once, so that the disk always has something to write, and
+    sealed when the last write to it has ended.
 
     The oldest segment that nobody writes to goes first, whoever wrote it. Records of it that this
     process has read since are carried over, once per read and half a segment at most: a second
@@ -65,6 +68,7 @@ class Writer:
         self._segment_nbytes = segment_nbytes
         self._counters = counters
         self._active: Segment | None = None
+        self._left: set[Segment] = set()
         self.names_unsynced = False
         self.closed = False
 
@@ -78,7 +82,7 @@ class Writer:
             OSError: the disk failed.
         """
         statuses = [Status.OK] * len(keys)
-        waiting: dict[bytes, tuple[int, Outgoing]] = {}
+        waiting: dict[bytes, int] = {}
         pending, full = 0, False
         for number, (key, value) in enumerate(zip(keys, values)):
             if key in waiting or self._is_there(key):
@@ -89,23 +93,21 @@ class Writer:
                 statuses[number] = Status.TOO_LARGE
                 continue
             if not self._fits(pending, size):
-                self._append(waiting, statuses)
+                self._append(waiting, values, statuses)
                 waiting, pending = {}, 0
                 if full or not self._make_room(size, deadline_s):
                     statuses[number], full = Status.FULL, True
                     continue
-            active = self._active
-            assert active is not None
-            waiting[key] = (number, Outgoing(key, value, active.place(active.tail + pending)))
+            waiting[key] = number
             pending += size
-        self._append(waiting, statuses)
+        self._append(waiting, values, statuses)
         return statuses
 
     def release(self, deadline_s: float) -> None:
-        """Seal the active segment, at the end."""
-        self._wait_for_writes(deadline_s)
+        """Seal every segment of this process, at the end."""
+        self._wait_until(lambda: not self._left and not self._is_coming, deadline_s)
         with self._directory.locked(deadline_s):
-            self._seal()
+            self._leave()
 
     def let_go(self) -> None:
         """Forget the active segment: it was cleared."""
@@ -139,45 +141,68 @@ class Writer:
 
     def _make_room(self, size: int, deadline_s: float) -> bool:
         """The next segment, or the one after that if what was carried over leaves too little."""
-        self._wait_for_writes(deadline_s)
+        self._expect_open()
+        while not self._begins(size, deadline_s):
+            if not self._left:
+                return False
+            self._wait_for_a_seal(deadline_s)  # then one more can be evicted
+        return True
+
+    def _begins(self, size: int, deadline_s: float) -> bool:
         return self._fits(0, size) or any(
             self._roll(deadline_s, carry=carry) and self._fits(0, size) for carry in (True, False)
         )
 
-    def _wait_for_writes(self, deadline_s: float) -> None:
-        """Until nothing is on its way to the active segment, which may then be sealed."""
-
-        def ended() -> bool:
-            return self._active is None or not self._active.coming
-
-        if not self._writing.wait_for(ended, max(0.0, deadline_s)):
-            raise TimeoutError(errno.ETIMEDOUT, f"a write took longer than {deadline_s:.1f} s")
+    def _expect_open(self) -> None:
         if self.closed:
             raise ConfigError(f"storage 'file': {self._directory.path} was closed; open it again")
 
-    def _append(self, waiting: dict[bytes, tuple[int, Outgoing]], statuses: list[Status]) -> None:
+    def _wait_until(self, ended: Callable[[], bool], deadline_s: float) -> None:
+        """Let others write until something has ended.
+
+        Raises:
+            TimeoutError: that took longer than `deadline_s`.
+        """
+        if not self._writing.wait_for(ended, max(0.0, deadline_s)):
+            raise TimeoutError(errno.ETIMEDOUT, f"a write took longer than {deadline_s:.1f} s")
+        self._expect_open()
+
+    def _wait_for_a_seal(self, deadline_s: float) -> None:
+        n_left = len(self._left)
+        self._wait_until(lambda: len(self._left) < n_left, deadline_s)
+
+    def _append(
+        self, waiting: Mapping[bytes, int], values: Sequence[Value], statuses: list[Status]
+    ) -> None:
         if not waiting:
             return
         active = self._active
         assert active is not None
-        outgoing = [out for _, out in waiting.values()]
-        pieces = [piece for out in outgoing for piece in out.pieces]
+        payloads = [values[number].payload for number in waiting.values()]
+        records = [
+            Record(key, len(values[number].payload), True, bytes(values[number].header))
+            for key, number in waiting.items()
+        ]
         try:
-            with active.appending([out.record for out in outgoing]) as offset:
+            with active.appending(records) as offset:
+                pieces = outgoing(active.place(offset), records, payloads)
                 self._write(active.file, pieces, offset)
+            with self._lock:
+                if self._catalog.segments.get(active.header.number) is not active:
+                    return  # cleared meanwhile
+                for record in records:
+                    self._catalog.add(active, offset, record)
+                    offset += record.size
+                self._catalog.unsynced.add(active)
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
-            for number, _ in waiting.values():
+            for number in waiting.values():
                 statuses[number] = Status.FULL
-            return
-        with self._lock:
-            if self._catalog.segments.get(active.header.number) is not active:
-                return  # cleared meanwhile
-            for out in outgoing:
-                self._catalog.add(active, offset, out.record)
-                offset += out.record.size
-            self._catalog.unsynced.add(active)
+        finally:
+            if active in self._left and not active.coming:
+                self._left.discard(active)
+                self._seal(active)
 
     def _write(self, file: DiskFile, pieces: Sequence[memoryview], offset: int) -> None:
         self._writing.release()
@@ -187,17 +212,30 @@ class Writer:
             self._writing.acquire()
             self._writing.notify_all()
 
-    def _seal(self) -> None:
-        if self._active is None:
+    @property
+    def _is_coming(self) -> bool:
+        return self._active is not None and bool(self._active.coming)
+
+    def _leave(self) -> None:
+        """Append no more to the active segment; sealed at once, or when its last write ends."""
+        active, self._active = self._active, None
+        if active is None:
             return
-        self._active.seal()
-        self.let_go()
+        if active.coming:
+            self._left.add(active)
+            return
+        if active.is_empty:
+            active.unlink()
+        self._seal(active)
+
+    def _seal(self, segment: Segment) -> None:
+        segment.seal()
+        segment.file.let_go()
 
     def _roll(self, deadline_s: float, *, carry: bool) -> bool:
         """Begin the next segment; false if there is no room for it."""
-        self._wait_for_writes(deadline_s)
         with self._directory.locked(deadline_s):
-            self._seal()
+            self._leave()
             self._directory.remove_unfinished()
             with self._lock:
                 self._catalog.refresh()
@@ -261,7 +299,7 @@ class Writer:
         for _, segment in sorted(self._catalog.segments.items()):
             with self._lock:
                 self._catalog.retiring.add(segment.header.number)
-                if segment is self._active or not segment.file.try_lock():
+                if segment.mine or not segment.file.try_lock():
                     self._catalog.retiring.discard(segment.header.number)
                     continue
             claims.enter_context(segment.file)

@@ -1,0 +1,224 @@
+"""A segment is full while a write is on its way to it: the next one begins, it is sealed later."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from kvgraft.storage import Status, Value
+from kvgraft.storage.file import FileBackend
+from kvgraft.storage.file.disk import DiskFile
+from kvgraft.storage.payload import HEADER_NBYTES
+from kvgraft.testing.storage.traffic import addresses, payload, record, room
+
+from .store import open_store, segments
+
+OK, MISS = Status.OK, Status.MISS
+SIZE = 9000
+SEGMENT = 1 << 16
+A_SEGMENT = 3
+"""Records of this size that fit into one."""
+
+PLACES = addresses(60)
+LONGEST_S = 30.0
+
+
+def whole(number: int) -> Value:
+    content = record(PLACES[number], SIZE)
+    return Value(memoryview(content)[:HEADER_NBYTES], memoryview(content)[HEADER_NBYTES:])
+
+
+def keys(numbers: Sequence[int]) -> list[bytes]:
+    return [PLACES[number].key for number in numbers]
+
+
+def store(backend: FileBackend, numbers: Sequence[int], deadline_s: float = 10.0) -> list[Status]:
+    told = backend.set_from(keys(numbers), [whole(number) for number in numbers], deadline_s)
+    return list(told)
+
+
+def fetch(backend: FileBackend, numbers: Sequence[int]) -> list[Status]:
+    rooms = [room(SIZE) for _ in numbers]
+    told = list(backend.get_into(keys(numbers), rooms, 10.0))
+    for number, value, status in zip(numbers, rooms, told):
+        assert status is not OK or value.payload == payload(PLACES[number], SIZE)
+    return told
+
+
+class Held:
+    """A write of one thread that does not end before it is told to.
+
+    Attributes:
+        told: what its `set_from` came to.
+    """
+
+    def __init__(self, backend: FileBackend, numbers: Sequence[int]) -> None:
+        self.inside, self.go_on = threading.Event(), threading.Event()
+        self.told: list[Status] | OSError | None = None
+        self.error: OSError | None = None
+        self._thread = threading.Thread(target=self._run, args=(backend, numbers))
+
+    def _run(self, backend: FileBackend, numbers: Sequence[int]) -> None:
+        try:
+            self.told = store(backend, numbers, LONGEST_S)
+        except OSError as error:
+            self.told = error
+
+    def write(self, given: Callable[..., None], *arguments: object) -> None:
+        if threading.current_thread() is self._thread and len(arguments) == 3:
+            self.inside.set()
+            assert self.go_on.wait(LONGEST_S)
+            if self.error is not None:
+                raise self.error
+        given(*arguments)
+
+    def begin(self) -> None:
+        self._thread.start()
+        assert self.inside.wait(LONGEST_S)
+
+    def end(self, error: OSError | None = None) -> None:
+        self.error = error
+        self.go_on.set()
+        self._thread.join(LONGEST_S)
+        assert not self._thread.is_alive()
+
+
+@contextmanager
+def held(backend: FileBackend, numbers: Sequence[int]) -> Iterator[Held]:
+    """A write that has begun, in a thread of its own; it ends with the block at the latest."""
+    one = Held(backend, numbers)
+    given = DiskFile.write
+
+    def write(self: DiskFile, pieces: Sequence[memoryview], offset: int) -> None:
+        one.write(given, self, pieces, offset)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DiskFile, "write", write)
+        store(backend, [59])  # the first segment is there
+        one.begin()
+        try:
+            yield one
+        finally:
+            one.end(one.error)
+
+
+def is_sealed(path: Path) -> bool:
+    """Whether it was cut, and nobody has it locked."""
+    file = DiskFile(path, direct=False)
+    try:
+        return path.stat().st_size < SEGMENT and file.try_lock()
+    finally:
+        file.let_go()
+
+
+def test_the_next_segment_begins_while_a_write_to_the_last_one_is_on_its_way(
+    tmp_path: Path,
+) -> None:
+    mine, other = open_store(tmp_path, 8 * SEGMENT, SEGMENT), open_store(tmp_path, 8 * SEGMENT)
+    with held(mine, [0]) as slow:
+        assert store(mine, range(1, 9)) == [OK] * 8
+        assert fetch(mine, range(9)) == [MISS] + [OK] * 8
+        assert fetch(other, range(9)) == [MISS] * 2 + [OK] * 7, "1 is behind 0 in its segment"
+        first, second, *_ = segments(tmp_path)
+        assert first.stat().st_size == SEGMENT, "nobody takes it for a sealed one"
+        assert not is_sealed(first)
+        assert is_sealed(second)
+        slow.end()
+        assert slow.told == [OK]
+        assert is_sealed(first)
+    assert fetch(mine, range(9)) == fetch(other, range(9)) == [OK] * 9
+    for backend in (mine, other):
+        assert backend.verify().damaged == ()
+        backend.close()
+    again = open_store(tmp_path, 8 * SEGMENT, SEGMENT)
+    assert fetch(again, range(9)) == [OK] * 9
+    again.close()
+
+
+def test_a_segment_with_a_write_on_its_way_is_not_reclaimed(tmp_path: Path) -> None:
+    backend = open_store(tmp_path, 3 * SEGMENT, SEGMENT)
+    with held(backend, [0]) as slow:
+        for first in range(1, 40, A_SEGMENT):
+            numbers = range(first, first + A_SEGMENT)
+            assert store(backend, numbers) == [OK] * A_SEGMENT
+        assert backend.stats().nbytes <= 3 * SEGMENT
+        slow.end()
+        assert slow.told == [OK]
+    assert fetch(backend, [0, 59]) == [OK, OK]
+    assert backend.verify().damaged == ()
+    for first in range(40, 58, A_SEGMENT):
+        assert store(backend, range(first, first + A_SEGMENT)) == [OK] * A_SEGMENT
+    store(backend, range(1, 30))
+    assert fetch(backend, [0]) == [MISS], "it is evicted like any other now"
+    backend.close()
+
+
+def test_where_every_segment_has_a_write_on_its_way_one_waits_for_it(tmp_path: Path) -> None:
+    backend = open_store(tmp_path, 2 * SEGMENT, SEGMENT)
+    with held(backend, [0]) as first:
+        assert store(backend, [1, 2]) == [OK, OK]
+        with held(backend, [3]) as second:
+            third = threading.Timer(0.2, first.end)
+            third.start()
+            assert store(backend, range(4, 4 + 2 * A_SEGMENT)) == [OK] * 2 * A_SEGMENT
+            third.join()
+            second.end()
+            assert (first.told, second.told) == ([OK], [OK])
+    assert backend.verify().damaged == ()
+    backend.close()
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+def test_a_write_that_fails_late_leaves_its_segment_sealed(tmp_path: Path, code: int) -> None:
+    backend = open_store(tmp_path, 8 * SEGMENT, SEGMENT)
+    with held(backend, [0]) as slow:
+        assert store(backend, range(1, 6)) == [OK] * 5
+        slow.end(OSError(code, os.strerror(code)))
+    if code == errno.ENOSPC:
+        assert slow.told == [Status.FULL]
+    else:
+        assert isinstance(slow.told, OSError)
+    assert is_sealed(segments(tmp_path)[0])
+    assert fetch(backend, [59, *range(6)]) == [OK, MISS, *[OK] * 5]
+    backend.close()
+    again = open_store(tmp_path, 8 * SEGMENT, SEGMENT)
+    assert fetch(again, [59, *range(6)]) == [OK, MISS, *[OK] * 5]
+    again.close()
+
+
+def test_closing_waits_for_writes_to_segments_that_were_left(tmp_path: Path) -> None:
+    backend = open_store(tmp_path, 8 * SEGMENT, SEGMENT)
+    with held(backend, [0]) as slow:
+        assert store(backend, range(1, 6)) == [OK] * 5
+        closing = threading.Thread(target=backend.close)
+        closing.start()
+        closing.join(0.2)
+        assert closing.is_alive()
+        slow.end()
+        closing.join(LONGEST_S)
+        assert not closing.is_alive()
+        assert slow.told == [OK]
+    assert all(is_sealed(path) for path in segments(tmp_path))
+    again = open_store(tmp_path, 8 * SEGMENT, SEGMENT)
+    assert fetch(again, range(6)) == [OK] * 6
+    again.close()
+
+
+def test_what_is_written_to_a_segment_that_was_left_and_cleared_is_gone(tmp_path: Path) -> None:
+    backend = open_store(tmp_path, 8 * SEGMENT, SEGMENT)
+    with held(backend, [0]) as slow:
+        assert store(backend, range(1, 6)) == [OK] * 5
+        backend.clear()
+        assert segments(tmp_path) == []
+        assert store(backend, range(6, 8)) == [OK] * 2
+        slow.end()
+        assert slow.told == [OK]
+    assert fetch(backend, range(8)) == [MISS] * 6 + [OK] * 2
+    assert len(segments(tmp_path)) == 1
+    backend.close()
