@@ -279,3 +279,93 @@ def test_what_waits_to_be_written_is_not_when_the_store_is_closed(tmp_path: Path
     assert len(told) == 3
     assert all(each == [OK] * 8 or "was closed; open it again" in str(each) for each in told)
     assert all(path.stat().st_size < SEGMENT for path in segments(tmp_path)), "all are sealed"
+
+
+@contextmanager
+def torn_block(offset: int, error: int | None = None) -> Iterator[None]:
+    """The block at an offset is not written though what is behind it is, and the process dies."""
+
+    def write(self: DiskFile, pieces: Sequence[memoryview], where: int) -> None:
+        if where == offset and len(pieces) > 1:
+            given(self, pieces[1:], where + len(pieces[0]))
+            if error is not None:
+                raise OSError(error, os.strerror(error))
+        else:
+            given(self, pieces, where)
+
+    given = DiskFile.write
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DiskFile, "write", write)
+        yield
+
+
+RECORD = 4096 + 12288
+"""Bytes of a record of this size in a segment."""
+
+
+def test_a_hole_that_a_writer_left_when_it_died_is_no_damage(tmp_path: Path) -> None:
+    child = os.fork()
+    if not child:
+        storage = opened(tmp_path)
+        with torn_block(4096 + RECORD):
+            for number in range(3):
+                stored(storage, PLACES[number : number + 1], SIZE)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    storage = opened(tmp_path)
+    assert fetched(storage, PLACES[:3], SIZE) == [OK, MISS, OK]
+    assert storage.close()
+    expect_whole(tmp_path, 2)
+
+
+def test_a_write_that_fails_in_front_of_another_leaves_no_damage_and_hides_nothing(
+    tmp_path: Path,
+) -> None:
+    writer, reader = opened(tmp_path), opened(tmp_path)
+    inside, go_on = threading.Event(), threading.Event()
+
+    def fail() -> None:
+        inside.set()
+        assert go_on.wait(20)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    assert stored(writer, PLACES[:1], SIZE) == [OK]
+    with block_by_block(fail):
+        ticket = writer.set(PLACES[1:2], [payload(PLACES[1], SIZE)])
+        assert inside.wait(20)
+    assert stored(writer, PLACES[2:3], SIZE) == [OK]
+    assert settled(reader.exists(PLACES[:3])) == [OK, MISS, MISS], "nobody knows where 2 begins"
+    go_on.set()
+    assert settled(ticket) == [Status.DOWN]
+    assert settled(reader.exists(PLACES[:3])) == [OK, MISS, OK]
+    assert fetched(reader, PLACES[:3], SIZE) == [OK, MISS, OK]
+    for each in (reader, writer):
+        assert each.close()
+    expect_whole(tmp_path, 2)
+
+
+def test_a_block_that_the_disk_does_not_give_costs_its_record_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = opened(tmp_path)
+    assert stored(writer, PLACES[:6], SIZE) == [OK] * 6
+    assert writer.close()
+    paths = segments(tmp_path)
+    assert len(paths) == 2
+    given = DiskFile.read
+
+    def read(self: DiskFile, pieces: Sequence[memoryview], offset: int) -> None:
+        if self.path in paths and offset <= bad < offset + sum(map(len, pieces)):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        given(self, pieces, offset)
+
+    monkeypatch.setattr(DiskFile, "read", read)
+    bad = 4096 + RECORD
+    storage = opened(tmp_path)
+    assert fetched(storage, PLACES[:6], SIZE) == [OK, MISS, OK] * 2
+    assert storage.close()
+    bad = 0  # of the segments themselves
+    storage = opened(tmp_path)
+    assert fetched(storage, PLACES[:6], SIZE) == [MISS] * 6
+    assert stored(storage, PLACES[:1], SIZE) == [OK]
+    assert storage.close()

@@ -34,6 +34,7 @@ __all__ = [
     "SegmentHeader",
     "encode_record",
     "encode_segment",
+    "gap",
     "read_record",
     "read_segment",
 ]
@@ -44,6 +45,7 @@ MAGICS = (LIVE, REMOVED)
 
 SEGMENT_MAGIC = b"KVGSeg\x01\x93"
 FORMAT_VERSION = 1
+KEY_NBYTES = 32
 _RECORD = struct.Struct("<8sH6s16sQQ32s")
 _SEGMENT = struct.Struct("<8sH6s16sQQ")
 _SEAL = struct.Struct("<Q")
@@ -89,6 +91,11 @@ class SegmentHeader(NamedTuple):
     identity: bytes
     number: int
     capacity: int
+
+
+def gap(nbytes: int) -> Record:
+    """What stands in front of so many bytes, whole blocks, that nothing is in."""
+    return Record(bytes(KEY_NBYTES), nbytes - BLOCK_NBYTES, False, bytes(HEADER_NBYTES))
 
 
 def encode_record(place: Place, record: Record) -> bytes:

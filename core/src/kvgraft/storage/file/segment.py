@@ -10,6 +10,9 @@ writer lives: a record's block may be there before the payload behind it is, and
 the record in until all of it is written. A writer that died may have left one like that, so
 whoever scans its segment under the lock reads the payloads too, while others wait.
 
+A write that failed, or a writer that died, may leave nothing in front of what is whole; then a
+record stands there that says so, removed from the start.
+
 Two things change what was written. Removing a record overwrites its block. Reclaiming a segment
 makes the next one of its blocks, which are faster to write over than new ones: the file is renamed
 first and then gets another identity, so that nobody takes old records for new ones, and a reader
@@ -24,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from kvgraft.storage.file.disk import DiskFile, TruncatedRead
+from kvgraft.storage.file.disk import DISK_ERRORS, DiskFile, TruncatedRead
 from kvgraft.storage.file.record import (
     MAGICS,
     Place,
@@ -32,6 +35,7 @@ from kvgraft.storage.file.record import (
     SegmentHeader,
     encode_record,
     encode_segment,
+    gap,
     read_record,
     read_segment,
 )
@@ -123,12 +127,11 @@ class Segment:
         """
         file = DiskFile(path, direct=direct)
         try:
-            header = read_segment(file.block(0))
-        except TruncatedRead:
-            header = None
+            block = file.readable_block(0)
         except OSError:
             file.let_go()
             raise
+        header = None if block is None else read_segment(block)
         if header is None or header.number != number:
             file.let_go()
             return None
@@ -140,10 +143,8 @@ class Segment:
 
     def read(self, offset: int, *, end: int) -> Record | None:
         """The record at an offset; None if there is no whole one that ends by `end`."""
-        try:
-            record = read_record(self.file.block(offset), self.place(offset))
-        except TruncatedRead:
-            return None
+        block = self.file.readable_block(offset)
+        record = None if block is None else read_record(block, self.place(offset))
         return record if record is not None and offset + record.size <= end else None
 
     def news(self) -> Iterator[tuple[int, Record]]:
@@ -183,6 +184,8 @@ class Segment:
                 found = self._next_record(self.tail + BLOCK_NBYTES, end)
                 if found is None:
                     return
+                if not sealed:
+                    self._leave_gap(self.tail, found)
                 self.tail = found
                 continue
             whole = sealed or is_whole(self.file, self.place(self.tail), record)
@@ -216,29 +219,35 @@ class Segment:
 
     def _next_record(self, offset: int, end: int) -> int | None:
         """The first whole record from an offset on; None if there is none."""
-        chunk = aligned(CHUNK_NBYTES)
+        memory = aligned(CHUNK_NBYTES)
         while offset < end:
-            nbytes = min(CHUNK_NBYTES, (end - offset) // BLOCK_NBYTES * BLOCK_NBYTES)
-            if not nbytes:
+            chunk = memory[: min(CHUNK_NBYTES, (end - offset) // BLOCK_NBYTES * BLOCK_NBYTES)]
+            if not len(chunk):
                 return None
             try:
-                self.file.read([chunk[:nbytes]], offset)
+                self.file.read([chunk], offset)
             except TruncatedRead:  # sealed meanwhile
                 return None
-            for start in range(0, nbytes, BLOCK_NBYTES):
+            except OSError as error:
+                if error.errno not in DISK_ERRORS:
+                    raise
+                self._read_what_can_be(chunk, offset)
+            for start in range(0, len(chunk), BLOCK_NBYTES):
                 if bytes(chunk[start : start + 8]) in MAGICS:
                     block = chunk[start : start + BLOCK_NBYTES]
                     if read_record(block, self.place(offset + start)) is not None:
                         return offset + start
-            offset += nbytes
+            offset += len(chunk)
         return None
+
+    def _read_what_can_be(self, chunk: memoryview, offset: int) -> None:
+        for start in range(0, len(chunk), BLOCK_NBYTES):
+            block = self.file.readable_block(offset + start)
+            chunk[start : start + BLOCK_NBYTES] = block or bytes(BLOCK_NBYTES)
 
     @contextmanager
     def appending(self, records: Sequence[Record]) -> Iterator[int]:
-        """The place at the tail, to be written meanwhile; given back if that fails.
-
-        What fails while something behind it succeeds leaves a hole, like a writer that dies.
-        """
+        """The place at the tail, to be written meanwhile; given back if that fails."""
         nbytes = sum(record.size for record in records)
         offset = self.tail
         self.tail += nbytes
@@ -248,21 +257,31 @@ class Segment:
                 try:
                     yield offset
                 except OSError:
-                    self._void(offset, records)
+                    self._give_back(offset, records)
                     raise
-        except OSError:
-            if self.tail == offset + nbytes:
-                self.tail = offset
-            raise
         finally:
             self.coming.discard(offset)
 
-    def _void(self, offset: int, records: Sequence[Record]) -> None:
-        """Take the blocks away that a write which failed may have left, if the disk lets us."""
+    def _give_back(self, offset: int, records: Sequence[Record]) -> None:
+        """Take away what a write that failed may have left, if the disk lets us.
+
+        The place is free again, or a gap if something behind it was written.
+        """
+        end = offset + sum(record.size for record in records)
+        is_last = self.tail == end
+        if is_last:
+            self.tail = offset
         with suppress(OSError):
+            if not is_last:
+                self._leave_gap(offset, end)
+                return
             for record in records:
                 self.file.write_block(bytes(BLOCK_NBYTES), offset)
                 offset += record.size
+
+    def _leave_gap(self, offset: int, end: int) -> None:
+        """Say of a place that nothing is in it, for whoever reads on behind it."""
+        self.file.write_block(encode_record(self.place(offset), gap(end - offset)), offset)
 
     @property
     def is_empty(self) -> bool:
