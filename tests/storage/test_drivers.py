@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from kvgraft.cli.storage import storage as storage_command
 from kvgraft.errors import ConfigError
 from kvgraft.storage import StorageBackend, discover_storage, open_storage
 
@@ -89,3 +93,19 @@ def test_a_backend_that_cannot_be_used_says_why(shelf: Shelf, source: str, said:
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
     assert any(each.name == "file" and each.driver for each in discover_storage())
+
+
+def test_the_command_lists_backends_their_options_and_what_is_broken(shelf: Shelf) -> None:
+    shelf.put("store-sound", MEMORY)
+    shelf.put("store-broken", "DRIVER = 7", name="crooked")
+    told = CliRunner().invoke(storage_command, ["drivers", "--json"])
+    assert told.exit_code == 0
+    rows = {row["name"]: row for row in json.loads(told.output)}
+    assert rows["thrown"]["distribution"] == "store-sound"
+    assert rows["thrown"]["options"] == {"capacity": "1000"}
+    assert rows["file"]["options"] == {"capacity": str(10 << 30), "segment": "", "refresh_s": "0.2"}
+    assert rows["crooked"]["options"] == {}
+    assert "names a int, not a StorageDriver" in rows["crooked"]["status"]
+    shown = CliRunner().invoke(storage_command, ["drivers"], env={"COLUMNS": "120"}).output
+    assert "crooked: its entry point names a int, not a StorageDriver" in shown
+    assert re.search(r"file .* refresh_s=0.2 .*", " ".join(shown.split()))

@@ -1,4 +1,4 @@
-"""`kvgraft storage`: what is in a store, whether it is damaged, and emptying it."""
+"""`kvgraft storage`: the backends there are; what is in a store, is it damaged, emptying it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import click
 from rich.table import Table
@@ -13,7 +14,8 @@ from rich.text import Text
 
 from kvgraft.cli.console import OutputConsole
 from kvgraft.errors import ConfigError
-from kvgraft.storage import StorageBackend, open_storage
+from kvgraft.storage import StorageBackend, discover_storage, open_storage
+from kvgraft.storage.driver import STORAGE_API, FoundDriver
 
 __all__ = ["storage"]
 
@@ -42,6 +44,50 @@ def _opened(url: str) -> Iterator[StorageBackend]:
         raise ConfigError(f"storage {url.partition(':')[0]!r}: {error}; try again") from error
     finally:
         store.close()
+
+
+@storage.command()
+@AS_JSON
+def drivers(*, as_json: bool) -> None:
+    """List the installed backends, with the options of their URLs and the defaults.
+
+    A URL is NAME:LOCATION?OPTION=VALUE&OPTION=VALUE.
+    """
+    rows = [_described(each) for each in discover_storage()]
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    console = OutputConsole()
+    table = Table(title=f"storage backends (API {STORAGE_API})", title_justify="left")
+    for column in ("name", "distribution", "keeps prefixes", "options", "status"):
+        table.add_column(column, no_wrap=column in ("name", "status"), overflow="fold")
+    for row in rows:
+        distribution = f"{row['distribution'] or '-'} {row['version'] or ''}".strip()
+        options = "\n".join(
+            f"{name}={value}" if value else name for name, value in row["options"].items()
+        )
+        status = "ok" if row["status"] == "ok" else "broken"
+        cells = (row["name"], distribution, row["summary"] or "-", options or "-", status)
+        table.add_row(*map(Text, cells), end_section=True)
+    console.widen(table)
+    console.print(table)
+    for row in rows:
+        if row["status"] != "ok":
+            console.print(f"{row['name']}: {row['status']}", style="red", soft_wrap=True)
+
+
+def _described(found: FoundDriver) -> dict[str, Any]:
+    """One backend; options with their defaults as they are written in a URL, "" for none."""
+    driver = found.driver
+    return {
+        "name": found.name,
+        "distribution": found.distribution,
+        "version": found.version,
+        "api": None if driver is None else driver.api,
+        "summary": None if driver is None else driver.summary,
+        "options": {} if driver is None else driver.defaults(),
+        "status": found.problem or "ok",
+    }
 
 
 @storage.command()

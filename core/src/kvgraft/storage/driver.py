@@ -61,6 +61,15 @@ class StorageDriver:
     options: type[StorageOptions]
     open: Callable[[str, Any], StorageBackend]
 
+    def defaults(self) -> dict[str, str]:
+        """Every option as it is written in a URL that gives its default; "" where it has none."""
+        told = {}
+        for name, field in self.options.model_fields.items():
+            value = None if field.is_required() else field.get_default()
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            told[name] = "" if value is None else text
+        return told
+
 
 @dataclass(frozen=True, slots=True)
 class FoundDriver:
