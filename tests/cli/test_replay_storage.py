@@ -56,6 +56,21 @@ def test_the_storage_part_of_the_result_has_the_fields_its_schema_names(replayed
     assert storage.keys() == get_type_hints(StorageCounts).keys()
     assert storage["after"].keys() == get_type_hints(StoreContents).keys()
     assert storage["after"]["capacity_bytes"] == 256 << 20
+    assert storage["after"]["details"]["segments"] >= 1
+
+
+def test_what_a_small_store_evicts_is_in_the_result_and_the_report(tmp_path: Path) -> None:
+    store, path, page = tmp_path / "store", tmp_path / "result.json", tmp_path / "report.html"
+    store.mkdir()
+    url = f"file:{store}?capacity=128KiB"
+    reports = ("--json", str(path), "--html", str(page))
+    done = run(KVGRAFT, "replay", *CHAT, *SMALL, "--storage", url, *reports)
+    assert (done.returncode, done.stderr) == (0, "")
+    after = json.loads(path.read_text(encoding="utf-8"))["storage"]["after"]
+    assert after["bytes"] <= 128 << 10
+    assert after["details"]["evicted"] > 0
+    told = f"evicted\u00a0{after['details']['evicted']}"
+    assert told in page.read_text(encoding="utf-8").replace(",", "")
 
 
 def test_options_reach_the_storage_tier(replayed: Replay) -> None:

@@ -92,4 +92,5 @@ def store_contents(cache: Cache) -> StoreContents | None:
         "records": found.n_records,
         "bytes": found.nbytes,
         "capacity_bytes": found.capacity_nbytes,
+        "details": dict(found.details),
     }

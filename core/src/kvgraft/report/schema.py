@@ -100,11 +100,15 @@ class TierEvictions(TypedDict):
 
 
 class StoreContents(TypedDict):
-    """What a store held; `bytes` with its overhead, `capacity_bytes` None without a limit."""
+    """What a store held; `bytes` with its overhead, `capacity_bytes` None without a limit.
+
+    `details`: what else it counts since it was opened, such as records it `evicted`.
+    """
 
     records: int
     bytes: int
     capacity_bytes: int | None
+    details: dict[str, int]
 
 
 class StorageCounts(TypedDict):

@@ -53,17 +53,18 @@ def _stores_table(storage: StorageCounts) -> SummaryTable:
 def _call_table(storage: StorageCounts) -> SummaryTable:
     rows = []
     for verb, outcomes in storage["calls"].items():
-        text = ", ".join(f"{name}\u00a0{number}" for name, number in _ranked(outcomes))
-        rows.append((verb, text or ABSENT))
+        rows.append((verb, _listed(outcomes)))
     return SummaryTable(
         "Storage calls", "in keys", ("call", "by outcome"), tuple(rows), last_is_words=True
     )
 
 
 def _store_table(storage: StorageCounts) -> SummaryTable:
+    after = storage["after"]
     facts = (
         ("before", _contents(storage["before"])),
-        ("after", _contents(storage["after"])),
+        ("after", _contents(after)),
+        ("it counts", ABSENT if after is None else _listed(after.get("details", {}))),
         ("breaker", storage["breaker"]),
         ("abandoned threads", count(storage["abandoned_threads"])),
         ("last error", storage["last_error"] or "none"),
@@ -77,6 +78,12 @@ def _contents(contents: StoreContents | None) -> str:
     limit = contents["capacity_bytes"]
     text = f"{count(contents['records'])} records, {count(contents['bytes'])} bytes"
     return text if limit is None else f"{text} of {count(limit)}"
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    """Names with their numbers on one line; absent where there are none."""
+    told = (f"{name.replace('_', ' ')}\u00a0{number}" for name, number in _ranked(counts))
+    return ", ".join(told) or ABSENT
 
 
 def _ranked(counts: Mapping[str, int]) -> tuple[tuple[str, str], ...]:
