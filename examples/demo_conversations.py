@@ -354,7 +354,7 @@ def report(row: Progress) -> ReplayResult:
             for name, (device, host) in totals.hit_slots.items()
         },
         **cache_counts(cache),
-        "storage": storage_counts(cache, {}, None),
+        "storage": storage_counts(cache, None),
         "admissions": totals.admissions,
         "deferrals": totals.deferrals,
         "retractions": totals.retractions,

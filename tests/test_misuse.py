@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from kvgraft import Cache, ConfigError, LeaseError, TokenKey
+from kvgraft.config import parse_config
 
 Call = Callable[[Cache, Any], object]
 
@@ -82,6 +83,29 @@ def test_a_request_that_ended_has_no_table(cache: Cache, ending: str, table: str
     getattr(cache, ending)(request)
     with pytest.raises(LeaseError, match="request is closed and has no slots"):
         getattr(cache, table)(request, "full")
+
+
+def test_sizes_of_the_storage_tier_may_be_written_as_people_write_them() -> None:
+    storage = {"model": "m", "weights": "1", "store_nbytes": "2MiB", "prefetch_nbytes": 3 << 20}
+    config = parse_config({"components": ["full"], "device_tokens": 64, "storage": storage})
+    assert config.storage is not None
+    assert (config.storage.store_nbytes, config.storage.prefetch_nbytes) == (2 << 20, 3 << 20)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "said"),
+    [
+        ("store_nbytes", "much", "setting storage.store_nbytes='much': write for example 256MiB; "),
+        ("store_nbytes", 0, "setting storage.store_nbytes=0: .* greater than or equal to 1; "),
+        ("stor", 1, "setting storage.stor is none; settings: url, model, "),
+    ],
+)
+def test_a_setting_of_the_storage_tier_that_is_wrong_is_named(
+    setting: str, value: object, said: str
+) -> None:
+    storage = {"model": "m", "weights": "1", setting: value}
+    with pytest.raises(ConfigError, match=said):
+        parse_config({"components": ["full"], "device_tokens": 64, "storage": storage})
 
 
 def test_a_setting_that_is_missing_is_named_as_missing() -> None:

@@ -239,7 +239,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "storage without host": (
         ("TRACE", "--component", "full", "--storage", "file:DIR"),
-        "storage: component 'full' has no HOST mirror to store from; set host_tokens, ",
+        "component 'full' has no HOST mirror to store from; set host_tokens (--host-tokens), ",
     ),
     "storage of no kind": (
         ("TRACE", "--component", "full", "--host-tokens", "10000", "--storage", "tape:DIR"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import random
 import stat
 from pathlib import Path
 
@@ -117,12 +118,12 @@ def test_a_directory_that_not_even_root_can_write_to_is_refused() -> None:
     ("url", "said"),
     [
         ("file:/nowhere/at/all", "/nowhere/at/all does not exist; create the directory first"),
-        ("file:/etc/hostname", "/etc/hostname is no directory"),
+        ("file:/etc/hostname", "/etc/hostname is no directory; name one"),
         ("file:", "no directory; write file:/path"),
         ("/var/cache", "is not NAME:LOCATION, such as file:"),
         ("fil:/tmp", "'fil' is not installed; installed: file.*; did you mean file?"),
         ("file:{0}?capcity=1GiB", "has no option 'capcity'; options: capacity, segment, refresh_s"),
-        ("file:{0}?capacity=lots", "option capacity='lots': .*; options: "),
+        ("file:{0}?capacity=lots", "option capacity='lots': write for example 10GiB; options: "),
         ("file:{0}?capacity=1", "option capacity='1': .* greater than or equal to 32768"),
         ("file:{0}?capacity=1GiB&capacity=2GiB", "option 'capacity' is given twice"),
         ("file:{0}?capacity=1MiB&segment=1MiB", "capacity 1048576 < 2 x segment 1048576"),
@@ -138,23 +139,75 @@ def test_what_cannot_be_opened_is_one_line(tmp_path: Path, url: str, said: str) 
 def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     theirs = {
         "notes.txt": b"mine",
-        "0000000000000001.kvseg": b"named like a segment",
-        "00000000000000ff.kvseg": bytes(8192),
         ".0000000000000002-1.tmp": b"of a process that runs",
         "1.kvseg": b"x",
     }
-    for name, content in theirs.items():
+    named = {
+        "0000000000000001.kvseg": b"named like a segment",
+        "00000000000000ff.kvseg": bytes(8192),
+    }
+    for name, content in {**theirs, **named}.items():
         (tmp_path / name).write_bytes(content)
     store = open_store(tmp_path, 1 << 18, 1 << 16)
     storage = Storage(FINGERPRINT, store)
     assert set(stored(storage, addresses(60), SIZE)) == {OK}
     assert store.stats().details["foreign_files"] == 2
     assert len(store.verify().damaged) == 2
+    assert {name: (tmp_path / name).read_bytes() for name in named} == named
     store.clear()
     assert storage.close()
     left = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     left.pop("kvgraft.lock")
     assert left == theirs
+
+
+def test_a_segment_whose_first_block_is_damaged_counts_until_it_is_cleared(tmp_path: Path) -> None:
+    capacity, segment = 1 << 18, 1 << 16
+    storage = Storage(FINGERPRINT, open_store(tmp_path, capacity, segment))
+    assert stored(storage, addresses(3), SIZE) == [OK] * 3
+    assert storage.close()
+    (path,) = segments(tmp_path)
+    with path.open("r+b") as file:
+        file.write(bytes(4096))
+    store = open_store(tmp_path, capacity, segment)
+    assert store.stats().nbytes == path.stat().st_size
+    (found,) = store.verify().damaged
+    assert found.where == str(path)
+    assert "clear removes it" in found.reason
+    storage = Storage(FINGERPRINT, store)
+    for first in range(0, 60, 3):
+        assert stored(storage, addresses(3, first), SIZE) == [OK] * 3
+        assert sum(each.stat().st_size for each in segments(tmp_path)) <= capacity
+    assert path.exists()
+    store.clear()
+    assert segments(tmp_path) == []
+    assert store.verify().damaged == ()
+    assert storage.close()
+
+
+@pytest.mark.parametrize("record", [0, 2, 3], ids=["the first", "one behind", "past the middle"])
+@pytest.mark.parametrize("how", ["overwritten", "zeroed", "cut"])
+def test_what_is_gone_behind_a_record_is_found(tmp_path: Path, how: str, record: int) -> None:
+    storage = Storage(FINGERPRINT, open_store(tmp_path))
+    assert stored(storage, addresses(6), SIZE) == [OK] * 6
+    assert storage.close()
+    (path,) = segments(tmp_path)
+    where = 4096 + record * 16384
+    if how == "cut":
+        os.truncate(path, where + 5000)
+    else:
+        with path.open("r+b") as file:
+            file.seek(where)
+            n_bytes = path.stat().st_size - where
+            file.write(bytes(n_bytes) if how == "zeroed" else random.Random(1).randbytes(n_bytes))
+    left = path.stat().st_size - where
+    store = open_store(tmp_path)
+    report = store.verify()
+    assert report.n_records == record
+    (found,) = report.damaged
+    assert found.where == f"{path}@{where}"
+    assert found.reason == f"{left:,} bytes are no record any more"
+    store.close()
 
 
 def test_without_direct_io_all_the_same_works(
@@ -204,7 +257,8 @@ def test_the_command_shows_verifies_and_clears(tmp_path: Path) -> None:
     assert (status, len(json.loads(told)["damaged"])) == (1, 1)
     asked = CliRunner().invoke(storage_command, ["clear", url])
     assert str(asked.exception) == "nothing removed: nobody answered; add --yes"
-    assert CliRunner().invoke(storage_command, ["clear", url], input="n\n").exit_code != 0
+    refused = CliRunner().invoke(storage_command, ["clear", url], input="n\n")
+    assert str(refused.exception) == "nothing removed"
     assert segments(tmp_path)
     assert command("clear", "--yes", url) == (0, f"removed 3 records, {4096 + 3 * 16384:,} bytes\n")
     assert not segments(tmp_path)

@@ -194,6 +194,16 @@ def test_a_snapshot_that_cannot_be_read_or_written_is_an_error_in_a_line(tmp_pat
     cache.close()
 
 
+def test_a_closed_cache_saves_nothing_over_a_good_snapshot(tmp_path: Path) -> None:
+    served(HYBRID, tmp_path / "index")
+    good = (tmp_path / "index").read_bytes()
+    cache = open_cache(HYBRID, Shelf())
+    cache.close()
+    with pytest.raises(SnapshotError, match="cache was closed; drain, save, then close"):
+        tier_of(cache).save(tmp_path / "index")
+    assert (tmp_path / "index").read_bytes() == good
+
+
 def test_saving_replaces_the_file_whole(tmp_path: Path) -> None:
     path = tmp_path / "index"
     path.write_text("what was there")

@@ -309,6 +309,27 @@ def test_what_was_on_its_way_while_the_store_was_cleared_is_sent_when_it_is_used
     cache.close()
 
 
+@pytest.mark.parametrize("drained", [True, False])
+def test_what_is_on_its_way_to_host_when_a_store_is_detached_is_counted(*, drained: bool) -> None:
+    shelf = Ledger()
+    server = opened(FULL, shelf, StorePolicy.WRITE_THROUGH)
+    cache = server.cache
+    request = cache.begin(TokenKey(range(1000, 1033)))
+    assert cache.admit(request).admitted
+    server.load_back(request)
+    server.prefill(request)
+    cache.finish(request)
+    if drained:
+        assert cache.drain()
+    gone = tier_of(cache).detach()
+    until(lambda: gone.done, cache)
+    assert cache.drain()
+    counts = tier_of(cache).counts()
+    kept, dropped = counts.get("store nodes", 0), counts.get("store dropped, no store", 0)
+    assert (kept, dropped) == ((1, 0) if drained else (0, 1))
+    cache.close()
+
+
 def test_a_store_that_is_detached_while_it_hangs_holds_nothing_on_host() -> None:
     shelf = Ledger()
     cache = on_its_way(shelf)

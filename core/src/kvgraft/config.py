@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import (
     BaseModel,
+    ByteSize,
     ConfigDict,
     Field,
     NonNegativeInt,
@@ -131,10 +132,10 @@ class StorageSettings(BaseModel):
     sharding: str | None = None
     salt: str | None = None
     store: StorePolicy = StorePolicy.SECOND_TOUCH
-    store_nbytes: PositiveInt = 256 << 20
+    store_nbytes: ByteSize = Field(default=ByteSize(256 << 20), ge=1)
     prefetch: PrefetchPolicy = PrefetchPolicy.TIMEOUT
     prefetch_timeout_s: PositiveFloat = 1.0
-    prefetch_nbytes: PositiveInt = 1 << 30
+    prefetch_nbytes: ByteSize = Field(default=ByteSize(1 << 30), ge=1)
     threshold_tokens: PositiveInt = 256
     deadline_s: PositiveFloat = 10.0
 
@@ -199,4 +200,8 @@ def parse_config(settings: dict[str, Any]) -> CacheConfig:
         given = f"={first.get('input')!r}: {first['msg']}"
         if first["type"] == "missing":
             given = ": missing"
+        elif first["type"] == "extra_forbidden":
+            given = " is none"
+        elif first["type"].startswith("byte_size"):
+            given = f"={first.get('input')!r}: write for example 256MiB"
         raise ConfigError(f"setting {field}{given}; settings: {known}") from error

@@ -41,7 +41,8 @@ def _opened(url: str) -> Iterator[StorageBackend]:
     try:
         yield store
     except OSError as error:
-        raise ConfigError(f"storage {url.partition(':')[0]!r}: {error}; try again") from error
+        said = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"storage {url.partition(':')[0]!r} failed: {said}") from error
     finally:
         store.close()
 
@@ -106,12 +107,13 @@ def stats(url: str, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
-    table = Table(title=f"storage {url}", title_justify="left", show_header=False)
+    table = Table(show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, justify="right")
     for name, value in rows.items():
         table.add_row(name.replace("_", " "), "no limit" if value is None else f"{value:,}")
     console = OutputConsole()
+    console.print(Text(f"storage {url}"), soft_wrap=True)
     console.widen(table)
     console.print(table)
 
@@ -158,8 +160,8 @@ def _ask(question: str) -> None:
     """Go on only if somebody says yes.
 
     Raises:
-        ConfigError: nobody is there to ask.
-        Abort: somebody says no.
+        ConfigError: nobody is there to ask, or says no.
+        Abort: somebody stops it.
     """
     try:
         if click.confirm(question, err=True):
@@ -168,7 +170,7 @@ def _ask(question: str) -> None:
         if not sys.stdin.isatty():
             raise ConfigError("nothing removed: nobody answered; add --yes") from None
         raise
-    raise click.Abort
+    raise ConfigError("nothing removed")
 
 
 @storage.command()

@@ -5,9 +5,7 @@ They are not in the line yet: they neither hold up others nor count as overtaken
 
 from __future__ import annotations
 
-import re
 import time
-from collections import Counter
 
 from kvgraft.cache import Cache
 from kvgraft.config import PrefetchPolicy
@@ -32,15 +30,11 @@ class Fetching:
     Args:
         cache: the cache.
         meter: measures its calls.
-
-    Attributes:
-        in_vain: why prefetches gained nothing, numbers left out, and how often.
     """
 
     def __init__(self, cache: Cache, meter: Meter) -> None:
         self.cache = cache
         self.meter = meter
-        self.in_vain: Counter[str] = Counter()
         self._jobs: list[Job] = []
         storage = cache.config.storage
         self._waits = storage is None or storage.prefetch is PrefetchPolicy.WAIT_COMPLETE
@@ -73,8 +67,6 @@ class Fetching:
             if prefetch.gained_tokens:
                 size = self.cache.tree.page_size
                 job.fetched = Span(prefetch.anchor_tokens // size, prefetch.tokens // size)
-            else:
-                self.in_vain[re.sub(r"\d+", "N", prefetch.reason)] += 1
         return request
 
     def deferred(self, job: Job, request: Request) -> None:

@@ -129,7 +129,7 @@ def _run(
     cache.drain()
     engine.check_integrity()
     wall_s = time.perf_counter() - started
-    storage = storage_counts(cache, engine.fetching.in_vain, before)
+    storage = storage_counts(cache, before)
     return _result(engine, timeline, workload, settings, wall_s, storage)
 
 

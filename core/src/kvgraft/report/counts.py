@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from kvgraft.cache import Cache
 from kvgraft.report.schema import CacheCounts, StorageCounts, StoreContents
 from kvgraft.storage import StoreStats
@@ -47,14 +45,11 @@ def cache_counts(cache: Cache) -> CacheCounts:
     }
 
 
-def storage_counts(
-    cache: Cache, in_vain: Mapping[str, int], before: StoreContents | None
-) -> StorageCounts | None:
+def storage_counts(cache: Cache, before: StoreContents | None) -> StorageCounts | None:
     """What the storage tier did since the cache was opened; None without one.
 
     Args:
         cache: the cache.
-        in_vain: why prefetches gained nothing, and how often.
         before: what the store held when the cache was opened.
     """
     tier = cache.storage
@@ -68,7 +63,7 @@ def storage_counts(
     state = tier.storage.state
     return {
         "prefetches": {**dict.fromkeys(PREFETCHES, 0), **tier.prefetching.counts},
-        "in_vain": dict(in_vain),
+        "in_vain": dict(tier.prefetching.in_vain),
         "stores": {**dict.fromkeys(STORES, 0), **tier.storing.counts},
         "calls": calls,
         "breaker": "no store" if state is None else state.value,

@@ -158,11 +158,11 @@ class StorageBackend(abc.ABC):
 
     @abc.abstractmethod
     def verify(self) -> VerifyReport:
-        """Read everything and report what is damaged; changes nothing."""
+        """Read everything and report what is damaged; removes nothing."""
 
     @abc.abstractmethod
     def healthy(self) -> bool:
-        """Whether it would answer now; cheap."""
+        """Whether it would answer now; cheap. A closed store would not."""
 
     @abc.abstractmethod
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 
@@ -121,12 +122,14 @@ class Prefetching:
 
     Attributes:
         counts: how prefetches went, by name.
+        in_vain: why they gained nothing, numbers left out, and how often.
     """
 
     def __init__(self, scene: Scene, settings: StorageSettings, clock: Callable[[], float]) -> None:
         self.scene = scene
         self.settings = settings
         self.counts: Counter[str] = Counter()
+        self.in_vain: Counter[str] = Counter()
         self._clock = clock
         self._flying: dict[int, Fetch] = {}
         self._by_page: dict[bytes, Fetch] = {}
@@ -346,4 +349,6 @@ class Prefetching:
         gained = prefetch.gained_tokens
         prefetch.reason = reason or ("complete" if gained else "nothing of it came")
         self.counts["delivered" if gained else "in vain"] += 1
+        if not gained:
+            self.in_vain[re.sub(r"\d+", "N", prefetch.reason)] += 1
         self.counts["tokens"] += gained

@@ -163,6 +163,7 @@ class Storing:
 
     def stop(self) -> None:
         """Send nothing more; what is under way is cancelled and ends with the next polls."""
+        self.counts["dropped, no store"] += len(self._backlog) + len(self._failed)
         self._backlog.clear()
         self._failed.clear()
         for sent in self._sent:
@@ -180,6 +181,7 @@ class Storing:
 
     def _queue(self, node: Node) -> None:
         if not self.scene.storage.attached:
+            self.counts["dropped, no store"] += 1
             return
         if self._backlog and self._backlog[-1].node is node:
             return  # its components come one after the other

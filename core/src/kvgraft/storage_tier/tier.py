@@ -51,7 +51,7 @@ def fingerprint_of(
         if mirror is None or not mirror.capacity:
             raise ConfigError(
                 f"storage: component {each.name!r} has no HOST mirror to store from; "
-                "set host_tokens, or leave the storage out"
+                "set host_tokens (--host-tokens), or leave the storage out"
             )
         planes = tuple(
             (spec.layer, spec.name, tuple(spec.shape), str(spec.dtype), start)
@@ -113,6 +113,7 @@ class StorageTier:
         self.prefetching = Prefetching(self.scene, settings, clock)
         self.restoring: Restoring | None = None
         self._clearing: StorageTicket | None = None
+        self._closed = False
         tree.host_watcher = self.storing
         if settings.url is not None:
             self.attach(open_storage(settings.url))
@@ -132,7 +133,8 @@ class StorageTier:
     def detach(self, deadline_s: float | None = None) -> StorageTicket:
         """Let go of the store while serving: drain, stop, release (S11).
 
-        Prefetches end, what waits to be stored is dropped. Go on polling until the ticket is done.
+        Prefetches end; what waits to be stored is dropped and counted, and so is what is still on
+        its way to HOST: `Cache.drain` first keeps it. Go on polling until the ticket is done.
         """
         ticket = self.storage.detach(deadline_s)
         self._stop_fetching("the store was detached")
@@ -168,9 +170,13 @@ class StorageTier:
     def save(self, path: str | Path) -> int:
         """Write down what of the tree is in the store; returns the nodes written.
 
+        What is still on its way to HOST or to the store is not in it: `Cache.drain` first.
+
         Raises:
-            SnapshotError: the file cannot be written.
+            SnapshotError: the file cannot be written; the cache was closed.
         """
+        if self._closed:
+            raise SnapshotError(f"snapshot {path}: the cache was closed; drain, save, then close")
         store = self.storage.store_number
         return write_snapshot(_path(path), self.tree, self.fingerprint.digest, store)
 
@@ -250,6 +256,7 @@ class StorageTier:
         deadline = time.monotonic() + timeout_s
         self.drain(timeout_s)
         self.storing.stop()
+        self._closed = True
         return self.storage.close(max(0.1, deadline - time.monotonic()))
 
     def _stop_fetching(self, reason: str) -> None:

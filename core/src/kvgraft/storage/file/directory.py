@@ -42,8 +42,10 @@ class Directory:
         self.path = path
         self._thread = threading.Lock()
         if not path.is_dir():
-            fault = "is no directory" if path.exists() else "does not exist"
-            raise ConfigError(f"storage 'file': {path} {fault}; create the directory first")
+            fault = "does not exist; create the directory first"
+            if path.exists():
+                fault = "is no directory; name one"
+            raise ConfigError(f"storage 'file': {path} {fault}")
         try:
             self.direct = supports_direct(path)
             self._lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

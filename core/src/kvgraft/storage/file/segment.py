@@ -206,16 +206,21 @@ class Segment:
             yield self.tail, record
             self.tail += record.size
 
-    def walk(self) -> Iterator[tuple[int, Record | None]]:
-        """All records there are now, with their offsets, and None where one is damaged."""
-        offset, end = BLOCK_NBYTES, min({self.tail} | self.coming)
+    def walk(self) -> Iterator[tuple[int, int, Record | None]]:
+        """All records there are now: from where to where each is, and None where none can be read.
+
+        A sealed segment was cut behind its last record, so what is behind it now is damage too.
+        """
+        end = self.file.size if self.sealed else min({self.tail} | self.coming)
+        offset = BLOCK_NBYTES
         while offset < end:
             record = self.read(offset, end=end)
-            yield offset, record
-            if record is not None:
-                offset += record.size
-                continue
-            offset = self._next_record(offset + BLOCK_NBYTES, end) or end
+            if record is None:
+                behind = self._next_record(offset + BLOCK_NBYTES, end) or end
+            else:
+                behind = offset + record.size
+            yield offset, behind, record
+            offset = behind
 
     def _next_record(self, offset: int, end: int) -> int | None:
         """The first whole record from an offset on; None if there is none."""

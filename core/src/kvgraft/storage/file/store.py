@@ -199,7 +199,10 @@ class FileBackend(StorageBackend):
         return statuses
 
     def clear(self) -> None:
-        """Remove all segments, those of other processes too; they begin new ones."""
+        """Remove all segments, those of other processes too, which begin new ones.
+
+        So it does with files that are only named like one: their first blocks may be damaged.
+        """
         with self._writing, self._directory.locked(LOCK_S), self._lock:
             self._expect_open()
             self._catalog.refresh()
@@ -207,6 +210,8 @@ class FileBackend(StorageBackend):
             for segment in list(self._catalog.segments.values()):
                 segment.unlink()
                 self._catalog.drop(segment)
+            for path in self._catalog.foreign:
+                path.unlink(missing_ok=True)
             self._catalog.unsynced.clear()
             self._directory.sync()
 
@@ -238,11 +243,10 @@ class FileBackend(StorageBackend):
         """What is in the directory, whoever wrote it."""
         with self._lock:
             self._refresh()
-            known = self._catalog.segments
-            nbytes = sum(size for number, _, size in self._directory.segments() if number in known)
+            nbytes = sum(size for _, _, size in self._directory.segments())
             details = {
                 **self.counters.snapshot(),
-                "segments": len(known),
+                "segments": len(self._catalog.segments),
                 "foreign_files": len(self._catalog.foreign),
                 "direct_io": int(self._directory.direct),
             }
@@ -259,7 +263,11 @@ class FileBackend(StorageBackend):
             for segment in segments:
                 held.enter_context(segment.file)
             damaged = [
-                Damage(str(path), "", "its first block is damaged, or it is no segment")
+                Damage(
+                    str(path),
+                    "",
+                    "its first block is damaged, or it is no segment; clear removes it",
+                )
                 for path in self._catalog.foreign
             ]
         n_records = nbytes = 0

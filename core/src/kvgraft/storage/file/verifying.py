@@ -13,10 +13,10 @@ def verify_segment(segment: Segment) -> VerifyReport:
     """Every record that was not removed, checked to its last byte."""
     n_records = nbytes = 0
     damaged = []
-    for offset, record in segment.walk():
+    for offset, behind, record in segment.walk():
         where = f"{segment.file.path}@{offset}"
         if record is None:
-            damaged.append(Damage(where, "", "the block in front of a record is damaged"))
+            damaged.append(Damage(where, "", f"{behind - offset:,} bytes are no record any more"))
         elif record.live:
             n_records += 1
             nbytes += record.size

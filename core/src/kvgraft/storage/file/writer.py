@@ -286,8 +286,8 @@ class Writer:
         return True
 
     def _nbytes(self) -> int:
-        known = self._catalog.segments
-        return sum(size for number, _, size in self._directory.segments() if number in known)
+        retiring = self._catalog.retiring
+        return sum(size for number, _, size in self._directory.segments() if number not in retiring)
 
     def _evict(
         self, carried: list[tuple[bytes, Value]], claims: ExitStack, *, carry: bool
