@@ -6,14 +6,17 @@ import errno
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from kvgraft.errors import ConfigError
 from kvgraft.storage import Status, Value
 from kvgraft.storage.file import FileBackend
 from kvgraft.storage.file.disk import DiskFile
+from kvgraft.storage.file.segment import Segment
+from kvgraft.storage.file.writer import Writer
 from kvgraft.storage.payload import HEADER_NBYTES
 from kvgraft.testing.storage.traffic import addresses, payload, record, room
 
@@ -192,10 +195,14 @@ def test_a_write_that_fails_late_leaves_its_segment_sealed(tmp_path: Path, code:
     again.close()
 
 
-def test_closing_waits_for_writes_to_segments_that_were_left(tmp_path: Path) -> None:
+@pytest.mark.parametrize("n_more", [0, 5], ids=["the active one", "one that was left"])
+def test_closing_waits_for_the_writes_to_a_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_more: int
+) -> None:
+    monkeypatch.setattr("kvgraft.storage.file.store.LOCK_S", 1000.0)
     backend = open_store(tmp_path, 8 * SEGMENT, SEGMENT)
     with held(backend, [0]) as slow:
-        assert store(backend, range(1, 6)) == [OK] * 5
+        assert store(backend, range(1, 1 + n_more)) == [OK] * n_more
         closing = threading.Thread(target=backend.close)
         closing.start()
         closing.join(0.2)
@@ -206,7 +213,7 @@ def test_closing_waits_for_writes_to_segments_that_were_left(tmp_path: Path) -> 
         assert slow.told == [OK]
     assert all(is_sealed(path) for path in segments(tmp_path))
     again = open_store(tmp_path, 8 * SEGMENT, SEGMENT)
-    assert fetch(again, range(6)) == [OK] * 6
+    assert fetch(again, range(1 + n_more)) == [OK] * (1 + n_more)
     again.close()
 
 
@@ -221,4 +228,169 @@ def test_what_is_written_to_a_segment_that_was_left_and_cleared_is_gone(tmp_path
         assert slow.told == [OK]
     assert fetch(backend, range(8)) == [MISS] * 6 + [OK] * 2
     assert len(segments(tmp_path)) == 1
+    backend.close()
+
+
+def test_a_segment_is_sealed_when_the_last_of_its_writes_has_ended(tmp_path: Path) -> None:
+    backend = open_store(tmp_path, 8 * SEGMENT, SEGMENT)
+    with held(backend, [0]) as one, held(backend, [1]) as two:
+        assert store(backend, range(2, 7)) == [OK] * 5
+        first = segments(tmp_path)[0]
+        one.end()
+        assert not is_sealed(first)
+        two.end()
+        assert is_sealed(first)
+        assert (one.told, two.told) == ([OK], [OK])
+    assert fetch(backend, range(7)) == [OK] * 7
+    backend.close()
+
+
+def test_who_waits_for_room_goes_on_when_the_store_is_cleared(tmp_path: Path) -> None:
+    backend = open_store(tmp_path, 2 * SEGMENT, SEGMENT)
+    with held(backend, [0]) as first:
+        assert store(backend, [1, 2]) == [OK, OK]
+        with held(backend, [3]) as second:
+            clearing = threading.Timer(0.2, backend.clear)
+            clearing.start()
+            assert store(backend, range(4, 10), LONGEST_S) == [OK] * 6
+            clearing.join()
+            for slow in (first, second):
+                slow.end()
+                assert slow.told == [OK]
+    backend.close()
+
+
+def test_who_waits_for_room_gives_up_at_the_deadline(tmp_path: Path) -> None:
+    backend = open_store(tmp_path, 2 * SEGMENT, SEGMENT)
+    with held(backend, [0]), held(backend, [3]):
+        assert store(backend, [1]) == [OK]
+        with held(backend, [4]):
+            told = store(backend, range(5, 15), 0.3)
+            assert told == [Status.TIMEOUT] * 10
+    backend.close()
+
+
+def test_who_waits_for_room_stores_it_or_is_told_when_the_store_is_closed(tmp_path: Path) -> None:
+    backend = open_store(tmp_path, 2 * SEGMENT, SEGMENT)
+    told: list[list[Status] | str] = []
+
+    def wait() -> None:
+        try:
+            told.append(store(backend, range(4, 10), LONGEST_S))
+        except ConfigError as error:
+            told.append(str(error))
+
+    with held(backend, [0]) as first:
+        assert store(backend, [1, 2]) == [OK, OK]
+        with held(backend, [3]) as second:
+            both = [threading.Thread(target=wait), threading.Thread(target=backend.close)]
+            for thread in both:
+                thread.start()
+            for slow in (first, second):
+                slow.end()
+            for thread in both:
+                thread.join(LONGEST_S)
+    assert told == [[OK] * 6] or "was closed; open it again" in str(told)
+    assert all(is_sealed(path) for path in segments(tmp_path))
+
+
+def test_two_threads_may_close_a_store(tmp_path: Path) -> None:
+    backend = open_store(tmp_path, 8 * SEGMENT, SEGMENT)
+    raised: list[BaseException] = []
+
+    def close() -> None:
+        try:
+            backend.close()
+        except BaseException as error:  # noqa: BLE001 - shown below
+            raised.append(error)
+
+    with held(backend, [0]) as slow:
+        closing = [threading.Thread(target=close) for _ in range(2)]
+        for thread in closing:
+            thread.start()
+        slow.end()
+        for thread in closing:
+            thread.join(LONGEST_S)
+    assert raised == []
+    assert slow.told == [OK]
+
+
+def open_segments() -> int:
+    """Descriptors of segments in this process."""
+    found = 0
+    for each in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found += ".kvseg" in str(each.readlink())
+    return found
+
+
+def test_a_new_segment_is_not_opened_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = open_store(tmp_path, 3 * SEGMENT, SEGMENT)
+    given = Segment._begin.__func__  # type: ignore[attr-defined]
+
+    def begin(cls: type[Segment], *arguments: object) -> Segment:
+        made: Segment = given(cls, *arguments)
+        backend.exists([bytes(32)])  # as another thread may at any time
+        return made
+
+    before = open_segments()
+    monkeypatch.setattr(Segment, "_begin", classmethod(begin))
+    for first in range(0, 57, A_SEGMENT):
+        assert store(backend, range(first, first + A_SEGMENT)) == [OK] * A_SEGMENT
+        assert open_segments() <= before + 3
+    backend.close()
+    assert open_segments() == before
+
+
+def test_a_segment_that_cannot_be_cut_is_let_go_of_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = open_store(tmp_path, 3 * SEGMENT, SEGMENT)
+    before = open_segments()
+    assert store(backend, [0]) == [OK]
+
+    def truncate(fd: int, nbytes: int) -> None:
+        if nbytes < SEGMENT:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        given(fd, nbytes)
+
+    given = os.ftruncate
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "ftruncate", truncate)
+        for first in range(1, 58, A_SEGMENT):
+            assert store(backend, range(first, first + A_SEGMENT)) == [OK] * A_SEGMENT
+        assert sum(path.stat().st_size for path in segments(tmp_path)) <= 3 * SEGMENT
+        backend.close()
+    assert open_segments() == before
+    again = open_store(tmp_path, 3 * SEGMENT, SEGMENT)
+    assert fetch(again, range(55, 58)) == [OK] * 3
+    assert all(is_sealed(path) for path in segments(tmp_path))
+    assert again.verify().damaged == ()
+    again.close()
+
+
+def test_what_was_begun_and_never_written_to_is_no_segment(tmp_path: Path) -> None:
+    backend = open_store(tmp_path, 3 * SEGMENT, SEGMENT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Writer, "_append", lambda *_: None)
+        store(backend, [0])
+    assert len(segments(tmp_path)) == 1
+    backend.close()
+    assert segments(tmp_path) == []
+
+
+def test_a_key_given_twice_has_one_fate(tmp_path: Path) -> None:
+    backend = open_store(tmp_path, 3 * SEGMENT, SEGMENT)
+
+    def write(self: DiskFile, pieces: Sequence[memoryview], offset: int) -> None:
+        if len(pieces) > 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        given(self, pieces, offset)
+
+    given = DiskFile.write
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DiskFile, "write", write)
+        assert store(backend, [0, 1, 0]) == [Status.FULL] * 3
+    assert store(backend, [0, 1, 0]) == [OK] * 3
+    assert backend.stats().n_records == 2
     backend.close()

@@ -261,14 +261,20 @@ def test_a_backend_gets_payloads_to_store_in_batches_of_the_size_it_likes() -> N
 
 @pytest.mark.parametrize(
     "told",
-    [None, Capabilities(max_payload_nbytes=0), Capabilities(batch_set_nbytes="2M")],  # type: ignore[arg-type]
+    [
+        None,
+        Capabilities(max_payload_nbytes=0),
+        Capabilities(max_payload_nbytes=True),
+        Capabilities(batch_set_nbytes="2M"),  # type: ignore[arg-type]
+        Capabilities(synchronous="false"),  # type: ignore[arg-type]
+    ],
 )
 def test_a_backend_that_does_not_say_what_it_can_do_is_not_attached(told: object) -> None:
     class Vague(MemoryBackend):
         capabilities = told  # type: ignore[assignment]
 
     storage = Storage(FINGERPRINT)
-    with pytest.raises(ConfigError, match=r"storage: Vague\.capabilities.* (is|return) "):
+    with pytest.raises(ConfigError, match=r"storage: Vague\.capabilities.* (is|give|return) "):
         storage.attach(Vague())
     assert not storage.attached
     assert storage.store_number == 0

@@ -344,28 +344,111 @@ def test_a_write_that_fails_in_front_of_another_leaves_no_damage_and_hides_nothi
     expect_whole(tmp_path, 2)
 
 
-def test_a_block_that_the_disk_does_not_give_costs_its_record_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writer = opened(tmp_path)
-    assert stored(writer, PLACES[:6], SIZE) == [OK] * 6
-    assert writer.close()
-    paths = segments(tmp_path)
-    assert len(paths) == 2
+@contextmanager
+def unreadable(paths: Sequence[Path], bad: set[int]) -> Iterator[None]:
+    """The disk does not give these blocks of some files, whoever reads them."""
     given = DiskFile.read
 
     def read(self: DiskFile, pieces: Sequence[memoryview], offset: int) -> None:
-        if self.path in paths and offset <= bad < offset + sum(map(len, pieces)):
+        end = offset + sum(map(len, pieces))
+        if self.path in paths and any(offset <= each < end for each in bad):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         given(self, pieces, offset)
 
-    monkeypatch.setattr(DiskFile, "read", read)
-    bad = 4096 + RECORD
-    storage = opened(tmp_path)
-    assert fetched(storage, PLACES[:6], SIZE) == [OK, MISS, OK] * 2
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DiskFile, "read", read)
+        yield
+
+
+@pytest.mark.parametrize("ending", ["closed", "killed"])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_what_the_disk_does_not_give_for_a_while_is_a_miss_for_that_while(
+    tmp_path: Path, ending: str, place: int
+) -> None:
+    child = os.fork()
+    if not child:
+        storage = opened(tmp_path)
+        stored(storage, PLACES[:3], SIZE)
+        if ending == "closed":
+            storage.close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    where = 4096 + place * RECORD
+    with unreadable(segments(tmp_path), {where}):
+        storage = opened(tmp_path)
+        assert fetched(storage, PLACES[:3], SIZE) == [OK] * place + [MISS] * (3 - place)
+        assert storage.last_error is None
+        checking = open_store(tmp_path, CAPACITY, SEGMENT)
+        assert [each.where for each in checking.verify().damaged] == [
+            f"{segments(tmp_path)[0]}@{where}"
+        ]
+        checking.close()
+    assert fetched(storage, PLACES[:3], SIZE) == [OK] * 3
     assert storage.close()
-    bad = 0  # of the segments themselves
-    storage = opened(tmp_path)
-    assert fetched(storage, PLACES[:6], SIZE) == [MISS] * 6
-    assert stored(storage, PLACES[:1], SIZE) == [OK]
+    expect_whole(tmp_path, 3)
+
+
+def test_where_the_disk_gives_no_segment_at_all_there_are_misses(tmp_path: Path) -> None:
+    writer = opened(tmp_path)
+    assert stored(writer, PLACES[:6], SIZE) == [OK] * 6
+    assert writer.close()
+    with unreadable(segments(tmp_path), {0}):
+        storage = opened(tmp_path)
+        assert fetched(storage, PLACES[:6], SIZE) == [MISS] * 6
+        for first in range(6, 60, 3):
+            assert stored(storage, PLACES[first : first + 3], SIZE) == [OK] * 3
+            assert sum(path.stat().st_size for path in segments(tmp_path)) <= CAPACITY
+    assert fetched(storage, PLACES[:6], SIZE) == [OK] * 6
     assert storage.close()
+
+
+def test_a_late_removal_of_what_was_never_written_removes_nothing_else(tmp_path: Path) -> None:
+    """A reader has taken in a record whose write then failed, and removes it when it reads it."""
+    writer, reader = opened(tmp_path), open_store(tmp_path, CAPACITY, SEGMENT)
+    assert stored(writer, PLACES[:1], SIZE) == [OK]
+    given = DiskFile.is_locked
+    inside, go_on = threading.Event(), threading.Event()
+
+    def fail() -> None:
+        inside.set()
+        assert go_on.wait(20)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def is_locked(self: DiskFile, offset: int, nbytes: int) -> bool:
+        if offset == 4096 + RECORD:  # the reader has read the block, and looks too late
+            go_on.set()
+            assert settled(ticket) == [Status.DOWN]
+        return given(self, offset, nbytes)
+
+    with block_by_block(fail), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DiskFile, "is_locked", is_locked)
+        ticket = writer.set(PLACES[1:2], [payload(PLACES[1], SIZE)])
+        assert inside.wait(20)
+        assert list(reader.exists([PLACES[1].key])) == [True]
+    assert stored(writer, PLACES[2:4], SIZE) == [OK] * 2
+    assert list(reader.remove([PLACES[1].key])) == [OK]
+    reader.close()
+    assert writer.close()
+    again = opened(tmp_path)
+    assert fetched(again, PLACES[:4], SIZE) == [OK, MISS, OK, OK]
+    assert again.close()
+    expect_whole(tmp_path, 3)
+
+
+def test_a_write_that_cannot_be_locked_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, reader = opened(tmp_path), opened(tmp_path)
+    assert stored(writer, PLACES[:1], SIZE) == [OK]
+
+    def mark(self: DiskFile, offset: int, nbytes: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DiskFile, "mark", mark)
+        assert stored(writer, PLACES[1:2], SIZE) == [Status.DOWN]
+    assert stored(writer, PLACES[2:3], SIZE) == [OK]
+    assert settled(reader.exists(PLACES[:3])) == [OK, MISS, OK]
+    for each in (reader, writer):
+        assert each.close()
+    expect_whole(tmp_path, 2)

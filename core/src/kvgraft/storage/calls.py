@@ -167,19 +167,23 @@ class Calls:
 def _capabilities(backend: StorageBackend) -> Capabilities:
     name = type(backend).__name__
     try:
-        told = _guarded(lambda: backend.capabilities)
+        told: object = _guarded(lambda: backend.capabilities)
     except BackendFailure as failure:
         raise ConfigError(f"storage: {name} does not say what it can do: {failure}") from failure
     if not isinstance(told, Capabilities):
+        kind = type(told).__name__
         raise ConfigError(
-            f"storage: {name}.capabilities is {told!r:.40}; return kvgraft.storage.Capabilities"
+            f"storage: {name}.capabilities is a {kind}; return kvgraft.storage.Capabilities"
         )
-    for limit in ("max_payload_nbytes", "batch_set_nbytes"):
-        nbytes = getattr(told, limit)
-        if nbytes is not None and (not isinstance(nbytes, int) or nbytes < 1):
+    for field, given in told._asdict().items():
+        if isinstance(Capabilities._field_defaults[field], bool):
+            fits, wanted = isinstance(given, bool), "True or False"
+        else:
+            is_nbytes = type(given) is int and given > 0
+            fits, wanted = is_nbytes or given is None, "bytes, or None for no limit"
+        if not fits:
             raise ConfigError(
-                f"storage: {name}.capabilities: {limit} is {nbytes!r:.40}; "
-                "give bytes, or None for no limit"
+                f"storage: {name}.capabilities: {field} is {given!r:.40}; give {wanted}"
             )
     return told
 

@@ -40,7 +40,8 @@ class Catalog:
         segments: by number; this process's own among them.
         foreign: files named as segments that are none.
         unsynced: segments with records that `flush` has to make durable.
-        retiring: numbers of segments this process is about to reclaim: still listed, and left out.
+        retiring: numbers of segments this process is about to reclaim or to begin: not for others
+            to take in, though they are listed.
     """
 
     def __init__(self, directory: Directory) -> None:

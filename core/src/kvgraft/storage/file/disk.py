@@ -108,21 +108,6 @@ class DiskFile:
         self.read([block], offset)
         return block
 
-    def readable_block(self, offset: int) -> memoryview | None:
-        """One block; None where the file ends before it, or the disk does not give it.
-
-        Raises:
-            OSError: the disk failed, and not only here.
-        """
-        try:
-            return self.block(offset)
-        except TruncatedRead:
-            return None
-        except OSError as error:
-            if error.errno not in DISK_ERRORS:
-                raise
-            return None
-
     def write_block(self, content: bytes, offset: int) -> None:
         """Write one block."""
         block = aligned(BLOCK_NBYTES)

@@ -10,8 +10,9 @@ writer lives: a record's block may be there before the payload behind it is, and
 the record in until all of it is written. A writer that died may have left one like that, so
 whoever scans its segment under the lock reads the payloads too, while others wait.
 
-A write that failed, or a writer that died, may leave nothing in front of what is whole; then a
-record stands there that says so, removed from the start.
+What a write that failed left is marked removed, record by record. A writer that died may have left
+nothing in front of what is whole; then a gap stands there, a record that was never anything else
+than removed.
 
 Two things change what was written. Removing a record overwrites its block. Reclaiming a segment
 makes the next one of its blocks, which are faster to write over than new ones: the file is renamed
@@ -59,10 +60,11 @@ class Segment:
         coming: offsets of those places.
         sealed: nobody will append.
         mine: this process appends.
+        unreadable: what is at `tail` was not given by the disk when it was last looked at.
         keys: of the records that were found or written here.
     """
 
-    __slots__ = ("coming", "file", "header", "keys", "mine", "sealed", "tail")
+    __slots__ = ("coming", "file", "header", "keys", "mine", "sealed", "tail", "unreadable")
 
     def __init__(self, file: DiskFile, header: SegmentHeader) -> None:
         self.file = file
@@ -71,6 +73,7 @@ class Segment:
         self.coming: set[int] = set()
         self.sealed = False
         self.mine = False
+        self.unreadable = False
         self.keys: list[bytes] = []
 
     @classmethod
@@ -119,7 +122,7 @@ class Segment:
 
     @classmethod
     def open(cls, path: Path, number: int, *, direct: bool) -> Segment | None:
-        """A segment that is there; None if the file is none, or another one's copy.
+        """A segment that is there; None if the file is none, another one's copy or unreadable.
 
         Raises:
             FileNotFoundError: it is gone.
@@ -127,11 +130,14 @@ class Segment:
         """
         file = DiskFile(path, direct=direct)
         try:
-            block = file.readable_block(0)
-        except OSError:
-            file.let_go()
-            raise
-        header = None if block is None else read_segment(block)
+            header = read_segment(file.block(0))
+        except TruncatedRead:
+            header = None
+        except OSError as error:
+            if error.errno not in DISK_ERRORS:
+                file.let_go()
+                raise
+            header = None
         if header is None or header.number != number:
             file.let_go()
             return None
@@ -142,58 +148,82 @@ class Segment:
         return Place(self.header.identity, offset)
 
     def read(self, offset: int, *, end: int) -> Record | None:
-        """The record at an offset; None if there is no whole one that ends by `end`."""
-        block = self.file.readable_block(offset)
-        record = None if block is None else read_record(block, self.place(offset))
+        """The record at an offset; None if there is no whole one that ends by `end`.
+
+        Raises:
+            OSError: the disk does not give it.
+        """
+        try:
+            record = read_record(self.file.block(offset), self.place(offset))
+        except TruncatedRead:
+            return None
         return record if record is not None and offset + record.size <= end else None
 
     def news(self) -> Iterator[tuple[int, Record]]:
         """Records behind `tail`, with their offsets; what is not all written ends them.
 
-        A segment without a writer is read to its end, past what is damaged, and sealed.
+        A segment without a writer is read to its end, past what is damaged, and sealed. What the
+        disk does not give ends it too, changes nothing, and is tried again the next time.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: the disk failed, and not only here.
         """
+        self.unreadable = False
         if self.mine or self.sealed:
             return
+        try:
+            yield from self._news()
+        except OSError as error:
+            if error.errno not in DISK_ERRORS:
+                raise
+            self.unreadable = True
+
+    def _news(self) -> Iterator[tuple[int, Record]]:
         end = self.file.size
         if end < self.header.capacity:
-            yield from self._rest(end, sealed=True)
+            yield from self._rest(end)
             self.sealed = True
         elif self.file.try_lock():
             try:
                 if self.file.is_gone:  # reused, perhaps; what is in it is another's
                     return
-                end = self.file.size  # sealed, perhaps, before it was locked
-                unsealed = end == self.header.capacity
-                yield from self._rest(end, sealed=not unsealed)
-                self.sealed = True
-                if unsealed:
+                end = self.file.size
+                if end < self.header.capacity:  # sealed before it was locked
+                    yield from self._rest(end)
+                else:
+                    yield from self._left_by_the_dead(end)
                     os.ftruncate(self.file.fd, self.tail)
+                self.sealed = True
             finally:
                 self.file.unlock()
         else:
             yield from self._written(end)
 
-    def _rest(self, end: int, *, sealed: bool) -> Iterator[tuple[int, Record]]:
-        """All there is behind `tail`; what nobody sealed may be torn, and is removed then."""
+    def _rest(self, end: int) -> Iterator[tuple[int, Record]]:
+        """All there is behind `tail`, past what is damaged."""
         while self.tail < end:
             record = self.read(self.tail, end=end)
             if record is None:
                 found = self._next_record(self.tail + BLOCK_NBYTES, end)
                 if found is None:
                     return
-                if not sealed:
-                    self._leave_gap(self.tail, found)
                 self.tail = found
-                continue
-            whole = sealed or is_whole(self.file, self.place(self.tail), record)
-            if whole:
+            else:
                 yield self.tail, record
+                self.tail += record.size
+
+    def _left_by_the_dead(self, end: int) -> Iterator[tuple[int, Record]]:
+        """What was written whole behind `tail`; what is torn is removed, what is missing a gap."""
+        known = self.tail
+        for offset, record in self._rest(end):
+            if offset > known:
+                self.file.write_block(encode_record(self.place(known), gap(offset - known)), known)
+            known = offset + record.size
+            whole = is_whole(self.file, self.place(offset), record)
+            if whole:
+                yield offset, record
             elif whole is False:
-                self.kill(self.tail, record)
-            self.tail += record.size
+                self.kill(offset, record)
 
     def _written(self, end: int) -> Iterator[tuple[int, Record]]:
         """What another process has written behind `tail`, as far as it has ended writing."""
@@ -214,13 +244,27 @@ class Segment:
         end = self.file.size if self.sealed else min({self.tail} | self.coming)
         offset = BLOCK_NBYTES
         while offset < end:
-            record = self.read(offset, end=end)
-            if record is None:
-                behind = self._next_record(offset + BLOCK_NBYTES, end) or end
-            else:
-                behind = offset + record.size
+            record = self._readable(offset, end)
+            behind = self._behind(offset, end) if record is None else offset + record.size
             yield offset, behind, record
             offset = behind
+
+    def _readable(self, offset: int, end: int) -> Record | None:
+        try:
+            return self.read(offset, end=end)
+        except OSError as error:
+            if error.errno not in DISK_ERRORS:
+                raise
+            return None
+
+    def _behind(self, offset: int, end: int) -> int:
+        """Where the next record begins that can be found behind a block that is none."""
+        try:
+            return self._next_record(offset + BLOCK_NBYTES, end) or end
+        except OSError as error:
+            if error.errno not in DISK_ERRORS:
+                raise
+            return end
 
     def _next_record(self, offset: int, end: int) -> int | None:
         """The first whole record from an offset on; None if there is none."""
@@ -233,10 +277,6 @@ class Segment:
                 self.file.read([chunk], offset)
             except TruncatedRead:  # sealed meanwhile
                 return None
-            except OSError as error:
-                if error.errno not in DISK_ERRORS:
-                    raise
-                self._read_what_can_be(chunk, offset)
             for start in range(0, len(chunk), BLOCK_NBYTES):
                 if bytes(chunk[start : start + 8]) in MAGICS:
                     block = chunk[start : start + BLOCK_NBYTES]
@@ -245,48 +285,30 @@ class Segment:
             offset += len(chunk)
         return None
 
-    def _read_what_can_be(self, chunk: memoryview, offset: int) -> None:
-        for start in range(0, len(chunk), BLOCK_NBYTES):
-            block = self.file.readable_block(offset + start)
-            chunk[start : start + BLOCK_NBYTES] = block or bytes(BLOCK_NBYTES)
-
     @contextmanager
     def appending(self, records: Sequence[Record]) -> Iterator[int]:
-        """The place at the tail, to be written meanwhile; given back if that fails."""
+        """The place at the tail, to be written meanwhile; if that fails all of it is removed.
+
+        The place is not used again: who had taken in a record of it may remove it late.
+        """
         nbytes = sum(record.size for record in records)
         offset = self.tail
-        self.tail += nbytes
-        self.coming.add(offset)
-        try:
-            with self.file.locked(offset, nbytes):
-                try:
-                    yield offset
-                except OSError:
-                    self._give_back(offset, records)
-                    raise
-        finally:
-            self.coming.discard(offset)
+        with self.file.locked(offset, nbytes):
+            self.tail += nbytes
+            self.coming.add(offset)
+            try:
+                yield offset
+            except BaseException:
+                with suppress(OSError):
+                    self._kill_all(offset, records)
+                raise
+            finally:
+                self.coming.discard(offset)
 
-    def _give_back(self, offset: int, records: Sequence[Record]) -> None:
-        """Take away what a write that failed may have left, if the disk lets us.
-
-        The place is free again, or a gap if something behind it was written.
-        """
-        end = offset + sum(record.size for record in records)
-        is_last = self.tail == end
-        if is_last:
-            self.tail = offset
-        with suppress(OSError):
-            if not is_last:
-                self._leave_gap(offset, end)
-                return
-            for record in records:
-                self.file.write_block(bytes(BLOCK_NBYTES), offset)
-                offset += record.size
-
-    def _leave_gap(self, offset: int, end: int) -> None:
-        """Say of a place that nothing is in it, for whoever reads on behind it."""
-        self.file.write_block(encode_record(self.place(offset), gap(end - offset)), offset)
+    def _kill_all(self, offset: int, records: Sequence[Record]) -> None:
+        for record in records:
+            self.kill(offset, record)
+            offset += record.size
 
     @property
     def is_empty(self) -> bool:
@@ -299,10 +321,16 @@ class Segment:
         self.file.write_block(encode_record(self.place(offset), dead), offset)
 
     def seal(self) -> None:
-        """Append no more; give back what is not used."""
-        os.ftruncate(self.file.fd, self.tail)
+        """Append no more; give back what is not used.
+
+        One that could not be cut is cut by whoever opens it next, as a dead writer's.
+        """
         self.sealed, self.mine = True, False
-        self.file.unlock()
+        try:
+            with suppress(OSError):
+                os.ftruncate(self.file.fd, self.tail)
+        finally:
+            self.file.unlock()
 
     def unlink(self) -> None:
         """Take its name away, if that is still its own; under the directory's lock."""

@@ -203,8 +203,12 @@ class FileBackend(StorageBackend):
 
         So it does with files that are only named like one: their first blocks may be damaged.
         """
-        with self._writing, self._directory.locked(LOCK_S), self._lock:
+        with self._writing:
             self._expect_open()
+            self._clear()
+
+    def _clear(self) -> None:
+        with self._directory.locked(LOCK_S), self._lock:
             self._catalog.refresh()
             self._writer.let_go()
             for segment in list(self._catalog.segments.values()):
@@ -292,12 +296,18 @@ class FileBackend(StorageBackend):
                 return
             try:
                 self._writer.release(LOCK_S)
-                self.flush()
+                if not self._writer.closed:  # by another thread, meanwhile
+                    self.flush()
             finally:
-                self._writer.closed = True
-                with self._lock:
-                    self._catalog.close()
-                self._directory.close()
+                self._close()
+
+    def _close(self) -> None:
+        if self._writer.closed:
+            return
+        self._writer.closed = True
+        with self._lock:
+            self._catalog.close()
+        self._directory.close()
 
     # -- inside
 

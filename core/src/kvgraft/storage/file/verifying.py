@@ -23,4 +23,7 @@ def verify_segment(segment: Segment) -> VerifyReport:
             reason = damage_at(segment.file, segment.place(offset), record)
             if reason is not None:
                 damaged.append(Damage(where, record.key.hex(), reason))
+    if segment.unreadable:
+        where = f"{segment.file.path}@{segment.tail}"
+        damaged.append(Damage(where, "", "the disk does not give what is here and behind it"))
     return VerifyReport(n_records, nbytes, tuple(damaged))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
+from itertools import chain
 
 from kvgraft.errors import ConfigError
 from kvgraft.storage.backend import Value
@@ -68,7 +71,8 @@ class Writer:
         self._segment_nbytes = segment_nbytes
         self._counters = counters
         self._active: Segment | None = None
-        self._left: set[Segment] = set()
+        self._left: set[Segment] = set()  # full, with writes on their way; guarded by `writing`
+        self._n_left_ended = 0
         self.names_unsynced = False
         self.closed = False
 
@@ -81,11 +85,15 @@ class Writer:
             TimeoutError: another process kept the directory's lock for `deadline_s`.
             OSError: the disk failed.
         """
+        end = time.monotonic() + deadline_s
         statuses = [Status.OK] * len(keys)
-        waiting: dict[bytes, int] = {}
+        waiting: dict[bytes, list[int]] = {}
         pending, full = 0, False
         for number, (key, value) in enumerate(zip(keys, values)):
-            if key in waiting or self._is_there(key):
+            if key in waiting:
+                waiting[key].append(number)
+                continue
+            if self._is_there(key):
                 self._counters.add("kept")
                 continue
             size = BLOCK_NBYTES + round_up(len(value.payload))
@@ -95,25 +103,33 @@ class Writer:
             if not self._fits(pending, size):
                 self._append(waiting, values, statuses)
                 waiting, pending = {}, 0
-                if full or not self._make_room(size, deadline_s):
+                if full or not self._make_room(size, end):
                     statuses[number], full = Status.FULL, True
                     continue
-            waiting[key] = number
+            waiting[key] = [number]
             pending += size
         self._append(waiting, values, statuses)
         return statuses
 
     def release(self, deadline_s: float) -> None:
-        """Seal every segment of this process, at the end."""
-        self._wait_until(lambda: not self._left and not self._is_coming, deadline_s)
-        with self._directory.locked(deadline_s):
-            self._leave()
+        """Seal every segment of this process, at the end.
+
+        Raises:
+            TimeoutError: writes or another process took longer than `deadline_s`.
+        """
+        end = time.monotonic() + deadline_s
+        self._wait_until(lambda: not self._left and not self._is_coming, end)
+        if not self.closed:
+            with self._directory.locked(_until(end)):
+                self._leave()
 
     def let_go(self) -> None:
-        """Forget the active segment: it was cleared."""
+        """Forget the active segment: it was cleared, and there is room."""
         if self._active is not None:
             self._active.file.let_go()
             self._active = None
+        self._n_left_ended += 1
+        self._writing.notify_all()
 
     # -- inside
 
@@ -139,49 +155,50 @@ class Writer:
         active = self._active
         return active is not None and active.tail + pending + size < self._segment_nbytes
 
-    def _make_room(self, size: int, deadline_s: float) -> bool:
+    def _make_room(self, size: int, end: float) -> bool:
         """The next segment, or the one after that if what was carried over leaves too little."""
         self._expect_open()
-        while not self._begins(size, deadline_s):
+        while not self._begins(size, end):
             if not self._left:
                 return False
-            self._wait_for_a_seal(deadline_s)  # then one more can be evicted
+            ended = self._n_left_ended
+            self._wait_until(partial(self._has_ended, ended), end)  # then one more can be evicted
+            self._expect_open()
         return True
 
-    def _begins(self, size: int, deadline_s: float) -> bool:
+    def _begins(self, size: int, end: float) -> bool:
         return self._fits(0, size) or any(
-            self._roll(deadline_s, carry=carry) and self._fits(0, size) for carry in (True, False)
+            self._roll(end, carry=carry) and self._fits(0, size) for carry in (True, False)
         )
+
+    def _has_ended(self, before: int) -> bool:
+        return self.closed or self._n_left_ended != before
 
     def _expect_open(self) -> None:
         if self.closed:
             raise ConfigError(f"storage 'file': {self._directory.path} was closed; open it again")
 
-    def _wait_until(self, ended: Callable[[], bool], deadline_s: float) -> None:
+    def _wait_until(self, ended: Callable[[], bool], end: float) -> None:
         """Let others write until something has ended.
 
         Raises:
-            TimeoutError: that took longer than `deadline_s`.
+            TimeoutError: it had not at `end`, by the monotonic clock.
         """
-        if not self._writing.wait_for(ended, max(0.0, deadline_s)):
-            raise TimeoutError(errno.ETIMEDOUT, f"a write took longer than {deadline_s:.1f} s")
-        self._expect_open()
-
-    def _wait_for_a_seal(self, deadline_s: float) -> None:
-        n_left = len(self._left)
-        self._wait_until(lambda: len(self._left) < n_left, deadline_s)
+        if not self._writing.wait_for(ended, _until(end)):
+            raise TimeoutError(errno.ETIMEDOUT, "writes to full segments do not end")
 
     def _append(
-        self, waiting: Mapping[bytes, int], values: Sequence[Value], statuses: list[Status]
+        self, waiting: Mapping[bytes, list[int]], values: Sequence[Value], statuses: list[Status]
     ) -> None:
         if not waiting:
             return
         active = self._active
         assert active is not None
-        payloads = [values[number].payload for number in waiting.values()]
+        firsts = [values[numbers[0]] for numbers in waiting.values()]
+        payloads = [value.payload for value in firsts]
         records = [
-            Record(key, len(values[number].payload), True, bytes(values[number].header))
-            for key, number in waiting.items()
+            Record(key, len(value.payload), True, bytes(value.header))
+            for key, value in zip(waiting, firsts)
         ]
         try:
             with active.appending(records) as offset:
@@ -197,12 +214,11 @@ class Writer:
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
-            for number in waiting.values():
+            for number in chain.from_iterable(waiting.values()):
                 statuses[number] = Status.FULL
         finally:
-            if active in self._left and not active.coming:
-                self._left.discard(active)
-                self._seal(active)
+            if active in self._left:
+                self._seal_if_ended(active)
 
     def _write(self, file: DiskFile, pieces: Sequence[memoryview], offset: int) -> None:
         self._writing.release()
@@ -217,24 +233,30 @@ class Writer:
         return self._active is not None and bool(self._active.coming)
 
     def _leave(self) -> None:
-        """Append no more to the active segment; sealed at once, or when its last write ends."""
+        """Append no more to the active segment; under the directory's lock."""
         active, self._active = self._active, None
         if active is None:
             return
-        if active.coming:
-            self._left.add(active)
-            return
         if active.is_empty:
             active.unlink()
-        self._seal(active)
+        self._left.add(active)
+        self._seal_if_ended(active)
 
-    def _seal(self, segment: Segment) -> None:
-        segment.seal()
-        segment.file.let_go()
+    def _seal_if_ended(self, left: Segment) -> None:
+        """Seal a segment that was left, when the last write to it has ended."""
+        if left.coming:
+            return
+        self._left.discard(left)
+        self._n_left_ended += 1
+        self._writing.notify_all()
+        try:
+            left.seal()
+        finally:
+            left.file.let_go()
 
-    def _roll(self, deadline_s: float, *, carry: bool) -> bool:
+    def _roll(self, end: float, *, carry: bool) -> bool:
         """Begin the next segment; false if there is no room for it."""
-        with self._directory.locked(deadline_s):
+        with self._directory.locked(_until(end)):
             self._leave()
             self._directory.remove_unfinished()
             with self._lock:
@@ -247,7 +269,7 @@ class Writer:
                     self._catalog.retiring.clear()
         if created and carried:
             keys, values = [key for key, _ in carried], [value for _, value in carried]
-            self.store(keys, values, deadline_s)
+            self.store(keys, values, _until(end))
             self._counters.add("carried", len(carried))
         return created
 
@@ -269,6 +291,8 @@ class Writer:
     def _create(self, old: Segment | None) -> bool:
         directory, nbytes = self._directory, self._segment_nbytes
         number = max([0, *(number for number, _, _ in directory.segments())]) + 1
+        with self._lock:
+            self._catalog.retiring.add(number)  # a refresh meanwhile does not open it
         try:
             if old is None:
                 segment = Segment.create(directory.path, number, nbytes, direct=directory.direct)
@@ -327,6 +351,11 @@ class Writer:
             value = _read(key, entry)
             if value is not None:
                 carried.append((key, value))
+
+
+def _until(end: float) -> float:
+    """Seconds that are left."""
+    return max(0.0, end - time.monotonic())
 
 
 def _read(key: bytes, entry: Entry) -> Value | None:
