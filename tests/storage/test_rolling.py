@@ -360,6 +360,7 @@ def test_a_segment_that_cannot_be_cut_is_let_go_of_all_the_same(
         for first in range(1, 58, A_SEGMENT):
             assert store(backend, range(first, first + A_SEGMENT)) == [OK] * A_SEGMENT
         assert sum(path.stat().st_size for path in segments(tmp_path)) <= 3 * SEGMENT
+        assert backend.verify().damaged == (), "what was not cut is not damaged"
         backend.close()
     assert open_segments() == before
     again = open_store(tmp_path, 3 * SEGMENT, SEGMENT)

@@ -241,7 +241,9 @@ class Segment:
 
         A sealed segment was cut behind its last record, so what is behind it now is damage too.
         """
-        end = self.file.size if self.sealed else min({self.tail} | self.coming)
+        end = self.file.size
+        if not self.sealed or end == self.header.capacity:
+            end = min({self.tail} | self.coming)
         offset = BLOCK_NBYTES
         while offset < end:
             record = self._readable(offset, end)
