@@ -27,7 +27,10 @@ AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON inste
 
 @click.group()
 def storage() -> None:
-    """Look at a store of the storage tier: file:PATH or another backend's URL."""
+    """Inspect, verify and clear stores.
+
+    A store is named by a URL: file:PATH, or that of another backend.
+    """
 
 
 @contextmanager
@@ -50,9 +53,9 @@ def _opened(url: str) -> Iterator[StorageBackend]:
 @storage.command()
 @AS_JSON
 def drivers(*, as_json: bool) -> None:
-    """List the installed backends, with the options of their URLs and the defaults.
+    """List the installed backends.
 
-    A URL is NAME:LOCATION?OPTION=VALUE&OPTION=VALUE.
+    With the options of their URLs and the defaults; a URL is NAME:LOCATION?OPTION=VALUE&OPTION=VALUE.
     """
     rows = [_described(each) for each in discover_storage()]
     if as_json:
@@ -122,7 +125,10 @@ def stats(url: str, *, as_json: bool) -> None:
 @click.argument("url")
 @AS_JSON
 def verify(url: str, *, as_json: bool) -> None:
-    """Read all of the store at URL and list what is damaged; exits with 1 if anything is."""
+    """List what is damaged in the store at URL.
+
+    Reads all of it; exits with 1 if anything is damaged.
+    """
     with _opened(url) as store:
         report = store.verify()
     if as_json:
@@ -178,7 +184,10 @@ def _ask(question: str) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @AS_JSON
 def clear(url: str, *, yes: bool, as_json: bool) -> None:
-    """Remove everything from the store at URL; running processes go on with an empty one."""
+    """Remove everything from the store at URL.
+
+    Running processes go on with an empty one.
+    """
     with _opened(url) as store:
         found = store.stats()
         if not yes:

@@ -100,9 +100,9 @@ TOKENS = click.IntRange(min=1)
     "--threads", type=TOKENS, help="Threads torch computes with; its own choice by default."
 )
 def serve(model: str, host: str, port: int, **options: Any) -> None:
-    """Serve MODEL, a directory or a name on the model hub, over HTTP.
+    """Serve MODEL over HTTP.
 
-    The API is OpenAI's: /v1/completions, /v1/chat/completions (both streaming) and /v1/models;
+    MODEL is a directory or a name on the model hub. The API is OpenAI's: /v1/completions, /v1/chat/completions (both streaming) and /v1/models;
     /health and /metrics besides. Prompts that begin alike are computed once; `usage` says how many
     tokens were cached.
     """
