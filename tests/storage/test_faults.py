@@ -185,6 +185,35 @@ def test_a_segment_whose_first_block_is_damaged_counts_until_it_is_cleared(tmp_p
     assert storage.close()
 
 
+def test_where_nothing_can_be_gained_nothing_is_evicted(tmp_path: Path) -> None:
+    capacity, segment = 1 << 18, 1 << 16
+    store = open_store(tmp_path, capacity, segment)
+    storage = Storage(FINGERPRINT, store)
+    for first in range(0, 9, 3):
+        assert stored(storage, addresses(3, first), SIZE) == [OK] * 3
+    with (tmp_path / "00000000000000ff.kvseg").open("wb") as file:
+        file.truncate(2 * capacity)
+    assert stored(storage, addresses(3, 9), SIZE) == [FULL] * 3
+    assert fetched(storage, addresses(9), SIZE) == [OK] * 9
+    store.clear()
+    assert stored(storage, addresses(3, 9), SIZE) == [OK] * 3
+    assert storage.close()
+
+
+def test_what_is_no_file_is_no_segment_whatever_it_is_called(tmp_path: Path) -> None:
+    (tmp_path / "0000000000000001.kvseg").mkdir()
+    (tmp_path / "0000000000000002.kvseg").symlink_to("nowhere")
+    (tmp_path / "ffffffffffffffff.kvseg").write_bytes(bytes(8192))
+    store = open_store(tmp_path)
+    storage = Storage(FINGERPRINT, store)
+    assert stored(storage, addresses(3), SIZE) == [OK] * 3
+    assert store.verify().damaged == ()
+    assert store.stats().details["foreign_files"] == 0
+    store.clear()
+    assert len(segments(tmp_path)) == 3
+    assert storage.close()
+
+
 @pytest.mark.parametrize("record", [0, 2, 3], ids=["the first", "one behind", "past the middle"])
 @pytest.mark.parametrize("how", ["overwritten", "zeroed", "cut"])
 def test_what_is_gone_behind_a_record_is_found(tmp_path: Path, how: str, record: int) -> None:

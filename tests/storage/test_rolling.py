@@ -395,3 +395,18 @@ def test_a_key_given_twice_has_one_fate(tmp_path: Path) -> None:
     assert store(backend, [0, 1, 0]) == [OK] * 3
     assert backend.stats().n_records == 2
     backend.close()
+
+
+def test_a_close_that_takes_too_long_leaves_nothing_locked_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvgraft.storage.file.store.LOCK_S", 0.1)
+    before = open_segments()
+    backend = open_store(tmp_path, 8 * SEGMENT, SEGMENT)
+    with held(backend, [0]) as slow:
+        with pytest.raises(TimeoutError):
+            backend.close()
+        slow.end()
+        assert slow.told == [OK]
+    assert all(is_sealed(path) for path in segments(tmp_path))
+    assert open_segments() == before

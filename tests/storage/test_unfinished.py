@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ import pytest
 from kvgraft.errors import ConfigError
 from kvgraft.storage import Status, Storage, Value
 from kvgraft.storage.file.disk import DiskFile
+from kvgraft.storage.file.segment import Segment
 from kvgraft.storage.file.writer import Writer
 from kvgraft.testing.storage.traffic import (
     FINGERPRINT,
@@ -31,6 +32,14 @@ OK, MISS = Status.OK, Status.MISS
 SIZE = 9000
 CAPACITY, SEGMENT = 1 << 18, 1 << 16
 PLACES = addresses(60)
+RECORD = 4096 + 12288
+"""Bytes of a record of this size in a segment."""
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the disk does not give is tried again at once."""
+    monkeypatch.setattr("kvgraft.storage.file.segment.PATIENCE", 0)
 
 
 def opened(directory: Path) -> Storage:
@@ -50,6 +59,40 @@ def block_by_block(between: Callable[[], object]) -> Iterator[None]:
     given = DiskFile.write
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DiskFile, "write", write)
+        yield
+
+
+@contextmanager
+def torn_block(offset: int, error: int | None = None) -> Iterator[None]:
+    """The block at an offset is not written though what is behind it is, and the process dies."""
+
+    def write(self: DiskFile, pieces: Sequence[memoryview], where: int) -> None:
+        if where == offset and len(pieces) > 1:
+            given(self, pieces[1:], where + len(pieces[0]))
+            if error is not None:
+                raise OSError(error, os.strerror(error))
+        else:
+            given(self, pieces, where)
+
+    given = DiskFile.write
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DiskFile, "write", write)
+        yield
+
+
+@contextmanager
+def unreadable(paths: Sequence[Path], bad: set[int]) -> Iterator[None]:
+    """The disk does not give these blocks of some files, whoever reads them."""
+    given = DiskFile.read
+
+    def read(self: DiskFile, pieces: Sequence[memoryview], offset: int) -> None:
+        end = offset + sum(map(len, pieces))
+        if self.path in paths and any(offset <= each < end for each in bad):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        given(self, pieces, offset)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DiskFile, "read", read)
         yield
 
 
@@ -159,14 +202,15 @@ def test_a_segment_that_is_being_reclaimed_is_not_found_again_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage = opened(tmp_path)
-    given = Writer._nbytes
+    given = Writer._claim
 
-    def nbytes(self: Writer) -> int:
+    def claim(self: Writer, claims: ExitStack) -> Segment | None:
+        claimed = given(self, claims)
         with self._lock:
             self._catalog.refresh()  # as a reader's thread may at any time
-        return given(self)
+        return claimed
 
-    monkeypatch.setattr(Writer, "_nbytes", nbytes)
+    monkeypatch.setattr(Writer, "_claim", claim)
     for first in range(0, 60, 6):
         assert stored(storage, PLACES[first : first + 6], SIZE) == [OK] * 6
     assert storage.last_error is None
@@ -203,22 +247,39 @@ def test_what_a_dead_writer_flushed_stays_whatever_its_headers_say(tmp_path: Pat
     store.close()
 
 
-def test_a_payload_that_the_disk_does_not_give_costs_itself_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_payload_that_the_disk_does_not_give_is_looked_at_again(tmp_path: Path) -> None:
     killed_while_writing(tmp_path, 2)
-    given = DiskFile.read
-
-    def read(self: DiskFile, pieces: Sequence[memoryview], offset: int) -> None:
-        if len(pieces) > 1 and offset == bad:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        given(self, pieces, offset)
-
-    bad = 4096  # where the first record is
-    monkeypatch.setattr(DiskFile, "read", read)
-    storage = opened(tmp_path)
-    assert settled(storage.exists(PLACES[:3])) == [MISS, OK, MISS]
+    with unreadable(segments(tmp_path), {8192}):  # behind the first record's block
+        storage = opened(tmp_path)
+        assert settled(storage.exists(PLACES[:3])) == [MISS] * 3, "nobody knows what is whole"
+    assert fetched(storage, PLACES[:3], SIZE) == [OK, OK, MISS]
     assert storage.close()
+    expect_whole(tmp_path, 2)
+
+
+def test_a_gap_that_could_not_be_written_is_written_later(tmp_path: Path) -> None:
+    child = os.fork()
+    if not child:
+        storage = opened(tmp_path)
+        with torn_block(4096 + RECORD):
+            for number in range(3):
+                stored(storage, PLACES[number : number + 1], SIZE)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+
+    def write_block(self: DiskFile, content: bytes, offset: int) -> None:
+        if self.path.suffix == ".kvseg":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        given(self, content, offset)
+
+    given = DiskFile.write_block
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DiskFile, "write_block", write_block)
+        storage = opened(tmp_path)
+        assert settled(storage.exists(PLACES[:3])) == [OK, MISS, MISS]
+    assert fetched(storage, PLACES[:3], SIZE) == [OK, MISS, OK]
+    assert storage.close()
+    expect_whole(tmp_path, 2)
 
 
 def test_a_segment_that_is_sealed_while_it_is_looked_at_is_not_cut(
@@ -281,28 +342,6 @@ def test_what_waits_to_be_written_is_not_when_the_store_is_closed(tmp_path: Path
     assert all(path.stat().st_size < SEGMENT for path in segments(tmp_path)), "all are sealed"
 
 
-@contextmanager
-def torn_block(offset: int, error: int | None = None) -> Iterator[None]:
-    """The block at an offset is not written though what is behind it is, and the process dies."""
-
-    def write(self: DiskFile, pieces: Sequence[memoryview], where: int) -> None:
-        if where == offset and len(pieces) > 1:
-            given(self, pieces[1:], where + len(pieces[0]))
-            if error is not None:
-                raise OSError(error, os.strerror(error))
-        else:
-            given(self, pieces, where)
-
-    given = DiskFile.write
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DiskFile, "write", write)
-        yield
-
-
-RECORD = 4096 + 12288
-"""Bytes of a record of this size in a segment."""
-
-
 def test_a_hole_that_a_writer_left_when_it_died_is_no_damage(tmp_path: Path) -> None:
     child = os.fork()
     if not child:
@@ -344,22 +383,6 @@ def test_a_write_that_fails_in_front_of_another_leaves_no_damage_and_hides_nothi
     expect_whole(tmp_path, 2)
 
 
-@contextmanager
-def unreadable(paths: Sequence[Path], bad: set[int]) -> Iterator[None]:
-    """The disk does not give these blocks of some files, whoever reads them."""
-    given = DiskFile.read
-
-    def read(self: DiskFile, pieces: Sequence[memoryview], offset: int) -> None:
-        end = offset + sum(map(len, pieces))
-        if self.path in paths and any(offset <= each < end for each in bad):
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        given(self, pieces, offset)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DiskFile, "read", read)
-        yield
-
-
 @pytest.mark.parametrize("ending", ["closed", "killed"])
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_what_the_disk_does_not_give_for_a_while_is_a_miss_for_that_while(
@@ -386,6 +409,20 @@ def test_what_the_disk_does_not_give_for_a_while_is_a_miss_for_that_while(
     assert fetched(storage, PLACES[:3], SIZE) == [OK] * 3
     assert storage.close()
     expect_whole(tmp_path, 3)
+
+
+def test_what_the_disk_does_not_give_is_left_alone_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvgraft.storage.file.segment.PATIENCE", 1e9)
+    writer = opened(tmp_path)
+    assert stored(writer, PLACES[:3], SIZE) == [OK] * 3
+    assert writer.close()
+    with unreadable(segments(tmp_path), {4096 + RECORD}):
+        storage = opened(tmp_path)
+        assert settled(storage.exists(PLACES[:3])) == [OK, MISS, MISS]
+    assert settled(storage.exists(PLACES[:3])) == [OK, MISS, MISS], "nobody has looked again"
+    assert storage.close()
 
 
 def test_where_the_disk_gives_no_segment_at_all_there_are_misses(tmp_path: Path) -> None:
@@ -452,3 +489,44 @@ def test_a_write_that_cannot_be_locked_leaves_nothing(
     for each in (reader, writer):
         assert each.close()
     expect_whole(tmp_path, 2)
+
+
+def test_every_record_of_a_write_that_failed_is_removed(tmp_path: Path) -> None:
+    """Its blocks have reached the disk; one of them cannot be written again."""
+    writer, reader = opened(tmp_path), opened(tmp_path)
+    assert stored(writer, PLACES[:1], SIZE) == [OK]
+
+    def write(self: DiskFile, pieces: Sequence[memoryview], offset: int) -> None:
+        if len(pieces) == 1 and offset == 4096 + RECORD:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        given(self, pieces, offset)
+        if len(pieces) > 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    given = DiskFile.write
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DiskFile, "write", write)
+        assert stored(writer, PLACES[1:3], SIZE) == [Status.DOWN] * 2
+    assert settled(reader.exists(PLACES[:3])) == [OK, OK, MISS], "it was written whole after all"
+    for each in (reader, writer):
+        assert each.close()
+
+
+def test_writes_that_fail_evict_nothing_but_what_their_first_segment_takes(tmp_path: Path) -> None:
+    writer = open_store(tmp_path, CAPACITY, SEGMENT)
+    storage = Storage(FINGERPRINT, writer)
+    for first in range(0, 12, 3):
+        assert stored(storage, PLACES[first : first + 3], SIZE) == [OK] * 3
+    before = writer.stats().n_records
+
+    def fail() -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with block_by_block(fail):
+        for number in range(12, 60):
+            value = Value(memoryview(bytes(256)), memoryview(b"p" * SIZE))
+            with pytest.raises(OSError, match="Input/output"):
+                writer.set_from([PLACES[number].key], [value], 5.0)
+    assert writer.stats().n_records >= before - 3
+    assert stored(storage, PLACES[12:15], SIZE) == [OK] * 3
+    assert storage.close()

@@ -55,7 +55,8 @@ def _opened(url: str) -> Iterator[StorageBackend]:
 def drivers(*, as_json: bool) -> None:
     """List the installed backends.
 
-    With the options of their URLs and the defaults; a URL is NAME:LOCATION?OPTION=VALUE&OPTION=VALUE.
+    With the options of their URLs and the defaults. A URL is
+    NAME:LOCATION?OPTION=VALUE&OPTION=VALUE.
     """
     rows = [_described(each) for each in discover_storage()]
     if as_json:

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import PydanticUndefined
 
 from kvgraft.contract import ApiVersion
 from kvgraft.entry_points import Published, import_failure, published
@@ -65,9 +66,9 @@ class StorageDriver:
         """Every option as it is written in a URL that gives its default; "" where it has none."""
         told = {}
         for name, field in self.options.model_fields.items():
-            value = None if field.is_required() else field.get_default()
+            value = getattr(field.default, "value", field.default)  # of an enum
             text = str(value).lower() if isinstance(value, bool) else str(value)
-            told[name] = "" if value is None else text
+            told[name] = "" if value is None or value is PydanticUndefined else text
         return told
 
 

@@ -73,6 +73,7 @@ class Storing:
         self._clock = clock
         self._retry_at = self._full_until = 0.0
         self._sent: deque[_Sent] = deque()
+        self._last_dropped: Node | None = None
 
     @property
     def n_in_flight(self) -> int:
@@ -181,7 +182,8 @@ class Storing:
 
     def _queue(self, node: Node) -> None:
         if not self.scene.storage.attached:
-            self.counts["dropped, no store"] += 1
+            self.counts["dropped, no store"] += node is not self._last_dropped
+            self._last_dropped = node
             return
         if self._backlog and self._backlog[-1].node is node:
             return  # its components come one after the other

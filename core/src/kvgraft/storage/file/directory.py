@@ -19,7 +19,7 @@ from kvgraft.storage.file.segment import SUFFIX
 __all__ = ["Directory"]
 
 LOCK = "kvgraft.lock"
-NAMED = re.compile(rf"[0-9a-f]{{16}}{re.escape(SUFFIX)}")
+NAMED = re.compile(rf"[0-7][0-9a-f]{{15}}{re.escape(SUFFIX)}")
 UNFINISHED = re.compile(r"\.(?:[0-9a-f]{16}|probe)-(\d+)[-0-9]*\.tmp")
 PAUSE_S = 0.002
 """Between two tries for the lock."""
@@ -60,7 +60,7 @@ class Directory:
         found = []
         with os.scandir(self.path) as entries:
             for entry in entries:
-                if NAMED.fullmatch(entry.name):
+                if NAMED.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
                     try:
                         nbytes = entry.stat(follow_symlinks=False).st_size
                     except FileNotFoundError:
@@ -68,6 +68,11 @@ class Directory:
                     number = int(entry.name.removesuffix(SUFFIX), 16)
                     found.append((number, self.path / entry.name, nbytes))
         return sorted(found)
+
+    def free_number(self) -> int:
+        """The next number whose name nothing has, be it a segment or not."""
+        taken = [int(name[:16], 16) for name in os.listdir(self.path) if NAMED.fullmatch(name)]
+        return max(taken, default=0) + 1
 
     def remove_unfinished(self) -> None:
         """Remove what writers that died left unfinished; under the lock."""

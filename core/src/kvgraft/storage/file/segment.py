@@ -22,8 +22,10 @@ who finds the name unchanged after a read knows that it read what was there befo
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -49,6 +51,9 @@ SUFFIX = ".kvseg"
 CHUNK_NBYTES = 1 << 20
 """Read at once while looking for the next record behind damage."""
 
+PATIENCE = 20
+"""How much longer what the disk does not give is left alone than it took to say so."""
+
 
 class Segment:
     """One segment, open.
@@ -64,7 +69,17 @@ class Segment:
         keys: of the records that were found or written here.
     """
 
-    __slots__ = ("coming", "file", "header", "keys", "mine", "sealed", "tail", "unreadable")
+    __slots__ = (
+        "_retry_at",
+        "coming",
+        "file",
+        "header",
+        "keys",
+        "mine",
+        "sealed",
+        "tail",
+        "unreadable",
+    )
 
     def __init__(self, file: DiskFile, header: SegmentHeader) -> None:
         self.file = file
@@ -74,6 +89,7 @@ class Segment:
         self.sealed = False
         self.mine = False
         self.unreadable = False
+        self._retry_at = 0.0
         self.keys: list[bytes] = []
 
     @classmethod
@@ -112,7 +128,7 @@ class Segment:
             final = directory / f"{number:016x}{SUFFIX}"
             file.path.rename(final)
             file.path = final
-        except OSError:
+        except BaseException:
             file.path.unlink(missing_ok=True)
             file.let_go()
             raise
@@ -128,20 +144,26 @@ class Segment:
             FileNotFoundError: it is gone.
             OSError: it cannot be read.
         """
-        file = DiskFile(path, direct=direct)
         try:
-            header = read_segment(file.block(0))
-        except TruncatedRead:
-            header = None
+            file = DiskFile(path, direct=direct)
+        except OSError as error:
+            if error.errno not in DISK_ERRORS:
+                raise
+            return None
+        header = None
+        try:
+            with suppress(TruncatedRead):
+                header = read_segment(file.block(0))
         except OSError as error:
             if error.errno not in DISK_ERRORS:
                 file.let_go()
                 raise
-            header = None
-        if header is None or header.number != number:
-            file.let_go()
-            return None
-        return cls(file, header)
+        if header is not None and header.number == number:
+            return cls(file, header)
+        file.let_go()
+        if file.is_gone:  # reclaimed since, and another's now
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        return None
 
     def place(self, offset: int) -> Place:
         """The place of the record at an offset."""
@@ -168,15 +190,19 @@ class Segment:
         Raises:
             OSError: the disk failed, and not only here.
         """
-        self.unreadable = False
-        if self.mine or self.sealed:
+        if self.mine or self.sealed or time.monotonic() < self._retry_at:
             return
+        begun = time.monotonic()
         try:
             yield from self._news()
         except OSError as error:
             if error.errno not in DISK_ERRORS:
                 raise
+            now = time.monotonic()
+            self._retry_at = now + PATIENCE * (now - begun)
             self.unreadable = True
+        else:
+            self.unreadable = False
 
     def _news(self) -> Iterator[tuple[int, Record]]:
         end = self.file.size
@@ -217,12 +243,13 @@ class Segment:
         known = self.tail
         for offset, record in self._rest(end):
             if offset > known:
+                self.tail = known  # if this fails
                 self.file.write_block(encode_record(self.place(known), gap(offset - known)), known)
+                self.tail = offset
             known = offset + record.size
-            whole = is_whole(self.file, self.place(offset), record)
-            if whole:
+            if is_whole(self.file, self.place(offset), record):
                 yield offset, record
-            elif whole is False:
+            else:
                 self.kill(offset, record)
 
     def _written(self, end: int) -> Iterator[tuple[int, Record]]:
@@ -296,26 +323,21 @@ class Segment:
         nbytes = sum(record.size for record in records)
         offset = self.tail
         with self.file.locked(offset, nbytes):
-            self.tail += nbytes
             self.coming.add(offset)
+            self.tail += nbytes
             try:
                 yield offset
             except BaseException:
-                with suppress(OSError):
-                    self._kill_all(offset, records)
+                self._kill_all(offset, records)
                 raise
             finally:
                 self.coming.discard(offset)
 
     def _kill_all(self, offset: int, records: Sequence[Record]) -> None:
         for record in records:
-            self.kill(offset, record)
+            with suppress(OSError):
+                self.kill(offset, record)
             offset += record.size
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no record is in it, nor on its way."""
-        return self.tail == BLOCK_NBYTES
 
     def kill(self, offset: int, record: Record) -> None:
         """Mark a record removed, for everybody."""

@@ -222,6 +222,9 @@ class FileBackend(StorageBackend):
     def flush(self) -> None:
         """`fdatasync` of every segment that got records, or had them already, since the last."""
         self._expect_open()
+        self._flush()
+
+    def _flush(self) -> None:
         with self._lock:
             known = set(self._catalog.segments.values())
             segments, self._catalog.unsynced = self._catalog.unsynced & known, set()
@@ -294,20 +297,16 @@ class FileBackend(StorageBackend):
         with self._writing:
             if self._writer.closed:
                 return
+            self._writer.closed = True
+            self._writing.notify_all()
             try:
                 self._writer.release(LOCK_S)
-                if not self._writer.closed:  # by another thread, meanwhile
-                    self.flush()
+                self._flush()
             finally:
-                self._close()
-
-    def _close(self) -> None:
-        if self._writer.closed:
-            return
-        self._writer.closed = True
-        with self._lock:
-            self._catalog.close()
-        self._directory.close()
+                self._writer.abandon()
+                with self._lock:
+                    self._catalog.close()
+                self._directory.close()
 
     # -- inside
 

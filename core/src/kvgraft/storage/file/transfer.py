@@ -85,23 +85,18 @@ class Incoming:
         return Status.OK
 
 
-def is_whole(file: DiskFile, place: Place, record: Record) -> bool | None:
-    """Whether all of a record was written, as far as its value's header says; None if unreadable.
+def is_whole(file: DiskFile, place: Place, record: Record) -> bool:
+    """Whether all of a record was written, as far as its value's header says.
 
     A header of another format, or none of ours, says nothing; then it counts as whole.
 
     Raises:
-        OSError: the disk failed, and not only here.
+        OSError: the disk does not give it.
     """
     header = read(record.header)
     if isinstance(header, Status) or not record.live:
         return True
-    try:
-        value = read_value(file, place, record)
-    except OSError as error:
-        if error.errno not in DISK_ERRORS:
-            raise
-        return None
+    value = read_value(file, place, record)
     return value is not None and damage(header.key, value.header, value.payload) is None
 
 

@@ -119,9 +119,15 @@ class Writer:
         """
         end = time.monotonic() + deadline_s
         self._wait_until(lambda: not self._left and not self._is_coming, end)
-        if not self.closed:
-            with self._directory.locked(_until(end)):
-                self._leave()
+        with self._directory.locked(_until(end)):
+            self._leave()
+
+    def abandon(self) -> None:
+        """Append no more; what is still on its way is sealed when it ends, if it does."""
+        active, self._active = self._active, None
+        if active is not None:
+            self._left.add(active)
+            self._seal_if_ended(active)
 
     def let_go(self) -> None:
         """Forget the active segment: it was cleared, and there is room."""
@@ -167,9 +173,11 @@ class Writer:
         return True
 
     def _begins(self, size: int, end: float) -> bool:
-        return self._fits(0, size) or any(
-            self._roll(end, carry=carry) and self._fits(0, size) for carry in (True, False)
-        )
+        if self._fits(0, size):
+            return True
+        if not self._roll(end, carry=True):
+            return False
+        return self._fits(0, size) or (self._roll(end, carry=False) and self._fits(0, size))
 
     def _has_ended(self, before: int) -> bool:
         return self.closed or self._n_left_ended != before
@@ -237,7 +245,7 @@ class Writer:
         active, self._active = self._active, None
         if active is None:
             return
-        if active.is_empty:
+        if not active.keys and not active.coming:
             active.unlink()
         self._left.add(active)
         self._seal_if_ended(active)
@@ -274,23 +282,35 @@ class Writer:
         return created
 
     def _begin(self, carried: list[tuple[bytes, Value]], *, carry: bool) -> bool:
-        """Evict what must go, and begin a segment, of the last one's blocks where there is one."""
-        oldest: Segment | None = None
+        """Evict what must go, and begin a segment, of the last one's blocks where there is one.
+
+        Nothing is evicted where that would not make room.
+        """
+        sizes = {number: size for number, _, size in self._directory.segments()}
+        surplus = sum(sizes.values()) + self._segment_nbytes - self._capacity
+        victims: list[Segment] = []
         with ExitStack() as claims:
-            while self._nbytes() + self._segment_nbytes > self._capacity:
-                if oldest is not None:
-                    oldest.unlink()
-                oldest = self._evict(carried, claims, carry=carry)
-                if oldest is None:
+            while surplus > 0:
+                claimed = self._claim(claims)
+                if claimed is None:
                     return False
-            if self._create(oldest):
+                victims.append(claimed)
+                surplus -= sizes.get(claimed.header.number, 0)
+            for victim in victims:
+                self._evict(victim, carried, carry=carry)
+            for victim in victims[:-1]:
+                victim.unlink()
+            if self._create(victims[-1] if victims else None):
                 return True
-            oldest = self._evict(carried, claims, carry=carry)  # the disk is full
-            return oldest is not None and self._create(oldest)
+            oldest = self._claim(claims)  # the disk is full
+            if oldest is None:
+                return False
+            self._evict(oldest, carried, carry=carry)
+            return self._create(oldest)
 
     def _create(self, old: Segment | None) -> bool:
         directory, nbytes = self._directory, self._segment_nbytes
-        number = max([0, *(number for number, _, _ in directory.segments())]) + 1
+        number = directory.free_number()
         with self._lock:
             self._catalog.retiring.add(number)  # a refresh meanwhile does not open it
         try:
@@ -309,34 +329,29 @@ class Writer:
         self.names_unsynced = True
         return True
 
-    def _nbytes(self) -> int:
-        retiring = self._catalog.retiring
-        return sum(size for number, _, size in self._directory.segments() if number not in retiring)
-
-    def _evict(
-        self, carried: list[tuple[bytes, Value]], claims: ExitStack, *, carry: bool
-    ) -> Segment | None:
-        """Forget the oldest segment nobody writes to; None if there is none.
+    def _claim(self, claims: ExitStack) -> Segment | None:
+        """Lock the oldest segment nobody writes to; None if there is none.
 
         It stays locked, so that nobody takes it for one whose writer died, until its name is gone.
         """
-        for _, segment in sorted(self._catalog.segments.items()):
-            with self._lock:
-                self._catalog.retiring.add(segment.header.number)
-                if segment.mine or not segment.file.try_lock():
-                    self._catalog.retiring.discard(segment.header.number)
+        with self._lock:
+            for number, segment in sorted(self._catalog.segments.items()):
+                if segment.mine or number in self._catalog.retiring or not segment.file.try_lock():
                     continue
-            claims.enter_context(segment.file)
-            claims.callback(segment.file.unlock)
-            if carry:
-                self._carry(segment, carried)
-            with self._lock:
-                n_keys = sum(1 for _ in self._catalog.of(segment))
-                self._counters.add("evicted", n_keys)
-                self._counters.add("reclaimed")
-                self._catalog.drop(segment)
-            return segment
+                self._catalog.retiring.add(number)
+                claims.enter_context(segment.file)
+                claims.callback(segment.file.unlock)
+                return segment
         return None
+
+    def _evict(self, victim: Segment, carried: list[tuple[bytes, Value]], *, carry: bool) -> None:
+        """Forget a segment that is claimed, but for what is carried over."""
+        if carry:
+            self._carry(victim, carried)
+        with self._lock:
+            self._counters.add("evicted", sum(1 for _ in self._catalog.of(victim)))
+            self._counters.add("reclaimed")
+            self._catalog.drop(victim)
 
     def _carry(self, segment: Segment, carried: list[tuple[bytes, Value]]) -> None:
         """Read what deserves a second chance; what is damaged does not."""

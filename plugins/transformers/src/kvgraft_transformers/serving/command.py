@@ -102,7 +102,9 @@ TOKENS = click.IntRange(min=1)
 def serve(model: str, host: str, port: int, **options: Any) -> None:
     """Serve MODEL over HTTP.
 
-    MODEL is a directory or a name on the model hub. The API is OpenAI's: /v1/completions, /v1/chat/completions (both streaming) and /v1/models;
+    MODEL is a directory or a name on the model hub.
+
+    The API is OpenAI's: /v1/completions, /v1/chat/completions (both streaming) and /v1/models;
     /health and /metrics besides. Prompts that begin alike are computed once; `usage` says how many
     tokens were cached.
     """
