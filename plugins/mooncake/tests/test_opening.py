@@ -31,7 +31,7 @@ OPTIONS = (
         ("mooncake:host?devices=mlx5_0", "devices 'mlx5_0' are for protocol rdma, not tcp"),
         ("mooncake:host?metadata=etcd", "option metadata='etcd': .* match pattern"),
         ("mooncake:host?address=http://x", "option address='http://x': .* match pattern"),
-        ("mooncake:host?segment=some", "option segment='some': .* from byte string"),
+        ("mooncake:host?segment=some", "option segment='some': write for example 10GiB; options: "),
         ("mooncake:host?replicas=0", "option replicas='0': .* greater than or equal to 1"),
         ("mooncake:host?admin=host:9003", "option admin='host:9003': .* match pattern"),
         ("mooncake:host?timeout_s=0", "option timeout_s='0': .* greater than 0"),
