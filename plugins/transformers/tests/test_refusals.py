@@ -177,7 +177,10 @@ def test_what_is_no_token_is_refused(tiny, open_memory, ids, reason):
         ({"components": {"mamba": {}}}, r"components \['mamba'\]: the model has \['full'\]"),
         ({"device_tokens": 0}, "device_tokens"),
         ({"colour": "red"}, "setting colour"),
-        ({"device_token": 64, "device_tokens": None}, "setting device_token is none; settings: components"),
+        (
+            {"device_token": 64, "device_tokens": None},
+            "setting device_token is none; settings: components",
+        ),
         ({"sparse_on_host": True}, "no layer with an indexer"),
     ],
 )
