@@ -109,6 +109,18 @@ def killed_while_writing(directory: Path, n_before: int) -> None:
     assert os.WIFSIGNALED(status)
 
 
+def killed_behind_a_hole(directory: Path) -> None:
+    """A process stores three, of which the second's block does not reach the disk, and dies."""
+    child = os.fork()
+    if not child:
+        storage = opened(directory)
+        with torn_block(4096 + RECORD):
+            for number in range(3):
+                stored(storage, PLACES[number : number + 1], SIZE)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
 def expect_whole(directory: Path, n_records: int) -> None:
     store = open_store(directory, CAPACITY, SEGMENT)
     report = store.verify()
@@ -258,14 +270,7 @@ def test_a_payload_that_the_disk_does_not_give_is_looked_at_again(tmp_path: Path
 
 
 def test_a_gap_that_could_not_be_written_is_written_later(tmp_path: Path) -> None:
-    child = os.fork()
-    if not child:
-        storage = opened(tmp_path)
-        with torn_block(4096 + RECORD):
-            for number in range(3):
-                stored(storage, PLACES[number : number + 1], SIZE)
-        os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(child, 0)
+    killed_behind_a_hole(tmp_path)
 
     def write_block(self: DiskFile, content: bytes, offset: int) -> None:
         if self.path.suffix == ".kvseg":
@@ -343,14 +348,7 @@ def test_what_waits_to_be_written_is_not_when_the_store_is_closed(tmp_path: Path
 
 
 def test_a_hole_that_a_writer_left_when_it_died_is_no_damage(tmp_path: Path) -> None:
-    child = os.fork()
-    if not child:
-        storage = opened(tmp_path)
-        with torn_block(4096 + RECORD):
-            for number in range(3):
-                stored(storage, PLACES[number : number + 1], SIZE)
-        os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(child, 0)
+    killed_behind_a_hole(tmp_path)
     storage = opened(tmp_path)
     assert fetched(storage, PLACES[:3], SIZE) == [OK, MISS, OK]
     assert storage.close()
