@@ -1,9 +1,9 @@
-"""A contract 1.1 that does not exist: 1.0 with everything a minor version may do to it.
+"""A contract 1.2 that does not exist: today's with everything a minor version may do to it.
 
 Module and values stand for what a later core would have in `hookspecs` and `contract`:
 
 - `acquire_component_lock` gained the argument `tenant`
-- `describe_component` is new, with an inverse and required of components written for 1.1
+- `describe_component` is new, with an inverse and required of components written for 1.2
 - `budget_contribution` is renamed to `weigh_request`; `commit_hicache_transfers` is deprecated
 - what hooks are asked gained a field
 - the capability `storage` is new
@@ -42,7 +42,7 @@ __all__ = ["FUTURE", "Newer", "as_called_by_1_1", "with_longer_queries"]
 
 
 @hookspec(firstresult=True)
-@since("1.1", "tenant")
+@since("1.2", "tenant")
 def _acquire_component_lock(
     component: Component, query: LockQuery, tenant: str
 ) -> Sequence[Span] | None:
@@ -50,31 +50,31 @@ def _acquire_component_lock(
 
 
 @hookspec(firstresult=True)
-@since("1.1")
+@since("1.2")
 def _describe_component(component: Component) -> str | None:
     """One line for a report."""
 
 
 @hookspec(firstresult=True)
-@since("1.1")
+@since("1.2")
 def _forget_description(component: Component) -> None:
     """Undo it."""
 
 
 @hookspec(firstresult=True)
-@since("1.1")
+@since("1.2")
 def _weigh_request(component: Component, query: DemandQuery) -> Demand | None:
     """What was `budget_contribution`."""
 
 
 @hookspec(firstresult=True)
-@deprecated("1.1", removal="2.0", advice="rename it", renamed_to="weigh_request")
+@deprecated("1.2", removal="2.0", advice="rename it", renamed_to="weigh_request")
 def _budget_contribution(component: Component, query: DemandQuery) -> Demand | None:
     """As before."""
 
 
 @hookspec(firstresult=True)
-@deprecated("1.1", removal="2.0", advice="do it in build_hicache_transfers")
+@deprecated("1.2", removal="2.0", advice="do it in build_hicache_transfers")
 def _commit_hicache_transfers(component: Component, query: object) -> None:
     """As before."""
 
@@ -97,11 +97,11 @@ SPECS = SimpleNamespace(
     }
 )
 
-FUTURE = Contract.read(SPECS, "1.1", {**CAPABILITIES, "storage": "1.1"})
+FUTURE = Contract.read(SPECS, "1.2", {**CAPABILITIES, "storage": "1.2"})
 
 
 class Newer:
-    """A component written for 1.1.
+    """A component written for 1.2.
 
     Attributes:
         tenants: for whom `acquire_component_lock` was asked.
@@ -114,9 +114,9 @@ class Newer:
     def declare_component(self) -> ComponentDeclaration:
         return ComponentDeclaration(
             name="newer",
-            api_version="1.1",
+            api_version="1.2",
             kind=Kind.PAGED,
-            summary="written for 1.1",
+            summary="written for 1.2",
             options=ComponentOptions,
             capabilities=frozenset({"storage"}),
         )
@@ -176,9 +176,9 @@ def _asking_longer(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def as_called_by_1_1(plugin: Plugin) -> Plugin:
-    """A plugin loaded for 1.1, with its hooks called as a core of 1.1 would.
+    """A plugin loaded for 1.2, with its hooks called as a core of 1.2 would.
 
-    The core under test makes the calls of 1.0, so this translates: a tenant is passed, the budget
+    The core under test makes the calls of 1.1, so this translates: a tenant is passed, the budget
     is asked for under its new name, the queries are longer.
     """
     hooks = dict(vars(with_longer_queries(plugin).implementation))

@@ -62,13 +62,15 @@ def _step(cache: Cache, request: Request, n_tokens: int) -> None:
                 _expect(lanes, slot, _stamp(request, computed))
             _write(lanes, slot, stamp)
             continue
-        table = cache.table(request, each.name)
+        table = cache.table(request, each.name).reshape(-1, each.component.slots_per_page)
         for page in range(computed // size):
-            if table[page] >= 0:
-                _expect(lanes, int(table[page]), _stamp(request, (page + 1) * size))
+            for slot in table[page].tolist():
+                if slot >= 0:
+                    _expect(lanes, slot, _stamp(request, (page + 1) * size))
         for page in range(computed // size, -(-(computed + n_tokens) // size)):
             full = min((page + 1) * size, request.key.n_tokens)
-            _write(lanes, int(table[page]), _stamp(request, full))
+            for slot in table[page].tolist():
+                _write(lanes, slot, _stamp(request, full))
     cache.computed(request, n_tokens)
 
 

@@ -33,7 +33,7 @@ CROSSING = (
 
 BLOCKS = (
     *("AttentionOptions", "ComponentOptions", "LayerOptions", "Dtype", "Reach"),
-    *("Chunk", "Everything", "Leading", "StateAt", "Trailing"),
+    *("Chunk", "ChunkedLocal", "Everything", "Leading", "StateAt", "Term", "Trailing"),
     *("BudgetError", "ConfigError", "ContractViolation", "IntegrityError"),
     *("COPY_ON_WRITE", "HOST_MIRROR", "hookimpl"),
 )

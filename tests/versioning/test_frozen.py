@@ -1,4 +1,4 @@
-"""Components written for API 1.0 work on this core, and are still what was written then."""
+"""Components written for older APIs work on this core, and are still what was written then."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from .surface import FROZEN
 
 DIGESTS = {
     "1.0": "85ac96508ddb3195c20efd703c2ff244b6e11ef5beab5431e255abac468ad26c",
+    "1.1": "00155c9f80e33ad7dc244de129d500c113fc63bdb4d383ef86c2136b90017542",
 }
 """Of every file of a version's directory. A line is added for a new version, none is changed."""
 
@@ -66,6 +67,27 @@ def test_a_component_written_for_1_0_serves_evicts_and_loads_back(beside: tuple[
     cache = Cache.open({name: options.get(name, {}) for name in names}, **SETTINGS)
     try:
         _serve_evict_load_back(cache)
+    finally:
+        cache.close()
+
+
+@pytest.mark.usefixtures("frozen_1_1")
+@pytest.mark.parametrize("beside", [(), ("full", "mamba")])
+def test_a_component_written_for_1_1_serves_with_a_reach_of_its_own(
+    beside: tuple[str, ...],
+) -> None:
+    cache = Cache.open(["frozen_terms", *beside], **SETTINGS)
+    try:
+        first = TokenKey(range(100, 122))
+        assert serve(cache, first, decode=[7, 8, 9]).anchor == 0
+        again = TokenKey(first.tokens().tolist())
+        assert serve(cache, again, decode=[10]).device >= 20
+        assert cache.drain()
+        for each in cache.mounted:
+            cache.evict(each.name, each.component.device.capacity)
+        longer = TokenKey([*again.tokens().tolist(), 50, 51, 52, 53, 54])
+        assert serve(cache, longer).anchor >= 20
+        cache.check_integrity()
     finally:
         cache.close()
 

@@ -29,7 +29,7 @@ def frozen(name: str) -> Any:
 
 
 def load_frozen(name: str, package: object = None) -> Plugin:
-    """A frozen component, or a variant of one, as a core of 1.1 loads it, its warnings aside."""
+    """A frozen component, or a variant of one, as a core of 1.2 loads it, its warnings aside."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return load_plugin(name, package or frozen(name), contract=FUTURE)
@@ -150,7 +150,7 @@ def test_a_function_that_happens_to_have_the_name_of_a_newer_hook_is_left_alone(
 
 
 def changed(**members: Any) -> Newer:
-    """The 1.1 component with some members replaced; None removes one."""
+    """The 1.2 component with some members replaced; None removes one."""
     made: Newer = type("Changed", (Newer,), members)()
     return made
 
@@ -189,8 +189,8 @@ REFUSED = {
             "declare_component": declaring(api_version="1.0", capabilities=frozenset()),
             "acquire_component_lock": acquire_of_1_0,
         },
-        "describe_component is there since API 1.1, this component is written for API 1.0; "
-        "declare 1.1",
+        "describe_component is there since API 1.2, this component is written for API 1.0; "
+        "declare 1.2",
     ),
     "capability of a newer version": (
         {"declare_component": declaring(api_version="1.0")},
@@ -222,18 +222,18 @@ def test_a_component_is_held_to_the_version_it_was_written_for(case: str) -> Non
 
 def test_a_newer_component_is_refused_for_its_version_before_its_hooks_are_looked_at() -> None:
     """Its new hooks and arguments would be called misspelt otherwise."""
-    of_1_0 = dataclasses.replace(CURRENT, version=ApiVersion(1, 0))
+    older = dataclasses.replace(CURRENT, version=ApiVersion(1, 1))
     with pytest.raises(PluginError) as caught:
-        load_plugin("newer", Newer(), contract=of_1_0)
+        load_plugin("newer", Newer(), contract=older)
     assert str(caught.value) == (
-        "component 'newer': written for API 1.1, this core has API 1.0; "
-        "install a kvgraft with API 1.1 or a matching component"
+        "component 'newer': written for API 1.2, this core has API 1.1; "
+        "install a kvgraft with API 1.2 or a matching component"
     )
 
 
 def test_the_next_major_version_refuses_components_of_this_one() -> None:
     next_major = dataclasses.replace(CURRENT, version=ApiVersion(2, 0))
-    with pytest.raises(PluginError, match=r"written for API 1\.1, this core has API 2\.0; "):
+    with pytest.raises(PluginError, match=r"written for API 1\.2, this core has API 2\.0; "):
         load_plugin("newer", Newer(), contract=next_major)
 
 
@@ -244,7 +244,7 @@ def test_what_a_component_of_1_0_sees_is_the_same_on_a_newer_core() -> None:
 def test_removal_is_announced_for_a_later_major_version() -> None:
     for removal in ("1.2", "2.1", "1.0"):
         with pytest.raises(ValueError, match="is no later major one"):
-            deprecated("1.1", removal=removal, advice="stop")
+            deprecated("1.2", removal=removal, advice="stop")
 
 
 def test_nothing_deprecated_outlives_its_removal() -> None:
@@ -256,7 +256,7 @@ def test_nothing_deprecated_outlives_its_removal() -> None:
 
 
 def test_a_version_is_marked_on_arguments_that_exist() -> None:
-    @since("1.1", "tennant")
+    @since("1.2", "tennant")
     def hook(component: object, tenant: str) -> None: ...
 
     specs = SimpleNamespace(REQUIRED=(), INVERSES=(), hook=FUTURE.specs.hookspec(hook))
@@ -273,5 +273,5 @@ def test_a_version_is_two_plain_numbers(text: str) -> None:
 
 
 def test_versions_compare_as_numbers_and_print_as_they_are_written() -> None:
-    assert ApiVersion.parse("1.9") < ApiVersion.parse("1.10") < ApiVersion.parse("2.0")
-    assert str(ApiVersion.parse("1.10")) == "1.10"
+    assert ApiVersion.parse("1.9") < ApiVersion.parse("1.20") < ApiVersion.parse("2.0")
+    assert str(ApiVersion.parse("1.20")) == "1.20"

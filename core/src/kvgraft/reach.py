@@ -1,101 +1,98 @@
 """Reach: which tokens before a boundary a component needs in order to resume there.
 
-A reach is data, a union of a few terms. From it the core derives which boundaries match, what a
-pin covers, what a load-back fetches, what an eviction takes along and a default budget; so no
-tree operation calls into a component per node.
-
-    Everything()          [0, b)                      full attention
-    Trailing(n)           [b - n, b)                  sliding window
-    Leading(n)            [0, n)                      attention sinks, beside one of the others
-    Chunk(n)              [floor((b-1)/n)*n, b)       chunked-local attention
-    StateAt()             the state exactly at b      SSM and other recurrent states
+A reach is data, a union of a few terms (`kvgraft.terms`). From it the core derives which boundaries
+match, what a pin covers, what a load-back fetches, what an eviction takes along and a default
+budget; so no tree operation calls into a component per node.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from kvgraft.errors import ConfigError
+from kvgraft.errors import ConfigError, ContractViolation
+from kvgraft.terms import Everything, StateAt, Term, Trailing
 from kvgraft.types import Span
 
-__all__ = [
-    "Chunk",
-    "Everything",
-    "Leading",
-    "PageReach",
-    "Reach",
-    "StateAt",
-    "Term",
-    "Trailing",
-]
+__all__ = ["PageReach", "Reach"]
+
+FAR = 1 << 40
+"""A boundary, in tokens, beyond every sequence: where the widths of reaches are compared."""
 
 
-@dataclass(frozen=True, slots=True)
-class Everything:
-    """All tokens before the boundary."""
-
-    def __str__(self) -> str:
-        return "[0, b)"
+PROBED = ((0, 1), (1, 1), (7, 1), (100, 1), (1, 4), (5, 4), (70, 16))
+"""Boundaries, in pages, and page sizes at which a new term is asked whether it answers at all."""
 
 
-@dataclass(frozen=True, slots=True)
-class Trailing:
-    """The last `tokens` tokens before the boundary."""
+def _check_term(term: object) -> None:
+    """Refuse what is no term, or does not answer as one.
 
-    tokens: int
-
-    def __str__(self) -> str:
-        return f"[b-{self.tokens}, b)"
-
-
-@dataclass(frozen=True, slots=True)
-class Leading:
-    """The first `tokens` tokens of the sequence."""
-
-    tokens: int
-
-    def __str__(self) -> str:
-        return f"[0, {self.tokens})"
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """The part of the boundary's own chunk, of `tokens` tokens, that lies before it."""
-
-    tokens: int
-
-    def __str__(self) -> str:
-        return f"[floor((b-1)/{self.tokens})*{self.tokens}, b)"
-
-
-@dataclass(frozen=True, slots=True)
-class StateAt:
-    """The state exactly at the boundary."""
-
-    def __str__(self) -> str:
-        return "state at b"
+    Raises:
+        ConfigError: with the term's name.
+    """
+    if not isinstance(term, Term):
+        called = f"{term.__name__}, a class," if isinstance(term, type) else f"{term!r:.80}"
+        raise ConfigError(
+            f"reach: {called} is no term; give Everything(), Trailing(n), ... or an instance of a "
+            "class derived from kvgraft.Term"
+        )
+    name = type(term).__name__
+    try:
+        hash(term)
+        for boundary, page_size in PROBED:
+            said = _answers(term, boundary, page_size)
+            if said is not None:
+                raise ConfigError(
+                    f"reach: {name}.{said} at boundary {boundary}, pages of {page_size} tokens; "
+                    "see kvgraft.Term"
+                )
+    except ConfigError:
+        raise
+    except Exception as error:  # a component's code; it is named
+        raise ConfigError(f"reach: {name} raised {type(error).__name__}: {error}") from error
+    if type(term).__eq__ is object.__eq__ or repr(term) == object.__repr__(term):
+        raise ConfigError(
+            f"reach: {name} is no value: equal terms must compare equal and print alike in every "
+            "process; make it a frozen dataclass"
+        )
 
 
-Term = Everything | Trailing | Leading | Chunk | StateAt
+def _answers(term: Term, boundary: int, page_size: int) -> str | None:
+    """How an answer of the term is not of its form; None if all are."""
+    spans: Sequence[Any] = term.pages(boundary, page_size)
+    held: set[int] = set()
+    try:
+        _expect_pages(spans, boundary)
+    except ValueError as error:
+        return f"pages: {error}"
+    for start, end in spans:
+        held.update(range(start, end))
+    width = term.width(boundary, page_size)
+    if type(width) is not int or not len(held) <= width <= boundary:
+        return (
+            f"width is {width!r}; it is from {len(held)}, the pages needed, to the boundary's own"
+        )
+    for token in range(boundary):
+        said: object = term.needs(boundary, token)
+        if not isinstance(said, bool):
+            return f"needs answers {said!r} for token {token}"
+    ends: object = term.ends_at_boundary
+    if not isinstance(ends, bool):
+        return f"ends_at_boundary is {ends!r}"
+    if not term.stored_tokens >= 1:
+        return f"stored_tokens is {term.stored_tokens!r}"
+    for far in (FAR // 2, FAR):
+        widest: object = term.width(far, page_size)
+        if type(widest) is not int or not width <= widest <= far:
+            return f"width is {widest!r} at page {far}, and {width} before"
+        width = widest
+    return None
 
 
-def _contains(outer: Term, inner: Term) -> bool:
-    """Whether, at every boundary, `outer` needs all that `inner` needs."""
-    if isinstance(outer, Everything):
-        return True
-    if isinstance(inner, StateAt):
-        return not isinstance(outer, Leading)
-    if isinstance(outer, Trailing):
-        return isinstance(inner, (Trailing, Chunk)) and inner.tokens <= outer.tokens
-    if isinstance(outer, Leading):
-        return isinstance(inner, Leading) and inner.tokens <= outer.tokens
-    if isinstance(outer, Chunk):
-        if isinstance(inner, Chunk):
-            return outer.tokens % inner.tokens == 0
-        return isinstance(inner, Trailing) and inner.tokens <= 1
-    return False
+def _is_ours(term: Term) -> bool:
+    return type(term).__module__ == Term.__module__
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +103,8 @@ class Reach:
         terms: at least one; `StateAt` only alone (a state component holds nothing else).
 
     Raises:
-        ConfigError: no term, a size below one token, `StateAt` beside other terms, or nothing but
-            `Leading`: the token before a boundary must count, or data behind the first tokens
-            would be accepted that nobody ever computed.
+        ConfigError: no term, something that is no `Term` or does not answer as one, or `StateAt`
+            beside other terms.
     """
 
     terms: tuple[Term, ...]
@@ -118,15 +114,9 @@ class Reach:
         if not terms:
             raise ConfigError("reach: no term given; use Everything(), Trailing(n), ...")
         for term in terms:
-            tokens = getattr(term, "tokens", 1)
-            if tokens < 1:
-                raise ConfigError(f"reach: {type(term).__name__}({tokens}) needs at least 1 token")
+            _check_term(term)
         if self.is_state and len(terms) > 1:
             raise ConfigError("reach: StateAt() stands alone; make the rest a second component")
-        if all(isinstance(term, Leading) for term in terms):
-            raise ConfigError(
-                f"reach: {self} does not end at the boundary; add a term that does: Trailing(n)"
-            )
 
     @property
     def is_state(self) -> bool:
@@ -136,14 +126,35 @@ class Reach:
     @property
     def is_everything(self) -> bool:
         """Whether every token before the boundary is needed."""
-        return any(isinstance(term, Everything) for term in self.terms)
+        return any(type(term) is Everything for term in self.terms)
+
+    @property
+    def ends_at_boundary(self) -> bool:
+        """Whether the token before the boundary is needed at every boundary."""
+        return any(term.ends_at_boundary for term in self.terms)
+
+    @property
+    def stored_tokens(self) -> float:
+        """Tokens from the start of a sequence that get slots; see `Term`."""
+        return max(term.stored_tokens for term in self.terms)
 
     @property
     def width_tokens(self) -> float:
-        """Most tokens needed at any boundary; infinite for `Everything`."""
-        if self.is_everything:
-            return math.inf
-        return sum(getattr(term, "tokens", 0) for term in self.terms)
+        """Most tokens needed at any boundary; infinite where that grows with the sequence."""
+        width = sum(term.width(FAR, 1) for term in self.terms)
+        return width if width == sum(term.width(FAR // 2, 1) for term in self.terms) else math.inf
+
+    def width(self, boundary: int, page_size: int) -> int:
+        """Most pages needed at any boundary up to this one, given in pages."""
+        return min(boundary, sum(term.width(boundary, page_size) for term in self.terms))
+
+    @property
+    def fingerprint(self) -> str:
+        """What tells stored data of this reach from that of others, in every process (S8)."""
+        return " + ".join(
+            str(term) if _is_ours(term) else f"{type(term).__module__}.{term!r}"
+            for term in self.terms
+        )
 
     def contains(self, other: Reach) -> bool:
         """Whether whatever `other` needs at a boundary, this reach needs too.
@@ -151,54 +162,63 @@ class Reach:
         This is the order of rule E3: data of a contained reach is of no use on a node where the
         data of the containing one is gone.
         """
-        return all(any(_contains(mine, term) for mine in self.terms) for term in other.terms)
+        return all(
+            any(mine.contains(term) or term.is_within(mine) for mine in self.terms)
+            for term in other.terms
+        )
 
     def __str__(self) -> str:
         return " + ".join(str(term) for term in self.terms)
 
 
-def _page_start(term: Term, page_size: int) -> Callable[[int], Span]:
-    """The pages a term touches at a boundary given in pages."""
-    if isinstance(term, Everything):
-        return lambda boundary: Span(0, boundary)
-    if isinstance(term, Trailing):
-        pages = -(-term.tokens // page_size)
-        return lambda boundary: Span(max(0, boundary - pages), boundary)
-    if isinstance(term, Leading):
-        pages = -(-term.tokens // page_size)
-        return lambda boundary: Span(0, min(pages, boundary))
-    if isinstance(term, Chunk):
-        tokens = term.tokens
-        return lambda boundary: Span(
-            (boundary * page_size - 1) // tokens * tokens // page_size if boundary else 0, boundary
-        )
-    return lambda boundary: Span(boundary, boundary)
-
-
 class PageReach:
     """A reach rounded outwards to whole pages.
 
+    Args:
+        reach: the reach.
+        page_size: tokens per page.
+        component: whose reach it is, for messages.
+
     Attributes:
-        is_state, is_everything: see `Reach`.
+        is_state, is_everything, ends_at_boundary: see `Reach`.
         window_pages: for a single `Trailing` term its pages, else None (a fast path).
-        widest_pages: most pages touched at any boundary; 0 for `Everything` and states.
+        stored_pages: pages from the start of a sequence that get slots.
     """
 
-    __slots__ = ("_starts", "is_everything", "is_state", "widest_pages", "window_pages")
+    __slots__ = (
+        "component",
+        "ends_at_boundary",
+        "is_everything",
+        "is_state",
+        "page_size",
+        "reach",
+        "stored_pages",
+        "trusted",
+        "window_pages",
+    )
 
-    def __init__(self, reach: Reach, page_size: int) -> None:
+    def __init__(self, reach: Reach, page_size: int, component: str | None = None) -> None:
+        self.component = component
+        self.trusted = all(map(_is_ours, reach.terms))
+        self.reach = reach
+        self.page_size = page_size
         self.is_state = reach.is_state
         self.is_everything = reach.is_everything
+        self.ends_at_boundary = reach.ends_at_boundary
+        stored = min(reach.stored_tokens, FAR)
+        self.stored_pages = math.ceil(stored / page_size)
         self.window_pages: int | None = None
-        if len(reach.terms) == 1 and isinstance(reach.terms[0], Trailing):
+        if len(reach.terms) == 1 and type(reach.terms[0]) is Trailing:
             self.window_pages = -(-reach.terms[0].tokens // page_size)
-        self.widest_pages = sum(
-            -(-term.tokens // page_size) + (isinstance(term, Chunk) and term.tokens % page_size > 0)
-            for term in reach.terms
-            if not isinstance(term, (Everything, StateAt))
-        )
-        terms: tuple[Term, ...] = (Everything(),) if self.is_everything else reach.terms
-        self._starts = tuple(_page_start(term, page_size) for term in terms)
+
+    def width(self, boundary: int) -> int:
+        """Most pages needed at any boundary up to this one (in pages); 0 for a state."""
+        if self.window_pages is not None:
+            return min(boundary, self.window_pages)
+        try:
+            return self.reach.width(boundary, self.page_size)
+        except Exception as error:  # a component's code; it is named
+            raise self._failed("width", boundary, error) from error
 
     def spans(self, boundary: int) -> tuple[Span, ...]:
         """Disjoint page ranges needed at `boundary` (in pages), in order; empty for a state."""
@@ -207,10 +227,42 @@ class PageReach:
         if self.window_pages is not None:
             start = boundary - self.window_pages
             return (Span(start if start > 0 else 0, boundary),)
+        if self.is_everything:
+            return (Span(0, boundary),)
+        size = self.page_size
+        try:
+            named = [span for term in self.reach.terms for span in term.pages(boundary, size)]
+            if not self.trusted:
+                _expect_pages(named, boundary)
+        except Exception as error:  # a component's code; it is named
+            raise self._failed("pages", boundary, error) from error
         merged: list[Span] = []
-        for span in sorted(start(boundary) for start in self._starts):
-            if merged and span.start <= merged[-1].end:
-                merged[-1] = Span(merged[-1].start, max(merged[-1].end, span.end))
+        for start, end in sorted(named):
+            if start >= end:
+                continue
+            if merged and start <= merged[-1].end:
+                merged[-1] = Span(merged[-1].start, max(merged[-1].end, end))
             else:
-                merged.append(span)
+                merged.append(Span(start, end))
         return tuple(merged)
+
+    def _failed(self, method: str, boundary: int, error: Exception) -> ContractViolation:
+        said = f"{type(error).__name__}: {error}"
+        return ContractViolation(
+            "M1",
+            self.component,
+            f"its reach {self.reach} has no {method} at boundary {boundary}, pages of "
+            f"{self.page_size} tokens: {said}",
+        )
+
+
+def _expect_pages(spans: Sequence[Any], boundary: int) -> None:
+    """Refuse what is no range of pages inside `[0, boundary)`.
+
+    Raises:
+        ValueError: with the first one.
+    """
+    for span in spans:
+        start, end = span
+        if type(start) is not int or type(end) is not int or not 0 <= start <= end <= boundary:
+            raise ValueError(f"{span!r} is no range of pages inside [0, {boundary})")
