@@ -60,7 +60,7 @@ class Server:
         self.stop()
 
     def stop(self) -> int:
-        """Interrupt it, as Ctrl-C does; its exit status."""
+        """Interrupt it, as Ctrl-C does; its status once it has ended."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
         return self.process.wait(30)

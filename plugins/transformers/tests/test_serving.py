@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
+from time import sleep
 
 import httpx
 import openai
@@ -41,6 +44,15 @@ def server(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield running
     assert running.process.returncode == 0, log.read_text()
     assert "Traceback" not in log.read_text()
+
+
+@pytest.fixture(scope="module")
+def locked(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with a key and small pools."""
+    options = ("--api-key", "secret", "--name", "mine", "--device-tokens", "256")
+    log = tmp_path_factory.mktemp("locked") / "log"
+    with Server(checkpoint, *options, "--chunk-tokens", "64", log=log) as running:
+        yield running
 
 
 @pytest.fixture
@@ -275,14 +287,102 @@ def test_health_says_what_is_served(server):
     assert reply.json() == {"status": "ok", "model": "tiny-gemma"}
 
 
-def test_a_key_is_asked_for_where_one_is_set(checkpoint, tmp_path):
-    with Server(checkpoint, "--api-key", "secret", "--name", "mine", log=tmp_path / "log") as each:
-        with each.client("wrong") as client, pytest.raises(openai.AuthenticationError):
-            client.models.list()
-        with each.client("secret") as client:
-            assert [model.id for model in client.models.list()] == ["mine"]
-        assert httpx.get(f"{each.url}/health").status_code == 200
-        assert each.stop() == 0
+def test_a_key_is_asked_for_where_one_is_set(locked):
+    with locked.client("wrong") as client, pytest.raises(openai.AuthenticationError):
+        client.models.list()
+    with locked.client("secret") as client:
+        assert [model.id for model in client.models.list()] == ["mine"]
+    assert httpx.get(f"{locked.url}/health").status_code == 200
+
+
+def test_an_empty_key_is_one_line(checkpoint):
+    assert refused(checkpoint, "--port", "0", "--api-key", "").startswith("--api-key is empty")
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        (None, 401),
+        ("secret", 401),
+        ("Basic secret", 401),
+        ("Bearer", 401),
+        ("Bearer wrong", 401),
+        ("Bearersecret", 401),
+        ("secret Bearer", 401),
+        ("Bearer secret", 200),
+        ("bearer secret", 200),
+    ],
+)
+def test_a_key_comes_as_a_bearer_or_not_at_all(locked, header, status):
+    headers = {} if header is None else {"Authorization": header}
+    reply = httpx.get(f"{locked.url}/v1/models", headers=headers)
+    assert reply.status_code == status
+    if status == 401:
+        assert reply.headers["www-authenticate"] == "Bearer"
+        assert "Authorization: Bearer KEY" in reply.json()["error"]["message"]
+
+
+def test_a_server_of_small_pools_offers_no_more_than_they_hold(locked):
+    headers = {"Authorization": "Bearer secret"}
+    (model,) = httpx.get(f"{locked.url}/v1/models", headers=headers).json()["data"]
+    assert 200 <= model["max_model_len"] <= 256
+    body = {"model": "mine", "prompt": [5] * 100, "temperature": 0}
+    for most, status in ((model["max_model_len"], 200), (257, 400)):
+        asked = {**body, "max_tokens": most - 100}
+        reply = httpx.post(f"{locked.url}/v1/completions", json=asked, headers=headers, timeout=60)
+        assert reply.status_code == status, reply.text
+
+
+def test_sigterm_under_load_refuses_waits_and_tells(checkpoint, tmp_path):
+    options = ("--max-running", "2", "--grace", "2")
+    body = {"model": "tiny-gemma", "prompt": "go", "max_tokens": 8000, "temperature": 0}
+    with Server(checkpoint, *options, log=tmp_path / "log") as each, ThreadPoolExecutor(6) as pool:
+        url, begun = f"{each.url}/v1/completions", Barrier(3)
+
+        def stream() -> list[str]:
+            asked = {**body, "stream": True}
+            with httpx.stream("POST", url, json=asked, timeout=60) as reply:
+                lines = reply.iter_lines()
+                first = next(lines)
+                begun.wait(60)
+                return [first, *lines]
+
+        streams = [pool.submit(stream) for _ in range(2)]
+        begun.wait(60)
+        queued = [pool.submit(httpx.post, url, json=body, timeout=60) for _ in range(3)]
+        queued.append(pool.submit(httpx.post, url, json={**body, "stream": True}, timeout=60))
+        while each.metrics()["kvgraft_requests_total"] < 6:
+            sleep(0.05)
+        each.process.send_signal(signal.SIGTERM)
+        late = httpx.post(url, json=body, timeout=60)
+        health = httpx.get(f"{each.url}/health")
+        said = [[line for line in future.result() if line] for future in streams]
+        replies = [future.result() for future in queued]
+        assert each.process.wait(30) == 0
+    for lines in said:
+        error = json.loads(lines[-1].removeprefix("data: "))["error"]
+        assert error["code"] == "server_shutting_down"
+        assert error["type"] == "server_error"
+        assert len(lines) > 2
+    for reply in [late, *replies]:
+        assert reply.status_code == 503
+        assert reply.headers["retry-after"] == "1"
+        assert reply.json()["error"]["code"] == "server_shutting_down"
+    assert health.status_code == 503
+    assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+def test_a_request_that_ends_within_the_grace_is_answered(checkpoint, tmp_path):
+    body = {"model": "tiny-gemma", "prompt": "go", "max_tokens": 100, "temperature": 0}
+    with Server(checkpoint, "--grace", "60", log=tmp_path / "log") as each:
+        with ThreadPoolExecutor(1) as pool:
+            url = f"{each.url}/v1/completions"
+            asked = pool.submit(httpx.post, url, json=body, timeout=60)
+            while each.metrics()["kvgraft_requests_total"] < 1:
+                sleep(0.02)
+            each.process.send_signal(signal.SIGTERM)
+            assert asked.result().json()["usage"]["completion_tokens"] == 100
+        assert each.process.wait(30) == 0
 
 
 def test_ctrl_c_ends_a_server_whose_stream_would_go_on(checkpoint, tmp_path):
@@ -302,11 +402,10 @@ def test_a_body_larger_than_any_prompt_is_refused_at_once(server):
     assert deep.status_code == 400
 
 
-def test_the_default_length_of_a_chat_fits_the_pools(checkpoint, tmp_path):
-    options = ("--device-tokens", "256", "--chunk-tokens", "64")
-    with Server(checkpoint, *options, log=tmp_path / "log") as each, each.client() as client:
+def test_the_default_length_of_a_chat_fits_the_pools(locked):
+    with locked.client("secret") as client:
         reply = client.chat.completions.create(
-            model="tiny-gemma", messages=[{"role": "user", "content": "hello"}]
+            model="mine", messages=[{"role": "user", "content": "hello"}]
         )
     assert reply.usage.total_tokens <= 256
 

@@ -73,7 +73,8 @@ def test_requests_in_flight_hear_of_a_shutdown():
             return await asked
 
     reply = asyncio.run(talk())
-    assert reply.status_code == 500
+    assert reply.status_code == 503
+    assert reply.headers["retry-after"] == "1"
     assert "shutting down" in reply.json()["error"]["message"]
 
 

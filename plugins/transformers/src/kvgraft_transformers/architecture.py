@@ -24,7 +24,7 @@ from kvgraft_transformers.geometry import (
     pages_of,
     state_of,
 )
-from kvgraft_transformers.probing import check_layer, probe_model
+from kvgraft_transformers.probing import check_layer, describe_failure, probe_model
 
 __all__ = ["Architecture", "LayerPlan", "read_architecture"]
 
@@ -87,6 +87,16 @@ def read_architecture(model: PreTrainedModel, *, sparse_on_host: bool) -> Archit
     Raises:
         UnsupportedModelError: a layer, or a model, that keeps something else; it is named.
     """
+    try:
+        return _read(model, sparse_on_host=sparse_on_host)
+    except UnsupportedModelError:
+        raise
+    except Exception as error:
+        reason = describe_failure(model, error)
+        raise UnsupportedModelError(model, f"cannot be understood: {reason}") from error
+
+
+def _read(model: PreTrainedModel, *, sparse_on_host: bool) -> Architecture:
     layers, own_cache = probe_model(model)
     pages: list[Pages | None] = []
     indexes: list[Index | None] = []

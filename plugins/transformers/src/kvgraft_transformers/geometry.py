@@ -105,7 +105,7 @@ def pages_of(model: PreTrainedModel, layer: Any, *, sparse_on_host: bool) -> Pag
         return None
     _, n_heads, _, key_dim = keys.shape
     value_dim = values.shape[-1]
-    rank = getattr(model.config.get_text_config(decoder=True), "kv_lora_rank", None)
+    rank = _latent_rank(model)
     index = getattr(layer, "indexer_keys", None)
     sparse = index is not None and sparse_on_host
     package = "hisparse" if sparse else "full"
@@ -123,6 +123,14 @@ def pages_of(model: PreTrainedModel, layer: Any, *, sparse_on_host: bool) -> Pag
         index_dim=index.shape[-1] if index is not None and sparse else 0,
         index_dtype=_dtype(index) if index is not None and sparse else "",
     )
+
+
+def _latent_rank(model: PreTrainedModel) -> int | None:
+    """Elements of a latent row; None without one, or where layers differ in it."""
+    try:
+        return getattr(model.config.get_text_config(decoder=True), "kv_lora_rank", None)
+    except Exception:  # noqa: BLE001 - configurations of layers that differ raise errors of their own
+        return None
 
 
 def index_of(layer: Any) -> Index | None:

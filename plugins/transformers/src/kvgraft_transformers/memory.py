@@ -19,6 +19,8 @@ from kvgraft_transformers.architecture import Architecture, read_architecture
 from kvgraft_transformers.hooks import watch_forward
 from kvgraft_transformers.identity import digest_weights, storage_options
 from kvgraft_transformers.lightning import accepted_as
+from kvgraft_transformers.probing import undisturbed
+from kvgraft_transformers.self_check import NOT_CHECKED, SelfCheck, check_reuse
 from kvgraft_transformers.session import Session
 from kvgraft_transformers.session_cache import SessionCache
 from kvgraft_transformers.sparse import route_sparse_attention
@@ -36,9 +38,11 @@ class ModelMemory:
         model: a decoder; hooks around its forward pass are installed until `close`.
         architecture: what the model keeps per layer.
         cache: opened with the components the architecture names.
+        self_check: what was compared before; nothing by default.
 
     Attributes:
         cache: kvgraft's cache.
+        self_check: what was compared, and whether batches may be padded.
         layers: who keeps what each layer of the model needs.
         sparse: name of the component that keeps keys and values on the host; None if none does.
         n_sparse_layers: layers it serves.
@@ -47,8 +51,15 @@ class ModelMemory:
     One thread uses it and runs the model.
     """
 
-    def __init__(self, model: PreTrainedModel, architecture: Architecture, cache: Cache) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        architecture: Architecture,
+        cache: Cache,
+        self_check: SelfCheck = NOT_CHECKED,
+    ) -> None:
         self.model = model
+        self.self_check = self_check
         self.architecture = architecture
         self.layers = architecture.layers
         self.cache = cache
@@ -72,13 +83,14 @@ class ModelMemory:
             self._undo.append(route_sparse_attention(self))
 
     @classmethod
-    def open(
+    def open(  # noqa: PLR0913 - settings, each given by its name
         cls,
         model: PreTrainedModel,
         *,
         page_size: int = 16,
         chunk_tokens: int = 512,
         sparse_on_host: bool = False,
+        probe_tokens: int = 256,
         components: Mapping[str, Mapping[str, Any]] | None = None,
         storage: str | Mapping[str, Any] | StorageSettings | None = None,
         transfers: TransferEngine | None = None,
@@ -93,6 +105,9 @@ class ModelMemory:
                 so prefill in chunks of it to make prompts reusable there.
             sparse_on_host: keep keys and values of layers with an indexer on the host and fetch
                 the rows it selects.
+            probe_tokens: most tokens of a sequence that is tried first, on small pools: in chunks,
+                behind a reused prefix, in a batch, and padded, against one pass of the plain
+                model. 0 tries nothing.
             components: options to add per component or per package, such as
                 `{"mamba": {"states": 64}}`.
             storage: a store's URL such as `"file:/var/cache/kvgraft?capacity=10GiB"`, or options
@@ -103,20 +118,24 @@ class ModelMemory:
             settings: of `kvgraft.CacheConfig`: `device_tokens`, `host_tokens`, `guard` and so on.
 
         Raises:
-            UnsupportedModelError: the model keeps something no component serves; it is named.
+            UnsupportedModelError: the model keeps something no component serves, or says something
+                else behind a reused prefix; the layer is named where it is known.
             ConfigError: settings that cannot work, or a store that cannot be opened.
         """
         check_chunk(chunk_tokens, page_size)
-        architecture = read_architecture(model, sparse_on_host=sparse_on_host)
+        self_check = NOT_CHECKED
+        with undisturbed(model):
+            architecture = read_architecture(model, sparse_on_host=sparse_on_host)
+            if probe_tokens:
+                self_check = check_reuse(
+                    model,
+                    architecture,
+                    lambda *sizes: _open_trial(model, *sizes),
+                    sparse_on_host=sparse_on_host,
+                    probe_tokens=probe_tokens,
+                )
         extra = dict(components or {})
-        options: dict[str, dict[str, Any]] = {}
-        for name, geometry in architecture.components.items():
-            package = name.partition("@")[0]
-            options[name] = {**geometry, **extra.get(package, {}), **extra.get(name, {})}
-            if package == "mamba":
-                options[name].setdefault("checkpoint_interval_tokens", chunk_tokens)
-            if package == "hisparse":
-                options[name].setdefault("hot_tokens", _selected_tokens(model))
+        options = _component_options(model, architecture, chunk_tokens, extra)
         packages = {name.partition("@")[0] for name in options}
         unknown = sorted(set(extra) - set(options) - packages)
         if unknown:
@@ -126,7 +145,7 @@ class ModelMemory:
             )
         plain = {"page_size": page_size, "device": str(model.device), **settings}
         config = _configure(model, {"components": options, **plain}, storage)
-        return cls(model, architecture, Cache(config, transfers=transfers))
+        return cls(model, architecture, Cache(config, transfers=transfers), self_check)
 
     # -- sessions
 
@@ -279,6 +298,38 @@ class ModelMemory:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _component_options(
+    model: PreTrainedModel,
+    architecture: Architecture,
+    chunk_tokens: int,
+    extra: Mapping[str, Mapping[str, Any]],
+) -> dict[str, dict[str, Any]]:
+    """Options of each component: its geometry, what is given, defaults that follow the model."""
+    options: dict[str, dict[str, Any]] = {}
+    for name, geometry in architecture.components.items():
+        package = name.partition("@")[0]
+        options[name] = {**geometry, **extra.get(package, {}), **extra.get(name, {})}
+        if package == "mamba":
+            options[name].setdefault("checkpoint_interval_tokens", chunk_tokens)
+        if package == "hisparse":
+            options[name].setdefault("hot_tokens", _selected_tokens(model))
+    return options
+
+
+def _open_trial(
+    model: PreTrainedModel, architecture: Architecture, page_size: int, device_tokens: int
+) -> ModelMemory:
+    """A small memory for `kvgraft_transformers.self_check`."""
+    settings = {
+        "components": _component_options(model, architecture, page_size, {}),
+        "page_size": page_size,
+        "device": str(model.device),
+        "device_tokens": -(-device_tokens // page_size) * page_size,
+        "host_tokens": device_tokens if architecture.of_package("hisparse") else 0,
+    }
+    return ModelMemory(model, architecture, Cache(parse_config(settings)))
 
 
 def check_chunk(chunk_tokens: int, page_size: int) -> None:

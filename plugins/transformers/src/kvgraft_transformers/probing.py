@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +24,18 @@ from transformers.cache_utils import (
 from kvgraft_transformers.errors import UnsupportedModelError
 from kvgraft_transformers.lightning import LayeredCache, accepted_as, keeps_lightning_states
 
-__all__ = ["Probe", "cache_argument", "check_layer", "plain_cache", "probe_model"]
+__all__ = [
+    "Probe",
+    "cache_argument",
+    "check_layer",
+    "describe_failure",
+    "layer_modules",
+    "plain_cache",
+    "probe_model",
+    "takes_positions",
+    "undisturbed",
+    "widened",
+]
 
 KNOWN_LAYERS = (
     DynamicLayer,
@@ -39,8 +51,21 @@ KNOWN_LAYERS = (
 MAMBA1_STATE_DIMS = 3
 """A Mamba1 state is `[batch, channels, state]`; all other recurrences have heads as well."""
 
+STATE_DIMS = 4
+"""Dimensions of a recurrent state that is served: `[batch, heads, dim, state]`."""
+
+CONV_DIMS = 3
+"""Dimensions of a convolution state that is served: `[batch, channels, width]`."""
+
 PROBE_TOKENS = 2
 """Tokens after which shapes are read."""
+
+LONGEST_REASON = 200
+"""Characters of an exception that are repeated."""
+
+
+NO_MEMORY = ("loss", "logits", "hidden_states", "attentions", "cross_attentions", "past_key_values")
+"""Outputs of a forward pass that are no memory of another form than transformers' caches."""
 
 
 class Probe(NamedTuple):
@@ -61,6 +86,11 @@ def cache_argument(model: PreTrainedModel) -> str:
     return "cache_params" if "cache_params" in arguments else "past_key_values"
 
 
+def takes_positions(model: PreTrainedModel) -> bool:
+    """Whether a model's forward pass has `position_ids`; others count what was cached."""
+    return "position_ids" in inspect.signature(model.forward).parameters
+
+
 def plain_cache(model: PreTrainedModel) -> Cache:
     """An empty cache of transformers' own layers, of a class the model accepts."""
     return _empty_cache(model, _own_cache(model))
@@ -75,6 +105,7 @@ def probe_model(model: PreTrainedModel) -> Probe:
     if model.config.is_encoder_decoder:
         raise UnsupportedModelError(model, "is an encoder-decoder; kvgraft serves decoders")
     _check_rotation(model)
+    _check_cache_argument(model)
     first, other = (3, 4, 5, 6), (7, 8, 9)
     try:
         own = _own_cache(model)
@@ -85,16 +116,39 @@ def probe_model(model: PreTrainedModel) -> Probe:
         layers = _shapes(cache)
         _run(model, _empty_cache(model, own), other, 0)
         disturbed = _run(model, cache, first[PROBE_TOKENS:], PROBE_TOKENS).logits
-    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
+    except Exception as error:
         raise UnsupportedModelError(
-            model, f"does not run with a dynamic cache: {reason}"
+            model, f"does not run with a dynamic cache: {describe_failure(model, error)}"
         ) from error
     if not torch.equal(expected, disturbed):
         raise UnsupportedModelError(
             model, "keeps a state outside its cache: what it says depends on what ran in between"
         )
     return Probe(layers, own)
+
+
+def _check_cache_argument(model: PreTrainedModel) -> None:
+    """Refuse a model that keeps what it computed elsewhere, or nowhere.
+
+    Raises:
+        UnsupportedModelError: with the outputs that it returns instead.
+    """
+    parameters = inspect.signature(model.forward).parameters
+    if {"past_key_values", "cache_params"} & set(parameters):
+        return
+    try:
+        output = _run(model, None, (3, 4, 5, 6), 0)
+        names = [name for name in output if name not in NO_MEMORY]
+    except Exception:  # noqa: BLE001 - what it returns only completes the reason
+        names = []
+    reason = (
+        f"its forward pass returns {', '.join(names)} instead"
+        if names
+        else "it returns no state to resume from either"
+    )
+    raise UnsupportedModelError(
+        model, f"takes no cache of transformers (no argument past_key_values): {reason}"
+    )
 
 
 def _own_cache(model: PreTrainedModel) -> type[Cache] | None:
@@ -145,6 +199,11 @@ def _check_rotation(model: PreTrainedModel) -> None:
 
 
 def check_layer(model: PreTrainedModel, index: int, layer: Any) -> None:
+    """Refuse what a layer keeps if no component has a place for it.
+
+    Raises:
+        UnsupportedModelError: with the layer's number and type.
+    """
     kind = _layer_type(model, index)
     if type(layer) not in KNOWN_LAYERS:
         raise UnsupportedModelError(
@@ -159,8 +218,103 @@ def check_layer(model: PreTrainedModel, index: int, layer: Any) -> None:
                 f"layer {index} ({kind}) is a Mamba1 scan, which transformers restarts whenever it "
                 "continues with more than one token; a reused prefix would change the answer",
             )
+        if state is not None and state.dim() != STATE_DIMS:
+            raise UnsupportedModelError(
+                model,
+                f"layer {index} ({kind}) keeps a recurrent state of shape {list(state.shape[1:])}; "
+                "served are those of [heads, dim, state]",
+            )
+    convs = [each for each in getattr(layer, "conv_states", {}).values() if each is not None]
+    if len({each.shape for each in convs}) > 1 or any(each.dim() != CONV_DIMS for each in convs):
+        shapes = ", ".join(str(list(each.shape[1:])) for each in convs)
+        raise UnsupportedModelError(
+            model,
+            f"layer {index} ({kind}) keeps convolution states of shapes {shapes}; served are those "
+            "of [channels, width], all alike",
+        )
 
 
 def _layer_type(model: PreTrainedModel, index: int) -> str:
     types = getattr(model.config.get_text_config(decoder=True), "layer_types", None)
     return "attention" if types is None else str(types[index])
+
+
+def describe_failure(model: PreTrainedModel, error: BaseException) -> str:
+    """An exception of a forward pass in one line, with the deepest module that it passed through.
+
+    Args:
+        model: whose modules are named.
+        error: with its traceback.
+    """
+    names = {module: name for name, module in model.named_modules() if name}
+    place = ""
+    trace = error.__traceback__
+    while trace is not None:
+        name = names.get(_module_of(trace.tb_frame.f_locals.get("self")))
+        if name is not None and len(name) >= len(place):
+            place = name
+        trace = trace.tb_next
+    reason = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_REASON]
+    return f"{place}: {reason}" if place else reason
+
+
+def _module_of(owner: object) -> torch.nn.Module:
+    return owner if isinstance(owner, torch.nn.Module) else torch.nn.Module()
+
+
+def layer_modules(model: PreTrainedModel) -> dict[str, torch.nn.Module]:
+    """A model's layers by name, in order: the members of its longest list of modules."""
+    lists = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.ModuleList)
+    ]
+    if not lists:
+        return {}
+    name, longest = max(lists, key=lambda each: len(each[1]))
+    return {f"{name}.{index}": module for index, module in enumerate(longest)}
+
+
+@contextlib.contextmanager
+def undisturbed(model: PreTrainedModel) -> Iterator[None]:
+    """Run a model for a trial: evaluation mode, no gradients, nothing left behind.
+
+    Random generators, training modes and whatever attributes passes set on modules are as before.
+    """
+    device = torch.device(model.device)
+    devices = [device] if device.type == "cuda" else []
+    modules = list(model.modules())
+    attributes = [dict(vars(module)) for module in modules]
+    buffers = [dict(module._buffers) for module in modules]
+    with torch.random.fork_rng(devices=devices), torch.no_grad():
+        model.eval()
+        try:
+            yield
+        finally:
+            for module, before, held in zip(modules, attributes, buffers):
+                vars(module).clear()
+                vars(module).update(before)
+                module._buffers.clear()
+                module._buffers.update(held)
+
+
+@contextlib.contextmanager
+def widened(model: PreTrainedModel) -> Iterator[None]:
+    """Compute with float32 copies of half-precision weights; the weights themselves stay as is."""
+    narrow = (torch.float16, torch.bfloat16)
+    weights = [each for each in model.parameters() if each.dtype in narrow]
+    before = [each.data for each in weights]
+    held = [(module, dict(module._buffers)) for module in model.modules()]
+    try:
+        for each in weights:
+            each.data = each.data.float()
+        for module, buffers in held:
+            for name, buffer in buffers.items():
+                if buffer is not None and buffer.dtype in narrow:
+                    module._buffers[name] = buffer.float()
+        yield
+    finally:
+        for each, data in zip(weights, before):
+            each.data = data
+        for module, buffers in held:
+            module._buffers.update(buffers)

@@ -85,8 +85,9 @@ class SessionCache(Cache):
             tokens: int64 `[n_sessions, n_new]`.
 
         Raises:
-            SessionError: another batch, tokens that are not the session's, or no slots left; or
-                of a recurrent model some sessions that begin and some that continue.
+            SessionError: another batch, tokens that are not the session's, or no slots left; of a
+                recurrent model some sessions that begin and some that continue; sessions of
+                different lengths where the model cannot be padded.
         """
         batch, n_new = tokens.shape
         if batch != len(self.sessions):
@@ -98,6 +99,13 @@ class SessionCache(Cache):
             raise SessionError(
                 f"{sum(beginning)} of {batch} sessions begin, the others continue a state; run "
                 "them in passes of their own"
+            )
+        padding = self.memory.self_check.padding
+        if padding is not None and len({session.computed for session in self.sessions}) > 1:
+            lengths = sorted({session.computed for session in self.sessions})
+            raise SessionError(
+                f"sessions of {lengths[0]} to {lengths[-1]} tokens in one pass: this model answers "
+                f"differently in a padded batch ({padding}); run sessions of equal length together"
             )
         rows = tokens.tolist()
         for session, row in zip(self.sessions, rows):

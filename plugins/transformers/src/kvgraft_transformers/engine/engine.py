@@ -20,7 +20,7 @@ from kvgraft_transformers.engine.generation import (
 from kvgraft_transformers.engine.schedule import Schedule
 from kvgraft_transformers.engine.settings import EngineSettings, EngineTotals
 from kvgraft_transformers.memory import ModelMemory
-from kvgraft_transformers.probing import cache_argument
+from kvgraft_transformers.probing import cache_argument, takes_positions
 from kvgraft_transformers.session_cache import SessionCache
 
 __all__ = ["Engine"]
@@ -57,6 +57,7 @@ class Engine:
         self._cache: SessionCache | None = None
         self._end = _end_tokens(self.model)
         self._argument = cache_argument(self.model)
+        self._takes_positions = takes_positions(self.model)
         known = inspect.signature(self.model.forward).parameters
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
 
@@ -134,16 +135,9 @@ class Engine:
         schedule.arrived(self._give_up)
         decoding = list(schedule.decoding())
         # the last one's slot may have been taken for an earlier one's
-        batch = [generation for generation in decoding if generation.session is not None]
-        ran = self._compute(batch, 1)
-        alike: dict[tuple[int, bool], list[Generation]] = {}
-        for generation, n_tokens in schedule.prefilling(self.settings.step_tokens - len(batch)):
-            assert generation.session is not None
-            # what continues a state and what begins one take different paths through a model
-            begins = generation.session.computed == 0
-            alike.setdefault((n_tokens, begins), []).append(generation)
-        for (n_tokens, _), group in alike.items():
-            ran |= self._compute(group, n_tokens)
+        batch = [(generation, 1) for generation in decoding if generation.session is not None]
+        ran = self._compute_alike(batch)
+        ran |= self._compute_alike(schedule.prefilling(self.settings.step_tokens - len(batch)))
         if not ran and not out and not schedule.idle:
             self._wait()
         self._out = []
@@ -171,6 +165,20 @@ class Engine:
 
     # -- inside
 
+    def _compute_alike(self, work: Iterable[tuple[Generation, int]]) -> bool:
+        """The next tokens of each request, those that may share a pass together."""
+        alike: dict[tuple[int, int], list[Generation]] = {}
+        for generation, n_tokens in work:
+            assert generation.session is not None
+            computed = generation.session.computed
+            # what continues a state and what begins one take different paths through a model
+            kind = min(computed, 1) if self.memory.self_check.padding is None else computed
+            alike.setdefault((n_tokens, kind), []).append(generation)
+        ran = False
+        for (n_tokens, _), group in alike.items():
+            ran |= self._compute(group, n_tokens)
+        return ran
+
     def _compute(self, group: Sequence[Generation], n_new: int) -> bool:
         """One pass over the next `n_new` tokens of each request of a group."""
         if not group:
@@ -182,8 +190,10 @@ class Engine:
             generation.key.tokens(start, start + n_new).tolist()
             for generation, start in zip(group, starts)
         ]
-        positions = torch.tensor(starts)[:, None] + torch.arange(n_new)
         arguments: dict[str, Any] = {self._argument: cache, **self._last_only}
+        if self._takes_positions:
+            positions = torch.tensor(starts)[:, None] + torch.arange(n_new)
+            arguments["position_ids"] = positions.to(device)
         if min(starts) < max(starts):
             columns = torch.arange(max(starts) + n_new)
             padding = max(starts) - torch.tensor(starts)[:, None]
@@ -191,10 +201,7 @@ class Engine:
         try:
             with torch.no_grad():
                 output = self.model(
-                    input_ids=torch.tensor(rows, device=device),
-                    position_ids=positions.to(device),
-                    use_cache=True,
-                    **arguments,
+                    input_ids=torch.tensor(rows, device=device), use_cache=True, **arguments
                 )
         except Exception as error:  # noqa: BLE001 - a model may raise anything; others go on
             for generation in group:

@@ -6,6 +6,7 @@ protocol   what clients send, checked
 replies    what they get
 text       prompts to tokens, tokens to text, stop strings
 worker     the thread that runs the engine
+shutdown   how the server ends
 metrics    counters and gauges for Prometheus
 """
 

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from kvgraft import ConfigError
 from kvgraft_transformers.engine import FinishReason, GenerationRequest
-from kvgraft_transformers.serving.protocol import ApiError
+from kvgraft_transformers.serving.protocol import ApiError, shutdown_refusal
 from kvgraft_transformers.serving.replies import Usage
 from kvgraft_transformers.serving.text import TextStream, Tokenizer
-from kvgraft_transformers.serving.worker import EngineFailureError, EngineWorker
+from kvgraft_transformers.serving.worker import EngineFailureError, EngineWorker, ShutdownError
 
 __all__ = ["Answers", "Piece"]
 
@@ -93,6 +93,8 @@ class Answers:
             self._pieces.put_nowait(error)
         except ConfigError as error:
             self._pieces.put_nowait(ApiError(str(error)))
+        except ShutdownError as error:
+            self._pieces.put_nowait(shutdown_refusal(str(error)))
         except EngineFailureError as error:
             self._pieces.put_nowait(ApiError(f"the engine failed: {error}", status=500))
         except Exception as error:

@@ -28,6 +28,7 @@ from kvgraft_transformers.serving.protocol import (
     CompletionRequest,
     parse_chat,
     parse_completion,
+    shutdown_refusal,
 )
 from kvgraft_transformers.serving.replies import Reply
 from kvgraft_transformers.serving.text import Tokenizer
@@ -118,7 +119,7 @@ def build_app(served: ServedModel) -> Starlette:
 
 def _refuse(_: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return JSONResponse(error.body, status_code=error.status)
+    return JSONResponse(error.body, status_code=error.status, headers=error.headers)
 
 
 def _refuse_route(request: Request, error: Exception) -> Response:
@@ -246,10 +247,11 @@ class _Endpoints:
 
     async def health(self, _: Request) -> Response:
         """`GET /health`: 200 while requests are taken."""
-        alive = self.served.worker.alive
+        worker = self.served.worker
+        taking = worker.alive and not worker.draining
+        status = "ok" if taking else "stopping" if worker.alive else "stopped"
         return JSONResponse(
-            {"status": "ok" if alive else "stopped", "model": self.served.name},
-            status_code=200 if alive else 503,
+            {"status": status, "model": self.served.name}, status_code=200 if taking else 503
         )
 
     async def metrics(self, _: Request) -> Response:
@@ -262,11 +264,13 @@ class _Endpoints:
             "object": "model",
             "created": self.created,
             "owned_by": "kvgraft",
-            "max_model_len": self.served.context_tokens,
+            "max_model_len": min(self.served.context_tokens, self.served.room_tokens),
         }
 
     async def _body(self, request: Request) -> object:
         self._check_key(request)
+        if self.served.worker.draining:
+            raise shutdown_refusal("the server is shutting down and takes no more requests")
         body = b""
         async for part in request.stream():
             body += part
@@ -285,9 +289,16 @@ class _Endpoints:
         key = self.served.api_key
         if key is None:
             return
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode(), key.encode()):
-            raise ApiError("wrong API key", status=401, code="invalid_api_key")
+        scheme, _, given = request.headers.get("authorization", "").strip().partition(" ")
+        right = hmac.compare_digest(given.strip().encode("latin-1"), key.encode())
+        if scheme.lower() != "bearer" or not right:
+            message = "wrong API key" if scheme.lower() == "bearer" else "no API key"
+            raise ApiError(
+                f"{message}; send it as 'Authorization: Bearer KEY'",
+                status=401,
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
 
     def _check_model(self, name: str) -> None:
         if name != self.served.name:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvgraft import ConfigError, GuardMode
+from kvgraft.cli.sizes import PoolSize, TokenCount
 from kvgraft.config import PrefetchPolicy, StorePolicy
 
 if TYPE_CHECKING:
@@ -21,10 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["serve"]
 
-GRACE_S = 5
-"""How long streams may go on after Ctrl-C."""
-
-TOKENS = click.IntRange(min=1)
+TOKENS = TokenCount(min=1)
 
 
 @click.command()
@@ -43,14 +41,18 @@ TOKENS = click.IntRange(min=1)
 @click.option("--dtype", default="auto", show_default=True, help="Element type of the weights.")
 @click.option("--page-size", default=16, show_default=True, type=TOKENS, help="Tokens per page.")
 @click.option(
-    "--device-tokens", default=65_536, show_default=True, type=TOKENS, help="Size of device pools."
+    "--device-tokens",
+    default=65_536,
+    show_default=True,
+    type=PoolSize(min=1),
+    help="Size of device pools: tokens, such as 64k, or bytes of all of them, such as 40GB.",
 )
 @click.option(
     "--host-tokens",
     default=262_144,
     show_default=True,
-    type=click.IntRange(min=0),
-    help="Size of host mirrors; 0 for none.",
+    type=PoolSize(min=0),
+    help="Size of host mirrors, as for the device; 0 for none.",
 )
 @click.option(
     "--chunk-tokens",
@@ -99,7 +101,15 @@ TOKENS = click.IntRange(min=1)
 @click.option(
     "--threads", type=TOKENS, help="Threads torch computes with; its own choice by default."
 )
-def serve(model: str, host: str, port: int, **options: Any) -> None:
+@click.option(
+    "--grace",
+    "grace_s",
+    default=5.0,
+    show_default=True,
+    type=click.FloatRange(min=0),
+    help="Seconds that running requests may go on after SIGTERM or Ctrl-C.",
+)
+def serve(model: str, host: str, port: int, grace_s: float, **options: Any) -> None:
     """Serve MODEL over HTTP.
 
     MODEL is a directory or a name on the model hub.
@@ -107,7 +117,13 @@ def serve(model: str, host: str, port: int, **options: Any) -> None:
     The API is OpenAI's: /v1/completions, /v1/chat/completions (both streaming) and /v1/models;
     /health and /metrics besides. Prompts that begin alike are computed once; `usage` says how many
     tokens were cached.
+
+    SIGTERM and Ctrl-C end it with status 0: new requests get 503 at once, those that run have
+    --grace seconds, and what is left then gets 503 or, as a stream, an error event. A second
+    signal does not wait.
     """
+    if options["api_key"] is not None and not options["api_key"].strip():
+        raise ConfigError("--api-key is empty; give a key, or leave it out to let everybody in")
     try:
         import uvicorn
     except ImportError as error:
@@ -115,17 +131,15 @@ def serve(model: str, host: str, port: int, **options: Any) -> None:
             "kvgraft serve needs an HTTP server; pip install 'kvgraft-transformers[serve]'"
         ) from error
     from kvgraft_transformers.serving.app import build_app
+    from kvgraft_transformers.serving.shutdown import DrainingServer
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     with _listen(host, port) as listener:
         served = load_served_model(model, options)
         where = f"http://{host}:{listener.getsockname()[1]}/v1"
         click.echo(f"serving {served.name!r} on {where} (stop with Ctrl-C)", err=True)
-        config = uvicorn.Config(
-            build_app(served), log_level="warning", timeout_graceful_shutdown=GRACE_S
-        )
-        with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how a server ends
-            uvicorn.Server(config).run(sockets=[listener])
+        config = uvicorn.Config(build_app(served), log_level="warning", timeout_graceful_shutdown=1)
+        DrainingServer(config, served.worker, grace_s).run(sockets=[listener])
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -24,10 +24,14 @@ __all__ = [
     "Message",
     "parse_chat",
     "parse_completion",
+    "shutdown_refusal",
 ]
 
 MOST_STOPS = 4
 """Stop strings per request, as in OpenAI's API."""
+
+RETRY_AFTER_S = 1
+"""Seconds after which a client may ask another server, or the next one at this address."""
 
 LONGEST_ECHO = 80
 """Characters of a wrong value that are repeated to the client."""
@@ -63,15 +67,29 @@ class ApiError(Exception):
     Attributes:
         status: HTTP status.
         body: what the client gets as JSON.
+        headers: what it gets beside them.
     """
 
     def __init__(
-        self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         self.status = status
+        self.headers = dict(headers or {})
         kind = "invalid_request_error" if status < 500 else "server_error"
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
         super().__init__(message)
+
+
+def shutdown_refusal(message: str) -> ApiError:
+    """What a request gets that a server which is about to end cannot answer."""
+    retry = {"Retry-After": str(RETRY_AFTER_S)}
+    return ApiError(message, status=503, code="server_shutting_down", headers=retry)
 
 
 class _Request(BaseModel):

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from jinja2 import TemplateError
-from tokenizers.decoders import DecodeStream
 
 from kvgraft_transformers.serving.protocol import ApiError, Message
 
 __all__ = ["TextStream", "Tokenizer"]
+
+BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
+"""A token that stands for one byte, in vocabularies that fall back to bytes."""
+
+PARTIAL = "\ufffd"
+"""What bytes decode to that are no character, or not yet."""
+
+WINDOW_TOKENS = 32
+"""Tokens behind which the beginning of a stream's window is given up."""
+
+CLEANED_CHARS = 32
+"""Characters at the end that a tokenizer may still join, if it removes spaces after decoding."""
 
 
 class Tokenizer:
@@ -22,11 +34,13 @@ class Tokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
+        self._added = dict(getattr(tokenizer, "added_tokens_decoder", {}))
 
     @property
-    def backend(self) -> Any:
-        """The `tokenizers` object behind it."""
-        return self._tokenizer.backend_tokenizer
+    def unsettled_chars(self) -> int:
+        """Characters at the end of a text that more tokens can change, partial ones aside."""
+        cleans = getattr(self._tokenizer, "clean_up_tokenization_spaces", False)
+        return CLEANED_CHARS if cleans else 0
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, with the model's own special tokens."""
@@ -67,11 +81,32 @@ class Tokenizer:
         """Text of tokens, without special ones."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
+    def is_silent(self, token: int) -> bool:
+        """Whether decoding leaves a token out: a special one, or one that does not exist."""
+        known = self._added.get(token)
+        return known.special if known is not None else self._name(token) is None
+
+    def is_byte(self, token: int) -> bool:
+        """Whether a token stands for one byte, so that its text depends on its neighbours."""
+        name = self._name(token)
+        return name is not None and BYTE_TOKEN.fullmatch(name) is not None
+
+    def _name(self, token: int) -> str | None:
+        name = self._tokenizer.convert_ids_to_tokens(token)
+        return None if name is None else str(name)
+
 
 class TextStream:
     """The text of a growing list of tokens, piece by piece, up to a stop string.
 
-    Text that could be the beginning of a stop string is held back until it is known not to be.
+    All pieces together are the text of all tokens. What may still change is held back: characters
+    whose bytes are incomplete; a run of byte tokens, which one wrong byte turns into replacement
+    characters altogether; and what could be the beginning of a stop string.
+
+    Only the last tokens are decoded at each step:
+
+        tokens   . . . . . . [ a  b  c  d ] e      window: from a place where a character ends
+        text     released    [ released | held ]
 
     Args:
         tokenizer: whose tokens.
@@ -83,30 +118,59 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._unsettled = tokenizer.unsettled_chars
         self._stops = tuple(stops)
         self._tokens: list[int] = []
-        self._decoded = 0
+        self._start = 0  # of the window
+        self._next_start = 0
+        self._released = 0  # characters of the window's text
+        self._total = 0
         self._held = ""
         self.stopped = False
 
     def push(self, token: int) -> str:
         """The text one more token adds; empty where characters or stop strings are incomplete."""
-        if self.stopped:
+        if self.stopped or self._tokenizer.is_silent(token):
             return ""
         self._tokens.append(token)
-        piece = self._stream.step(self._tokenizer.backend, token) or ""
-        self._decoded += len(piece)
+        if self._tokenizer.is_byte(token):
+            return ""
+        text = self._tokenizer.decode(self._tokens[self._start :])
+        settled = text.rstrip(PARTIAL)
+        complete = len(settled) == len(text)
+        settled = settled[: max(0, len(settled) - self._unsettled)]
+        piece = settled[self._released :]
+        self._released += len(piece)
+        self._total += len(piece)
+        if complete:
+            self._move_window(text)
         return self._release(piece)
 
     def finish(self) -> str:
         """The rest: what was held back, and characters that were never completed."""
         if self.stopped:
             return ""
-        tail = self._tokenizer.decode(self._tokens)[self._decoded :]
-        text = self._release(tail)
+        text = self._release(self._tokenizer.decode(self._tokens)[self._total :])
         rest, self._held = self._held, ""
         return text + rest
+
+    def _move_window(self, text: str) -> None:
+        """Begin the window later, where a character ends, once it is long.
+
+        A tokenizer may treat the first token otherwise, as by leaving out a space. So the shorter
+        window must end like the longer one, and hold more than spaces.
+        """
+        n_tokens = len(self._tokens)
+        if n_tokens - self._start < WINDOW_TOKENS:
+            if n_tokens - self._start <= WINDOW_TOKENS // 2:
+                self._next_start = n_tokens
+            return
+        shorter = self._tokenizer.decode(self._tokens[self._next_start :])
+        dropped = len(text) - len(shorter)
+        if shorter.strip() and text.endswith(shorter) and dropped <= self._released:
+            self._start = self._next_start
+            self._released -= dropped
+        self._next_start = n_tokens
 
     def _release(self, piece: str) -> str:
         text = self._held + piece

@@ -23,7 +23,7 @@ from kvgraft_transformers.engine import (
     NewToken,
 )
 
-__all__ = ["EngineFailureError", "EngineWorker", "Ticket"]
+__all__ = ["EngineFailureError", "EngineWorker", "ShutdownError", "Ticket"]
 
 IDLE_S, STORING_S = 0.5, 0.005
 """Longest sleep of an idle engine between two looks at its transfers, and while it stores."""
@@ -37,6 +37,13 @@ MOST_FAILURES = 3
 
 class EngineFailureError(Exception):
     """The model, a copy or the engine failed; this request is lost."""
+
+
+class ShutdownError(EngineFailureError):
+    """The server is about to end; this request is lost, another server may answer it."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is shutting down")
 
 
 @dataclass(eq=False)
@@ -66,11 +73,14 @@ class EngineWorker:
     Attributes:
         failures: steps of the engine that raised; requests whose own pass failed are not among
             them.
+        draining: whether new requests are refused while those that run go on.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.failures = 0
+        self.draining = False
+        self._open: set[Ticket] = set()  # of the event loop's thread
         self._calls: queue.Queue[Callable[[], None]] = queue.Queue()
         self._tickets: dict[Generation, Ticket] = {}
         self._stopping = False
@@ -86,6 +96,11 @@ class EngineWorker:
         self._calls.put(lambda: None)  # wakes it
         self._thread.join()
 
+    def end_all(self) -> None:
+        """End every request now, in the event loop's thread; a pass that runs is not waited for."""
+        for ticket in list(self._open):
+            ticket.events.put_nowait(ShutdownError())
+
     @property
     def alive(self) -> bool:
         """Whether it can take requests."""
@@ -96,22 +111,27 @@ class EngineWorker:
 
         Raises:
             KvgraftError: a request the engine refuses.
+            ShutdownError: the server is about to end.
             EngineFailureError: the model failed, or the engine has stopped.
         """
+        if self.draining:
+            raise ShutdownError
         ticket = Ticket(asyncio.get_running_loop())
         self._calls.put(lambda: self._submit(ticket, request))
         if not self.alive:
             raise EngineFailureError("the engine has stopped")
         finished = False
+        self._open.add(ticket)
         try:
             while not finished:
                 event = await ticket.events.get()
                 if isinstance(event, Exception):
-                    finished = True
+                    finished = not isinstance(event, ShutdownError)  # else the engine goes on
                     raise event
                 finished = event.finish is not None
                 yield event
         finally:
+            self._open.discard(ticket)
             if not finished:
                 self._calls.put(lambda: self._abort(ticket))
 
@@ -180,11 +200,11 @@ class EngineWorker:
         log.error("the engine failed: %s: %s", type(error).__name__, error)
         for generation in list(self._tickets):
             self.engine.abort(generation)
-        self._tell_all(f"{type(error).__name__}: {error}")
+        self._tell_all(EngineFailureError(f"{type(error).__name__}: {error}"))
 
-    def _tell_all(self, reason: str) -> None:
+    def _tell_all(self, error: EngineFailureError) -> None:
         for ticket in self._tickets.values():
-            ticket.put(EngineFailureError(reason))
+            ticket.put(error)
         self._tickets.clear()
 
     def _close(self) -> None:
@@ -193,5 +213,5 @@ class EngineWorker:
         with contextlib.suppress(queue.Empty):
             while True:  # those that came too late are told below
                 self._calls.get_nowait()()
-        self._tell_all("the server is shutting down")
+        self._tell_all(ShutdownError())
         self.engine.close()
