@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvgraft import Everything, Reach, StateAt, Tier, TokenKey, Trailing
-from kvgraft.reach import Term
 from kvgraft.slots import SlotAllocator
+from kvgraft.terms import Term
 from kvgraft.tree import inserting
 from kvgraft.tree.inserting import Holding, Run
 from kvgraft.tree.ledger import Ledger

@@ -18,13 +18,13 @@ from .store import open_store
 
 PLACES = addresses(300)
 NBYTES = 12_000
-CAPACITY, SEGMENT = 2 << 20, 1 << 18
+CAPACITY, SEGMENT = 2 << 20, 1 << 17
 
 
 def main(directory: Path, seed: int, n: int) -> None:
     chance = random.Random(seed)
     counts: Counter[str] = Counter()
-    storage = Storage(FINGERPRINT, open_store(directory, CAPACITY, SEGMENT))
+    storage = Storage(FINGERPRINT, open_store(directory, CAPACITY, SEGMENT, max_open_files=8))
     for number in range(n):
         first = chance.randrange(len(PLACES) - 8)
         places = PLACES[first : first + 8]

@@ -10,13 +10,20 @@ __all__ = ["open_store", "segments"]
 
 
 def open_store(
-    directory: Path, capacity: int = 1 << 20, segment: int = 1 << 17, refresh_s: float = 0
+    directory: Path,
+    capacity: int = 1 << 20,
+    segment: int = 1 << 17,
+    refresh_s: float = 0,
+    max_open_files: int | None = None,
 ) -> FileBackend:
     """A small store."""
-    options = FileOptions.model_validate(
-        {"capacity": capacity, "segment": segment, "refresh_s": refresh_s}
-    )
-    return FileBackend(directory, options)
+    given = {
+        "capacity": capacity,
+        "segment": segment,
+        "refresh_s": refresh_s,
+        "max_open_files": max_open_files,
+    }
+    return FileBackend(directory, FileOptions.model_validate(given))
 
 
 def segments(directory: Path) -> list[Path]:

@@ -103,7 +103,12 @@ def test_the_command_lists_backends_their_options_and_what_is_broken(shelf: Shel
     rows = {row["name"]: row for row in json.loads(told.output)}
     assert rows["thrown"]["distribution"] == "store-sound"
     assert rows["thrown"]["options"] == {"capacity": "1000"}
-    assert rows["file"]["options"] == {"capacity": str(10 << 30), "segment": "", "refresh_s": "0.2"}
+    assert rows["file"]["options"] == {
+        "capacity": str(10 << 30),
+        "segment": "",
+        "refresh_s": "0.2",
+        "max_open_files": "",
+    }
     assert rows["crooked"]["options"] == {}
     assert "names a int, not a StorageDriver" in rows["crooked"]["status"]
     shown = CliRunner().invoke(storage_command, ["drivers"], env={"COLUMNS": "120"}).output

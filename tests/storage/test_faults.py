@@ -139,7 +139,7 @@ def test_what_cannot_be_opened_is_one_line(tmp_path: Path, url: str, said: str) 
 def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     theirs = {
         "notes.txt": b"mine",
-        ".0000000000000002-1.tmp": b"of a process that runs",
+        ".notes-1.tmp": b"mine too",
         "1.kvseg": b"x",
     }
     named = {

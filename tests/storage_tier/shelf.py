@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+import numpy as np
 
 from kvgraft import GuardMode, TokenKey
 from kvgraft.cache import Cache
 from kvgraft.config import PrefetchPolicy, StorageSettings, StorePolicy
 from kvgraft.storage import Address, Status, StorageBackend, Value
 from kvgraft.storage_tier import Prefetch, StorageTier
+from kvgraft.storage_tier.slicing import Pace
 
 from ..serving.server import Server
 from ..serving.setups import Setup
 from ..storage.backends import Hanging
 
-__all__ = ["Shelf", "addresses", "drained", "open_cache", "settings", "stocked", "tier_of", "until"]
+__all__ = [
+    "AT_ONCE",
+    "Shelf",
+    "addresses",
+    "drained",
+    "open_cache",
+    "settings",
+    "step_by_step",
+    "stocked",
+    "tier_of",
+    "until",
+]
 
 
 class Shelf(Hanging):
@@ -62,12 +77,26 @@ def tier_of(cache: Cache) -> StorageTier:
     return cache.storage
 
 
+AT_ONCE = Pace(timer=lambda: 0.0)
+"""A slice of time is never spent: every call does all that can be done."""
+
+
+def step_by_step() -> Pace:
+    """A slice of time is spent with the first step: whatever can come between two steps does."""
+    return Pace(itertools.count().__next__, seconds=1)
+
+
 def open_cache(
-    setup: Setup, shelf: StorageBackend, storage: StorageSettings | None = None, **options: object
+    setup: Setup,
+    shelf: StorageBackend,
+    storage: StorageSettings | None = None,
+    pace: Pace = AT_ONCE,
+    **options: object,
 ) -> Cache:
     """A guarded cache over a store, as a process of its own would open it."""
     given: dict[str, Any] = {"guard": GuardMode.ON, **options}
     cache = setup.open(storage=storage or settings(), **given)
+    tier_of(cache).pace = pace
     tier_of(cache).attach(shelf)
     return cache
 
@@ -108,10 +137,12 @@ def addresses(cache: Cache, prompt: Iterable[int], component: str) -> list[list[
     naming = tier_of(cache).scene.naming
     track = cache.tree.track(component)
     cache.tree.hold(None)
-    parent = naming.last_hash(cache.tree.root(None))
-    hashes = naming.hashes(parent, key.data)
+    hashes = naming.hashes(bytes(naming.of(cache.tree.root(None)).hashes), key.data)
     cache.tree.let_go(None)
-    return [list(each) for each in zip(*naming.addresses(hashes, track, naming.namespace(None)))]
+    pages = np.arange(key.n_tokens // cache.tree.page_size)
+    asked = naming.asked(hashes, 0, [(track, pages)], naming.namespace(None))
+    per_page = len(asked) // len(pages)
+    return [asked[page * per_page : (page + 1) * per_page] for page in pages.tolist()]
 
 
 def drained(cache: Cache, prefetch: Prefetch) -> Prefetch:

@@ -159,7 +159,7 @@ def test_requests_of_which_nothing_is_stored_do_not_wait_for_one_another() -> No
     assert all(prefetch.shared for prefetch in waiting[1:])
     until(lambda: waiting[0].ended, cache)
     cache.poll()
-    assert not any(prefetch.joined for prefetch in waiting), "all of them look at once"
+    assert all(prefetch.ended for prefetch in waiting), "the page that they share is not stored"
     drained(cache, waiting[-1])
     cache.close()
 

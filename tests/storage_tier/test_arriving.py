@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from kvgraft import Tier, TokenKey, WritePolicy
@@ -70,19 +71,21 @@ def starts(cache: Cache) -> Iterator[Node]:
 
 def arrival_of(cache: Cache, start: int, chance: random.Random) -> Arrival:
     """Some pages of each component, on slots reserved for them."""
-    slots: list[dict[int, bytes]] = []
+    there, slots = [], []
     share = chance.choice([0.3, 0.8, 1.0])
     for track in cache.tree.tracks:
-        mine: dict[int, bytes] = {}
+        n_slots = 1 if track.is_state else track.slots_per_page
+        came = np.zeros(PAGES - start, dtype=np.bool_)
+        mine = np.zeros((PAGES - start, n_slots), dtype=np.int32)
         assert track.host is not None
-        for page in range(start, PAGES):
-            n_slots = 1 if track.is_state else track.slots_per_page
+        for page in range(PAGES - start):
             if chance.random() < share and track.host.free >= n_slots:
-                mine[page] = track.host.reserve(n_slots) or b""
+                came[page] = True
+                mine[page] = np.frombuffer(track.host.reserve(n_slots) or b"", np.int32)
+        there.append(came)
         slots.append(mine)
-    end = chance.randrange(start + 1, PAGES + 1)
-    tokens = TokenKey(PROMPT[: end * cache.tree.page_size]).data
-    return Arrival(bytes(tokens), [bytes(32)] * (PAGES - start), start, slots, 1)
+    hashes = bytes(32) * (PAGES - start)
+    return Arrival(TokenKey(PROMPT).data, hashes, start, there, slots, 1)
 
 
 def anchor(cache: Cache, limit: int) -> int:
@@ -104,17 +107,16 @@ def test_what_arrives_hangs_where_it_may_and_the_rest_stays_with_whoever_brought
         grow(cache, engine, chance)
         start = chance.choice([*starts(cache)])
         arrival = arrival_of(cache, start.end, chance)
-        end = len(arrival.tokens) // tree.page_bytes
+        end = chance.randrange(start.end + 1, PAGES + 1)
         whole = anchor(cache, start.end) == start.end and all(
-            {*range(start.end, end)} <= pages.keys() for pages in arrival.slots
+            mask[: end - start.end].all() for mask in arrival.there
         )
-        arrive(tree, start, arrival)
+        tree.remove_dead(arrive(tree, start, end, arrival))
         if whole:
             assert anchor(cache, end) == end, "all of it came"
         owners: list[SlotOwner] = [
-            (track.name, Tier.HOST, "an arrival", slots)
-            for track, pages in zip(tree.tracks, arrival.slots)
-            for slots in pages.values()
+            (track.name, Tier.HOST, "an arrival", slots[there].tobytes())
+            for track, there, slots in zip(tree.tracks, arrival.there, arrival.slots)
         ]
         check_integrity(tree, [], owners)
         while engine.pending:

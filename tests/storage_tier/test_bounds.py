@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from kvgraft import TokenKey, WritePolicy
@@ -144,13 +146,21 @@ def test_what_is_fetched_instead_stays_in_the_share(n_slots_left: int, tokens: i
     tier = tier_of(cache)
     ((gone,),) = addresses(cache, PROMPT, "mamba")[-1:]
     spoil(shelf, gone.key)
-    prefetch, held = tier.prefetch(TokenKey(PROMPT)), [0]
+    held = [0]
 
-    def over() -> bool:
-        held.append(tier.prefetching.nbytes_in_flight)
-        return prefetch.ended
+    def seen(condition: Callable[[], object]) -> Callable[[], object]:
+        def look() -> object:
+            held.append(tier.prefetching.nbytes_in_flight)
+            return condition()
 
-    until(over, cache)
+        return look
+
+    shelf.gate.clear()
+    prefetch = tier.prefetch(TokenKey(PROMPT))
+    until(seen(lambda: shelf.n_calls), cache)
+    until(seen(lambda: held[-1]), cache)
+    shelf.gate.set()
+    until(seen(lambda: prefetch.ended), cache)
     assert 0 < max(held) <= share
     assert drained(cache, prefetch).gained_tokens == tokens
     cache.close()

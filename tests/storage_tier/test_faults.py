@@ -15,7 +15,7 @@ from kvgraft import WritePolicy
 from kvgraft.config import PrefetchPolicy, StorePolicy
 
 from ..serving.setups import SETUPS, Setup, installed
-from .shelf import open_cache, settings, tier_of
+from .shelf import AT_ONCE, open_cache, settings, tier_of
 from .troubles import DEADLINE_S, PROMPTS, VERBS, Clock, Traffic, Trouble, Troubled, traffic_over
 
 HYBRID = installed("full", "swa", "mamba")
@@ -84,7 +84,7 @@ def test_a_dead_store_is_left_alone_and_asked_now_and_then_whether_it_is_back(
 ) -> None:
     with traffic_over(HYBRID, settings(deadline_s=DEADLINE_S), Troubled, **LARGE) as traffic:
         backend = failing(traffic, "exists", Trouble.RAISES)
-        backend.faults["healthy"] = trouble
+        backend.faults |= {"set": Trouble.RAISES, "healthy": trouble}
         for start in range(0, 500, 100):
             traffic.serve([*range(start, start + 9)])
         assert traffic.tier.storage.state is not None
@@ -166,6 +166,7 @@ def test_what_lies_above_data_on_its_way_to_a_store_is_promised_to_nobody() -> N
 def test_time_that_leaps_while_calls_are_under_way_says_nothing_about_their_keys() -> None:
     """A machine that was suspended: what was asked before times out, and is asked again (S7)."""
     with traffic_over(HYBRID, settings(deadline_s=DEADLINE_S), Troubled, **LARGE) as traffic:
+        traffic.tier.pace = AT_ONCE
         backend = failing(traffic, "exists", Trouble.HANGS)
         prefetch = traffic.tier.prefetch(traffic.key(PROMPTS[0]))
         while not backend.stuck:

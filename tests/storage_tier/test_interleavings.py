@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from kvgraft import Tier, TokenKey, WritePolicy
 from kvgraft.config import PrefetchPolicy, StorePolicy
 from kvgraft.request import Request
-from kvgraft.storage_tier import Prefetch
+from kvgraft.storage_tier import Prefetch, fetching, naming
 
 from ..serving.server import Server
 from ..serving.setups import SETUPS, Setup
@@ -141,6 +141,7 @@ class Traffic:
     prefetch=st.sampled_from(PrefetchPolicy),
     write=st.sampled_from(WritePolicy),
     synchronous=st.booleans(),
+    stepping=st.booleans(),
 )
 def test_in_any_order_books_and_bytes_stay_right(
     setup: Setup,
@@ -149,15 +150,22 @@ def test_in_any_order_books_and_bytes_stay_right(
     prefetch: PrefetchPolicy,
     write: WritePolicy,
     synchronous: bool,  # noqa: FBT001 - drawn
+    stepping: bool,  # noqa: FBT001 - drawn
 ) -> None:
+    """With `stepping` every call of the cache goes on by one step only, of pieces of two pages."""
     shelf = Shelf(synchronous=synchronous)
     given_ = shelves.settings(store=store, prefetch=prefetch, prefetch_timeout_s=1e-3)
-    cache = open_cache(setup, shelf, given_, policy=write, device_tokens=96, host_tokens=64)
+    pace = shelves.step_by_step() if stepping else shelves.AT_ONCE
+    cache = open_cache(setup, shelf, given_, pace, policy=write, device_tokens=96, host_tokens=64)
     traffic = Traffic(Server(cache), shelf, random.Random(seed))
     try:
-        for _ in range(STEPS):
-            traffic.step()
-        traffic.end()
+        with pytest.MonkeyPatch.context() as patch:
+            if stepping:
+                patch.setattr(fetching, "PIECE_PAGES", 2)
+                patch.setattr(naming, "BLOCK_PAGES", 2)
+            for _ in range(STEPS):
+                traffic.step()
+            traffic.end()
     finally:
         traffic.shelf.gate.set()
         shelf.gate.set()

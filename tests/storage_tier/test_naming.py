@@ -59,17 +59,19 @@ def test_what_is_looked_for_computed_and_stored_is_hashed_once(
     cache.close()
 
 
-def test_hashes_are_of_one_tree_one_namespace_and_pages_that_are_all_there() -> None:
+def test_hashes_are_of_one_tree_one_namespace_and_the_pages_that_are_there() -> None:
     mine = object()
     key = TokenKey(PROMPT, "tenant")
-    key.hashed = PageHashes(mine, "tenant", 3, [b"3", b"4", b"5"])
-    assert key.page_hashes(mine, 3, 6) == [b"3", b"4", b"5"]
-    assert key.page_hashes(mine, 4, 5) == [b"4"]
-    assert key.page_hashes(mine, 2, 5) is None
-    assert key.page_hashes(mine, 4, 7) is None
-    assert key.page_hashes(object(), 3, 6) is None
+    three, four, five = bytes([3]) * 32, bytes([4]) * 32, bytes([5]) * 32
+    key.hashed = PageHashes(mine, "tenant", 3, three + four + five)
+    assert key.page_hashes(mine, 3, 6) == three + four + five
+    assert key.page_hashes(mine, 4, 5) == four
+    assert key.page_hashes(mine, 2, 5) == b""
+    assert key.page_hashes(mine, 4, 7) == four + five, "as far as they are known"
+    assert key.page_hashes(mine, 7, 9) == b""
+    assert key.page_hashes(object(), 3, 6) == b""
     key.namespace = "another"
-    assert key.page_hashes(mine, 3, 6) is None
+    assert key.page_hashes(mine, 3, 6) == b""
 
 
 def test_a_copy_that_is_given_another_namespace_has_other_names() -> None:
@@ -98,7 +100,7 @@ def test_a_copy_that_is_given_another_namespace_has_other_names() -> None:
 
 def test_a_key_that_is_cut_forgets_them_and_a_copy_has_them() -> None:
     key = TokenKey(PROMPT)
-    key.hashed = PageHashes(None, None, 0, [b"0"])
+    key.hashed = PageHashes(None, None, 0, bytes(32))
     fork = copy(key)
     assert fork.hashed is key.hashed
     key.truncate(40)

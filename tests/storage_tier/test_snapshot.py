@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from kvgraft import SnapshotError, TokenKey
-from kvgraft.storage.canonical import decode, encode
+from kvgraft.storage.canonical import MAX_DEPTH, decode, encode
 
 from ..serving.server import Server
 from ..serving.setups import SETUPS, Setup, installed
@@ -149,6 +149,26 @@ def test_what_the_store_lost_meanwhile_is_a_miss(tmp_path: Path) -> None:
     assert not restoring.tokens
     assert not cache.tree.n_nodes
     cache.check_integrity()
+    cache.close()
+
+
+def test_a_namespace_as_deep_as_any_is_saved_and_loaded(tmp_path: Path) -> None:
+    deep: object = ()
+    for _ in range(MAX_DEPTH - 1):
+        deep = (deep,)
+    setup, shelf, key = installed("full"), Shelf(), TokenKey(range(33), namespace=deep)
+    cache = open_cache(setup, shelf, device_tokens=256, host_tokens=512)
+    request = cache.begin(key)
+    assert cache.admit(request).admitted
+    Server(cache).prefill(request)
+    cache.finish(request)
+    assert cache.drain()
+    assert tier_of(cache).save(tmp_path / "index") == 1
+    cache.close()
+    cache = open_cache(setup, shelf, device_tokens=256, host_tokens=512)
+    tier_of(cache).load(tmp_path / "index")
+    assert cache.drain()
+    assert cache.explain(key).anchor == 32
     cache.close()
 
 

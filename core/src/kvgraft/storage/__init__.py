@@ -17,7 +17,7 @@ from kvgraft.storage.backend import (
     Value,
     VerifyReport,
 )
-from kvgraft.storage.breaker import BreakerState
+from kvgraft.storage.breaker import Access, BreakerState
 from kvgraft.storage.driver import (
     STORAGE_API,
     STORAGE_GROUP,
@@ -41,6 +41,7 @@ __all__ = [
     "STORAGE_GROUP",
     "TRANSIENT",
     "WRONG",
+    "Access",
     "Address",
     "BreakerState",
     "Capabilities",

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from kvgraft.storage.backend import StorageBackend
-from kvgraft.storage.breaker import Breaker
+from kvgraft.storage.breaker import Access, Breaker, BreakerState
 from kvgraft.storage.calls import BackendFailure, Calls
 from kvgraft.storage.counters import Counters
 from kvgraft.storage.limits import SupervisionLimits
+from kvgraft.storage.line import Call, Flow, Line, Task
 from kvgraft.storage.status import TRANSIENT, Status
 from kvgraft.storage.ticket import Job, Phase, StorageTicket
 from kvgraft.storage.workers import Staging, WorkerPool
 
-__all__ = ["Attachment", "Call"]
-
-Call = Callable[[Job, Staging], "list[Status] | None"]
-"""Carries out a job's keys; None if the job was over before."""
+__all__ = ["Attachment"]
 
 TRIAL, CLOSE = "trial", "close"
 
@@ -40,7 +36,7 @@ class Attachment:
 
     Attributes:
         calls: the backend's calls.
-        breaker: whether it is asked at all.
+        breakers: whether it is asked at all, for reads and for writes.
         pool: its threads.
         detaching: the ticket of `detach`, once it was called.
         closed: whether it was let go of.
@@ -56,32 +52,41 @@ class Attachment:
         clock: Callable[[], float],
     ) -> None:
         self.calls = Calls(backend, fingerprint, clock)
-        self.breaker = Breaker(
-            limits.failure_limit, limits.cooldown_s, limits.cooldown_limit_s, clock
-        )
-        self.pool = WorkerPool(limits.n_workers, limits.max_abandoned, limits.batch_nbytes)
+        bounds = (limits.failure_limit, limits.cooldown_s, limits.cooldown_limit_s)
+        self.breakers = {access: Breaker(*bounds, clock, access) for access in Access}
         self.detaching: StorageTicket | None = None
         self.closed = False
         self.last_error: str | None = None
         self._limits = limits
         self._counters = counters
         self._clock = clock
-        self._order = itertools.count()
-        self._lock = threading.Lock()
-        self._due: list[tuple[float, int, Job]] = []
-        self._at_work: set[Job] = set()
+        self._line = Line()
+        self._trials: dict[Job, list[Breaker]] = {}
         self._polling = threading.Lock()
         self._close_job: Job | None = None
         self._close_queued = False
+        self.pool = WorkerPool(
+            self._line, self._bound, limits.n_workers, limits.max_abandoned, limits.batch_nbytes
+        )
+
+    @property
+    def state(self) -> BreakerState:
+        """Of the breakers, whichever lets less pass."""
+        states = {breaker.state for breaker in self.breakers.values()}
+        for state in (BreakerState.OPEN, BreakerState.HALF_OPEN):
+            if state in states:
+                return state
+        return BreakerState.CLOSED
 
     # -- calls
 
-    def submit(self, job: Job, call: Call) -> None:
-        """Queue a job; with an open breaker it ends at once with DOWN."""
-        if not self.breaker.lets_pass:
-            job.settle([Status.DOWN] * job.n_keys)
-            return
-        self._start(job, lambda staging: self._run(job, call, staging))
+    def submit(self, flow: Flow) -> None:
+        """Queue a ticket's calls; with an open breaker they end at once with DOWN."""
+        if not self.breakers[flow.access].lets_pass:
+            flow.give_up(Status.DOWN)
+        elif not flow.over:
+            flow.waits_until = self._clock() + self._limits.queue_timeout_s
+            self._line.put(flow)
 
     def poll(self) -> None:
         """Enforce deadlines, try a backend that failed again, go on detaching."""
@@ -93,26 +98,32 @@ class Attachment:
                 return
             if self.detaching is not None:
                 self._go_on_detaching()
-            elif self.breaker.take_trial():
-                self._try()
+                return
+            due = [breaker for breaker in self.breakers.values() if breaker.take_trial()]
+            if due:
+                self._try(due)
         finally:
             self._polling.release()
 
     def detach(self, ticket: StorageTicket, deadline_s: float) -> None:
         """End what is queued, then close the backend; the ticket's value is True if that worked."""
         self.detaching = ticket
-        self._close_job = self._supervised(Job(ticket, CLOSE, (0, 0), self._clock() + deadline_s))
+        deadline = self._clock() + deadline_s
+        self._close_job = Job(ticket, CLOSE, (0, 0), access=Access.WRITE, deadline=deadline)
         self.poll()
 
     # -- on workers
 
+    def _bound(self, job: Job, call: Call) -> Task:
+        return partial(self._run, job, call)
+
     def _run(self, job: Job, call: Call, staging: Staging) -> None:
-        if not self.breaker.lets_pass:
+        if not self.breakers[job.access].lets_pass:
             job.settle([Status.DOWN] * job.n_keys)
         else:
             self._carry_out(job, call, staging)
-        with self._lock:
-            self._at_work.discard(job)
+        if job.flow is not None:
+            job.flow.waits_until = self._clock() + self._limits.queue_timeout_s
 
     def _carry_out(self, job: Job, call: Call, staging: Staging) -> None:
         try:
@@ -121,8 +132,7 @@ class Attachment:
             error = str(failure)
 
             def note_failure(statuses: Sequence[Status]) -> None:
-                self._note_error(job, error)
-                self.breaker.fail()
+                self.note_failure(job, error)
 
             job.settle([Status.DOWN] * job.n_keys, note_failure)
             return
@@ -132,12 +142,17 @@ class Attachment:
 
         def note(statuses: Sequence[Status]) -> None:
             if TRANSIENT.isdisjoint(statuses):
-                self.breaker.succeed()
+                self.breakers[job.access].succeed(job.asks)
             else:
-                self.breaker.fail()
+                self.breakers[job.access].fail(job.asks)
 
         if not job.settle(statuses, note):
             self._counters.add(f"{job.verb}.late")
+
+    def note_failure(self, job: Job, error: str) -> None:
+        """A call of a job failed."""
+        self._note_error(job, error)
+        self.breakers[job.access].fail(job.asks)
 
     def _run_trial(self, job: Job) -> None:
         try:
@@ -145,9 +160,7 @@ class Attachment:
         except BackendFailure as failure:
             self._note_error(job, str(failure))
             healthy = False
-        with self._lock:
-            self._at_work.discard(job)
-        job.settle([], lambda statuses: self.breaker.end_trial(healthy=healthy))
+        job.settle([], lambda statuses: self._end_trial(job, healthy=healthy))
 
     def _run_close(self, job: Job) -> None:
         try:
@@ -159,84 +172,80 @@ class Attachment:
 
     # -- supervision
 
-    def _start(self, job: Job, task: Callable[[Staging], None]) -> None:
-        self._supervised(job)
-        with self._lock:
-            self._at_work.add(job)
-        self.pool.submit(job, task)
-
-    def _supervised(self, job: Job) -> Job:
-        with self._lock:
-            heapq.heappush(self._due, (job.deadline, next(self._order), job))
-        return job
-
     def ticket(self, n_keys: int) -> StorageTicket:
         """A ticket whose deadlines are enforced here."""
         return StorageTicket(n_keys, self.poll, self._counters.add_statuses)
 
     def _note_error(self, job: Job, error: str) -> None:
-        self.last_error = job.ticket.error = f"{job.verb}: {error}"
-        self._counters.add(f"{job.verb}.errors")
+        self.last_error = job.ticket.error = f"{job.asks}: {error}"
+        self._counters.add(f"{job.asks}.errors")
 
     def _expire(self) -> None:
-        now, busy = self._clock(), []
-        while True:
-            with self._lock:
-                if not self._due or self._due[0][0] > now:
-                    break
-                entry = heapq.heappop(self._due)
-            job = entry[2]
-            if job.phase is Phase.RETURNED:
+        now = self._clock()
+        close = [] if self._close_job is None or self._close_job.settled else [self._close_job]
+        for job in {*self._line.running(), *close}:
+            if job.deadline > now or job.phase is Phase.RETURNED:
                 continue
             known = job.settled
             if not job.give_up(partial(self._note_timeout, job)):
-                busy.append(entry)
-                continue
+                continue  # the caller's memory is in use this moment
             if known:  # cancelled; its call hangs all the same
                 self._note_timeout(job, ())
-            with self._lock:
-                self._at_work.discard(job)
+            self._line.done(job)
             self._leave_behind(job)
-        with self._lock:
-            for entry in busy:
-                heapq.heappush(self._due, entry)
+        for flow in self._line.expired(now):
+            if flow.give_up(Status.TIMEOUT):
+                flow.ticket.error = f"{flow.verb}: {self._limits.queue_timeout_s:g} s in line"
+                self._counters.add(f"{flow.verb}.waited_too_long")
+        for access, breaker in self.breakers.items():
+            if not breaker.lets_pass:
+                for flow in self._line.clear(access):
+                    flow.give_up(Status.DOWN)
 
     def _note_timeout(self, job: Job, statuses: Sequence[Status]) -> None:
         self._counters.add(f"{job.verb}.timeouts")
         if job.verb == TRIAL:  # one that no worker got to is over as well
-            self.breaker.end_trial(healthy=False)
+            self._end_trial(job, healthy=False)
         elif job.phase is Phase.CALLING:
-            self.breaker.fail()
+            self.breakers[job.access].fail(job.asks)
 
     def _leave_behind(self, job: Job) -> None:
         if job.phase is Phase.CALLING and self.pool.abandon(job):
             self._counters.add("workers.abandoned")
         if not self.pool.n_live:
-            self.breaker.trip()
+            for breaker in self.breakers.values():
+                breaker.trip()
         if job is self._close_job:
             # Whatever still runs has had its time; the backend is told as soon as a worker can.
-            late = Job(self.ticket(0), CLOSE, (0, 0), job.deadline)
-            self.pool.submit(late, lambda staging: self._run_close(late))
+            late = Job(self.ticket(0), CLOSE, (0, 0), access=Access.WRITE)
+            self._line.put_first(late, lambda staging: self._run_close(late))
             self._let_go()
 
-    def _try(self) -> None:
+    def _try(self, due: list[Breaker]) -> None:
         if not self.pool.n_live:
-            self.breaker.end_trial(healthy=False)
+            for breaker in due:
+                breaker.end_trial(healthy=False)
             return
         deadline = self._clock() + self._limits.deadline_s
-        job = Job(self.ticket(0), TRIAL, (0, 0), deadline)
+        job = Job(self.ticket(0), TRIAL, (0, 0), access=Access.READ, deadline=deadline)
+        self._trials[job] = due
         self._counters.add("breaker.trials")
-        self._start(job, lambda staging: self._run_trial(job))
+        self._line.put_first(job, lambda staging: self._run_trial(job))
+
+    def _end_trial(self, job: Job, *, healthy: bool) -> None:
+        for breaker in self._trials.pop(job, ()):
+            breaker.end_trial(healthy=healthy)
 
     def _go_on_detaching(self) -> None:
         job = self._close_job
-        with self._lock:
-            waits = bool(self._at_work)
-        if job is None or waits or self._close_queued or job.settled:
+        if job is None or self._close_queued or job.settled or not self._line.idle:
             return
         self._close_queued = True
-        self.pool.submit(job, lambda staging: self._run_close(job))
+        self._line.put_first(job, lambda staging: self._run_close(job))
 
     def _let_go(self) -> None:
         self.closed = True
+        for access in Access:
+            for flow in self._line.clear(access):
+                flow.give_up(Status.DOWN)
         self.pool.close()

@@ -3,6 +3,9 @@
 CLOSED ─ failure_limit calls fail in a row ─► OPEN ─ cooldown passes ─► HALF_OPEN
    ▲                                           ▲ └────── a trial fails ──────┤
    └───────────────────────────── a trial succeeds ──────────────────────────┘
+
+Reads and writes have one each, and in it every verb its own row of failures: a store that says what
+it has, or takes what it is given, may be unable to hand anything out.
 """
 
 from __future__ import annotations
@@ -12,10 +15,17 @@ import logging
 import threading
 from collections.abc import Callable
 
-__all__ = ["Breaker", "BreakerState"]
+__all__ = ["Access", "Breaker", "BreakerState"]
 
 
 logger = logging.getLogger("kvgraft")
+
+
+class Access(str, enum.Enum):
+    """What a call does to a store; each kind has a breaker, and its turn in line."""
+
+    READ = "read"
+    WRITE = "write"
 
 
 class BreakerState(str, enum.Enum):
@@ -37,6 +47,7 @@ class Breaker:
         cooldown_s: seconds until the first trial; doubles with each that fails.
         cooldown_limit_s: longest cooldown.
         clock: seconds that only grow.
+        access: what it is for, for people.
 
     Attributes:
         opened: how often it has opened.
@@ -48,13 +59,15 @@ class Breaker:
         cooldown_s: float,
         cooldown_limit_s: float,
         clock: Callable[[], float],
+        access: Access,
     ) -> None:
         self.opened = 0
+        self._access = access
         self._limit = failure_limit
         self._shortest = self._cooldown = cooldown_s
         self._longest = cooldown_limit_s
         self._clock = clock
-        self._failures = 0
+        self._failures: dict[str, int] = {}
         self._state = BreakerState.CLOSED
         self._retry_at = 0.0
         self._lock = threading.Lock()
@@ -83,38 +96,41 @@ class Breaker:
             if self._state is not BreakerState.HALF_OPEN:
                 return
             if healthy:
-                logger.warning("storage: the store is back and used again")
+                logger.warning(
+                    "storage: the store is back and used again for %ss", self._access.value
+                )
                 self._state = BreakerState.CLOSED
-                self._failures = self._limit - 1
+                self._failures = dict.fromkeys(self._failures, self._limit - 1)
             else:
-                self._open()
+                self._open("it is not healthy")
 
-    def succeed(self) -> None:
+    def succeed(self, verb: str) -> None:
         """An ordinary call succeeded."""
         with self._lock:
-            self._failures = 0
-            if self._state is BreakerState.CLOSED:
+            self._failures.pop(verb, None)
+            if self._state is BreakerState.CLOSED and not self._failures:
                 self._cooldown = self._shortest
 
-    def fail(self) -> None:
+    def fail(self, verb: str) -> None:
         """An ordinary call failed."""
         with self._lock:
-            self._failures += 1
-            if self._failures >= self._limit and self._state is BreakerState.CLOSED:
-                self._open()
+            self._failures[verb] = self._failures.get(verb, 0) + 1
+            if self._failures[verb] >= self._limit and self._state is BreakerState.CLOSED:
+                self._open(f"{verb} failed {self._failures[verb]} times in a row")
 
     def trip(self) -> None:
         """Open at once: nothing is left that could make a call."""
         with self._lock:
             if self._state is not BreakerState.OPEN:
-                self._open()
+                self._open("every worker hangs in a call")
 
-    def _open(self) -> None:
+    def _open(self, why: str) -> None:
         if self._state is BreakerState.CLOSED:
             logger.warning(
-                "storage: the store failed %d times in a row and is left alone; it is asked again "
-                "by itself, every %.0f s at most",
-                self._failures,
+                "storage: the store is left alone for %ss: %s; it is asked again by itself, "
+                "every %.0f s at most",
+                self._access.value,
+                why,
                 self._longest,
             )
         self.opened += 1

@@ -62,7 +62,8 @@ class Calls:
         Raises:
             BackendFailure: see there.
         """
-        if not (job.lend() if self.capabilities.synchronous else job.enter(Phase.CALLING)):
+        begin = job.lend if self.capabilities.synchronous else job.call
+        if not begin(self._clock()):
             return None
         values = self._values(staging, buffers)
         keys = [address.key for address in addresses]
@@ -105,7 +106,7 @@ class Calls:
             if value.payload is not buffer:
                 copy(value.payload, buffer)
             value.header[:] = encode_header(address, self._fingerprint, value.payload)
-        if not job.enter(Phase.CALLING):
+        if not job.call(self._clock()):
             return None
         keys = [address.key for address in addresses]
         return _statuses(
@@ -128,7 +129,7 @@ class Calls:
         Raises:
             BackendFailure: see there.
         """
-        if not job.enter(Phase.CALLING):
+        if not job.call(self._clock()):
             return None
         hints = _guarded(lambda: list(self.backend.exists([each.key for each in addresses])))
         if len(hints) != len(addresses):
@@ -141,7 +142,7 @@ class Calls:
         Raises:
             BackendFailure: see there.
         """
-        if not job.enter(Phase.CALLING):
+        if not job.call(self._clock()):
             return None
         return _statuses(len(keys), lambda: self.backend.remove(keys))
 
@@ -159,7 +160,7 @@ class Calls:
         Raises:
             BackendFailure: see there.
         """
-        if not job.enter(Phase.CALLING):
+        if not job.call(self._clock()):
             return None
         return (_guarded(lambda: question(self.backend)),)
 

@@ -19,7 +19,7 @@ MAX_DEPTH = 16
 """Tuples inside tuples."""
 
 
-def encode(value: Plain, subject: str = "value") -> bytes:
+def encode(value: Plain, subject: str = "value", depth: int = MAX_DEPTH) -> bytes:
     """A value as canonical bytes (S8, T11).
 
     Values that the tree takes for equal get equal bytes: a `NamedTuple` is its tuple, a `str`
@@ -28,21 +28,26 @@ def encode(value: Plain, subject: str = "value") -> bytes:
     Args:
         value: None, an int, a str, bytes, or a tuple of these.
         subject: what it is, for the message.
+        depth: tuples inside tuples that are taken.
 
     Raises:
         ConfigError: another type, also inside a tuple; bool and float among them, because `True`,
             `1` and `1.0` are equal in Python and not in storage.
     """
-    return _encode(value, subject, MAX_DEPTH)
+    return _encode(value, subject, depth)
 
 
-def decode(encoded: bytes) -> Plain:
+def decode(encoded: bytes, depth: int = MAX_DEPTH) -> Plain:
     """The value whose canonical bytes these are.
+
+    Args:
+        encoded: the bytes.
+        depth: tuples inside tuples that are taken.
 
     Raises:
         ValueError: they are no value's.
     """
-    value, end = _decode(memoryview(encoded), 0, MAX_DEPTH)
+    value, end = _decode(memoryview(encoded), 0, depth)
     if end != len(encoded):
         raise ValueError(f"{len(encoded) - end} bytes follow the value")
     return value

@@ -25,9 +25,10 @@ class Counters:
 
     def add_statuses(self, verb: str, statuses: Iterable[Status]) -> None:
         """Count a call's keys by how they ended."""
+        values = [status._value_ for status in statuses]
         with self._lock:
-            for status in statuses:
-                self._counts[f"{verb}.{status.value}"] += 1
+            for value in {*values}:
+                self._counts[f"{verb}.{value}"] += values.count(value)
 
     def snapshot(self) -> dict[str, int]:
         """All counts, by name."""

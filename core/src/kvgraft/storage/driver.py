@@ -143,7 +143,7 @@ def _options(name: str, model: type[StorageOptions], query: str) -> StorageOptio
             told = f"has no option {field!r}"
         elif first["type"] == "missing":
             told = f"option {field!r} is missing"
-        elif first["type"].startswith("byte_size"):
+        elif first["type"] == "size":
             told = f"option {field}={first.get('input')!r:.60}: write for example 10GiB"
         elif first["loc"] == ():
             told = first["msg"].removeprefix("Value error, ")

@@ -12,7 +12,10 @@ class SupervisionLimits:
     """Bounds of supervision.
 
     Attributes:
-        deadline_s: longest time for a call, unless the call says otherwise.
+        deadline_s: longest time for a call of the backend, from when it begins, unless the call
+            says otherwise.
+        queue_timeout_s: longest time for which a ticket waits in line while nothing of it is
+            served.
         n_workers: threads that call; two let one copy and checksum while the other waits.
         max_abandoned: threads that may hang in calls before they are no longer replaced.
         batch_nbytes, batch_keys: most that goes into one backend call; more is cut into several.
@@ -21,6 +24,7 @@ class SupervisionLimits:
     """
 
     deadline_s: float = 5.0
+    queue_timeout_s: float = 60.0
     n_workers: int = 2
     max_abandoned: int = 4
     batch_nbytes: int = 8 << 20

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import abc
 import mmap
+from collections.abc import Iterable
 
 import numpy as np
 
-__all__ = ["BLOCK_NBYTES", "aligned", "as_bytes", "copy", "is_aligned", "round_up"]
+__all__ = ["BLOCK_NBYTES", "Buffers", "aligned", "as_bytes", "copy", "is_aligned", "round_up"]
 
 BLOCK_NBYTES = 4096
 """What direct I/O aligns to, in memory, in length and on disk."""
+
+
+class Buffers(abc.ABC):
+    """Memory of many payloads, looked up part by part."""
+
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """Payloads."""
+
+    @abc.abstractmethod
+    def __getitem__(self, part: slice) -> list[memoryview]:
+        """The memory of some of them, contiguous bytes each; on any thread."""
+
+    @abc.abstractmethod
+    def sizes(self) -> Iterable[int]:
+        """Bytes of each."""
 
 
 def round_up(nbytes: int) -> int:

@@ -6,20 +6,23 @@ while the cache serves; what is seen of that is misses and counters (S9, S10, S1
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 from kvgraft.errors import ConfigError
-from kvgraft.storage.attachment import Attachment, Call
+from kvgraft.storage.attachment import Attachment
 from kvgraft.storage.backend import Capabilities, StorageBackend
-from kvgraft.storage.breaker import BreakerState
+from kvgraft.storage.breaker import Access, BreakerState
 from kvgraft.storage.calls import BackendFailure
 from kvgraft.storage.counters import Counters
 from kvgraft.storage.keys import Address, Fingerprint
 from kvgraft.storage.limits import SupervisionLimits
-from kvgraft.storage.memory import as_bytes
+from kvgraft.storage.line import Flow
+from kvgraft.storage.memory import Buffers, as_bytes
 from kvgraft.storage.status import WRONG, Status
-from kvgraft.storage.ticket import Job, Phase, StorageTicket
+from kvgraft.storage.ticket import Job, StorageTicket
 from kvgraft.storage.workers import Staging
 
 __all__ = ["Storage"]
@@ -72,8 +75,12 @@ class Storage:
 
     @property
     def state(self) -> BreakerState | None:
-        """The breaker's; None without a store."""
-        return None if self._attachment is None else self._attachment.breaker.state
+        """The breakers', whichever lets less pass; None without a store."""
+        return None if self._attachment is None else self._attachment.state
+
+    def state_of(self, access: Access) -> BreakerState | None:
+        """The state of the breaker for reads, or for writes; None without a store."""
+        return None if self._attachment is None else self._attachment.breakers[access].state
 
     @property
     def last_error(self) -> str | None:
@@ -142,12 +149,18 @@ class Storage:
     def get(
         self,
         addresses: Sequence[Address],
-        buffers: Sequence[object],
+        buffers: Sequence[object] | Buffers,
         deadline_s: float | None = None,
     ) -> StorageTicket:
         """Fetch payloads into buffers of exactly their length; OK means verified, all of it (S9).
 
-        What turns out to be wrong is removed and counted.
+        What turns out to be wrong is removed and counted. Addresses and `Buffers` that are made on
+        demand are made on a worker's thread, call by call.
+
+        Args:
+            addresses: what they are called.
+            buffers: one each, or `Buffers`.
+            deadline_s: longest time for one call of the store.
 
         Raises:
             ConfigError: unequal numbers of addresses and buffers, or a buffer that cannot be used.
@@ -158,16 +171,17 @@ class Storage:
             mine = addresses[job.first : job.last]
             statuses = attachment.calls.get(job, staging, mine, views[job.first : job.last])
             wrong = [each.key for each, told in zip(mine, statuses or ()) if told in WRONG]
-            if wrong and job.enter(Phase.CALLING):
+            if wrong and job.call(self._clock()):
                 self._discard(attachment, wrong)
             return statuses
 
-        return self._submit("get", self._batches([len(view) for view in views]), run, deadline_s)
+        batches = self._batches(views.sizes())
+        return self._submit("get", Access.READ, len(addresses), batches, run, deadline_s)
 
     def set(
         self,
         addresses: Sequence[Address],
-        buffers: Sequence[object],
+        buffers: Sequence[object] | Buffers,
         deadline_s: float | None = None,
         *,
         only_missing: bool = False,
@@ -176,8 +190,8 @@ class Storage:
 
         Args:
             addresses: what they are called.
-            buffers: one each.
-            deadline_s: seconds until what is not done is given up.
+            buffers: one each, or `Buffers`.
+            deadline_s: longest time for one call of the store.
             only_missing: leave those alone that the store says it has; they are OK.
 
         Raises:
@@ -188,32 +202,44 @@ class Storage:
         longest = can.max_payload_nbytes
 
         def run(attachment: Attachment, job: Job, staging: Staging) -> list[Status] | None:
-            mine = slice(job.first, job.last)
-            if longest is not None and any(len(view) > longest for view in views[mine]):
+            mine, memory = addresses[job.first : job.last], views[job.first : job.last]
+            if longest is not None and any(len(view) > longest for view in memory):
                 return [Status.TOO_LARGE] * job.n_keys
-            known: set[int] = set()
+            known: frozenset[int] = frozenset()
             if only_missing:
-                hints = attachment.calls.exists(job, addresses[mine])
-                if hints is None:
-                    return None
-                known = {number for number, hint in enumerate(hints) if hint is Status.OK}
+                known = self._known(attachment, job, mine)
                 self.counters.add("set.known", len(known))
             missing = [number for number in range(job.n_keys) if number not in known]
             if not missing:
                 return [Status.OK] * job.n_keys
+            job.asks, job.access = "set", Access.WRITE
             told = attachment.calls.set(
                 job,
                 staging,
-                [addresses[job.first + number] for number in missing],
-                [views[job.first + number] for number in missing],
+                [mine[number] for number in missing],
+                [memory[number] for number in missing],
             )
             if told is None:
                 return None
             fresh = iter(told)
             return [Status.OK if number in known else next(fresh) for number in range(job.n_keys)]
 
-        batches = self._batches([len(view) for view in views], can.batch_set_nbytes, longest)
-        return self._submit("set", batches, run, deadline_s)
+        batches = self._batches(views.sizes(), can.batch_set_nbytes, longest)
+        return self._submit("set", Access.WRITE, len(addresses), batches, run, deadline_s)
+
+    def _known(
+        self, attachment: Attachment, job: Job, addresses: Sequence[Address]
+    ) -> frozenset[int]:
+        """Which of a job's keys the store says it has: a hint, and its failure one of reads."""
+        if not attachment.breakers[Access.READ].lets_pass:
+            return frozenset()
+        job.asks, job.access = "exists", Access.READ
+        try:
+            hints = attachment.calls.exists(job, addresses) or ()
+        except BackendFailure as failure:
+            attachment.note_failure(job, str(failure))
+            hints = ()
+        return frozenset(number for number, hint in enumerate(hints) if hint is Status.OK)
 
     def exists(
         self, addresses: Sequence[Address], deadline_s: float | None = None
@@ -223,7 +249,9 @@ class Storage:
         def run(attachment: Attachment, job: Job, staging: Staging) -> list[Status] | None:
             return attachment.calls.exists(job, addresses[job.first : job.last])
 
-        return self._submit("exists", self._batches([0] * len(addresses)), run, deadline_s)
+        n_keys = len(addresses)
+        batches = self._batches(itertools.repeat(0, n_keys))
+        return self._submit("exists", Access.READ, n_keys, batches, run, deadline_s)
 
     def remove(
         self, addresses: Sequence[Address], deadline_s: float | None = None
@@ -234,24 +262,28 @@ class Storage:
         def run(attachment: Attachment, job: Job, staging: Staging) -> list[Status] | None:
             return attachment.calls.remove(job, keys[job.first : job.last])
 
-        return self._submit("remove", self._batches([0] * len(keys)), run, deadline_s)
+        batches = self._batches(itertools.repeat(0, len(keys)))
+        return self._submit("remove", Access.WRITE, len(keys), batches, run, deadline_s)
 
     def flush(self, deadline_s: float | None = None) -> StorageTicket:
         """Make durable what tickets that are done have stored; `value` is True if it is."""
-        return self.ask("flush", lambda backend: backend.flush(), deadline_s)
+        return self.ask("flush", lambda backend: backend.flush(), deadline_s, access=Access.WRITE)
 
     def ask(
         self,
         verb: str,
         question: Callable[[StorageBackend], object],
         deadline_s: float | None = None,
+        *,
+        access: Access = Access.READ,
     ) -> StorageTicket:
         """A call without keys, such as `ask("stats", lambda store: store.stats())`.
 
         Args:
             verb: what it is called in the counters.
             question: what to ask, on a worker's thread.
-            deadline_s: seconds until it is given up.
+            deadline_s: longest time for the call.
+            access: whether it reads or writes.
 
         Returns:
             Its `value` is the answer, True for None; it stays None where there was none.
@@ -265,7 +297,7 @@ class Storage:
             job.answer(True if answers[0] is None else answers[0])
             return []
 
-        return self._submit(verb, [(0, 0)], run, deadline_s, ticket)
+        return self._submit(verb, access, 0, iter([(0, 0)]), run, deadline_s, ticket)
 
     # -- inside
 
@@ -284,22 +316,21 @@ class Storage:
     def _submit(
         self,
         verb: str,
-        batches: Sequence[tuple[int, int]],
+        access: Access,
+        n_keys: int,
+        batches: Iterator[tuple[int, int]],
         run: Callable[[Attachment, Job, Staging], list[Status] | None],
         deadline_s: float | None,
         ticket: StorageTicket | None = None,
     ) -> StorageTicket:
         self.poll()
-        n_keys = batches[-1][1] if batches else 0
         ticket = ticket or self._ticket(n_keys)
-        deadline = self._clock() + self._seconds(deadline_s)
-        jobs = [Job(ticket, verb, batch, deadline) for batch in batches]
         attachment = self._attachment
-        for job in jobs:
-            if attachment is None or attachment.detaching is not None:
-                job.settle([Status.DOWN] * job.n_keys)
-            else:
-                attachment.submit(job, _bound(run, attachment))
+        if attachment is None or attachment.detaching is not None:
+            ticket.refuse(verb, Status.DOWN)
+            return ticket
+        call = partial(run, attachment)
+        attachment.submit(Flow(ticket, verb, access, batches, call, self._seconds(deadline_s)))
         return ticket
 
     def _discard(self, attachment: Attachment, keys: Sequence[bytes]) -> None:
@@ -313,24 +344,18 @@ class Storage:
             self.counters.add_statuses("discard", told)
 
     def _batches(
-        self, nbytes: Sequence[int], most: int | None = None, longest: int | None = None
-    ) -> list[tuple[int, int]]:
+        self, sizes: Iterable[int], most: int | None = None, longest: int | None = None
+    ) -> Iterator[tuple[int, int]]:
         most = self.limits.batch_nbytes if most is None else min(most, self.limits.batch_nbytes)
-        return list(_cut(nbytes, most, self.limits.batch_keys, longest))
-
-
-def _bound(
-    run: Callable[[Attachment, Job, Staging], list[Status] | None], attachment: Attachment
-) -> Call:
-    return lambda job, staging: run(attachment, job, staging)
+        return _cut(sizes, most, self.limits.batch_keys, longest)
 
 
 def _cut(
-    nbytes: Sequence[int], most: int, most_keys: int, longest: int | None
+    sizes: Iterable[int], most: int, most_keys: int, longest: int | None
 ) -> Iterator[tuple[int, int]]:
     """Runs of keys for one call each; a payload that is too long is alone."""
-    first, total = 0, 0
-    for number, size in enumerate(nbytes):
+    first, total, number = 0, 0, -1
+    for number, size in enumerate(sizes):
         alone = longest is not None and size > longest
         full = total + size > most or number - first >= most_keys
         if number > first and (full or alone):
@@ -340,18 +365,40 @@ def _cut(
         if alone:
             yield first, number + 1
             first, total = number + 1, 0
-    if first < len(nbytes):
-        yield first, len(nbytes)
+    if first <= number:
+        yield first, number + 1
+
+
+class _Views(Buffers):
+    """Buffers that are there."""
+
+    def __init__(self, views: list[memoryview]) -> None:
+        self._views = views
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    def __getitem__(self, part: slice) -> list[memoryview]:
+        return self._views[part]
+
+    def sizes(self) -> Iterable[int]:
+        return map(len, self._views)
 
 
 def _views(
-    verb: str, addresses: Sequence[Address], buffers: Sequence[object], *, writable: bool
-) -> list[memoryview]:
+    verb: str,
+    addresses: Sequence[Address],
+    buffers: Sequence[object] | Buffers,
+    *,
+    writable: bool,
+) -> Buffers:
     if len(addresses) != len(buffers):
         raise ConfigError(
             f"storage {verb}: {len(addresses)} addresses and {len(buffers)} buffers; "
             "give one buffer per address"
         )
+    if isinstance(buffers, Buffers):
+        return buffers
     views = []
     for number, buffer in enumerate(buffers):
         try:
@@ -365,4 +412,4 @@ def _views(
             fault = "read-only" if len(view) else "empty"
             raise ConfigError(f"storage {verb}: buffer {number} is {fault}; give other memory")
         views.append(view)
-    return views
+    return _Views(views)

@@ -3,7 +3,8 @@
     QUEUED ─► COPYING ─► CALLING ─► RETURNED          a store: copy out of the caller's memory first
     QUEUED ─► CALLING ─► COPYING ─► RETURNED          a fetch: copy into the caller's memory last
 
-A caller's memory is touched while COPYING, which takes no longer than a copy or checksum takes. A
+A call's deadline begins when it enters CALLING. A caller's memory is touched while COPYING, which
+takes no longer than a copy or checksum takes. A
 deadline or a cancellation ends a job in any other phase, at once and for good: whatever its call
 does later reaches nobody. A synchronous backend fetches into the caller's memory while CALLING:
 statuses are decided at the deadline, and the memory is lent until the call has returned.
@@ -14,8 +15,13 @@ from __future__ import annotations
 import enum
 import threading
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
+from kvgraft.storage.breaker import Access
 from kvgraft.storage.status import Status
+
+if TYPE_CHECKING:
+    from kvgraft.storage.line import Flow
 
 __all__ = ["Count", "Job", "Phase", "StorageTicket"]
 
@@ -43,6 +49,7 @@ class StorageTicket:
     __slots__ = (
         "_changed",
         "_count",
+        "_flow",
         "_jobs",
         "_lent",
         "_open_jobs",
@@ -60,7 +67,8 @@ class StorageTicket:
         self.cancelled = False
         self._open_jobs = 0
         self._lent = 0
-        self._jobs: list[Job] = []
+        self._jobs: set[Job] = set()
+        self._flow: Flow | None = None
         self._poll = poll
         self._count = count
         self._changed = threading.Condition(threading.RLock())
@@ -70,8 +78,7 @@ class StorageTicket:
         """Whether every key has its status; looks at the deadlines, never blocks."""
         if self._open_jobs:
             if self.cancelled:
-                for job in self._jobs:
-                    job.give_up()
+                self._give_up()
             self._poll()
         return not self._open_jobs
 
@@ -87,6 +94,44 @@ class StorageTicket:
         The two differ only while a call of a synchronous backend has outlasted its deadline.
         """
         return self.decided and not self._lent
+
+    def _give_up(self) -> None:
+        with self._changed:
+            if self._flow is not None:
+                self._flow.give_up(Status.TIMEOUT)
+            for job in list(self._jobs):
+                job.give_up()
+
+    # -- for the line
+
+    def changing(self) -> threading.Condition:
+        """The lock under which everything about it changes."""
+        return self._changed
+
+    def queue(self, flow: Flow) -> None:
+        """Its calls wait in line, as `flow`."""
+        self._flow = flow
+        self._open_jobs += 1
+
+    def leave(self) -> None:
+        """None of its calls waits in line any more."""
+        self._flow = None
+        self._open_jobs -= 1
+        self._changed.notify_all()
+
+    def refuse(self, verb: str, status: Status) -> None:
+        """None of its keys is asked for."""
+        statuses = [status] * len(self.statuses)
+        self._count(verb, statuses)
+        self.statuses[:] = statuses
+
+    def settle_rest(self, verb: str, first: int, status: Status) -> None:
+        """Nothing came of its keys from `first` on, which waited in line."""
+        n_keys = len(self.statuses) - first
+        statuses = [status] * n_keys
+        self._count(verb, statuses)
+        self.statuses[first:] = statuses
+        self.leave()
 
     @property
     def n_leading_ok(self) -> int:
@@ -128,20 +173,45 @@ class Job:
         ticket: whose.
         verb: what is done, for the counters.
         keys: numbers of the ticket's keys, first and behind the last.
-        deadline: when it ends at the latest, by the storage's clock.
+        access: whether it reads or writes.
+        flow: what it was cut from.
+        deadline: when it ends at the latest, by the storage's clock; by default that is known when
+            it calls.
 
     Attributes:
+        asks: what the store is asked now; a failure counts as one of that, and of `access`.
         settled: whether the ticket knows how it ended.
         lent: whether its call writes to the caller's memory.
     """
 
-    __slots__ = ("deadline", "first", "last", "lent", "phase", "settled", "ticket", "verb")
+    __slots__ = (
+        "access",
+        "asks",
+        "deadline",
+        "first",
+        "flow",
+        "last",
+        "lent",
+        "phase",
+        "settled",
+        "ticket",
+        "verb",
+    )
 
     def __init__(
-        self, ticket: StorageTicket, verb: str, keys: tuple[int, int], deadline: float
+        self,
+        ticket: StorageTicket,
+        verb: str,
+        keys: tuple[int, int],
+        *,
+        access: Access,
+        flow: Flow | None = None,
+        deadline: float = float("inf"),
     ) -> None:
         self.ticket = ticket
-        self.verb = verb
+        self.verb = self.asks = verb
+        self.access = access
+        self.flow = flow
         self.first, self.last = keys
         self.deadline = deadline
         self.lent = False
@@ -149,12 +219,19 @@ class Job:
         self.settled = False
         with ticket._changed:
             ticket._open_jobs += 1
-            ticket._jobs.append(self)
+            ticket._jobs.add(self)
 
     @property
     def n_keys(self) -> int:
         """Keys it is about; 0 for calls without keys."""
         return self.last - self.first
+
+    def call(self, now: float) -> bool:
+        """Begin a call, and with it its deadline; false where the job is over."""
+        with self.ticket._changed:
+            if self.flow is not None:
+                self.deadline = now + self.flow.deadline_s
+            return self.enter(Phase.CALLING)
 
     def enter(self, phase: Phase) -> bool:
         """Go on to a phase; false where the job is over and must not."""
@@ -171,10 +248,10 @@ class Job:
             self.phase = phase
             return True
 
-    def lend(self) -> bool:
-        """Begin a call that writes to the caller's memory; false where the job is over."""
+    def lend(self, now: float) -> bool:
+        """`call`, and it writes to the caller's memory."""
         with self.ticket._changed:
-            if not self.enter(Phase.CALLING):
+            if not self.call(now):
                 return False
             self.lent = True
             self.ticket._lent += 1
@@ -194,6 +271,7 @@ class Job:
             if self.settled:
                 return False
             self.settled = True
+            ticket._jobs.discard(self)
             ticket._count(self.verb, statuses)
             note(statuses)
             ticket.statuses[self.first : self.last] = statuses

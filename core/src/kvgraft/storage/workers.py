@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Callable, Sequence
 
 from kvgraft.storage.backend import Value
+from kvgraft.storage.line import Call, Line, Task
 from kvgraft.storage.memory import aligned, round_up
 from kvgraft.storage.payload import HEADER_NBYTES
 from kvgraft.storage.ticket import Job, Phase
 
-__all__ = ["Staging", "Task", "WorkerPool"]
-
-Task = Callable[["Staging"], None]
-"""Carries out one job; must not raise."""
+__all__ = ["Staging", "WorkerPool"]
 
 
 class Staging:
@@ -53,20 +50,30 @@ class _Worker:
 
 
 class WorkerPool:
-    """Runs tasks in the order they come, on a bounded number of threads.
+    """Runs what waits in a line, on a bounded number of threads.
 
     Args:
+        line: where calls wait.
+        bind: what carries a call out.
         n_workers: threads that work.
         max_abandoned: threads more that may hang in a call; beyond that a hung one is not
             replaced.
         staging_nbytes: memory per worker, to begin with.
     """
 
-    def __init__(self, n_workers: int, max_abandoned: int, staging_nbytes: int) -> None:
+    def __init__(
+        self,
+        line: Line,
+        bind: Callable[[Job, Call], Task],
+        n_workers: int,
+        max_abandoned: int,
+        staging_nbytes: int,
+    ) -> None:
+        self._line = line
+        self._bind = bind
         self._n_workers = n_workers
         self._max_abandoned = max_abandoned
         self._staging_nbytes = staging_nbytes
-        self._queue: queue.SimpleQueue[tuple[Job, Task] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._workers: set[_Worker] = set()
         self._hung: set[_Worker] = set()
@@ -83,10 +90,6 @@ class WorkerPool:
     def n_abandoned(self) -> int:
         """Threads that hang in a call."""
         return len(self._hung)
-
-    def submit(self, job: Job, task: Task) -> None:
-        """Queue a task; never blocks."""
-        self._queue.put((job, task))
 
     def abandon(self, job: Job) -> bool:
         """Leave the worker behind that is at a job, and start another if one may be.
@@ -112,9 +115,8 @@ class WorkerPool:
         """Let every worker end after what is queued; does not wait."""
         with self._lock:
             self._closed = True
-            n_waiting = len(self._workers)
-        for _ in range(n_waiting):
-            self._queue.put(None)
+            n_working = len(self._workers)
+        self._line.let_leave(n_working)
 
     def _start(self) -> None:
         worker = _Worker()
@@ -127,11 +129,12 @@ class WorkerPool:
 
     def _work(self, worker: _Worker) -> None:
         staging = Staging(self._staging_nbytes)
-        while (item := self._queue.get()) is not None:
+        while (item := self._line.take(self._bind)) is not None:
             job, task = item
             worker.job = job
             task(staging)
             job.enter(Phase.RETURNED)
+            self._line.done(job)
             del item, job, task
             if not self._stays(worker):
                 return

@@ -1,37 +1,62 @@
 """One prefetch at work: looked for, fetched into HOST, hung into the tree (S1 to S5).
 
-    LOOKING ─► FETCHING ─► ENDED        a miss on the way fetches again what a shorter one takes
+    LOOKING ─► FETCHING ─► HANGING ─► ENDED     a miss on the way fetches again what a shorter one
+                 ▲   │                          takes
+                 └───┘
 
 Memory is reserved once the store said what it has: for the deepest boundary that fits and that
 every component can resume from. What came is published up to such a boundary, or not at all.
+
+All of it is done in steps, between which requests run, nodes are split and evicted, and the fetch
+itself may be stopped. So what a step found out of the tree is of use to that step only: the next
+one looks again. Pages are kept in arrays, one element each.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
-from operator import itemgetter, le
+from collections.abc import Generator, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from kvgraft.slots import SLOT_BYTES
-from kvgraft.storage import TRANSIENT, Address, Status, StorageTicket
-from kvgraft.storage_tier.inventory import Inventory, Plan, ShortOf, backed_on_host, take_inventory
+from kvgraft.storage import TRANSIENT, Status, StorageTicket
+from kvgraft.storage.keys import HASH_NBYTES
+from kvgraft.storage_tier.inventory import (
+    ANY,
+    Bounds,
+    Inventory,
+    Mask,
+    Plan,
+    ShortOf,
+    backed_on_host,
+    take_inventory,
+)
+from kvgraft.storage_tier.naming import block_end
 from kvgraft.storage_tier.scene import Scene
 from kvgraft.storage_tier.slabs import Draining
 from kvgraft.tree import matching
 from kvgraft.tree.arriving import Arrival, arrive
 from kvgraft.tree.holding import hold_host, let_go_of_host
-from kvgraft.tree.keys import TokenKey
+from kvgraft.tree.keys import PageHashes, TokenKey
 from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.node import Node
 from kvgraft.tree.pinning import Receipt
 from kvgraft.tree.track import Track
 
-__all__ = ["Fetch", "Phase"]
+__all__ = ["PIECE_PAGES", "Fetch", "Phase"]
 
 MAX_ROUNDS = 3
 """Times a fetch is planned anew when something that was found did not come."""
+
+PIECE_PAGES = 512
+"""Pages that are asked for, fetched, or hung into the tree at once."""
+
+EVICTED_SLOTS = 64
+"""Slots that room is made for at once."""
+
+Steps = Generator[None, None, None]
 
 
 class Phase(enum.Enum):
@@ -39,16 +64,15 @@ class Phase(enum.Enum):
 
     LOOKING = "looking"
     FETCHING = "fetching"
+    HANGING = "hanging"
     ENDED = "ended"
 
 
-class _Wanted(NamedTuple):
-    """A page of one component on its way: its slots, and its first number in the ticket."""
+class _Part(NamedTuple):
+    """Pages of one component in a ticket: all slots of a page one behind the other."""
 
     track: Track
-    page: int
-    slots: bytes
-    number: int
+    pages: npt.NDArray[np.int64]
 
 
 class Fetch:
@@ -56,7 +80,7 @@ class Fetch:
 
     Args:
         scene: see there.
-        key: the sequence; its tokens are copied.
+        key: the sequence.
         found: its match now.
         limit: the deepest boundary to go for, in pages.
         threshold: fewer pages than this are not worth fetching (S2).
@@ -65,14 +89,22 @@ class Fetch:
     Attributes:
         start: the boundary it begins at, in pages (S1).
         anchor: the boundary that could be resumed from when it began, in pages.
+        first: the first page that cannot be resumed from, by the node that it lies behind: who
+            wants it shares this.
         boundary: the deepest one that it published; its anchor while it has not.
-        hashes: of the pages from `start` on.
+        key: the sequence; it may have grown since.
+        asked, limit: the deepest boundary to go for, in pages, and what came of that.
+        hashes: of the pages from `start` on, as far as they are known, 32 bytes each.
         nbytes: bytes of HOST it holds.
         planned: the boundary it went for at first; 0 while that is not known.
         shrunk: whether HOST memory was short of what the store has (S3).
         reason: why it ended, for people.
         short_of: what kept it from bringing anything, though the store has it; None otherwise.
-        found: per component, pages the store says it has, once it has answered.
+        tip: the last node that it hung into the tree, or the one it begins at.
+        draining: slots that a call which was given up may still write to, once it has ended.
+        gap: a page that it could not go beyond, since the store does not say that it has it; None
+            if there is none.
+        budget: bytes of HOST that all prefetches together may still take (S2).
     """
 
     def __init__(
@@ -90,79 +122,176 @@ class Fetch:
         tree = scene.tree
         node = matching.anchor_node(tree, found)
         self.anchor = self.boundary = node.end
+        self.key = TokenKey(namespace=key.namespace)
+        self.key.data = key.data  # of a key that is cut it stays as it was
+        self.key.trail = node if node.parent is not None else None
+        self.first = _page_behind(node, key, tree.page_bytes)
         while not backed_on_host(tree, node):
             assert node.parent is not None
             node = node.parent
-        self.start, self.limit = node.end, limit
+        self.start, self.limit, self.asked = node.end, limit, limit
         self._least = self.anchor + threshold
-        self.key = TokenKey(namespace=key.namespace)
-        self.key.data += key.data[: limit * tree.page_bytes]
         self._digest = scene.naming.namespace(key.namespace)
-        self.hashes = scene.naming.of_key(key, node, limit)
+        self.hashes = bytearray(key.page_hashes(tree, self.start, limit))
         self.nbytes = self.planned = self._target = 0
+        self.budget = 0
+        self.gap: int | None = None
         self.shrunk = False
         self.reason = ""
         self.short_of: ShortOf | None = None
         self.phase = Phase.ENDED
-        self.found: list[set[int]] = [set() for _ in tree.tracks]
-        self._arrived: list[dict[int, bytes]] = [{} for _ in tree.tracks]
-        self._wanted: list[_Wanted] = []
+        self.draining: Draining | None = None
+        n_pages = limit - self.start
+        self._found = [np.zeros(n_pages, dtype=np.bool_) for _ in tree.tracks]
+        self._arrived = [np.zeros(n_pages, dtype=np.bool_) for _ in tree.tracks]
+        self._wanted = [np.zeros(n_pages, dtype=np.bool_) for _ in tree.tracks]
+        self._slots = [
+            np.zeros((n_pages, 1 if track.is_state else track.slots_per_page), dtype=np.int32)
+            for track in tree.tracks
+        ]
+        self._asked: list[_Part] = []
+        self._ticket: StorageTicket | None = None
+        self._lacked = [False for _ in tree.tracks]
         self._rounds = 0
-        self._unknown = False
-        self._ticket: StorageTicket
+        self._unknown: str | None = None
         self._store = scene.storage.store_number
         self._receipt: Receipt | None = None
         self._counted_on: Receipt | None = None
-        self._node = node
+        self._tip_held: Receipt | None = None
+        self.tip = node
+        self._steps: Steps = self._run()
 
     def begin(self) -> bool:
-        """Pin where it starts and ask the store; False, with a reason, if that cannot be (S1)."""
+        """Pin where it starts; False, with a reason, if that cannot be (S1)."""
         tree = self.scene.tree
-        self._receipt = hold_host(tree, self._node, self.start)
+        self._receipt = hold_host(tree, self.tip, self.start)
         if self._receipt is None:
             self.reason = "holding its prefix on HOST would take slots promised to requests"
             return False
         tree.hold(self.key.namespace)
         self.phase = Phase.LOOKING
-        self._look()
         return True
 
-    @property
-    def first_hash(self) -> bytes:
-        """The hash of the first page that cannot be resumed from: who wants it shares this."""
-        return self.hashes[self.anchor - self.start]
+    def hand_names_to(self, key: TokenKey) -> None:
+        """The key has the names of its pages as they become known, and so its nodes will."""
+        key.hashed = PageHashes(self.scene.tree, key.namespace, self.start, self.hashes)
 
     @property
     def ended(self) -> bool:
         """Whether nothing more will come of it."""
         return self.phase is Phase.ENDED
 
+    @property
+    def next(self) -> tuple[int, bytes]:
+        """The page behind what it hung into the tree: who wants that shares this."""
+        return _page_behind(self.tip, self.key, self.scene.tree.page_bytes)
+
     def owners(self) -> list[tuple[Ledger, bytes]]:
         """HOST slots it holds, for integrity checks."""
-        held = [(each.track, each.slots) for each in self._wanted]
-        for track, pages in zip(self.scene.tree.tracks, self._arrived):
-            held += [(track, slots) for slots in pages.values()]
-        return [(_host(track), slots) for track, slots in held]
+        held = []
+        for track, wanted, arrived in zip(self.scene.tree.tracks, self._wanted, self._arrived):
+            held.append((_host(track), self._slots[track.index][wanted | arrived].tobytes()))
+        return held
+
+    def step(self) -> bool:
+        """Do what can be done at once, a fraction of a millisecond; whether there was anything.
+
+        It goes by the store's last poll, and never waits.
+        """
+        if self.ended or (self._ticket is not None and not _is_over(self._ticket)):
+            return False
+        next(self._steps, None)
+        return True
+
+    def _run(self) -> Steps:
+        yield from self.scene.naming.name(self.tip)
+        yield from self._look()
+        plan = yield from self._first_plan()
+        if plan is None:
+            self._end(self.reason)
+            return
+        reason = ""
+        while plan is not None:
+            if not (yield from self._fetch(plan)):
+                reason = "the store did not answer in time"
+                break
+            self._rounds += 1
+            plan = yield from self._next_plan()
+        self.phase = Phase.HANGING
+        yield
+        yield from self._hang()
+        if reason:
+            self.stop(reason)
+        else:
+            self._end("")
+
+    def receipts(self) -> list[Receipt]:
+        """Its pins, for integrity checks."""
+        held = (self._tip_held, self._counted_on, self._receipt)
+        return [each for each in held if each is not None]
 
     # -- looking
 
-    def _look(self) -> None:
-        """Ask the store for each page that is lacking; what it says is a hint."""
-        inventory = self._inventory()
-        self._asked: list[tuple[set[int], int]] = []
-        addresses: list[Address] = []
-        for track, mask in zip(self.scene.tree.tracks, inventory.lacking):
-            lacking = np.flatnonzero(mask[self.start - inventory.first :]) + self.start
-            pages = lacking.tolist()
-            self.found[track.index].update(pages)
-            for of_a_slot in self._addresses(track, pages):
-                self._asked += [(self.found[track.index], page) for page in pages]
-                addresses += of_a_slot
-        self._ticket = self.scene.storage.exists(addresses, self.scene.deadline_s)
+    def _name(self, end: int) -> Steps:
+        """Hash pages up to `end`, a block at a time."""
+        naming = self.scene.naming
+        while (page := self.start + len(self.hashes) // HASH_NBYTES) < end:
+            parent = self.hashes[-HASH_NBYTES:] or naming.of(self.tip).hashes[-HASH_NBYTES:]
+            stop = min(block_end(page), end)
+            self.hashes += naming.block(bytes(parent), self.key.data, page, page, stop)
+            yield
 
-    def _addresses(self, track: Track, pages: Sequence[int]) -> list[list[Address]]:
-        hashes = [self.hashes[page - self.start] for page in pages]
-        return self.scene.naming.addresses(hashes, track, self._digest)
+    def _look(self) -> Steps:
+        """Ask the store for each page that is lacking; what it says is a hint.
+
+        Where a component that needs every page lacks one, nothing behind it is of use.
+        """
+        tree, scene, first = self.scene.tree, self.scene, self.start
+        while first < self.limit:
+            last = min(first + PIECE_PAGES, self.limit)
+            yield from self._name(last)
+            inventory = self._inventory()
+            self._asked = []
+            for track, mask in zip(tree.tracks, inventory.lacking):
+                low = first - inventory.first
+                pages = np.flatnonzero(mask[low : low + last - first]) + first
+                if len(pages):
+                    self._lacked[track.index] = True
+                    self._asked.append(_Part(track, pages))
+            asked = scene.naming.asked(self.hashes, self.start, self._asked, self._digest)
+            self._ticket = scene.storage.exists(asked, scene.deadline_s)
+            yield
+            for part, has in self._take_statuses():
+                self._found[part.track.index][part.pages[has] - self.start] = True
+                if part.track.is_everything and not has.all():
+                    self.limit = self.gap = min(self.limit, int(part.pages[~has][0]))
+            self._ticket, self._asked = None, []
+            first = last
+            yield
+
+    def _take_statuses(self) -> Iterator[tuple[_Part, Mask]]:
+        """Per part of the ticket, bool `[n_pages]`: whether all slots of a page are OK."""
+        assert self._ticket is not None
+        at = 0
+        for part in self._asked:
+            n_keys = len(part.pages) * self._per_page(part.track)
+            statuses = self._ticket.statuses[at : at + n_keys]
+            at += n_keys
+            if statuses.count(Status.OK) == n_keys:
+                yield part, np.ones(len(part.pages), dtype=np.bool_)
+                continue
+            fine = np.array([status is Status.OK for status in statuses], dtype=np.bool_)
+            if any(statuses.count(status) for status in TRANSIENT):
+                waited = self._ticket.error or ""
+                self._unknown = (
+                    "the store had no time for it: waited too long in line"
+                    if waited.endswith("in line")
+                    else "the store did not answer in time or is down"
+                )
+            yield part, np.asarray(fine.reshape(len(part.pages), -1).all(axis=1))
+
+    def _per_page(self, track: Track) -> int:
+        return self._slots[track.index].shape[1]
 
     def _inventory(self) -> Inventory:
         """What the tree lacks now, which others may have changed since the fetch began."""
@@ -170,229 +299,325 @@ class Fetch:
         anchor = matching.match(tree, self.key, self.limit).anchor
         return take_inventory(tree, self.key, start=self.start, anchor=anchor, limit=self.limit)
 
-    # -- going on
+    # -- planning
 
-    def step(self, budget: int) -> Draining | None:
-        """Take in what has come, as of the store's last poll; never waits.
-
-        Args:
-            budget: bytes of HOST that all prefetches together may still take (S2).
-
-        Returns:
-            Slots that a call may still write to that has outlasted its deadline.
-        """
-        if not self._ticket.settled:
-            return None
-        if self.phase is Phase.LOOKING:
-            self._take_hints()
-            self._begin(budget)
-        elif not self._ticket.done:
-            self.publish()
-            return self.stop("the store did not answer in time")
-        else:
-            held = self.nbytes
-            self._take_in()
-            self._go_on(budget + held - self.nbytes)
+    def _plan(self, bounds: Bounds, least: int) -> Generator[None, None, Plan | None]:
+        """The deepest boundary there is room for now, and what it takes now."""
+        for _ in range(MAX_ROUNDS):
+            n_steps = 0
+            search = self._inventory().search(self._found, self._arrived, bounds, least)
+            while True:
+                try:
+                    next(search)
+                except StopIteration as end:
+                    plan: Plan | None = end.value
+                    break
+                n_steps += 1
+                yield
+            if plan is None or not n_steps:
+                return plan
+            plan = self._inventory().at(self._found, self._arrived, plan.boundary)
+            if plan is not None and self._fits(plan, bounds):
+                return plan
         return None
 
-    def _take_hints(self) -> None:
-        for (found, page), status in zip(self._asked, self._ticket.statuses):
-            if status is not Status.OK:
-                found.discard(page)
-                self._unknown = self._unknown or status in TRANSIENT
-        self._asked = []
+    def _fits(self, plan: Plan, bounds: Bounds) -> bool:
+        if bounds.n_slots is not None and any(n > m for n, m in zip(plan.n_slots, bounds.n_slots)):
+            return False
+        return bounds.nbytes is None or self._nbytes(plan.n_slots) <= bounds.nbytes
 
-    def _begin(self, budget: int) -> None:
-        """Plan, make room once, plan again with what there is, reserve, fetch (S3)."""
+    def _bounds(self, rooms: Sequence[int] | None = None) -> Bounds:
+        """What is free on HOST and promised to nobody, within the budget."""
+        if rooms is None:
+            rooms = [_host(track).spare for track in self.scene.tree.tracks]
+        return Bounds(rooms, self.budget, self.scene.slabs.nbytes)
 
-        def could_fit(n_slots: Sequence[int]) -> bool:
-            rooms = [max(0, _host(track).headroom) for track in self.scene.tree.tracks]
-            return self._nbytes(n_slots) <= budget and all(map(le, n_slots, rooms))
-
-        wanted = self._plan(could_fit, self._least)
-        longest = self._plan(lambda n_slots: True, self._least)
+    def _first_plan(self) -> Generator[None, None, Plan | None]:
+        """Plan, make room once, plan again with what there is (S3)."""
+        rooms = [max(0, _host(track).headroom) for track in self.scene.tree.tracks]
+        wanted = yield from self._plan(self._bounds(rooms), self._least)
+        yield
+        longest = yield from self._plan(ANY, self._least)
+        yield
         if wanted is None or longest is None:
-            self._end(self._why_nothing(budget))
-            return
-        if not self.spare:
-            self._make_room(wanted)
-        plan = self._plan(
-            lambda n_slots: self._nbytes(n_slots) <= budget and self._has_room(n_slots),
-            self._least,
-        )
+            yield from self._say_why_nothing()
+            return None
         self.planned = longest.boundary
+        if not self.spare:
+            yield from self._make_room(wanted)
+            yield
+        plan = yield from self._plan(self._bounds(), self._least)
         self.shrunk = plan is None or plan.boundary < longest.boundary
         if plan is None:
-            self._end(self._why_nothing(budget))
-            return
-        self._fetch(plan)
+            yield from self._say_why_nothing()
+        return plan
 
-    def _make_room(self, plan: Plan) -> None:
+    def _make_room(self, plan: Plan) -> Steps:
         """Evict for a plan, and not what it counts on; nor may others until the fetch has ended."""
         tree = self.scene.tree
-        path = matching.follow(tree, tree.root(self.key.namespace), self.key.data, plan.boundary)
+        path = matching.follow_key(tree, self.key, plan.boundary)
         there = [node for node in path.nodes if node.live_host]
         if there:
             self._counted_on = hold_host(tree, there[-1], plan.boundary)
         for track, n_slots in zip(tree.tracks, plan.n_slots):
-            self.scene.room.on_host(track, n_slots)
+            left = n_slots - _host(track).free
+            while left > 0:
+                before = _host(track).free
+                self.scene.room.on_host(track, before + min(left, EVICTED_SLOTS))
+                freed = _host(track).free - before
+                if freed <= 0:
+                    break
+                left -= freed
+                yield
 
-    def _plan(self, fits: Callable[[Sequence[int]], bool], least: int) -> Plan | None:
-        return self._inventory().deepest(self.found, self._arrived, fits, least)
+    def _next_plan(self) -> Generator[None, None, Plan | None]:
+        """Where something did not come, what a shorter boundary takes besides; else None."""
+        if self._rounds >= MAX_ROUNDS:
+            return None
+        best = yield from self._plan(self._nothing, self.anchor + 1)
+        reached = best.boundary if best is not None else self.anchor
+        if reached >= self._target:
+            return None
+        return (yield from self._plan(self._bounds(), reached + 1))
 
-    def _why_nothing(self, budget: int) -> str:
+    @property
+    def _nothing(self) -> Bounds:
+        return Bounds([0] * len(self.scene.tree.tracks), None, self.scene.slabs.nbytes)
+
+    def _say_why_nothing(self) -> Steps:
         """Why there is no plan: nothing stored, or short of budget or room, which is noted."""
-        if self._plan(lambda n_slots: True, self._least) is None:
-            if self._unknown:
-                return "the store did not answer in time or is down"
-            lacking = self._inventory().lacking
+        if (yield from self._plan(ANY, self._least)) is None:
+            tracks = self.scene.tree.tracks
             names = [
                 track.name
-                for track, pages in zip(self.scene.tree.tracks, self.found)
-                if not pages and lacking[track.index].any()
+                for track in tracks
+                if self._lacked[track.index] and not self._found[track.index].any()
             ]
-            if names:
-                return f"nothing of {', '.join(names)} is stored"
-            return "no boundary that is worth it is stored for all components"
-        plan = self._plan(lambda n_slots: self._nbytes(n_slots) <= budget, self._least)
+            self.reason = "no boundary that is worth it is stored for all components"
+            if self._unknown is not None:
+                self.reason = self._unknown
+            elif names:
+                self.reason = f"nothing of {', '.join(names)} is stored"
+            return
+        plan = yield from self._plan(self._bounds()._replace(n_slots=None), self._least)
         if plan is None:
             self.short_of = ShortOf.BUDGET
-            return f"{self.short_of.value}: {budget} bytes of HOST are left for prefetches"
+            self.reason = (
+                f"{self.short_of.value}: {self.budget} bytes of HOST are left for prefetches"
+            )
+            return
         self.short_of = ShortOf.HOST
         short = ", ".join(
             f"{track.name} needs {n} slots and has {_host(track).spare}"
             for track, n in zip(self.scene.tree.tracks, plan.n_slots)
             if n > _host(track).spare
         )
-        return f"{self.short_of.value}: {short}"
-
-    def _has_room(self, n_slots: Sequence[int]) -> bool:
-        return all(n <= _host(track).spare for track, n in zip(self.scene.tree.tracks, n_slots))
+        self.reason = f"{self.short_of.value}: {short}"
 
     def _nbytes(self, n_slots: Sequence[int]) -> int:
         return sum(n * size for n, size in zip(n_slots, self.scene.slabs.nbytes))
 
     # -- fetching
 
-    def _fetch(self, plan: Plan) -> None:
-        """Reserve what the plan takes, which is free, and ask for it in the order of pages."""
+    def _fetch(self, plan: Plan) -> Generator[None, None, bool]:
+        """Reserve what the plan takes, which is free, and ask for it; whether it came in time."""
         self.phase, self._target = Phase.FETCHING, plan.boundary
-        order: list[tuple[int, int, Track, tuple[Address, ...], bytes]] = []
         for track, pages, n_slots in zip(self.scene.tree.tracks, plan.pages, plan.n_slots):
-            slots = _host(track).reserve(n_slots)
-            assert slots is not None
-            size = len(slots) // max(1, len(pages))
-            for number, mine in enumerate(zip(*self._addresses(track, pages))):
-                own = slots[number * size : (number + 1) * size]
-                order.append((pages[number], track.index, track, mine, own))
-        order.sort(key=itemgetter(0, 1))
-        addresses: list[Address] = []
-        buffers: list[memoryview] = []
-        for page, _, track, mine, own in order:
-            self._wanted.append(_Wanted(track, page, own, len(addresses)))
-            addresses += mine
-            buffers += self.scene.slabs.of(track, own)
+            if len(pages):
+                slots = _host(track).reserve(n_slots)
+                assert slots is not None
+                own = self._slots[track.index]
+                own[pages - self.start] = np.frombuffer(slots, np.int32).reshape(len(pages), -1)
+                self._wanted[track.index][pages - self.start] = True
         self.nbytes += self._nbytes(plan.n_slots)
-        self._ticket = self.scene.storage.get(addresses, buffers, self.scene.deadline_s)
+        for first in range(self.start, plan.boundary, PIECE_PAGES):
+            self._ask(plan, first, first + PIECE_PAGES)
+            yield
+            assert self._ticket is not None
+            in_time = self._ticket.done
+            came = self._take_in()
+            if not in_time:
+                return False
+            self._ticket, self._asked = None, []
+            if not came:
+                break
+            yield
+        for track, wanted in zip(self.scene.tree.tracks, self._wanted):
+            self._free(track, wanted)
+        yield  # what was freed counts for the budget
+        return True
 
-    def _take_in(self) -> list[_Wanted]:
-        """Sort what was asked for into what arrived and what did not; returns the undecided."""
-        undecided: list[_Wanted] = []
-        for each in self._wanted:
-            n = len(each.slots) // SLOT_BYTES
-            statuses = self._ticket.statuses[each.number : each.number + n]
-            if all(status is Status.OK for status in statuses):
-                self._arrived[each.track.index][each.page] = each.slots
-            elif None in statuses or not self._ticket.done:
-                undecided.append(each)
-            else:
-                self._unknown = self._unknown or not TRANSIENT.isdisjoint(statuses)
-                self.found[each.track.index].discard(each.page)
-                self._free(each.track, each.slots)
-        self._wanted = []
-        return undecided
+    def _ask(self, plan: Plan, first: int, last: int) -> None:
+        """Fetch what a plan takes of some pages."""
+        scene = self.scene
+        self._asked = []
+        memory = []
+        for track, pages in zip(scene.tree.tracks, plan.pages):
+            low, high = np.searchsorted(pages, [first, last])
+            if low < high:
+                mine = pages[low:high]
+                self._asked.append(_Part(track, mine))
+                memory.append((track, self._slots[track.index][mine - self.start].reshape(-1)))
+        asked = scene.naming.asked(self.hashes, self.start, self._asked, self._digest)
+        self._ticket = scene.storage.get(asked, scene.slabs.of(memory), scene.deadline_s)
 
-    def _go_on(self, budget: int) -> None:
-        """Publish; where something did not come, fetch what a shorter boundary takes besides."""
-        self._rounds += 1
-        best = self._plan(lambda n_slots: not any(n_slots), 1)
-        reached = best.boundary if best is not None else self.anchor
-        if reached < self._target and self._rounds < MAX_ROUNDS:
-            plan = self._plan(
-                lambda n_slots: self._nbytes(n_slots) <= budget and self._has_room(n_slots),
-                reached + 1,
-            )
-            if plan is not None:
-                self._fetch(plan)
-                return
-        self.publish()
-        self._end("")
+    def _take_in(self) -> bool:
+        """Sort what was asked for into what arrived and what did not; whether all of it did.
 
-    def publish(self) -> int:
-        """Hang what arrived into the tree, up to the deepest boundary it makes; that boundary.
-
-        May be called while more is on its way.
+        While the ticket is not done its memory may still be written to: only what is OK is sorted.
         """
-        if self.phase is not Phase.FETCHING:
-            return self.boundary
-        undecided = self._take_in()
-        plan = self._plan(lambda n_slots: not any(n_slots), 1)
-        if plan is not None:
-            assert self._receipt is not None
-            tree = self.scene.tree
-            tokens = bytes(self.key.data[: plan.boundary * tree.page_bytes])
-            held = [len(pages) for pages in self._arrived]
-            arrival = Arrival(tokens, self.hashes, self.start, self._arrived, self._store)
-            arrive(tree, self._receipt.anchor, arrival)
-            taken = [before - len(pages) for before, pages in zip(held, self._arrived)]
-            self.nbytes -= self._nbytes(
-                [n if t.is_state else n * t.slots_per_page for n, t in zip(taken, tree.tracks)]
-            )
-            self.boundary = max(self.boundary, plan.boundary)
-        self._wanted = undecided
-        return self.boundary
+        assert self._ticket is not None
+        done, came = self._ticket.done, True
+        for part, fine in self._take_statuses():
+            index = part.track.index
+            pages = part.pages - self.start
+            open_ = self._wanted[index][pages]
+            good = pages[fine & open_]
+            self._arrived[index][good] = True
+            self._wanted[index][good] = False
+            came = came and bool(fine.all())
+            if done:
+                bad = pages[~fine & open_]
+                self._found[index][bad] = False
+                mask = np.zeros_like(self._wanted[index])
+                mask[bad] = True
+                self._free(part.track, mask)
+        return came
 
-    def stop(self, reason: str) -> Draining | None:
-        """End now, without publishing more; what may still be written to is returned (S5)."""
-        if self.ended:
-            return None
-        self._ticket.cancel()
-        draining = None
-        if self.phase is Phase.FETCHING and not self._ticket.done:
-            left = self._take_in()
-            slots = [(_host(each.track), each.slots) for each in left]
-            nbytes = sum(
-                self.scene.slabs.nbytes[each.track.index] * len(each.slots) // SLOT_BYTES
-                for each in left
-            )
-            draining = Draining(self._ticket, slots, nbytes)
-            self.nbytes -= nbytes
+    # -- hanging
+
+    def publish(self, steps: Iterator[object]) -> bool:
+        """Hang what has come into the tree, while `steps` has more; whether all of it is."""
+        if self.phase is Phase.FETCHING and self._ticket is not None:
+            self._take_in()
+        hanging = self._hang()
+        for _ in steps:
+            try:
+                next(hanging)
+            except StopIteration:
+                return True
+        hanging.close()
+        return False
+
+    def _hang(self) -> Steps:
+        """Hang what arrived into the tree, up to the deepest boundary it makes (S4, S5).
+
+        Piece by piece; the last one, which makes the boundary, at once with a look at the tree.
+        """
+        while True:
+            plan = yield from self._plan(self._nothing, self.boundary + 1)
+            if plan is None:
+                return
+            whole = plan.boundary - self.tip.end <= PIECE_PAGES
+            end = plan.boundary if whole else self.tip.end + PIECE_PAGES
+            if end > self.tip.end and not self._arrive(end):
+                return
+            if whole:
+                self.reached(plan.boundary)
+            yield
+
+    def reached(self, boundary: int) -> None:
+        """A boundary is published: every component can resume from it (S4)."""
+        self.boundary = boundary
+
+    def _arrive(self, end: int) -> bool:
+        """Hang what arrived up to page `end`, and hold it; whether there is something to go on."""
+        tree = self.scene.tree
+        if self.tip.parent is None and self.tip.end:
+            return False  # it was not held, and left the tree
+        held = [int(mask.sum()) for mask in self._arrived]
+        arrival = Arrival(
+            self.key.data, self.hashes, self.start, self._arrived, self._slots, self._store
+        )
+        tip = arrive(tree, self.tip, end, arrival)
+        taken = [before - int(mask.sum()) for before, mask in zip(held, self._arrived)]
+        self.nbytes -= self._nbytes([n * self._per_page(t) for n, t in zip(taken, tree.tracks)])
+        before, self._tip_held = self._tip_held, hold_host(tree, tip)
+        if before is not None:
+            let_go_of_host(tree, before)
+        if self._tip_held is None:
+            tree.remove_dead(tip)
+            return False
+        self.tip = self.key.trail = tip
+        return True
+
+    # -- the end
+
+    def wind_up(self, reason: str) -> None:
+        """Ask for nothing more; what has come is hung into the tree step by step."""
+        self._give_up_ticket()
+        for track, wanted in zip(self.scene.tree.tracks, self._wanted):
+            self._free(track, wanted)
+        self.phase = Phase.HANGING
+        self._steps = self._finish(reason)
+
+    def _finish(self, reason: str) -> Steps:
+        yield from self._hang()
         self._end(reason)
-        return draining
+
+    def stop(self, reason: str) -> None:
+        """End now, without publishing more; what may still be written to drains (S5)."""
+        if not self.ended:
+            self._give_up_ticket()
+            self._end(reason)
+
+    def _give_up_ticket(self) -> None:
+        ticket, self._ticket = self._ticket, None
+        if ticket is None:
+            return
+        ticket.cancel()
+        if self.phase is Phase.LOOKING or ticket.done:
+            return
+        slots, nbytes = [], 0
+        for part in self._asked:
+            index = part.track.index
+            left = np.zeros_like(self._wanted[index])
+            left[part.pages - self.start] = True
+            left &= self._wanted[index]
+            if left.any():
+                own = self._slots[index][left]
+                self._wanted[index] &= ~left
+                slots.append((_host(part.track), own.tobytes()))
+                nbytes += own.size * self.scene.slabs.nbytes[index]
+        self.draining = Draining(ticket, slots, nbytes)
+        self.nbytes -= nbytes
 
     def _end(self, reason: str) -> None:
         """Free what was not published, once; give up the pins (S1, S2, S5)."""
-        for each in self._wanted:
-            self._free(each.track, each.slots)
-        for track, pages in zip(self.scene.tree.tracks, self._arrived):
-            for slots in pages.values():
-                self._free(track, slots)
-            pages.clear()
-        self._wanted = []
+        for track, wanted, arrived in zip(self.scene.tree.tracks, self._wanted, self._arrived):
+            self._free(track, wanted)
+            self._free(track, arrived)
         assert self.nbytes == 0, self.nbytes
         self.phase = Phase.ENDED
         self.reason = reason
         assert self._receipt is not None
-        for receipt in (self._counted_on, self._receipt):
+        for receipt in (self._tip_held, self._counted_on, self._receipt):
             if receipt is not None:
                 let_go_of_host(self.scene.tree, receipt)
         self.scene.tree.let_go(self.key.namespace)
 
-    def _free(self, track: Track, slots: bytes) -> None:
-        _host(track).cancel(slots)
-        self.nbytes -= self.scene.slabs.nbytes[track.index] * len(slots) // SLOT_BYTES
+    def _free(self, track: Track, pages: Mask) -> None:
+        """Slots of some pages become free, and the pages are no longer counted as what they are."""
+        slots = self._slots[track.index][pages]
+        if slots.size:
+            _host(track).cancel(slots.tobytes())
+            self.nbytes -= self.scene.slabs.nbytes[track.index] * slots.size
+            others = ~pages
+            self._wanted[track.index] &= others
+            self._arrived[track.index] &= others
+
+
+def _is_over(ticket: StorageTicket) -> bool:
+    """Whether nothing more will come of a ticket in time; a worker may still be in the memory."""
+    return ticket.settled and (ticket.done or Status.TIMEOUT in ticket.statuses)
 
 
 def _host(track: Track) -> Ledger:
     assert track.host is not None
     return track.host
+
+
+def _page_behind(node: Node, key: TokenKey, page_bytes: int) -> tuple[int, bytes]:
+    """What tells a page from all others that are looked for: nodes stand for what lies above."""
+    offset = node.end * page_bytes
+    return node.ident, bytes(key.data[offset : offset + page_bytes])

@@ -7,7 +7,7 @@ is looked at in O(components), whatever its reach.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +20,19 @@ from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Span
 
-__all__ = ["Inventory", "Plan", "ShortOf", "backed_on_host", "take_inventory"]
+__all__ = [
+    "ANY",
+    "Bounds",
+    "Inventory",
+    "Mask",
+    "Plan",
+    "ShortOf",
+    "backed_on_host",
+    "take_inventory",
+]
+
+AT_A_TIME = 64
+"""Boundaries that are looked at one by one before anybody else has a turn."""
 
 Mask = npt.NDArray[np.bool_]
 
@@ -32,17 +44,35 @@ class ShortOf(enum.Enum):
     BUDGET = "too much is in flight"
 
 
+class Bounds(NamedTuple):
+    """What a plan may take.
+
+    Attributes:
+        n_slots: most HOST slots, per component; None for any number.
+        nbytes: most bytes of HOST; None for any number.
+        slot_nbytes: bytes of a slot, per component.
+    """
+
+    n_slots: Sequence[int] | None
+    nbytes: int | None
+    slot_nbytes: Sequence[int]
+
+
+ANY = Bounds(None, None, ())
+
+
 class Plan(NamedTuple):
     """What a boundary takes.
 
     Attributes:
         boundary: in pages.
-        pages: per component, the pages to fetch; a state's is the last before its boundary.
+        pages: per component, the pages to fetch, int `[n]`, in order; a state's is the last before
+            its boundary.
         n_slots: per component, the HOST slots for them.
     """
 
     boundary: int
-    pages: list[list[int]]
+    pages: list[npt.NDArray[np.int64]]
     n_slots: list[int]
 
 
@@ -66,55 +96,141 @@ class Inventory(NamedTuple):
     limit: int
     lacking: list[Mask]
 
-    def deepest(
-        self,
-        found: Sequence[Collection[int]],
-        arrived: Sequence[Collection[int]],
-        fits: Callable[[Sequence[int]], bool],
-        least: int,
-    ) -> Plan | None:
-        """The deepest boundary every component could resume from, and what it takes (S3).
+    def search(
+        self, found: Sequence[Mask], arrived: Sequence[Mask], bounds: Bounds, least: int
+    ) -> Generator[None, None, Plan | None]:
+        """Look for the deepest boundary every component could resume from (S3).
+
+        All boundaries are looked at at once, but for components whose reach is of another form
+        than everything, a window or a state: those are asked about one boundary after the other.
 
         Args:
-            found: per component, pages that STORAGE should have.
-            arrived: per component, pages that are on HOST already, not in the tree.
-            fits: whether so many slots per component can be had.
+            found: per component, bool `[limit - start]`, pages that STORAGE should have.
+            arrived: per component, likewise, pages that are on HOST already, not in the tree.
+            bounds: what it may take.
             least: the shallowest boundary worth it, in pages.
+
+        Yields:
+            Now and then, so that others have a turn; the tree may change meanwhile.
+
+        Returns:
+            What the boundary takes; None if there is none.
         """
-        missing: list[npt.NDArray[np.int64]] = []
-        wanted: list[npt.NDArray[np.int64]] = []
-        fetch: list[Mask] = []
-        candidates = np.ones(self.limit - self.first, dtype=np.bool_)
+        lacks, gone = self._masks(found, arrived)
+        n = self.limit - self.first
+        low = max(least, self.anchor + 1) - self.first
+        if low > n:
+            return None
+        fits = np.ones(n + 1 - low, dtype=np.bool_)
+        nbytes = np.zeros(n + 1 - low, dtype=np.int64)
+        others = []
         for track in self.tree.tracks:
-            lacks = self.lacking[track.index] & ~self._mask(arrived[track.index])
-            gone = lacks & ~self._mask(found[track.index])
-            missing.append(_sums(gone))
-            wanted.append(_sums(lacks))
-            fetch.append(lacks)
-            if track.is_state:
-                candidates &= ~gone
-            elif track.is_everything:
-                begin = self.start - self.first
-                candidates[begin:] &= missing[-1][begin + 1 :] == missing[-1][begin]
-        boundaries = np.flatnonzero(candidates) + self.first + 1
-        for boundary in reversed(boundaries[boundaries >= max(least, self.anchor + 1)].tolist()):
-            spans = [self._spans(track, boundary) for track in self.tree.tracks]
-            if any(_count(sums, mine) for sums, mine in zip(missing, spans)):
+            index = track.index
+            missing = self._counts(track, gone[index], low)
+            wanted = self._counts(track, lacks[index], low)
+            if missing is None or wanted is None:
+                others.append(track)
                 continue
-            n_slots = [
-                _count(sums, mine) * (1 if track.is_state else track.slots_per_page)
-                for track, sums, mine in zip(self.tree.tracks, wanted, spans)
-            ]
-            if fits(n_slots):
-                pages = [self._pages(mask, mine) for mask, mine in zip(fetch, spans)]
-                return Plan(boundary, pages, n_slots)
+            fits &= missing == 0
+            n_slots = wanted * _per_page(track)
+            if bounds.n_slots is not None:
+                fits &= n_slots <= bounds.n_slots[index]
+            if bounds.nbytes is not None:
+                nbytes += n_slots * bounds.slot_nbytes[index]
+        if bounds.nbytes is not None:
+            fits &= nbytes <= bounds.nbytes
+        boundaries = np.flatnonzero(fits) + low + self.first
+        if not others:
+            return self._plan(int(boundaries[-1]), lacks) if len(boundaries) else None
+        sums = [(track, _sums(gone[track.index]), _sums(lacks[track.index])) for track in others]
+        for number in range(len(boundaries) - 1, -1, -1):
+            boundary = int(boundaries[number])
+            if self._accepts(boundary, sums, bounds, int(nbytes[boundary - low - self.first])):
+                return self._plan(boundary, lacks)
+            if not number % AT_A_TIME:
+                yield
         return None
 
-    def _mask(self, pages: Collection[int]) -> Mask:
-        mask = np.zeros(self.limit - self.first, dtype=np.bool_)
-        inside = [page - self.first for page in pages if self.first <= page < self.limit]
-        mask[inside] = True
-        return mask
+    def at(self, found: Sequence[Mask], arrived: Sequence[Mask], boundary: int) -> Plan | None:
+        """What a boundary takes; None if not every component could resume from it."""
+        if not self.anchor < boundary <= self.limit:
+            return None
+        lacks, gone = self._masks(found, arrived)
+        if any(
+            gone[track.index][span.start : span.end].any()
+            for track in self.tree.tracks
+            for span in self._spans(track, boundary)
+        ):
+            return None
+        return self._plan(boundary, lacks)
+
+    def _accepts(
+        self,
+        boundary: int,
+        sums: Sequence[tuple[Track, npt.NDArray[np.int32], npt.NDArray[np.int32]]],
+        bounds: Bounds,
+        nbytes: int,
+    ) -> bool:
+        for track, missing, wanted in sums:
+            spans = self._spans(track, boundary)
+            if _count(missing, spans):
+                return False
+            n_slots = _count(wanted, spans) * _per_page(track)
+            if bounds.n_slots is not None and n_slots > bounds.n_slots[track.index]:
+                return False
+            if bounds.nbytes is not None:
+                nbytes += n_slots * bounds.slot_nbytes[track.index]
+                if nbytes > bounds.nbytes:
+                    return False
+        return True
+
+    def _plan(self, boundary: int, lacks: Sequence[Mask]) -> Plan:
+        pages = [
+            np.concatenate(
+                [
+                    np.zeros(0, dtype=np.int64),
+                    *(
+                        np.flatnonzero(lacks[track.index][span.start : span.end])
+                        + (span.start + self.first)
+                        for span in self._spans(track, boundary)
+                    ),
+                ]
+            )
+            for track in self.tree.tracks
+        ]
+        n_slots = [len(mine) * _per_page(track) for mine, track in zip(pages, self.tree.tracks)]
+        return Plan(boundary, pages, n_slots)
+
+    def _masks(
+        self, found: Sequence[Mask], arrived: Sequence[Mask]
+    ) -> tuple[list[Mask], list[Mask]]:
+        """Per component, pages that must be fetched, and of those what cannot be had."""
+        lacks = [mask & ~self._padded(there) for mask, there in zip(self.lacking, arrived)]
+        return lacks, [mask & ~self._padded(there) for mask, there in zip(lacks, found)]
+
+    def _padded(self, mask: Mask) -> Mask:
+        """From `first` on and not from `start`; up to the limit."""
+        if self.first == self.start:
+            return mask[: self.limit - self.start]
+        padded = np.zeros(self.limit - self.first, dtype=np.bool_)
+        padded[self.start - self.first :] = mask[: self.limit - self.start]
+        return padded
+
+    def _counts(self, track: Track, mask: Mask, low: int) -> npt.NDArray[np.int32] | None:
+        """How many of some pages are needed at each boundary from `low` on, as `_spans` says.
+
+        None for a reach that must be asked about each.
+        """
+        if track.is_state:
+            return mask[low - 1 :].astype(np.int32)
+        sums = _sums(mask)
+        if track.is_everything:
+            begin = self.start - self.first
+            return np.asarray(np.maximum(sums[low:] - sums[begin], 0))
+        if track.window_pages is None:
+            return None
+        starts = np.maximum(np.arange(low, len(sums)) - track.window_pages, 0)
+        return np.asarray(sums[low:] - sums[starts])
 
     def _spans(self, track: Track, boundary: int) -> list[Span]:
         """Pages a component needs at a boundary, counted from `first`."""
@@ -128,20 +244,19 @@ class Inventory(NamedTuple):
             if span.end > begin
         ]
 
-    def _pages(self, mask: Mask, spans: Sequence[Span]) -> list[int]:
-        return [
-            page + self.first
-            for span in spans
-            for page in (np.flatnonzero(mask[span.start : span.end]) + span.start).tolist()
-        ]
+
+def _per_page(track: Track) -> int:
+    return 1 if track.is_state else track.slots_per_page
 
 
-def _sums(mask: Mask) -> npt.NDArray[np.int64]:
+def _sums(mask: Mask) -> npt.NDArray[np.int32]:
     """How many are set before each position, `[n + 1]`."""
-    return np.concatenate([[0], np.cumsum(mask)])
+    sums = np.zeros(len(mask) + 1, dtype=np.int32)
+    np.cumsum(mask, out=sums[1:])
+    return sums
 
 
-def _count(sums: npt.NDArray[np.int64], spans: Sequence[Span]) -> int:
+def _count(sums: npt.NDArray[np.int32], spans: Sequence[Span]) -> int:
     return sum(int(sums[span.end] - sums[span.start]) for span in spans)
 
 
@@ -162,7 +277,7 @@ def take_inventory(tree: Tree, key: TokenKey, *, start: int, anchor: int, limit:
     """
     first = min(start, anchor)
     lacking = [np.ones(limit - first, dtype=np.bool_) for _ in tree.tracks]
-    path = matching.follow(tree, tree.root(key.namespace), key.data, limit)
+    path = matching.follow_key(tree, key, limit)
     for node in path.nodes:
         low, high = max(node.start, first), min(node.end, path.end)
         if low >= high:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
 
 from kvgraft.errors import ConfigError, IntegrityError
 from kvgraft.storage import Address, Fingerprint
@@ -13,12 +17,17 @@ from kvgraft.storage.keys import (
     root_hash,
     storage_keys,
 )
-from kvgraft.tree.keys import PageHashes, TokenKey
 from kvgraft.tree.node import Node, PageNames
 from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 
-__all__ = ["Naming", "labels"]
+__all__ = ["BLOCK_PAGES", "KNOWN_NBYTES", "Asked", "Naming", "block_end", "labels"]
+
+BLOCK_PAGES = 64
+"""Pages that are hashed at once; blocks begin at multiples of it."""
+
+KNOWN_NBYTES = 32 << 20
+"""Bytes of blocks whose hashes are remembered, for sequences that share them."""
 
 
 def labels(track: Track) -> list[str]:
@@ -31,8 +40,65 @@ def labels(track: Track) -> list[str]:
     return [f"{track.name}:{number}" for number in range(track.slots_per_page)]
 
 
+class Asked(Sequence[Address]):
+    """Addresses of some pages, made when they are asked for, on whatever thread.
+
+    Args:
+        hashes: 32 bytes a page, from page `first` on.
+        first: see `hashes`.
+        parts: per component, its labels and the pages, int `[n]`: for each page all labels.
+        namespace: a digest.
+    """
+
+    def __init__(
+        self,
+        hashes: bytes | bytearray,
+        first: int,
+        parts: Sequence[tuple[Sequence[str], npt.NDArray[np.int64]]],
+        namespace: bytes,
+    ) -> None:
+        self._hashes = hashes
+        self._first = first
+        self._parts = parts
+        self._namespace = namespace
+        self._n = sum(len(names) * len(pages) for names, pages in parts)
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __getitem__(self, part: slice) -> list[Address]:  # type: ignore[override]
+        """The addresses of a part, 1 µs each."""
+        low, high, _ = part.indices(self._n)
+        found: list[Address] = []
+        for names, pages in self._parts:
+            n_labels, n_keys = len(names), len(names) * len(pages)
+            if low < n_keys and high > 0:
+                mine = slice(max(low, 0), min(high, n_keys))
+                found += self._of(names, pages, n_labels, mine)
+            low, high = low - n_keys, high - n_keys
+        return found
+
+    def _of(
+        self, names: Sequence[str], pages: npt.NDArray[np.int64], n_labels: int, part: slice
+    ) -> list[Address]:
+        some = pages[part.start // n_labels : -(-part.stop // n_labels)].tolist()
+        places = [(page - self._first) * HASH_NBYTES for page in some]
+        hashes = [bytes(self._hashes[place : place + HASH_NBYTES]) for place in places]
+        keys = [storage_keys(hashes, name) for name in names]
+        flat = [
+            Address(key, name, self._namespace)
+            for of_a_page in zip(*keys)
+            for key, name in zip(of_a_page, names)
+        ]
+        skipped = part.start // n_labels * n_labels
+        return flat[part.start - skipped : part.stop - skipped]
+
+
 class Naming:
     """Page hashes and addresses for one tree.
+
+    Nodes share what they have in common with a key; sequences that are in no tree share blocks of
+    `BLOCK_PAGES`, by the hash they follow and all of their tokens, so that nothing can be mistaken.
 
     Args:
         tree: whose nodes.
@@ -43,78 +109,98 @@ class Naming:
         self.tree = tree
         self.fingerprint = fingerprint
         self._labels = [labels(track) for track in tree.tracks]
+        self._known: OrderedDict[tuple[bytes, bytes], bytes] = OrderedDict()
+        block_nbytes = BLOCK_PAGES * (tree.page_bytes + HASH_NBYTES)
+        self._most_known = max(1, KNOWN_NBYTES // block_nbytes)
 
     def of(self, node: Node) -> PageNames:
-        """A node's names; hashes what has none yet on the way from its root, 0.5 µs a page.
+        """A node's names, some of which may still be unknown.
 
         Raises:
             ConfigError: its namespace has no canonical bytes.
         """
-        unnamed: list[Node] = []
-        while node.names is None and node.parent is not None:
-            unnamed.append(node)
-            node = node.parent
         if node.names is None:
-            node.names = PageNames(self._root_hash(node))
-        names = node.names
-        for below in reversed(unnamed):
-            hashes = self.hashes(names.hashes[-HASH_NBYTES:], below.key)
-            names = below.names = PageNames(b"".join(hashes))
-        return names
+            node.names = PageNames(bytearray(b"" if node.end else self._root_hash(node)))
+        return node.names
 
-    def hashes(self, parent: bytes, tokens: bytes | bytearray) -> list[bytes]:
+    def is_named(self, node: Node) -> bool:
+        """Whether the hashes of all of a node's pages are known."""
+        if node.names is None:
+            return False
+        return len(node.names.hashes) >= (node.end - node.start) * HASH_NBYTES
+
+    def name(self, node: Node) -> Iterator[None]:
+        """Hash what has no hash yet on the way from a node's root to it, a block at a time.
+
+        Nodes may be split and leave the tree between two blocks.
+
+        Raises:
+            ConfigError: its namespace has no canonical bytes.
+        """
+        stack = [node]
+        while stack:
+            top = stack[-1]
+            if self.is_named(top):
+                stack.pop()
+            elif top.parent is None:
+                if top.end:
+                    return  # it left the tree
+                self.of(top)
+            elif not self.is_named(top.parent):
+                stack.append(top.parent)
+            else:
+                names = self.of(top)
+                last = names.hashes[-HASH_NBYTES:] or self.of(top.parent).hashes[-HASH_NBYTES:]
+                page = top.start + len(names.hashes) // HASH_NBYTES
+                end = min(top.end, block_end(page))
+                names.hashes += self.block(bytes(last), top.key, page - top.start, page, end)
+                yield
+
+    def block(
+        self, parent: bytes, tokens: bytes | bytearray, at: int, page: int, end: int
+    ) -> bytes:
+        """The hashes of pages `[page, end)` of one block, which follow the page called `parent`.
+
+        `tokens` has them from its page `at` on. At most 50 µs for pages of 64 tokens.
+        """
+        size = self.tree.page_bytes
+        mine = bytes(tokens[at * size : (at + end - page) * size])
+        if end - page < BLOCK_PAGES:
+            return self.hashes(parent, mine)
+        known = self._known.get((parent, mine))
+        if known is None:
+            known = self._known[parent, mine] = self.hashes(parent, mine)
+            if len(self._known) > self._most_known:
+                self._known.popitem(last=False)
+        else:
+            self._known.move_to_end((parent, mine))
+        return known
+
+    def hashes(self, parent: bytes, tokens: bytes | bytearray) -> bytes:
         """The hashes of the whole pages in `tokens`, which follow the page called `parent`."""
         size, found = self.tree.page_bytes, []
         for start in range(0, len(tokens) // size * size, size):
             parent = page_hash(parent, tokens[start : start + size])
             found.append(parent)
-        return found
+        return b"".join(found)
 
-    def of_key(self, key: TokenKey, node: Node, end: int) -> list[bytes]:
-        """The hashes of a key's pages below a node, up to page `end`.
+    def asked(
+        self,
+        hashes: bytes | bytearray,
+        first: int,
+        parts: Sequence[tuple[Track, npt.NDArray[np.int64]]],
+        namespace: bytes,
+    ) -> Asked:
+        """Where the data of some components' pages is.
 
-        The key keeps them, and hands them to the nodes that are made of it.
+        Args:
+            hashes: 32 bytes a page, from page `first` on.
+            first: see `hashes`.
+            parts: components, and the pages of each.
+            namespace: a digest.
         """
-        known = key.page_hashes(self.tree, node.end, end)
-        if known is None:
-            size = self.tree.page_bytes
-            behind = key.data[node.end * size : end * size]
-            known = self.hashes(self.last_hash(node), behind)
-            key.hashed = PageHashes(self.tree, key.namespace, node.end, known)
-        return known
-
-    def extend(self, key: TokenKey, end: int) -> None:
-        """Let a key that has hashes have those of all pages up to page `end`."""
-        known = key.hashed
-        if known is None or not known.hashes:
-            return
-        if key.page_hashes(self.tree, known.first, known.first) is None:
-            return
-        size, last = self.tree.page_bytes, known.first + len(known.hashes)
-        more = self.hashes(known.hashes[-1], key.data[last * size : end * size])
-        if more:
-            key.hashed = known._replace(hashes=known.hashes + more)
-
-    def last_hash(self, node: Node) -> bytes:
-        """The hash that the pages below a node follow."""
-        return self.of(node).hashes[-HASH_NBYTES:]
-
-    def page_hashes(self, node: Node) -> list[bytes]:
-        """The hashes of a node's pages, one by one."""
-        hashes = self.of(node).hashes
-        return [hashes[at : at + HASH_NBYTES] for at in range(0, len(hashes), HASH_NBYTES)]
-
-    def addresses(
-        self, pages: Sequence[bytes], track: Track, namespace: bytes
-    ) -> list[list[Address]]:
-        """Where a component's data of some pages is: per slot of a page, an address for each page.
-
-        `namespace` is a digest.
-        """
-        return [
-            [Address(key, label, namespace) for key in storage_keys(pages, label)]
-            for label in self._labels[track.index]
-        ]
+        labelled = [(self._labels[track.index], pages) for track, pages in parts]
+        return Asked(hashes, first, labelled, namespace)
 
     def namespace(self, namespace: object) -> bytes:
         """The digest of a namespace.
@@ -128,8 +214,11 @@ class Naming:
         """Recompute the hashes of every node that has some; O(pages).
 
         Raises:
-            IntegrityError: a node has others than its tokens and namespace give (S8, T10).
+            IntegrityError: a node has others than its tokens and namespace give (S8, T10), or two
+                pages of one name follow different prefixes (S8, T11).
         """
+        size = self.tree.page_bytes
+        first_of: dict[bytes, Node] = {}
         for root in self.tree.roots.values():
             try:
                 last = {id(root): self._root_hash(root)}
@@ -138,14 +227,26 @@ class Naming:
             stack = [(root, child) for child in root.each_child()]
             while stack:
                 parent, node = stack.pop()
-                hashes = self.hashes(last[id(parent)], node.key)
-                last[id(node)] = hashes[-1]
-                if node.names is not None and node.names.hashes != b"".join(hashes):
+                hashes, above = [], last[id(parent)]
+                for start in range(0, len(node.key), size):
+                    above = page_hash(above, node.key[start : start + size])
+                    hashes.append(above)
+                last[id(node)] = above
+                if first_of.setdefault(above, node) is not node:
+                    raise IntegrityError(
+                        "S8", None, f"{node!r} and {first_of[above]!r} end in one page hash"
+                    )
+                if node.names is not None and not b"".join(hashes).startswith(node.names.hashes):
                     held = len(node.names.hashes) // HASH_NBYTES
                     raise IntegrityError(
-                        "T10", None, f"{node!r} has {held} page hashes that are not its tokens'"
+                        "S8", None, f"{node!r} has {held} page hashes that are not its tokens'"
                     )
                 stack.extend((node, child) for child in node.each_child())
 
     def _root_hash(self, root: Node) -> bytes:
         return root_hash(self.fingerprint, namespace_digest(self.tree.namespace(root)))
+
+
+def block_end(page: int) -> int:
+    """Where the block of a page ends."""
+    return (page // BLOCK_PAGES + 1) * BLOCK_PAGES

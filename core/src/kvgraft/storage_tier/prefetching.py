@@ -1,10 +1,15 @@
-"""Prefetches of queued requests: shared, bounded, ended by policy (S1 to S7)."""
+"""Prefetches of queued requests: shared, bounded, ended by policy (S1 to S7).
+
+What they do on the scheduler's thread is cut into steps, of which everybody has one in turn: a
+small prefetch does not wait for a large one.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from kvgraft.config import PrefetchPolicy, StorageSettings
 from kvgraft.errors import LeaseError
@@ -13,15 +18,24 @@ from kvgraft.storage_tier.fetching import Fetch, Phase
 from kvgraft.storage_tier.inventory import ShortOf
 from kvgraft.storage_tier.scene import Scene
 from kvgraft.storage_tier.slabs import Draining
+from kvgraft.storage_tier.slicing import Slice
 from kvgraft.tree import matching
 from kvgraft.tree.keys import TokenKey, common_prefix_pages
 from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.pinning import Receipt
 
 __all__ = ["Prefetch", "Prefetching"]
 
 
-AGAIN_AT_A_TIME = 16
-"""Prefetches that look again in one poll, after what they shared has ended; a millisecond each."""
+COMPARED_NBYTES = 1 << 21
+"""Bytes of two sequences that are compared in one step."""
+
+
+class _Told(NamedTuple):
+    """A prefetch that is to be told how its fetch ended, and the bytes they agree on at least."""
+
+    prefetch: Prefetch
+    fetch: Fetch
 
 
 class Prefetch:
@@ -36,6 +50,7 @@ class Prefetch:
         planned_tokens: how far the store's data would have gone, had HOST memory been no matter.
         limit: the deepest boundary of use, in pages.
         fetch: what brings it; None once it has ended.
+        agreed_nbytes: bytes of tokens that it is known to share with that.
         shared, joined: whether it waited, or waits now, for what another request started.
         spare: whether it takes only what is free on HOST, and every page counts.
         reason: how it ended, for people; empty while it has not.
@@ -47,6 +62,7 @@ class Prefetch:
         "_deadline",
         "_owner",
         "_policy",
+        "agreed_nbytes",
         "anchor_tokens",
         "cancelled",
         "fetch",
@@ -84,6 +100,7 @@ class Prefetch:
         self.reason = ""
         self.short_of: ShortOf | None = None
         self.fetch: Fetch | None = None
+        self.agreed_nbytes = 0
 
     @property
     def ended(self) -> bool:
@@ -132,10 +149,11 @@ class Prefetching:
         self.in_vain: Counter[str] = Counter()
         self._clock = clock
         self._flying: dict[int, Fetch] = {}
-        self._by_page: dict[bytes, Fetch] = {}
+        self._by_page: dict[tuple[int, bytes], Fetch] = {}
         self._waiting: dict[Fetch, list[Prefetch]] = {}
         self._draining: list[Draining] = []
-        self._again: deque[tuple[Prefetch, bool]] = deque()
+        self._told: deque[_Told] = deque()
+        self._turns: deque[Fetch] = deque()
         size = scene.tree.page_size
         self._threshold = max(1, -(-settings.threshold_tokens // size))
 
@@ -148,7 +166,7 @@ class Prefetching:
     @property
     def n_in_flight(self) -> int:
         """Fetches under way, those to begin, and those given up but not yet over."""
-        return len(self._flying) + len(self._draining) + len(self._again)
+        return len(self._flying) + len(self._draining) + len(self._told)
 
     def start(self, key: TokenKey, limit: int | None = None, *, spare: bool = False) -> Prefetch:
         """Look for what STORAGE has of a sequence; returns at once.
@@ -169,8 +187,18 @@ class Prefetching:
         self._launch(prefetch)
         return prefetch
 
-    def take(self, prefetch: Prefetch, key: TokenKey) -> None:
+    def go_on(self, prefetch: Prefetch, time: Slice) -> None:
+        """Let one that was just started go on at once, for a slice of time."""
+        fetch = prefetch.fetch
+        while fetch is not None and not prefetch.joined and prefetch.fetch is fetch:
+            stepped = self._tell_next() if fetch.ended else self._step(fetch)
+            if not stepped or time.spent:
+                return
+
+    def take(self, prefetch: Prefetch, key: TokenKey, time: Slice) -> None:
         """The request of `key` begins: publish what has come for it (S5, S6).
+
+        What there is no time for now is published in the polls that follow.
 
         Raises:
             LeaseError: it was cancelled, or is of another sequence or cache.
@@ -179,7 +207,9 @@ class Prefetching:
         mine = prefetch.key
         if prefetch.cancelled:
             raise LeaseError("the prefetch was cancelled; begin without it, or prefetch again")
-        if mine.namespace != key.namespace or not key.data.startswith(mine.data):
+        if mine is not key and (
+            mine.namespace != key.namespace or not key.data.startswith(mine.data)
+        ):
             raise LeaseError(
                 f"the prefetch is of another sequence, of {mine.n_tokens} tokens; begin the one "
                 "it was started for"
@@ -187,41 +217,53 @@ class Prefetching:
         fetch = prefetch.fetch
         if fetch is None:
             return
-        fetch.publish()
-        self._leave(prefetch, "the request began before all had come")
+        reason = "the request began before all had come"
+        if fetch.ended:
+            self._leave(prefetch, reason, time)
+            return
+        whole = fetch.publish(_until_spent(time))
+        alone = self._waiting[fetch] == [prefetch]
+        self._leave(prefetch, reason, time, stop=whole or not alone)
+        if alone and not whole:
+            fetch.wind_up(reason)
+            self._drain(fetch)
 
-    def cancel(self, prefetch: Prefetch) -> None:
+    def cancel(self, prefetch: Prefetch, time: Slice) -> None:
         """The request is given up: nothing is published for it any more."""
         self._expect(prefetch)
         if prefetch.fetch is not None:
-            self._leave(prefetch, "cancelled")
+            self._leave(prefetch, "cancelled", time)
         prefetch.cancelled = True
 
     def poll(self) -> None:
-        """Take in what has come; never waits."""
-        for _ in range(min(len(self._again), AGAIN_AT_A_TIME)):
-            prefetch, alone = self._again.popleft()
-            self._launch(prefetch, alone=alone)
+        """Free what calls that were given up have let go of; never waits."""
         for draining in [each for each in self._draining if each.ticket.done]:
             self._draining.remove(draining)
             for ledger, slots in draining.slots:
                 ledger.cancel(slots)
-        for fetch in list(self._flying.values()):
-            if fetch.spare and fetch.phase is Phase.LOOKING and self.nbytes_in_flight:
-                continue  # requests first, and one after the other, each with all of the budget
-            left = fetch.step(self._budget())
-            if left is not None:
-                self._draining.append(left)
-            if fetch.ended:
-                self._ended(fetch)
+
+    def step(self) -> bool:
+        """One step of whoever's turn it is; false if nobody can go on."""
+        if self._told and self._tell_next():
+            return True
+        for _ in range(len(self._turns)):
+            fetch = self._turns[0]
+            self._turns.rotate(-1)
+            if self._step(fetch):
+                return True
+        return False
 
     def stop(self, reason: str) -> None:
         """End everything under way; nothing more is published."""
-        waiting = [each for each, _ in self._again]
-        for sharing in self._waiting.values():
-            waiting += sharing
-        for prefetch in waiting:
-            self._leave(prefetch, reason)
+        for prefetch in [each.prefetch for each in self._told]:
+            self._finish(prefetch, reason)
+        self._told.clear()
+        for fetch in list(self._flying.values()):
+            for prefetch in list(self._waiting.get(fetch, ())):
+                self._note(prefetch, fetch)
+                self._finish(prefetch, reason)
+            self._waiting.pop(fetch, None)
+            self._stop(fetch, reason)
 
     def owners(self) -> Iterator[tuple[Ledger, bytes]]:
         """HOST slots in flight, for integrity checks."""
@@ -229,6 +271,10 @@ class Prefetching:
             yield from fetch.owners()
         for draining in self._draining:
             yield from draining.slots
+
+    def receipts(self) -> list[Receipt]:
+        """Pins on HOST, for integrity checks."""
+        return [receipt for fetch in self._flying.values() for receipt in fetch.receipts()]
 
     # -- inside
 
@@ -268,7 +314,7 @@ class Prefetching:
                 self._finish(prefetch, "no store is attached")
                 return
             fetch = Fetch(self.scene, key, found, limit, threshold, spare=prefetch.spare)
-            other = None if alone else self._by_page.get(fetch.first_hash)
+            other = None if alone else self._fetching(fetch.first)
             prefetch.joined = other is not None
             if other is not None:
                 fetch, prefetch.shared = other, True
@@ -279,9 +325,19 @@ class Prefetching:
         finally:
             tree.let_go(key.namespace)
         if not prefetch.joined:
-            self._flying[id(fetch)] = self._by_page[fetch.first_hash] = fetch
+            self._flying[id(fetch)] = self._by_page[fetch.first] = fetch
+            self._turns.append(fetch)
+            fetch.hand_names_to(key)
+        prefetch.agreed_nbytes = 0
         self._waiting.setdefault(fetch, []).append(prefetch)
         prefetch.fetch = fetch
+
+    def _fetching(self, page: tuple[int, bytes]) -> Fetch | None:
+        """Who fetches a page, or hangs it into the tree just now."""
+        hanging = (each for each in self._turns if each.phase is Phase.HANGING)
+        return self._by_page.get(page) or next(
+            (each for each in hanging if each.next == page), None
+        )
 
     def _most_pages(self) -> int:
         """Pages that fit under the cap, going by components that need every one (S2)."""
@@ -291,50 +347,101 @@ class Prefetching:
         ]
         return self.settings.prefetch_nbytes // sum(sizes) if sizes else 1 << 31
 
-    def _leave(self, prefetch: Prefetch, reason: str) -> None:
+    def _step(self, fetch: Fetch) -> bool:
+        """A step of one fetch; whether there was any."""
+        if fetch.spare and fetch.phase is Phase.LOOKING and self.nbytes_in_flight:
+            return False  # requests first, and one after the other, each with all of the budget
+        fetch.budget = self._budget()
+        stepped = fetch.step()
+        if fetch.ended:
+            self._ended(fetch)
+        return stepped
+
+    def _leave(self, prefetch: Prefetch, reason: str, time: Slice, *, stop: bool = True) -> None:
+        """A prefetch waits no longer; its fetch stops, if nobody else waits for it."""
         fetch = prefetch.fetch
         assert fetch is not None
+        while not self._compare(prefetch, fetch) and not time.spent:
+            pass
         self._note(prefetch, fetch)
         self._finish(prefetch, reason)
         if fetch not in self._waiting:  # it has ended; this one was to look again
-            self._again = deque(each for each in self._again if each[0] is not prefetch)
+            self._told = deque(each for each in self._told if each.prefetch is not prefetch)
             return
         self._waiting[fetch].remove(prefetch)
-        if not self._waiting[fetch]:
-            draining = fetch.stop(reason)
-            if draining is not None:
-                self._draining.append(draining)
-            self._ended(fetch)
+        if not self._waiting[fetch] and stop:
+            self._stop(fetch, reason)
+
+    def _stop(self, fetch: Fetch, reason: str) -> None:
+        fetch.stop(reason)
+        self._ended(fetch)
+
+    def _drain(self, fetch: Fetch) -> None:
+        if fetch.draining is not None:
+            self._draining.append(fetch.draining)
+            fetch.draining = None
 
     def _ended(self, fetch: Fetch) -> None:
-        """Tell who waits; who only shared it goes on from where it got to."""
+        """Who waits for it is told, one after the other."""
+        self._drain(fetch)
         del self._flying[id(fetch)]
-        if self._by_page.get(fetch.first_hash) is fetch:
-            del self._by_page[fetch.first_hash]
+        self._turns.remove(fetch)
+        if self._by_page.get(fetch.first) is fetch:
+            del self._by_page[fetch.first]
         self.counts["shrunk"] += fetch.shrunk
-        for prefetch in self._waiting.pop(fetch):
-            shared = self._note(prefetch, fetch)
-            prefetch.fetch = None
-            came = fetch.boundary > fetch.anchor
-            # it may have asked for more, or for less, than what this one wants
-            more = came or shared < prefetch.limit or prefetch.spare != fetch.spare
-            if prefetch.joined and more:
-                prefetch.fetch = fetch
-                self._again.append((prefetch, not came))
-            else:
-                prefetch.short_of = fetch.short_of
-                self._finish(prefetch, fetch.reason)
+        self._told += [_Told(prefetch, fetch) for prefetch in self._waiting.pop(fetch, ())]
+
+    def _tell_next(self) -> bool:
+        """A step of telling a prefetch how its fetch ended; who only shared it goes on (S7)."""
+        prefetch, fetch = told = self._told.popleft()
+        if not self._compare(prefetch, fetch):
+            self._told.append(told)
+            return True
+        shared = self._note(prefetch, fetch)
+        prefetch.fetch = None
+        came = fetch.boundary > fetch.anchor
+        # it may have asked for more, or for less, than what this one wants
+        more = came or shared < prefetch.limit or prefetch.spare != fetch.spare
+        if not came and fetch.gap is not None and shared > fetch.gap:
+            more = False  # what kept that one from more keeps this one from it as well
+        if prefetch.joined and more:
+            self._launch(prefetch, alone=not came)
+        else:
+            prefetch.short_of = fetch.short_of
+            self._finish(prefetch, fetch.reason)
+        return True
+
+    def _compare(self, prefetch: Prefetch, fetch: Fetch) -> bool:
+        """Find out, step by step, how much of its sequence a prefetch shares with a fetch.
+
+        Returns:
+            Whether that is known; until then `agreed_nbytes` is what it shares at least.
+        """
+        tree, mine, its = self.scene.tree, prefetch.key.data, fetch.key.data
+        whole = min(len(mine), fetch.asked * tree.page_bytes)
+        start = min(prefetch.agreed_nbytes, whole)
+        end = whole if mine is its else min(start + COMPARED_NBYTES, whole)
+        end -= end % tree.page_bytes
+        agreed = end
+        if mine is not its:
+            with memoryview(its) as view:
+                pages = common_prefix_pages(mine, 0, view[:end], tree.page_bytes, start)
+            agreed = pages * tree.page_bytes
+        prefetch.agreed_nbytes = agreed
+        return agreed < end or end + tree.page_bytes > whole
 
     def _note(self, prefetch: Prefetch, fetch: Fetch) -> int:
         """What a prefetch gained: what can be resumed from of the tokens it shares with a fetch.
 
         Returns:
-            The pages they share, as far as they are of use.
+            The pages they are known to share, as far as they are of use.
         """
         tree, key, limit = self.scene.tree, prefetch.key, prefetch.limit
-        agreed = common_prefix_pages(key.data, 0, bytes(fetch.key.data), tree.page_bytes)
+        agreed = prefetch.agreed_nbytes // tree.page_bytes
         tree.hold(key.namespace)
         try:
+            if fetch.tip.parent is not None and fetch.tip.end <= agreed:
+                key.trail = fetch.tip
             anchor = matching.match(tree, key, limit).anchor
         finally:
             tree.let_go(key.namespace)
@@ -352,3 +459,9 @@ class Prefetching:
         if not gained:
             self.in_vain[re.sub(r"\d+", "N", prefetch.reason)] += 1
         self.counts["tokens"] += gained
+
+
+def _until_spent(time: Slice) -> Iterator[None]:
+    yield
+    while not time.spent:
+        yield

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from itertools import chain, repeat
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from kvgraft.dispatch import Mounted
 from kvgraft.storage import StorageTicket
+from kvgraft.storage.memory import Buffers
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.track import Track
 
-__all__ = ["Draining", "Slabs"]
+__all__ = ["Draining", "Rows", "Slabs"]
 
 
 class Draining(NamedTuple):
@@ -19,6 +24,32 @@ class Draining(NamedTuple):
     ticket: StorageTicket
     slots: list[tuple[Ledger, bytes]]
     nbytes: int
+
+
+class Rows(Buffers):
+    """The memory of some slots, looked up on a worker's thread.
+
+    Args:
+        parts: per component, all its rows and the slots wanted of them, int32 `[n]`.
+    """
+
+    def __init__(self, parts: Sequence[tuple[npt.NDArray[Any], npt.NDArray[np.int32]]]) -> None:
+        self._parts = parts
+
+    def __len__(self) -> int:
+        return sum(len(slots) for _, slots in self._parts)
+
+    def __getitem__(self, part: slice) -> list[memoryview]:
+        low, high, _ = part.indices(len(self))
+        found: list[memoryview] = []
+        for rows, slots in self._parts:
+            mine = slots[max(low, 0) : max(high, 0)].tolist()
+            found += [memoryview(rows[slot]).cast("B") for slot in mine]
+            low, high = low - len(slots), high - len(slots)
+        return found
+
+    def sizes(self) -> Iterable[int]:
+        return chain.from_iterable(repeat(rows.shape[1], len(slots)) for rows, slots in self._parts)
 
 
 class Slabs:
@@ -33,7 +64,6 @@ class Slabs:
             self._rows.append(mirror.slab.numpy())
             self.nbytes.append(mirror.slab_nbytes)
 
-    def of(self, track: Track, slots: bytes) -> list[memoryview]:
-        """The memory of some slots, in their order."""
-        rows = self._rows[track.index]
-        return [rows[slot].data for slot in memoryview(slots).cast("i")]
+    def of(self, parts: Sequence[tuple[Track, npt.NDArray[np.int32]]]) -> Rows:
+        """The memory of some components' slots, in their order."""
+        return Rows([(self._rows[track.index], slots) for track, slots in parts])

@@ -8,10 +8,9 @@ has that, and what it has lost meanwhile is a miss.
 
 from __future__ import annotations
 
-import contextlib
 import os
+import stat
 import struct
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +18,8 @@ from typing import NamedTuple
 import xxhash
 
 from kvgraft.errors import SnapshotError
-from kvgraft.storage.canonical import decode, encode
+from kvgraft.storage.canonical import MAX_DEPTH, decode, encode
+from kvgraft.storage.files import create_unfinished, remove_unfinished
 from kvgraft.tree.keys import TOKEN_BYTES, TokenKey
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
@@ -29,6 +29,12 @@ __all__ = ["Boundary", "read_snapshot", "write_snapshot"]
 MAGIC = b"KVGRSNAP"
 VERSION = 1
 HEAD = struct.Struct("<8sIQ16s")
+MAX_NBYTES = 4 << 30
+"""The longest rest: a thousand million tokens."""
+
+CHUNK_NBYTES = 1 << 20
+DEPTH = MAX_DEPTH + 3
+"""Tuples inside tuples: those around a namespace, and its own."""
 
 
 _Namespace = tuple[object, tuple[tuple[int, bytes, int], ...]]
@@ -74,12 +80,14 @@ def write_snapshot(path: Path, tree: Tree, fingerprint: bytes, store: int) -> in
         The nodes written.
 
     Raises:
-        SnapshotError: the file cannot be written.
+        SnapshotError: the file cannot be written, or would be longer than a snapshot may be.
     """
     namespaces = tuple(
         (tree.namespace(root), tuple(_records(root, store))) for root in tree.roots.values()
     )
-    body = encode((fingerprint, tree.page_size, namespaces), "snapshot")
+    body = encode((fingerprint, tree.page_size, namespaces), "snapshot", DEPTH)
+    if len(body) > MAX_NBYTES:
+        raise SnapshotError(f"snapshot {path}: {len(body)} bytes > {MAX_NBYTES}; go without it")
     head = HEAD.pack(MAGIC, VERSION, len(body), xxhash.xxh3_128_digest(body))
     try:
         _replace(path, head + body)
@@ -114,61 +122,121 @@ def _records(root: Node, store: int) -> Iterator[tuple[int, bytes, int]]:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
+    subject = path.name[:50]  # what is added must fit into a name, too
+    remove_unfinished(path.parent, subject)
+    descriptor, made = create_unfinished(path.parent, subject)
+    with os.fdopen(descriptor, "wb") as file:
+        try:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            Path(name).unlink()
-        raise
+            made.replace(path)
+        except BaseException:
+            made.unlink(missing_ok=True)
+            raise
 
 
 def read_snapshot(path: Path, page_size: int, fingerprint: bytes) -> list[Boundary]:
     """The boundaries in a snapshot, most recently used first.
 
     Raises:
-        SnapshotError: it is missing, damaged, or of another model or layout.
+        SnapshotError: it is missing, damaged, no snapshot, or of another model or layout.
     """
     try:
-        content = path.read_bytes()
+        body = _body(path)
+        found, its_page_size, namespaces = _contents(decode(body, DEPTH))
+        if found != fingerprint or its_page_size != page_size:
+            raise _RefusedError(
+                f"is of another model, weights or layout ({found.hex()[:12]}, this cache is "
+                f"{fingerprint.hex()[:12]})"
+            )
+        return _boundaries(namespaces, page_size)
     except OSError as error:
         raise SnapshotError(f"snapshot {path}: cannot be read: {error.strerror}") from error
-    if len(content) < HEAD.size or not content.startswith(MAGIC):
-        raise SnapshotError(f"snapshot {path}: is no snapshot of kvgraft; start without it")
-    _, version, length, checksum = HEAD.unpack_from(content)
-    if version != VERSION:
-        raise SnapshotError(
-            f"snapshot {path}: has format {version}, this is for {VERSION}; start without it"
-        )
-    body = content[HEAD.size :]
-    if len(body) != length or xxhash.xxh3_128_digest(body) != checksum:
-        raise SnapshotError(
-            f"snapshot {path}: is damaged ({len(body)} of {length} bytes); start without it"
-        )
-    found: bytes
-    its_page_size: int
-    namespaces: tuple[_Namespace, ...]
-    found, its_page_size, namespaces = decode(body)  # type: ignore[misc]
-    if found != fingerprint or its_page_size != page_size:
-        raise SnapshotError(
-            f"snapshot {path}: is of another model, weights or layout ({found.hex()[:12]}, this "
-            f"cache is {fingerprint.hex()[:12]}); start without it"
-        )
-    return _boundaries(namespaces, page_size)
+    except (ValueError, MemoryError) as error:
+        reason = error if isinstance(error, _RefusedError) else f"is damaged ({error})"
+        raise SnapshotError(f"snapshot {path}: {reason}; start without it") from error
+
+
+class _RefusedError(ValueError):
+    """What a file says cannot be."""
+
+
+def _body(path: Path) -> bytes:
+    """What follows the head, checked; nothing is read that the head does not announce."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait
+    with os.fdopen(descriptor, "rb") as file:
+        told = os.fstat(descriptor)
+        if not stat.S_ISREG(told.st_mode):
+            raise _RefusedError("is no regular file")
+        head = file.read(HEAD.size)
+        if len(head) < HEAD.size or not head.startswith(MAGIC):
+            raise _RefusedError("is no snapshot of kvgraft")
+        _, version, length, checksum = HEAD.unpack(head)
+        if version != VERSION:
+            raise _RefusedError(f"has format {version}, this is for {VERSION}")
+        found = told.st_size - HEAD.size
+        if found != length:
+            raise _RefusedError(f"is damaged ({found} of {length} bytes)")
+        if length > MAX_NBYTES:
+            raise _RefusedError(f"is damaged ({length} bytes, {MAX_NBYTES} at most)")
+        digest = xxhash.xxh3_128()
+        while chunk := file.read(CHUNK_NBYTES):  # before so many bytes are held
+            digest.update(chunk)
+        file.seek(HEAD.size)
+        body = file.read(length) if digest.digest() == checksum else b""
+        if xxhash.xxh3_128_digest(body) != checksum:
+            raise _RefusedError(f"is damaged ({found} of {length} bytes)")
+        return body
+
+
+def _contents(value: object) -> tuple[bytes, int, list[_Namespace]]:
+    """Fingerprint, page size and namespaces, if a value is made of them."""
+    if not isinstance(value, tuple) or len(value) != 3:
+        raise _RefusedError("is damaged (not three fields)")
+    fingerprint, page_size, namespaces = value
+    if not (_is(fingerprint, bytes) and _is(page_size, int) and _is(namespaces, tuple)):
+        raise _RefusedError("is damaged (no fingerprint, page size and namespaces)")
+    seen = set()
+    for each in namespaces:
+        if not _is(each, tuple) or len(each) != 2 or not _is(each[1], tuple):
+            raise _RefusedError("is damaged (no namespace with its nodes)")
+        if each[0] in seen:
+            raise _RefusedError("is damaged (a namespace stands there twice)")
+        seen.add(each[0])
+    return fingerprint, page_size, list(namespaces)
+
+
+def _is(value: object, kind: type) -> bool:
+    return type(value) is kind
 
 
 def _boundaries(namespaces: Sequence[_Namespace], page_size: int) -> list[Boundary]:
     found: list[tuple[int, Boundary]] = []
+    page_nbytes = page_size * TOKEN_BYTES
     for space in namespaces:
         lengths = [0]
-        for number, (parent, tokens, stamp) in enumerate(space[1], start=1):
-            lengths.append(lengths[parent] + len(tokens) // (page_size * TOKEN_BYTES))
+        siblings = set()
+        for number, record in enumerate(space[1], start=1):
+            parent, tokens, stamp = _node(record, number, page_nbytes)
+            if (parent, tokens[:page_nbytes]) in siblings:
+                raise _RefusedError(f"is damaged (node {number} stands there twice)")
+            siblings.add((parent, tokens[:page_nbytes]))
+            lengths.append(lengths[parent] + len(tokens) // page_nbytes)
             if stamp >= 0:
                 found.append((stamp, Boundary(space, number, lengths[-1])))
     # of one age the longest first: what is above comes with it
     found.sort(key=lambda each: (-each[0], -each[1].pages))
     return [boundary for _, boundary in found]
+
+
+def _node(record: object, number: int, page_nbytes: int) -> tuple[int, bytes, int]:
+    """A node that comes after its parent and has whole pages."""
+    if not isinstance(record, tuple) or list(map(type, record)) != [int, bytes, int]:
+        raise _RefusedError(f"is damaged (node {number} is none)")
+    parent, tokens, stamp = record
+    if not 0 <= parent < number:
+        raise _RefusedError(f"is damaged (the parent of node {number} does not come before it)")
+    if not tokens or len(tokens) % page_nbytes:
+        raise _RefusedError(f"is damaged (node {number}: {len(tokens)} bytes are no whole pages)")
+    return parent, tokens, stamp

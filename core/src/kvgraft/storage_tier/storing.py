@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from kvgraft.config import StorageSettings, StorePolicy
 from kvgraft.errors import ConfigError
-from kvgraft.storage import TRANSIENT, Address, BreakerState, Status, StorageTicket
-from kvgraft.storage.memory import aligned, copy, round_up
+from kvgraft.storage import TRANSIENT, Access, BreakerState, Status, StorageTicket
+from kvgraft.storage.memory import Buffers, aligned, copy, round_up
 from kvgraft.storage_tier.scene import Scene
 from kvgraft.tree.holding import hold_host, let_go_of_host, parts_of
-from kvgraft.tree.keys import TokenKey
-from kvgraft.tree.node import Node, PageNames
+from kvgraft.tree.node import Node
 from kvgraft.tree.pinning import Receipt
 from kvgraft.tree.track import Track
 
@@ -45,6 +47,8 @@ class _Sent(NamedTuple):
         receipt: its pins; None where the data was copied.
         first: the page the node began at.
         parts: per component, the number of its first address and how many there are to a page.
+        nbytes: bytes of it.
+        store: number of the store it goes to.
     """
 
     ticket: StorageTicket
@@ -72,19 +76,23 @@ class Storing:
         self._failed: deque[_Waiting] = deque(maxlen=BACKLOG)
         self._clock = clock
         self._retry_at = self._full_until = 0.0
-        self._sent: deque[_Sent] = deque()
+        self._sent: list[_Sent] = []
+        self._done: deque[_Sent] = deque()
+        self._sending: Generator[None, None, None] | None = None
         self._last_dropped: Node | None = None
 
     @property
     def n_in_flight(self) -> int:
         """Nodes on their way or waiting for it."""
-        return len(self._sent) + len(self._backlog)
+        sending = self._sending is not None
+        return len(self._sent) + len(self._done) + len(self._backlog) + sending
+
+    def receipts(self) -> list[Receipt]:
+        """Pins of what is on its way, for integrity checks."""
+        under_way = (*self._sent, *self._done)
+        return [sent.receipt for sent in under_way if sent.receipt is not None]
 
     # -- what happens in the cache
-
-    def grows(self, key: TokenKey, end: int) -> None:
-        """Pages that were looked for in vain become nodes: their hashes are not computed again."""
-        self.scene.naming.extend(key, end)
 
     def came(self, node: Node) -> None:
         """HOST has acknowledged data of a node."""
@@ -105,8 +113,8 @@ class Storing:
         fresh: list[Node] = []
         node: Node | None = anchor
         while node is not None and node.parent is not None:
-            names = self._names(node)
-            if names is None or names.wanted == store:
+            names = self.scene.naming.of(node)
+            if names.wanted == store:
                 break
             names.wanted = store
             fresh.append(node)
@@ -118,7 +126,7 @@ class Storing:
         """HOST is about to drop data of a node: copy it, and store the copy."""
         if self.policy is not StorePolicy.HOST_EVICTION or not self.scene.storage.attached:
             return
-        if self._is_stored(node, track) or self._names(node) is None:
+        if self._is_stored(node, track) or not self._name_at_once(node):
             return
         n_slots, nbytes = track.n_slots(node), self.scene.slabs.nbytes[track.index]
         if self.nbytes_in_flight + nbytes * n_slots > self.budget:
@@ -129,42 +137,69 @@ class Storing:
         slots = node.cells[track.index].host
         assert slots is not None
         buffers = []
-        for number, slab in enumerate(self.scene.slabs.of(track, slots)):
+        rows = self.scene.slabs.of([(track, np.frombuffer(slots, np.int32))])
+        for number, slab in enumerate(rows[:]):
             buffers.append(memory[number * size : number * size + len(slab)])
             copy(buffers[-1], slab)
-        self._send(node, None, [(track, buffers)])
+        self._send(node, None, [track], buffers)
 
     # -- going on
 
     def poll(self) -> None:
-        """Take in what was stored, send what waits; never waits.
+        """See what was stored, and what is to be sent again; never waits.
 
         What a store did not take because it failed is sent again once the breaker is closed (S7).
         """
-        for _ in range(len(self._sent)):
-            sent = self._sent.popleft()
-            if sent.ticket.done:
-                self._take_in(sent)
-            else:
-                self._sent.append(sent)
-        closed = self.scene.storage.state is BreakerState.CLOSED
+        if any(sent.ticket.settled or sent.ticket.cancelled for sent in self._sent):
+            sent = self._sent
+            self._sent = []
+            for each in sent:
+                (self._done if each.ticket.done else self._sent).append(each)
+        closed = self.scene.storage.state_of(Access.WRITE) is BreakerState.CLOSED
         if self._failed and closed and self._clock() >= self._retry_at:
             self._backlog += self._failed
             self._failed.clear()
             self._retry_at = self._clock() + RETRY_S
-        while self._backlog and self.nbytes_in_flight < self.budget:
-            if not self.scene.storage.attached:
-                self.counts["dropped, no store"] += len(self._backlog)
-                self._backlog.clear()
+        if self._backlog and not self.scene.storage.attached:
+            self.counts["dropped, no store"] += len(self._backlog)
+            self._backlog.clear()
+
+    def step(self) -> bool:
+        """Take in something that was stored, or send something that waits; false if none is."""
+        if self._done:
+            self._take_in(self._done.popleft())
+            return True
+        if self._sending is None:
+            if not self._backlog or self.nbytes_in_flight >= self.budget:
+                return False
+            self._sending = self._send_next(self._backlog.popleft())
+        if next(self._sending, self) is self:
+            self._sending = None
+        return True
+
+    def _send_next(self, waiting: _Waiting) -> Generator[None, None, None]:
+        """Hash what has no names yet, a block at a time; then send."""
+        node, first = waiting
+        naming = self.scene.naming
+        while any(not naming.is_named(part) for part in parts_of(node, first)):
+            try:
+                yield from naming.name(node)
+            except ConfigError:
+                self.counts["dropped, namespace without a name"] += 1
                 return
-            node, first = self._backlog.popleft()
-            for part in parts_of(node, first):
-                self._store(part)
-            self.counts["dropped, evicted first"] += node.parent is None
+        if not self.scene.storage.attached:
+            self.counts["dropped, no store"] += 1
+            return
+        for part in parts_of(node, first):
+            self._store(part)
+        self.counts["dropped, evicted first"] += node.parent is None
 
     def stop(self) -> None:
         """Send nothing more; what is under way is cancelled and ends with the next polls."""
         self.counts["dropped, no store"] += len(self._backlog) + len(self._failed)
+        if self._sending is not None:
+            self.counts["dropped, no store"] += 1
+            self._sending = None
         self._backlog.clear()
         self._failed.clear()
         for sent in self._sent:
@@ -172,13 +207,15 @@ class Storing:
 
     # -- inside
 
-    def _names(self, node: Node) -> PageNames | None:
-        """A node's names; None if its namespace can have none."""
+    def _name_at_once(self, node: Node) -> bool:
+        """Hash a node's pages now: it is about to leave. False if its namespace has no name."""
         try:
-            return self.scene.naming.of(node)
+            for _ in self.scene.naming.name(node):
+                pass
         except ConfigError:
             self.counts["dropped, namespace without a name"] += 1
-            return None
+            return False
+        return True
 
     def _queue(self, node: Node) -> None:
         if not self.scene.storage.attached:
@@ -214,9 +251,9 @@ class Storing:
             for track in self.scene.tree.tracks
             if node.cells[track.index].host is not None and not self._is_stored(node, track)
         ]
-        names = self._names(node) if tracks else None
-        if names is None:
-            return  # backed up later it comes again
+        names = node.names
+        if not tracks or names is None:
+            return
         tracks = [track for track in tracks if not names.sent >> track.index & 1]
         if not tracks:
             return
@@ -225,35 +262,37 @@ class Storing:
             self.counts["dropped, promised to requests"] += 1
             self._unwant(node, node.start)
             return
-        payloads = []
+        parts = []
         for track in tracks:
             slots = node.cells[track.index].host
             assert slots is not None
-            payloads.append((track, self.scene.slabs.of(track, slots)))
+            parts.append((track, np.frombuffer(slots, np.int32)))
             names.sent |= 1 << track.index
-        self._send(node, receipt, payloads)
+        self._send(node, receipt, tracks, self.scene.slabs.of(parts))
 
     def _send(
         self,
         node: Node,
         receipt: Receipt | None,
-        payloads: Sequence[tuple[Track, list[memoryview]]],
+        tracks: Sequence[Track],
+        buffers: Buffers | Sequence[memoryview],
     ) -> None:
         """Store what a node has of some components, from the memory given for it."""
         naming, storage = self.scene.naming, self.scene.storage
-        hashes = naming.page_hashes(node)
         namespace = naming.namespace(self.scene.tree.namespace(_root(node)))
-        addresses: list[Address] = []
-        buffers: list[memoryview] = []
         parts: list[tuple[Track, int, int]] = []
-        for track, memory in payloads:
-            pages = hashes[-1:] if track.is_state else hashes
-            parts.append((track, len(addresses), len(memory) // len(pages)))
-            for of_a_page in zip(*naming.addresses(pages, track, namespace)):
-                addresses += of_a_page
-            buffers += memory
-        nbytes = sum(len(each) for each in buffers)
-        ticket = storage.set(addresses, buffers, self.scene.deadline_s, only_missing=True)
+        pages: list[tuple[Track, npt.NDArray[np.int64]]] = []
+        number = nbytes = 0
+        for track in tracks:
+            first = node.end - 1 if track.is_state else node.start
+            pages.append((track, np.arange(first, node.end)))
+            n_slots = track.n_slots(node)
+            parts.append((track, number, n_slots // (node.end - first)))
+            number += n_slots
+            nbytes += n_slots * self.scene.slabs.nbytes[track.index]
+        names = naming.of(node)
+        asked = naming.asked(names.hashes, node.start, pages, namespace)
+        ticket = storage.set(asked, buffers, self.scene.deadline_s, only_missing=True)
         self._sent.append(_Sent(ticket, receipt, node.start, parts, nbytes, storage.store_number))
         self.nbytes_in_flight += nbytes
         self.counts["nodes"] += 1
@@ -262,23 +301,24 @@ class Storing:
         """Note on the node, or what became of it, which components are stored."""
         self.nbytes_in_flight -= sent.nbytes
         statuses = sent.ticket.statuses
-        if all(status is Status.OK for status in statuses):
+        n_ok = statuses.count(Status.OK)
+        whole = n_ok == len(statuses)
+        if whole:
             self.counts["bytes"] += sent.nbytes
-        self.counts["slots"] += sum(status is Status.OK for status in statuses)
-        self.counts["slots failed"] += sum(status is not Status.OK for status in statuses)
+        self.counts["slots"] += n_ok
+        self.counts["slots failed"] += len(statuses) - n_ok
         if sent.receipt is None:
             return
         if sent.store != self.scene.storage.store_number:
             self._unwant(sent.receipt.anchor, sent.first)  # it may be wanted by the next one
-        elif not TRANSIENT.isdisjoint(statuses):
+        elif not whole and any(status in statuses for status in TRANSIENT):
             self._failed.append(_Waiting(sent.receipt.anchor, sent.first))
-        elif any(status is not Status.OK for status in statuses):
+        elif not whole:
             self._unwant(sent.receipt.anchor, sent.first)
             if Status.FULL in statuses:
                 self._full_until = self._clock() + FULL_S
         for node in parts_of(sent.receipt.anchor, sent.first):
-            names = self._names(node)
-            assert names is not None
+            names = self.scene.naming.of(node)
             if names.store != sent.store:
                 names.store, names.stored = sent.store, 0
             for track, number, per_page in sent.parts:
@@ -287,7 +327,7 @@ class Storing:
                 if track.is_state:
                     low, high = (0, 1) if node is sent.receipt.anchor else (0, 0)
                 mine = statuses[number + low * per_page : number + high * per_page]
-                if mine and all(status is Status.OK for status in mine):
+                if mine and mine.count(Status.OK) == len(mine):
                     names.stored |= 1 << track.index
         let_go_of_host(self.scene.tree, sent.receipt)
 

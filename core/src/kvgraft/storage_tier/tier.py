@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from kvgraft.dispatch import Mounted
 from kvgraft.errors import ConfigError, SnapshotError
 from kvgraft.room import Room
 from kvgraft.storage import (
+    Access,
     Fingerprint,
     Storage,
     StorageBackend,
@@ -23,10 +25,12 @@ from kvgraft.storage_tier.prefetching import Prefetch, Prefetching
 from kvgraft.storage_tier.restoring import Restoring
 from kvgraft.storage_tier.scene import Scene
 from kvgraft.storage_tier.slabs import Slabs
+from kvgraft.storage_tier.slicing import Pace
 from kvgraft.storage_tier.snapshot import read_snapshot, write_snapshot
 from kvgraft.storage_tier.storing import Storing
 from kvgraft.tree.integrity import SlotOwner
 from kvgraft.tree.keys import TokenKey
+from kvgraft.tree.pinning import Receipt
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
 
@@ -64,7 +68,8 @@ def fingerprint_of(
                     f"storage: {label!r} names data of two components, {each.name!r} among them; "
                     "rename the instance"
                 )
-            geometry[label] = (str(track.reach), track.slots_per_page, mirror.slab_nbytes, planes)
+            reach = track.reach.fingerprint
+            geometry[label] = (reach, track.slots_per_page, mirror.slab_nbytes, planes)
     return Fingerprint(
         model=settings.model,
         weights=settings.weights,
@@ -85,6 +90,7 @@ class StorageTier:
         room: makes room on HOST.
         settings: policies and bounds.
         clock: seconds that only grow.
+        pace: how long one call may take of the scheduler's thread.
 
     Attributes:
         storage: the supervised store; its counters tell what the store did.
@@ -101,17 +107,22 @@ class StorageTier:
         room: Room,
         settings: StorageSettings,
         clock: Callable[[], float] = time.monotonic,
+        pace: Pace | None = None,
     ) -> None:
         self.tree = tree
+        self.pace = pace or Pace()
         self.settings = settings
         self.fingerprint = fingerprint_of(settings, tree, mounted)
-        limits = SupervisionLimits(deadline_s=settings.deadline_s)
+        limits = SupervisionLimits(
+            deadline_s=settings.deadline_s, queue_timeout_s=settings.queue_timeout_s
+        )
         self.storage = Storage(self.fingerprint, limits=limits, clock=clock)
         naming = Naming(tree, self.fingerprint)
         self.scene = Scene(tree, room, self.storage, naming, Slabs(mounted), settings.deadline_s)
         self.storing = Storing(self.scene, settings, clock)
         self.prefetching = Prefetching(self.scene, settings, clock)
         self.restoring: Restoring | None = None
+        self._turns = deque([self.prefetching.step, self.storing.step])
         self._clearing: StorageTicket | None = None
         self._closed = False
         tree.host_watcher = self.storing
@@ -148,7 +159,7 @@ class StorageTier:
         What is stored until the ticket is done may be removed or not; it counts as removed.
         """
         self.storage.forget_store()
-        self._clearing = self.storage.ask("clear", lambda store: store.clear())
+        self._clearing = self.storage.ask("clear", lambda store: store.clear(), access=Access.WRITE)
         return self._clearing
 
     # -- requests
@@ -159,11 +170,13 @@ class StorageTier:
         Raises:
             ConfigError: a namespace that has no name in storage: a bool or float, or an object.
         """
-        return self.prefetching.start(key)
+        prefetch = self.prefetching.start(key)
+        self.prefetching.go_on(prefetch, self.pace.slice())
+        return prefetch
 
     def cancel(self, prefetch: Prefetch) -> None:
         """The request was given up before it began."""
-        self.prefetching.cancel(prefetch)
+        self.prefetching.cancel(prefetch, self.pace.slice())
 
     # -- warm restart
 
@@ -205,12 +218,16 @@ class StorageTier:
         try:
             self.scene.naming.namespace(key.namespace)
             if prefetch is not None:
-                self.prefetching.take(prefetch, key)
+                self.prefetching.take(prefetch, key, self.pace.slice())
         finally:
             self.tree.let_go(key.namespace)
 
     def poll(self) -> None:
-        """Go on with everything under way; never waits."""
+        """Go on with everything under way, for a slice of time; never waits.
+
+        Prefetches and what is stored have a step in turn, and prefetches among themselves.
+        """
+        time = self.pace.slice()
         self.storage.poll()
         if self._clearing is not None and self._clearing.done:
             self._clearing = None
@@ -219,6 +236,16 @@ class StorageTier:
         self.storing.poll()
         if self.restoring is not None:
             self.restoring.poll()
+        n_idle = 0
+        while n_idle < len(self._turns):
+            step = self._turns[0]
+            self._turns.rotate(-1)
+            if not step():
+                n_idle += 1
+            elif time.spent:
+                return
+            else:
+                n_idle = 0
 
     @property
     def n_in_flight(self) -> int:
@@ -243,6 +270,10 @@ class StorageTier:
             (ledger.component, Tier.HOST, "a prefetch", slots)
             for ledger, slots in self.prefetching.owners()
         ]
+
+    def receipts(self) -> list[Receipt]:
+        """Pins on HOST that prefetches and stores hold, for integrity checks."""
+        return self.prefetching.receipts() + self.storing.receipts()
 
     def counts(self) -> dict[str, int]:
         """What happened so far, by name."""

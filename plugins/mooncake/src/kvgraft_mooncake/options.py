@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import ByteSize, Field, model_validator
+from pydantic import Field, model_validator
 from typing_extensions import Self
 
+from kvgraft import Nbytes
 from kvgraft.storage import StorageOptions
 
 __all__ = ["MooncakeOptions"]
@@ -33,8 +34,8 @@ class MooncakeOptions(StorageOptions):
     devices: str = Field(default="", pattern=r"^[\w.:-]*(,[\w.:-]+)*$")
     metadata: str = Field(default="P2PHANDSHAKE", pattern=r"^(P2PHANDSHAKE|[a-z0-9+]+://\S+)$")
     address: str | None = Field(default=None, pattern=r"^[\w.-]+$")
-    segment: ByteSize = Field(default=ByteSize(0), ge=0)
-    buffer: ByteSize = Field(default=ByteSize(0), ge=0)
+    segment: Nbytes = Field(default=0, ge=0)
+    buffer: Nbytes = Field(default=0, ge=0)
     replicas: int = Field(default=1, ge=1, le=16)
     admin: str | None = Field(default=None, pattern=r"^https?://[^\s/]+$")
     timeout_s: float = Field(default=5.0, gt=0, le=600)

@@ -59,28 +59,36 @@ class Catalog:
         Raises:
             OSError: the directory or a segment cannot be read.
         """
-        listed = {
-            number: path
-            for number, path, _ in self._directory.segments()
-            if number not in self.retiring
-        }
-        for segment in list(self.segments.values()):
-            if segment.file.is_gone:
+        listed = {each.number: each.inode for each in self._directory.segments()}
+        for number, segment in list(self.segments.items()):
+            if listed.get(number) != segment.file.inode and segment.file.is_gone:
                 self.drop(segment)
         self.foreign = []
-        for number, path in listed.items():
+        for number in sorted(listed.keys() - self.retiring):
             known = self.segments.get(number)
             if known is None:
+                path = self._directory.segment_path(number)
                 try:
-                    known = Segment.open(path, number, direct=self._directory.direct)
+                    known = Segment.open(self._directory.open, path, number)
                 except FileNotFoundError:  # reclaimed since it was listed
                     continue
                 if known is None:
                     self.foreign.append(path)
                     continue
                 self.segments[number] = known
-            for offset, record in known.news():
-                self.add(known, offset, record)
+            try:
+                for offset, record in known.news():
+                    self.add(known, offset, record)
+            except FileNotFoundError:  # the same, and it was closed
+                self.drop(known)
+
+    def sizes(self) -> dict[int, int]:
+        """What counts against the capacity, by number: no segment is longer than it says."""
+        sizes = {}
+        for number, nbytes, _ in self._directory.segments():
+            known = self.segments.get(number)
+            sizes[number] = nbytes if known is None else min(nbytes, known.header.capacity)
+        return sizes
 
     def add(self, segment: Segment, offset: int, record: Record) -> None:
         """Take in a record; of several with one key the first known is read."""
@@ -111,10 +119,12 @@ class Catalog:
     def drop(self, segment: Segment) -> None:
         """Let go of a segment and all that is in it."""
         self.unsynced.discard(segment)
-        for key in segment.keys:
-            for entry in (self.entries.get(key), *self.copies.get(key, ())):
-                if entry is not None and entry.segment is segment:
-                    self.forget(key, entry)
+        for key in set(segment.keys):
+            left = [entry for entry in self.take(key) if entry.segment is not segment]
+            if left:
+                self.entries[key] = left[0]
+            if len(left) > 1:
+                self.copies[key] = left[1:]
         if self.segments.get(segment.header.number) is segment:
             del self.segments[segment.header.number]
             segment.file.let_go()

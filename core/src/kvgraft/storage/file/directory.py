@@ -9,20 +9,46 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from kvgraft.errors import ConfigError
-from kvgraft.storage.file.disk import supports_direct
-from kvgraft.storage.file.segment import SUFFIX
+from kvgraft.storage.file.disk import SUBJECT, DiskFile, supports_direct
+from kvgraft.storage.file.open_files import OpenFiles
+from kvgraft.storage.file.segment import SUFFIX, segment_path
+from kvgraft.storage.files import (
+    NotRegularFileError,
+    has_name,
+    open_regular,
+    remove_unfinished,
+    try_lock,
+)
 
-__all__ = ["Directory"]
+__all__ = ["Directory", "Listed"]
 
 LOCK = "kvgraft.lock"
 NAMED = re.compile(rf"[0-7][0-9a-f]{{15}}{re.escape(SUFFIX)}")
-UNFINISHED = re.compile(r"\.(?:[0-9a-f]{16}|probe)-(\d+)[-0-9]*\.tmp")
+LAST_NUMBER = (1 << 63) - 1
+FORMER = r"\.(?:[0-9a-f]{16}|probe)-\d+[-0-9]*\.tmp"
+"""Names that former versions gave to files that are not whole yet."""
+
 PAUSE_S = 0.002
 """Between two tries for the lock."""
+
+
+class Listed(NamedTuple):
+    """A file that is named as a segment.
+
+    Attributes:
+        number: in its name.
+        nbytes: its length.
+        inode: its number in the file system.
+    """
+
+    number: int
+    nbytes: int
+    inode: int
 
 
 class Directory:
@@ -30,15 +56,18 @@ class Directory:
 
     Args:
         path: an existing directory that can be written to.
+        max_open_files: how many segments stay open; None for what the process's limit allows.
 
     Attributes:
         direct: whether files here can be written past the page cache.
+        open_files: the segments that stay open.
 
     Raises:
-        ConfigError: there is no such directory, or it cannot be written to.
+        ConfigError: there is no such directory, it cannot be written to, something else has the
+            lock's name, or the process has too few file descriptors left.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, max_open_files: int | None = None) -> None:
         self.path = path
         self._thread = threading.Lock()
         if not path.is_dir():
@@ -46,19 +75,39 @@ class Directory:
             if path.exists():
                 fault = "is no directory; name one"
             raise ConfigError(f"storage 'file': {path} {fault}")
+        self.open_files = OpenFiles(max_open_files, f"storage 'file': {path}")
         try:
             self.direct = supports_direct(path)
-            self._lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock = self._open_lock()
+        except NotRegularFileError as error:
+            raise ConfigError(
+                f"storage 'file': {path / LOCK} is no regular file; remove it, or name another "
+                "directory"
+            ) from error
         except OSError as error:
             raise ConfigError(
                 f"storage 'file': {path} cannot be written to: {error.strerror}; "
                 "give this user write access or name another directory"
             ) from error
+        with suppress(OSError), self.locked(0.0):
+            self.remove_unfinished()
 
-    def segments(self) -> list[tuple[int, Path, int]]:
-        """Number, path and bytes of every file that is named as a segment, oldest first."""
+    def _open_lock(self) -> int:
+        return open_regular(self.path / LOCK, os.O_RDWR | os.O_CREAT)
+
+    def open(self, path: Path, flags: int = 0) -> DiskFile:
+        """A file of the directory.
+
+        Raises:
+            FileNotFoundError: it is gone, or no regular file.
+            OSError: it cannot be opened.
+        """
+        return DiskFile(path, direct=self.direct, flags=flags, open_files=self.open_files)
+
+    def segments(self) -> list[Listed]:
+        """Every regular file that is named as a segment, oldest first."""
         found = []
-        with os.scandir(self.path) as entries:
+        with self.open_files.opening(lambda: os.scandir(self.path)) as entries:
             for entry in entries:
                 if NAMED.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
                     try:
@@ -66,20 +115,35 @@ class Directory:
                     except FileNotFoundError:
                         continue
                     number = int(entry.name.removesuffix(SUFFIX), 16)
-                    found.append((number, self.path / entry.name, nbytes))
+                    found.append(Listed(number, nbytes, entry.inode()))
         return sorted(found)
 
+    def segment_path(self, number: int) -> Path:
+        """A segment's file."""
+        return segment_path(self.path, number)
+
     def free_number(self) -> int:
-        """The next number whose name nothing has, be it a segment or not."""
-        taken = [int(name[:16], 16) for name in os.listdir(self.path) if NAMED.fullmatch(name)]
-        return max(taken, default=0) + 1
+        """A number no name has nor had, and the largest: the time, unless that is behind.
+
+        A process that knows a segment which was removed must not take another one for it.
+        """
+        names = self.open_files.opening(lambda: os.listdir(self.path))
+        taken = {int(name[:16], 16) for name in names if NAMED.fullmatch(name)}
+        now = time.time_ns()
+        number = max(now, max(taken, default=0) + 1)
+        if number > LAST_NUMBER:  # something has the last name there is
+            number = now
+            while number in taken:
+                number += 1
+        return number
 
     def remove_unfinished(self) -> None:
-        """Remove what writers that died left unfinished; under the lock."""
-        for entry in list(self.path.iterdir()):
-            named = UNFINISHED.fullmatch(entry.name)
-            if named and not Path(f"/proc/{named[1]}").exists():
-                entry.unlink(missing_ok=True)
+        """Remove what nobody finishes any more; under the lock.
+
+        Segments are made under it, so their writer died, whatever process it was. What somebody has
+        locked all the same is left alone.
+        """
+        self.open_files.opening(lambda: remove_unfinished(self.path, SUBJECT, FORMER))
 
     @contextmanager
     def locked(self, deadline_s: float) -> Iterator[None]:
@@ -104,11 +168,16 @@ class Directory:
             self._thread.release()
 
     def _try_lock(self) -> bool:
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if self._lock < 0:
+            raise OSError(errno.EBADF, "was closed", str(self.path))
+        if not try_lock(self._lock):
             return False
-        return True
+        if has_name(self._lock, self.path / LOCK):
+            return True
+        fd = self._open_lock()  # somebody removed it, and others lock another one
+        os.close(self._lock)
+        self._lock = fd
+        return False
 
     def _timeout(self, deadline_s: float) -> TimeoutError:
         said = f"lock not free after {deadline_s:.1f} s"
@@ -116,7 +185,8 @@ class Directory:
 
     def sync(self) -> None:
         """Make the names of segments durable."""
-        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        fd = self.open_files.opening(lambda: os.open(self.path, flags))
         try:
             os.fsync(fd)
         finally:

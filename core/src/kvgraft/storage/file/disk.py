@@ -8,13 +8,18 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from kvgraft.storage.file.open_files import OpenFiles
+from kvgraft.storage.files import open_regular, unfinished_path
 from kvgraft.storage.memory import BLOCK_NBYTES, aligned
 
-__all__ = ["DISK_ERRORS", "NO_ROOM", "DiskFile", "TruncatedRead", "supports_direct"]
+__all__ = ["DISK_ERRORS", "NO_ROOM", "SUBJECT", "DiskFile", "TruncatedRead", "supports_direct"]
+
+SUBJECT = "kvgraft"
+"""Whose files are unfinished, in their names."""
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Errors that mean there is no room."""
@@ -25,6 +30,8 @@ DISK_ERRORS = frozenset({errno.EIO, errno.ENODATA, errno.EUCLEAN})
 MAX_PIECES = 1000
 """Pieces of memory in one call; Linux takes 1024."""
 
+SECTOR_NBYTES = 512
+"""What `stat` counts blocks in."""
 
 LOCK_S = 1.0
 PAUSE_S = 0.001
@@ -38,37 +45,114 @@ class TruncatedRead(Exception):  # noqa: N818 - an outcome
 
 
 class DiskFile:
-    """An open file that closes when it is let go of and nobody reads it any more.
+    """A regular file; closed when it is let go of and nobody uses it any more.
+
+    With `open_files` it may be closed while nobody uses it, and is opened again when somebody does.
+    From the first use on, everything that needs the descriptor happens between `acquire` and
+    `release`, or in a `with`.
 
     Args:
-        path: where.
+        path: where; no link is followed.
         flags: of `os.open`, besides the access mode.
         direct: whether to go past the page cache.
+        open_files: how many stay open.
+
+    Attributes:
+        fd: the descriptor; -1 while it is closed.
+        is_same: asked when it was opened again, besides what the file system says.
+
+    Raises:
+        NotRegularFileError: something else has the name.
+        OSError: it cannot be opened.
     """
 
-    def __init__(self, path: Path, *, direct: bool, flags: int = 0) -> None:
+    def __init__(
+        self, path: Path, *, direct: bool, flags: int = 0, open_files: OpenFiles | None = None
+    ) -> None:
         self.path = path
-        flags |= os.O_RDWR | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
-        self.fd = os.open(path, flags, 0o600)
-        self._inode = os.fstat(self.fd).st_ino
-        self._users = 1
+        self._mode = os.O_RDWR | (os.O_DIRECT if direct else 0)
+        self._open_files = open_files
+        self.fd = self._open(flags)
+        told = os.fstat(self.fd)
+        self._identity = (told.st_dev, told.st_ino)
+        self.is_same: Callable[[], bool] = lambda: True
+        self._users = 0
+        self._is_kept = True
         self._lock = threading.Lock()
 
-    def __enter__(self) -> DiskFile:
+    def _open(self, flags: int) -> int:
+        def action() -> int:
+            return open_regular(self.path, self._mode | flags)
+
+        return action() if self._open_files is None else self._open_files.opening(action)
+
+    def acquire(self) -> None:
+        """Keep it open until it is released; open it if it is closed.
+
+        Raises:
+            FileNotFoundError: it is gone, or was let go of.
+            OSError: it cannot be opened.
+        """
         with self._lock:
-            assert self._users
+            if self.fd < 0:
+                self._reopen()
             self._users += 1
+
+    def _reopen(self) -> None:
+        if self._is_kept:
+            self.fd = self._open(0)
+            same = False
+            try:
+                told = os.fstat(self.fd)
+                same = (told.st_dev, told.st_ino) == self._identity and self.is_same()
+            finally:
+                if not same:
+                    self._close()
+            if same:
+                return
+        raise FileNotFoundError(errno.ENOENT, "is another file now", str(self.path))
+
+    def release(self) -> None:
+        """Use it no longer."""
+        with self._lock:
+            self._users -= 1
+            if self._users:
+                return
+            if not self._is_kept:
+                self._close()
+                return
+        if self._open_files is not None:
+            self._open_files.used(self)
+
+    def __enter__(self) -> DiskFile:
+        self.acquire()
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._users -= 1
-            if not self._users:
-                os.close(self.fd)
+        self.release()
+
+    def close_if_idle(self) -> None:
+        """Close it, unless it is in use; it is opened again when it is used."""
+        if self._lock.acquire(blocking=False):  # else somebody begins or ends using it
+            try:
+                if not self._users:
+                    self._close()
+            finally:
+                self._lock.release()
 
     def let_go(self) -> None:
-        """Close it, now or when its last reader is done; once."""
-        self.__exit__()
+        """Close it for good, now or when its last user is done."""
+        with self._lock:
+            self._is_kept = False
+            if not self._users:
+                self._close()
+        if self._open_files is not None:
+            self._open_files.forget(self)
+
+    def _close(self) -> None:
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def read(self, pieces: Sequence[memoryview], offset: int) -> None:
         """Fill all pieces, from an offset on.
@@ -164,15 +248,37 @@ class DiskFile:
         return os.fstat(self.fd).st_size
 
     @property
+    def allocated(self) -> int:
+        """Bytes it has on the disk now; less than its size where it has holes."""
+        return os.fstat(self.fd).st_blocks * SECTOR_NBYTES
+
+    @property
+    def inode(self) -> int:
+        """Its number in the file system."""
+        return self._identity[1]
+
+    @property
     def is_gone(self) -> bool:
         """Whether its name is not its own any more: somebody reclaimed, reused or cleared it.
 
         If it is still there after a read, nothing had been written over what was read.
         """
         try:
-            return self.path.stat().st_ino != self._inode
+            told = os.lstat(self.path)
         except FileNotFoundError:
             return True
+        return (told.st_dev, told.st_ino) != self._identity
+
+    def data_from(self, offset: int) -> int | None:
+        """Where the next block begins that is more than a hole; None if there is none.
+
+        A file that was only made longer has nothing to read, however long it is.
+        """
+        try:
+            found = os.lseek(self.fd, offset, os.SEEK_DATA)
+        except OSError as error:
+            return None if error.errno == errno.ENXIO else offset
+        return max(offset, found // BLOCK_NBYTES * BLOCK_NBYTES)
 
 
 def _range(kind: int, offset: int, nbytes: int) -> bytes:
@@ -185,16 +291,15 @@ def supports_direct(directory: Path) -> bool:
     Raises:
         OSError: the directory cannot be written to at all.
     """
-    path = directory / f".probe-{os.getpid()}-{threading.get_native_id()}.tmp"
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
-    os.close(os.open(path, flags, 0o600))
+    path = unfinished_path(directory, SUBJECT)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        file = DiskFile(path, direct=True)
-        try:
-            file.write_block(bytes(BLOCK_NBYTES), 0)
-            file.block(0)
-        finally:
-            file.let_go()
+        with suppress(FileNotFoundError):  # whoever cleans up may be first
+            path.unlink()
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_DIRECT)
+        block = aligned(BLOCK_NBYTES)
+        os.pwritev(fd, [block], 0)
+        os.preadv(fd, [block], 0)
     except OSError as error:
         if error.errno in (errno.EINVAL, errno.ENOTSUP):
             return False
@@ -202,5 +307,5 @@ def supports_direct(directory: Path) -> bool:
             return True
         raise
     finally:
-        path.unlink()
+        os.close(fd)
     return True

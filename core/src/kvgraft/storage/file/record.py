@@ -28,6 +28,7 @@ from kvgraft.storage.payload import HEADER_NBYTES
 
 __all__ = [
     "MAGICS",
+    "MAX_SEGMENT_NBYTES",
     "SEGMENT_MAGIC",
     "Place",
     "Record",
@@ -43,6 +44,10 @@ LIVE, REMOVED = b"KVGRec\x01\x93", b"KVGRec\x00\x93"
 MAGICS = (LIVE, REMOVED)
 """What a record's block begins with."""
 
+MAX_SEGMENT_NBYTES = 4 << 30
+"""The largest segment: what one file can take to read, whatever its blocks say."""
+
+MIN_SEGMENT_NBYTES = 3 * BLOCK_NBYTES
 SEGMENT_MAGIC = b"KVGSeg\x01\x93"
 FORMAT_VERSION = 1
 KEY_NBYTES = 32
@@ -135,7 +140,9 @@ def read_segment(block: bytes | memoryview) -> SegmentHeader | None:
     magic, version, _, *rest = _SEGMENT.unpack_from(block)
     if magic != SEGMENT_MAGIC or version != FORMAT_VERSION:
         return None
-    return SegmentHeader(*rest)
+    header = SegmentHeader(*rest)
+    fits = MIN_SEGMENT_NBYTES <= header.capacity <= MAX_SEGMENT_NBYTES
+    return header if fits and header.capacity % BLOCK_NBYTES == 0 else None
 
 
 def _sealed(fields: bytes) -> bytes:

@@ -26,11 +26,17 @@ import errno
 import os
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
-from kvgraft.storage.file.disk import DISK_ERRORS, DiskFile, TruncatedRead
+from kvgraft.storage.file.disk import (
+    DISK_ERRORS,
+    SUBJECT,
+    DiskFile,
+    TruncatedRead,
+)
 from kvgraft.storage.file.record import (
     MAGICS,
     Place,
@@ -40,14 +46,20 @@ from kvgraft.storage.file.record import (
     encode_segment,
     gap,
     read_record,
-    read_segment,
 )
-from kvgraft.storage.file.transfer import is_whole
+from kvgraft.storage.file.transfer import has_header, is_whole, read_header
+from kvgraft.storage.files import unfinished_path
 from kvgraft.storage.memory import BLOCK_NBYTES, aligned
 
-__all__ = ["SUFFIX", "Segment"]
+__all__ = ["SUFFIX", "Opener", "Segment", "segment_path"]
 
 SUFFIX = ".kvseg"
+NOT_OURS = frozenset({errno.EACCES, errno.EPERM})
+"""Errors of opening a file of somebody else."""
+
+Opener = Callable[[Path, int], DiskFile]
+"""Opens a file of the directory, with further flags of `os.open`."""
+
 CHUNK_NBYTES = 1 << 20
 """Read at once while looking for the next record behind damage."""
 
@@ -84,6 +96,7 @@ class Segment:
     def __init__(self, file: DiskFile, header: SegmentHeader) -> None:
         self.file = file
         self.header = header
+        file.is_same = partial(has_header, file, header)
         self.tail = BLOCK_NBYTES
         self.coming: set[int] = set()
         self.sealed = False
@@ -93,28 +106,27 @@ class Segment:
         self.keys: list[bytes] = []
 
     @classmethod
-    def create(cls, directory: Path, number: int, capacity: int, *, direct: bool) -> Segment:
+    def create(cls, opener: Opener, directory: Path, number: int, capacity: int) -> Segment:
         """A new segment that this process appends to; visible only when it is complete.
 
         Raises:
             OSError: no room, or the directory cannot be written.
         """
-        flags = os.O_CREAT | os.O_EXCL
-        file = DiskFile(_unfinished(directory, number), direct=direct, flags=flags)
+        file = opener(unfinished_path(directory, SUBJECT), os.O_CREAT | os.O_EXCL)
         return cls._begin(file, directory, number, capacity)
 
     @classmethod
-    def reuse(cls, old: Segment, number: int, capacity: int, *, direct: bool) -> Segment:
+    def reuse(cls, opener: Opener, old: Segment, number: int, capacity: int) -> Segment:
         """A new segment in place of one that nobody writes to; under its and the directory's lock.
 
         Raises:
             OSError: as for `create`; the old segment is gone then.
         """
         directory = old.file.path.parent
-        path = _unfinished(directory, number)
+        path = unfinished_path(directory, SUBJECT)
         old.file.path.rename(path)
         old.file.unlock()  # whoever takes it now sees that the name is gone
-        return cls._begin(DiskFile(path, direct=direct), directory, number, capacity)
+        return cls._begin(opener(path, 0), directory, number, capacity)
 
     @classmethod
     def _begin(cls, file: DiskFile, directory: Path, number: int, capacity: int) -> Segment:
@@ -125,7 +137,7 @@ class Segment:
             os.ftruncate(file.fd, capacity)
             os.posix_fallocate(file.fd, 0, capacity)
             file.write_block(encode_segment(header), 0)
-            final = directory / f"{number:016x}{SUFFIX}"
+            final = segment_path(directory, number)
             file.path.rename(final)
             file.path = final
         except BaseException:
@@ -137,7 +149,7 @@ class Segment:
         return segment
 
     @classmethod
-    def open(cls, path: Path, number: int, *, direct: bool) -> Segment | None:
+    def open(cls, opener: Opener, path: Path, number: int) -> Segment | None:
         """A segment that is there; None if the file is none, another one's copy or unreadable.
 
         Raises:
@@ -145,15 +157,15 @@ class Segment:
             OSError: it cannot be read.
         """
         try:
-            file = DiskFile(path, direct=direct)
+            file = opener(path, 0)
         except OSError as error:
-            if error.errno not in DISK_ERRORS:
+            if error.errno not in DISK_ERRORS | NOT_OURS:
                 raise
             return None
         header = None
         try:
-            with suppress(TruncatedRead):
-                header = read_segment(file.block(0))
+            with file:
+                header = read_header(file)
         except OSError as error:
             if error.errno not in DISK_ERRORS:
                 file.let_go()
@@ -188,13 +200,15 @@ class Segment:
         disk does not give ends it too, changes nothing, and is tried again the next time.
 
         Raises:
+            FileNotFoundError: it is gone.
             OSError: the disk failed, and not only here.
         """
         if self.mine or self.sealed or time.monotonic() < self._retry_at:
             return
         begun = time.monotonic()
         try:
-            yield from self._news()
+            with self.file:
+                yield from self._news()
         except OSError as error:
             if error.errno not in DISK_ERRORS:
                 raise
@@ -205,7 +219,7 @@ class Segment:
             self.unreadable = False
 
     def _news(self) -> Iterator[tuple[int, Record]]:
-        end = self.file.size
+        end = self._end()
         if end < self.header.capacity:
             yield from self._rest(end)
             self.sealed = True
@@ -213,7 +227,7 @@ class Segment:
             try:
                 if self.file.is_gone:  # reused, perhaps; what is in it is another's
                     return
-                end = self.file.size
+                end = self._end()
                 if end < self.header.capacity:  # sealed before it was locked
                     yield from self._rest(end)
                 else:
@@ -224,6 +238,10 @@ class Segment:
                 self.file.unlock()
         else:
             yield from self._written(end)
+
+    def _end(self) -> int:
+        """Bytes to look at; what is behind its capacity is not a segment's, and may be endless."""
+        return min(self.file.size, self.header.capacity)
 
     def _rest(self, end: int) -> Iterator[tuple[int, Record]]:
         """All there is behind `tail`, past what is damaged."""
@@ -268,7 +286,7 @@ class Segment:
 
         A sealed segment was cut behind its last record, so what is behind it now is damage too.
         """
-        end = self.file.size
+        end = self._end()
         if not self.sealed or end == self.header.capacity:
             end = min({self.tail} | self.coming)
         offset = BLOCK_NBYTES
@@ -298,7 +316,8 @@ class Segment:
     def _next_record(self, offset: int, end: int) -> int | None:
         """The first whole record from an offset on; None if there is none."""
         memory = aligned(CHUNK_NBYTES)
-        while offset < end:
+        while (data := self.file.data_from(offset)) is not None and data < end:
+            offset = data
             chunk = memory[: min(CHUNK_NBYTES, (end - offset) // BLOCK_NBYTES * BLOCK_NBYTES)]
             if not len(chunk):
                 return None
@@ -362,6 +381,6 @@ class Segment:
             self.file.path.unlink()
 
 
-def _unfinished(directory: Path, number: int) -> Path:
-    """What a segment is called while it is made."""
-    return directory / f".{number:016x}-{os.getpid()}.tmp"
+def segment_path(directory: Path, number: int) -> Path:
+    """What a segment is called."""
+    return directory / f"{number:016x}{SUFFIX}"

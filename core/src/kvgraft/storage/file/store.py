@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote
@@ -63,7 +63,7 @@ class FileBackend(StorageBackend):
         clock: seconds that only grow.
 
     Raises:
-        ConfigError: a directory that is missing or cannot be written to.
+        ConfigError: a directory that is missing or cannot be written to; too few file descriptors.
         OSError: a segment that cannot be read.
     """
 
@@ -73,7 +73,7 @@ class FileBackend(StorageBackend):
         self.options = options
         self.counters = Counters()
         self._clock = clock
-        self._directory = Directory(path)
+        self._directory = Directory(path, options.max_open_files)
         self._catalog = Catalog(self._directory)
         self._lock = threading.RLock()
         self._writing = threading.Condition(threading.Lock())
@@ -153,17 +153,12 @@ class FileBackend(StorageBackend):
                     larger = entry.nbytes > len(value.payload)
                     statuses[number] = Status.TOO_LARGE if larger else Status.CORRUPT
                     continue
-                entry.segment.file.__enter__()
                 wanted.append(_Wanted(number, key, value, entry))
-        try:
-            for run in _runs(wanted):
-                late = self._clock() >= end
-                told = [Status.TIMEOUT] * len(run) if late else self._read(run)
-                for each, status in zip(run, told):
-                    statuses[each.number] = status
-        finally:
-            for each in wanted:
-                each.entry.segment.file.__exit__()
+        for run in _runs(wanted):
+            late = self._clock() >= end
+            told = [Status.TIMEOUT] * len(run) if late else self._read(run)
+            for each, status in zip(run, told):
+                statuses[each.number] = status
         return statuses
 
     def set_from(
@@ -188,13 +183,7 @@ class FileBackend(StorageBackend):
         for key in keys:
             with self._lock:
                 entries = self._catalog.take(key)
-                for entry in entries:
-                    entry.segment.file.__enter__()
-            try:
-                self._kill(key, entries)
-            finally:
-                for entry in entries:
-                    entry.segment.file.__exit__()
+            self._kill(key, entries)
             statuses.append(Status.OK if entries else Status.MISS)
         return statuses
 
@@ -230,11 +219,10 @@ class FileBackend(StorageBackend):
             segments, self._catalog.unsynced = self._catalog.unsynced & known, set()
             names = self._writer.names_unsynced or not all(each.mine for each in segments)
             self._writer.names_unsynced = False
-            for segment in segments:
-                segment.file.__enter__()
         try:
             for segment in segments:
-                os.fdatasync(segment.file.fd)
+                with suppress(FileNotFoundError), segment.file:  # evicted meanwhile
+                    os.fdatasync(segment.file.fd)
             if names:
                 self._directory.sync()
         except OSError:
@@ -242,20 +230,18 @@ class FileBackend(StorageBackend):
                 self._catalog.unsynced |= segments
                 self._writer.names_unsynced |= names
             raise
-        finally:
-            for segment in segments:
-                segment.file.__exit__()
 
     def stats(self) -> StoreStats:
         """What is in the directory, whoever wrote it."""
         with self._lock:
             self._refresh()
-            nbytes = sum(size for _, _, size in self._directory.segments())
+            nbytes = sum(self._catalog.sizes().values())
             details = {
                 **self.counters.snapshot(),
                 "segments": len(self._catalog.segments),
                 "foreign_files": len(self._catalog.foreign),
                 "direct_io": int(self._directory.direct),
+                "max_open_files": self._directory.open_files.most,
             }
             return StoreStats(
                 len(self._catalog.entries), nbytes, int(self.options.capacity), details
@@ -266,9 +252,6 @@ class FileBackend(StorageBackend):
         with self._lock:
             self._refresh()
             segments = [self._catalog.segments[number] for number in sorted(self._catalog.segments)]
-            held = ExitStack()
-            for segment in segments:
-                held.enter_context(segment.file)
             damaged = [
                 Damage(
                     str(path),
@@ -278,8 +261,8 @@ class FileBackend(StorageBackend):
                 for path in self._catalog.foreign
             ]
         n_records = nbytes = 0
-        with held:
-            for segment in segments:
+        for segment in segments:
+            with suppress(FileNotFoundError):
                 report = verify_segment(segment)
                 if segment.file.is_gone:  # reclaimed meanwhile
                     continue
@@ -334,17 +317,23 @@ class FileBackend(StorageBackend):
             return
         with self._directory.locked(LOCK_S):
             for entry in entries:
-                if not entry.segment.file.is_gone:
-                    dead = Record(key, entry.nbytes, False, bytes(HEADER_NBYTES))
-                    entry.segment.kill(entry.offset, dead)
+                with suppress(FileNotFoundError), entry.segment.file as file:
+                    if not file.is_gone:
+                        dead = Record(key, entry.nbytes, False, bytes(HEADER_NBYTES))
+                        entry.segment.kill(entry.offset, dead)
 
     def _read(self, run: Sequence[_Wanted]) -> list[Status]:
-        statuses = self._read_run(run)
-        if run[0].entry.segment.file.is_gone:  # and what was read may be of what came after it
-            with self._lock:
-                self._catalog.drop(run[0].entry.segment)
-            return [Status.MISS] * len(run)
-        return statuses
+        segment = run[0].entry.segment
+        try:
+            with segment.file as file:
+                statuses = self._read_run(run)
+                if not file.is_gone:  # else what was read may be of what came after it
+                    return statuses
+        except FileNotFoundError:
+            pass
+        with self._lock:
+            self._catalog.drop(segment)
+        return [Status.MISS] * len(run)
 
     def _read_run(self, run: Sequence[_Wanted]) -> list[Status]:
         incoming = [Incoming(each.value) for each in run]

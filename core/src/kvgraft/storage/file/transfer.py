@@ -7,14 +7,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import xxhash
+
 from kvgraft.storage.backend import Value
 from kvgraft.storage.file.disk import DISK_ERRORS, DiskFile, TruncatedRead
-from kvgraft.storage.file.record import Place, Record, encode_record, read_record
+from kvgraft.storage.file.record import (
+    Place,
+    Record,
+    SegmentHeader,
+    encode_record,
+    read_record,
+    read_segment,
+)
 from kvgraft.storage.memory import BLOCK_NBYTES, aligned, copy, is_aligned, round_up
-from kvgraft.storage.payload import HEADER_NBYTES, damage, read
+from kvgraft.storage.payload import HEADER_NBYTES, Header, damage, read
 from kvgraft.storage.status import Status
 
-__all__ = ["Incoming", "damage_at", "is_whole", "outgoing", "read_value"]
+__all__ = [
+    "Incoming",
+    "damage_at",
+    "has_header",
+    "intact_value",
+    "is_whole",
+    "outgoing",
+    "read_header",
+]
+
+CHUNK_NBYTES = 1 << 20
+"""Read at once while checking a payload that nobody asked for."""
+
+
+HOLES_FROM_NBYTES = 64 << 20
+HOLES_SHARE = 64
+"""A longer payload is not read where less than one part in so many of it is on the disk.
+
+File systems that compress store less than was written, but not so much less.
+"""
 
 
 def _split(payload: memoryview) -> tuple[memoryview, int]:
@@ -96,8 +124,7 @@ def is_whole(file: DiskFile, place: Place, record: Record) -> bool:
     header = read(record.header)
     if isinstance(header, Status) or not record.live:
         return True
-    value = read_value(file, place, record)
-    return value is not None and damage(header.key, value.header, value.payload) is None
+    return header.key == record.key and _payload_fault(file, place, record, header) is None
 
 
 def read_value(file: DiskFile, place: Place, record: Record) -> Value | None:
@@ -112,6 +139,19 @@ def read_value(file: DiskFile, place: Place, record: Record) -> Value | None:
     return value if incoming.finish(record.key, place) is Status.OK else None
 
 
+def intact_value(file: DiskFile, place: Place, key: bytes, nbytes: int) -> Value | None:
+    """A record's value; None where it is damaged, or the disk does not give it."""
+    try:
+        value = read_value(file, place, Record(key, nbytes, True, bytes(HEADER_NBYTES)))
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        return None
+    if value is None or damage(key, value.header, value.payload) is not None:
+        return None
+    return value
+
+
 def damage_at(file: DiskFile, place: Place, record: Record) -> str | None:
     """What is wrong with the payload of a record; None if nothing is, or it was removed since.
 
@@ -119,13 +159,61 @@ def damage_at(file: DiskFile, place: Place, record: Record) -> str | None:
         OSError: the disk failed, and not only here.
     """
     try:
-        value = read_value(file, place, record)
+        header = read(record.header)
+        if isinstance(header, Status):
+            return f"header is {header.value}"
+        if header.key != record.key:
+            return f"is stored under another key than its header's {header.key.hex()[:16]}"
+        fault = _payload_fault(file, place, record, header)
+        if fault is not None and _was_removed(file, place, record):
+            return None
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise
         return f"the disk does not give it: {error.strerror}"
-    if value is not None:
-        return damage(record.key, value.header, value.payload)
-    if file.size < place.offset + record.size:
-        return f"the segment ends inside the payload of {record.nbytes} bytes"
+    return fault
+
+
+def _payload_fault(file: DiskFile, place: Place, record: Record, header: Header) -> str | None:
+    """What is wrong with a payload, read in pieces: a record can say that it is of any length."""
+    if header.nbytes != record.nbytes:
+        return f"payload has {record.nbytes} bytes, its header says {header.nbytes}"
+    if record.nbytes > HOLES_FROM_NBYTES and record.nbytes > HOLES_SHARE * file.allocated:
+        return f"only {file.allocated} bytes are there of the payload of {record.nbytes} bytes"
+    digest = xxhash.xxh3_128()
+    memory = aligned(min(CHUNK_NBYTES, round_up(record.nbytes)))
+    for start in range(0, record.nbytes, CHUNK_NBYTES):
+        rest = record.nbytes - start
+        try:
+            file.read([memory[: round_up(rest)]], place.offset + BLOCK_NBYTES + start)
+        except TruncatedRead:
+            return f"the segment ends inside the payload of {record.nbytes} bytes"
+        digest.update(memory[:rest])
+    if digest.digest() != header.checksum:
+        return f"payload of {record.nbytes} bytes does not match its checksum"
     return None
+
+
+def _was_removed(file: DiskFile, place: Place, record: Record) -> bool:
+    try:
+        return read_record(file.block(place.offset), place) != record
+    except TruncatedRead:
+        return False
+
+
+def read_header(file: DiskFile) -> SegmentHeader | None:
+    """What a file's first block says; None if it is no segment's."""
+    try:
+        return read_segment(file.block(0))
+    except TruncatedRead:
+        return None
+
+
+def has_header(file: DiskFile, header: SegmentHeader) -> bool:
+    """Whether a file begins as it did; if the disk does not give that, its name has to do."""
+    try:
+        return read_header(file) == header
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        return True

@@ -10,7 +10,17 @@ __all__ = ["verify_segment"]
 
 
 def verify_segment(segment: Segment) -> VerifyReport:
-    """Every record that was not removed, checked to its last byte."""
+    """Every record that was not removed, checked to its last byte.
+
+    Raises:
+        FileNotFoundError: it is gone.
+        OSError: the disk failed, and not only in places.
+    """
+    with segment.file:
+        return _verify(segment)
+
+
+def _verify(segment: Segment) -> VerifyReport:
     n_records = nbytes = 0
     damaged = []
     for offset, behind, record in segment.walk():

@@ -6,24 +6,26 @@ import errno
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import chain
 
 from kvgraft.errors import ConfigError
 from kvgraft.storage.backend import Value
 from kvgraft.storage.counters import Counters
-from kvgraft.storage.file.catalog import Catalog, Entry
+from kvgraft.storage.file.catalog import Catalog
 from kvgraft.storage.file.directory import Directory
-from kvgraft.storage.file.disk import DISK_ERRORS, NO_ROOM, DiskFile
+from kvgraft.storage.file.disk import NO_ROOM, DiskFile
 from kvgraft.storage.file.record import Record
 from kvgraft.storage.file.segment import Segment
-from kvgraft.storage.file.transfer import outgoing, read_value
+from kvgraft.storage.file.transfer import intact_value, outgoing
 from kvgraft.storage.memory import BLOCK_NBYTES, round_up
-from kvgraft.storage.payload import HEADER_NBYTES, damage
 from kvgraft.storage.status import Status
 
 __all__ = ["Writer"]
+
+CLAIMED_AT_ONCE = 8
+"""Segments locked at a time to make room: each takes a file descriptor."""
 
 CARRIED_SHARE = 2
 """A reclaim carries at most one part in so many of a segment over."""
@@ -132,7 +134,7 @@ class Writer:
     def let_go(self) -> None:
         """Forget the active segment: it was cleared, and there is room."""
         if self._active is not None:
-            self._active.file.let_go()
+            self._active.file.release()
             self._active = None
         self._n_left_ended += 1
         self._writing.notify_all()
@@ -260,7 +262,7 @@ class Writer:
         try:
             left.seal()
         finally:
-            left.file.let_go()
+            left.file.release()
 
     def _roll(self, end: float, *, carry: bool) -> bool:
         """Begin the next segment; false if there is no room for it."""
@@ -286,20 +288,25 @@ class Writer:
 
         Nothing is evicted where that would not make room.
         """
-        sizes = {number: size for number, _, size in self._directory.segments()}
+        sizes = self._catalog.sizes()
         surplus = sum(sizes.values()) + self._segment_nbytes - self._capacity
+        if surplus > self._evictable(sizes):
+            return False
         victims: list[Segment] = []
         with ExitStack() as claims:
             while surplus > 0:
+                if len(victims) == CLAIMED_AT_ONCE:
+                    self._discard(victims, carried, carry=carry)
+                    claims.close()
+                    victims = []
                 claimed = self._claim(claims)
                 if claimed is None:
                     return False
                 victims.append(claimed)
                 surplus -= sizes.get(claimed.header.number, 0)
-            for victim in victims:
+            self._discard(victims[:-1], carried, carry=carry)
+            for victim in victims[-1:]:
                 self._evict(victim, carried, carry=carry)
-            for victim in victims[:-1]:
-                victim.unlink()
             if self._create(victims[-1] if victims else None):
                 return True
             oldest = self._claim(claims)  # the disk is full
@@ -308,6 +315,20 @@ class Writer:
             self._evict(oldest, carried, carry=carry)
             return self._create(oldest)
 
+    def _evictable(self, sizes: Mapping[int, int]) -> int:
+        """Bytes that others do not hold, as far as can be told without claiming them."""
+        with self._lock:
+            segments = self._catalog.segments.items()
+            return sum(sizes.get(number, 0) for number, each in segments if not each.mine)
+
+    def _discard(
+        self, victims: Sequence[Segment], carried: list[tuple[bytes, Value]], *, carry: bool
+    ) -> None:
+        """Evict segments whose blocks are not needed."""
+        for victim in victims:
+            self._evict(victim, carried, carry=carry)
+            victim.unlink()
+
     def _create(self, old: Segment | None) -> bool:
         directory, nbytes = self._directory, self._segment_nbytes
         number = directory.free_number()
@@ -315,16 +336,16 @@ class Writer:
             self._catalog.retiring.add(number)  # a refresh meanwhile does not open it
         try:
             if old is None:
-                segment = Segment.create(directory.path, number, nbytes, direct=directory.direct)
+                segment = Segment.create(directory.open, directory.path, number, nbytes)
             else:
-                segment = Segment.reuse(old, number, nbytes, direct=directory.direct)
+                segment = Segment.reuse(directory.open, old, number, nbytes)
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
             return False
+        segment.file.acquire()  # its locks end when it is closed
         with self._lock:
             self._catalog.segments[number] = segment
-        segment.file.__enter__()  # others may clear it, and the catalog let go of it
         self._active = segment
         self.names_unsynced = True
         return True
@@ -336,12 +357,14 @@ class Writer:
         """
         with self._lock:
             for number, segment in sorted(self._catalog.segments.items()):
-                if segment.mine or number in self._catalog.retiring or not segment.file.try_lock():
+                if segment.mine or number in self._catalog.retiring:
                     continue
-                self._catalog.retiring.add(number)
-                claims.enter_context(segment.file)
-                claims.callback(segment.file.unlock)
-                return segment
+                with suppress(FileNotFoundError), segment.file as file:
+                    if file.try_lock():
+                        self._catalog.retiring.add(number)
+                        claims.enter_context(file)
+                        claims.callback(file.unlock)
+                        return segment
         return None
 
     def _evict(self, victim: Segment, carried: list[tuple[bytes, Value]], *, carry: bool) -> None:
@@ -363,7 +386,9 @@ class Writer:
             room -= BLOCK_NBYTES + round_up(entry.nbytes)
             if room < 0:
                 return
-            value = _read(key, entry)
+            value = None
+            with suppress(FileNotFoundError), segment.file as file:
+                value = intact_value(file, segment.place(entry.offset), key, entry.nbytes)
             if value is not None:
                 carried.append((key, value))
 
@@ -371,17 +396,3 @@ class Writer:
 def _until(end: float) -> float:
     """Seconds that are left."""
     return max(0.0, end - time.monotonic())
-
-
-def _read(key: bytes, entry: Entry) -> Value | None:
-    """What deserves a second chance; None where it is damaged, or the disk does not give it."""
-    record = Record(key, entry.nbytes, True, bytes(HEADER_NBYTES))
-    try:
-        value = read_value(entry.segment.file, entry.segment.place(entry.offset), record)
-    except OSError as error:
-        if error.errno not in DISK_ERRORS:
-            raise
-        return None
-    if value is None or damage(key, value.header, value.payload) is not None:
-        return None
-    return value

@@ -1,0 +1,132 @@
+"""Files that are not whole yet, and files that are none.
+
+A file is made under a name nobody else has, and locked meanwhile; the lock alone says that somebody
+finishes it. Process ids say nothing: they are small, repeat, and differ between containers.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import secrets
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = [
+    "NotRegularFileError",
+    "create_unfinished",
+    "has_name",
+    "open_regular",
+    "remove_unfinished",
+    "try_lock",
+    "unfinished_path",
+]
+
+NOT_REGULAR = frozenset({errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV})
+"""Errors of opening what is a link, a directory, a socket or a device."""
+
+
+class NotRegularFileError(FileNotFoundError):
+    """There is something else of this name."""
+
+
+def open_regular(path: Path, flags: int) -> int:
+    """A descriptor of a regular file of this very name: nothing else is followed or opened.
+
+    Raises:
+        NotRegularFileError: a link, a directory, a pipe, a socket or a device has the name.
+        OSError: it cannot be opened; FileNotFoundError if it is missing.
+    """
+    with suppress(FileNotFoundError):  # opening a device may do something
+        _expect_regular(path, os.lstat(path).st_mode)
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags, 0o600)
+    except OSError as error:
+        if error.errno in NOT_REGULAR:
+            raise _not_regular(path) from error
+        raise
+    try:
+        _expect_regular(path, os.fstat(fd).st_mode)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def try_lock(fd: int) -> bool:
+    """Take the advisory lock of a whole file; false if another open file has it."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def has_name(fd: int, path: Path) -> bool:
+    """Whether an open file still has its name."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
+def unfinished_path(directory: Path, subject: str) -> Path:
+    """A name nobody else has, for a file that is not whole yet."""
+    return directory / f".{subject}-{secrets.token_hex(16)}.tmp"
+
+
+def create_unfinished(directory: Path, subject: str) -> tuple[int, Path]:
+    """A new file, locked as long as its descriptor is open, and its name.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    while True:
+        path = unfinished_path(directory, subject)
+        fd = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        if try_lock(fd) and has_name(fd, path):
+            return fd, path
+        os.close(fd)  # somebody took it for a file that nobody finishes
+
+
+def remove_unfinished(directory: Path, subject: str, former: str = r"(?!)") -> None:
+    """Remove files that are not whole and that nobody has locked.
+
+    What cannot be opened, or is no regular file, is left alone.
+
+    Args:
+        directory: where.
+        subject: whose.
+        former: a regular expression of other names they may have.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    named = re.compile(rf"\.{re.escape(subject)}-[0-9a-f]{{32}}\.tmp|{former}")
+    with os.scandir(directory) as entries:
+        paths = [directory / each.name for each in entries if named.fullmatch(each.name)]
+    for path in paths:
+        with suppress(OSError):
+            _remove_unlocked(path)
+
+
+def _remove_unlocked(path: Path) -> None:
+    fd = open_regular(path, os.O_RDWR)
+    try:
+        if try_lock(fd) and has_name(fd, path):
+            path.unlink()
+    finally:
+        os.close(fd)
+
+
+def _expect_regular(path: Path, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        raise _not_regular(path)
+
+
+def _not_regular(path: Path) -> NotRegularFileError:
+    return NotRegularFileError(errno.ENOENT, "is no regular file", str(path))

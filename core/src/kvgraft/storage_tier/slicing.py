@@ -1,0 +1,53 @@
+"""How long the storage tier may hold up the scheduler's thread at once.
+
+Whatever costs time for every page is done in steps, none of which takes more than a fraction of a
+millisecond. A call goes on with steps until its slice of time is spent, everybody one step in
+turn; what is left is for the next call.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+__all__ = ["Pace", "Slice"]
+
+SLICE_S = 0.0006
+"""Seconds after which a call begins no further step; the last one comes on top."""
+
+
+class Slice:
+    """The time of one call.
+
+    Args:
+        timer: seconds that only grow.
+        seconds: how many there are.
+    """
+
+    __slots__ = ("_end", "_timer")
+
+    def __init__(self, timer: Callable[[], float], seconds: float) -> None:
+        self._timer = timer
+        self._end = timer() + seconds
+
+    @property
+    def spent(self) -> bool:
+        """Whether it is over."""
+        return self._timer() >= self._end
+
+
+class Pace(NamedTuple):
+    """Gives out slices.
+
+    Attributes:
+        timer: seconds that only grow.
+        seconds: of each slice.
+    """
+
+    timer: Callable[[], float] = time.perf_counter
+    seconds: float = SLICE_S
+
+    def slice(self) -> Slice:
+        """A slice that begins now."""
+        return Slice(self.timer, self.seconds)

@@ -1,0 +1,233 @@
+"""A call of the cache takes a slice of time, and a slow store serves every prefetch (S6, S10)."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+
+from kvgraft import Leading, Reach, Tier, TokenKey
+from kvgraft.cache import Cache
+from kvgraft.storage import BreakerState, Status, SupervisionLimits, Value
+from kvgraft.storage_tier import StorageTier, fetching, naming
+from kvgraft.storage_tier import tier as tier_module
+
+from ..serving.components import PagedPackage
+from ..serving.server import Server, ledgers
+from ..serving.setups import SETUPS, Setup, installed, mixed
+from .shelf import Shelf, drained, open_cache, settings, step_by_step, stocked, tier_of, until
+from .troubles import Clock
+
+FULL = installed("full")
+HYBRID = installed("full", "swa", "mamba")
+HEADED = mixed(("full",), PagedPackage("head", Reach(Leading(3))))
+LARGE = {"device_tokens": 1024, "host_tokens": 2048}
+PROMPT = list(range(100, 165))
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[bytes, bytes]]:
+    """How often each page was given its hash."""
+    made: Counter[tuple[bytes, bytes]] = Counter()
+    given = naming.page_hash
+
+    def page_hash(parent: bytes, tokens: bytes) -> bytes:
+        made[parent, bytes(tokens)] += 1
+        return given(parent, tokens)
+
+    monkeypatch.setattr(naming, "page_hash", page_hash)
+    return made
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "PIECE_PAGES", 4)
+    monkeypatch.setattr(naming, "BLOCK_PAGES", 4)
+
+
+@contextmanager
+def stepping(setup: Setup, shelf: Shelf, **given: object) -> Iterator[Cache]:
+    """A cache every call of which goes on by one step only."""
+    cache = open_cache(setup, shelf, settings(**given), step_by_step(), **LARGE)
+    try:
+        yield cache
+        assert cache.drain()
+        cache.check_integrity()
+    finally:
+        shelf.gate.set()
+        cache.close()
+
+
+class Slow(Shelf):
+    """Every call that reads takes half a second of the test's time."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.clock = clock
+
+    def exists(self, keys: Sequence[bytes]) -> Sequence[bool]:
+        self.gate.wait()
+        self.clock.now += 0.5
+        time.sleep(0.005)  # somebody looks at the clock meanwhile
+        return super().exists(keys)
+
+    def get_into(
+        self, keys: Sequence[bytes], values: Sequence[Value], deadline_s: float
+    ) -> Sequence[Status]:
+        self.clock.now += 0.5
+        time.sleep(0.005)  # somebody looks at the clock meanwhile
+        return super().get_into(keys, values, deadline_s)
+
+
+def test_prefetches_that_wait_behind_a_slow_store_all_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call takes half a second, any may take two, and they take eight together."""
+    one_worker = partial(SupervisionLimits, n_workers=1)  # nobody else moves the clock meanwhile
+    monkeypatch.setattr(tier_module, "SupervisionLimits", one_worker)
+    prompts = [list(range(start, start + 33)) for start in range(0, 800, 100)]
+    clock = Clock()
+    slow = Slow(clock)
+    slow.stored.update(stocked(FULL, *prompts).stored)
+    given = settings(deadline_s=2.0)
+    cache = FULL.open(storage=given, **LARGE)
+    cache.storage = StorageTier(cache.tree, cache.mounted, cache.room, given, clock)
+    tier = cache.storage
+    tier.attach(slow)
+    slow.gate.clear()
+    prefetches = [tier.prefetch(TokenKey(prompt)) for prompt in prompts]
+    slow.gate.set()
+    until(lambda: all(prefetch.ended for prefetch in prefetches), cache)
+    assert [prefetch.gained_tokens for prefetch in prefetches] == [32] * 8
+    assert tier.storage.state is BreakerState.CLOSED
+    cache.close()
+
+
+def test_a_prefetch_hashes_a_long_prompt_bit_by_bit(hashed: Counter[tuple[bytes, bytes]]) -> None:
+    with stepping(FULL, Shelf()) as cache:
+        prefetch = tier_of(cache).prefetch(TokenKey(range(1801)))
+        per_call = [len(hashed)]
+        while not prefetch.ended:
+            before = len(hashed)
+            tier_of(cache).poll()
+            per_call.append(len(hashed) - before)
+    assert 0 < max(per_call) <= naming.BLOCK_PAGES
+    assert set(hashed.values()) == {1}
+
+
+def test_prompts_that_are_nowhere_share_the_hashes_of_their_common_prefix(
+    hashed: Counter[tuple[bytes, bytes]],
+) -> None:
+    """Other namespaces have other names: nothing of theirs is taken (T11)."""
+    common = range(8 * 2 * naming.BLOCK_PAGES)
+    with stepping(FULL, Shelf()) as cache:
+        for number in range(8):
+            key = TokenKey([*common, *[5000 + number] * 20])
+            prefetch = tier_of(cache).prefetch(key)
+            until(lambda prefetch=prefetch: prefetch.ended, cache)  # type: ignore[misc]
+        assert set(hashed.values()) == {1}
+        n_pages = len(hashed)
+        drained(cache, tier_of(cache).prefetch(TokenKey(common, "tenant")))
+        assert len(hashed) >= n_pages + len(common) // 2 - 1
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_a_small_prefetch_is_not_behind_a_large_one() -> None:
+    large, small = list(range(801)), list(range(5000, 5009))
+    shelf = stocked(FULL, small)
+    with stepping(FULL, shelf) as cache:
+        tier = tier_of(cache)
+        first, second = tier.prefetch(TokenKey(large)), tier.prefetch(TokenKey(small))
+        begun = tier.prefetch(TokenKey(range(7000, 7801)))
+        until(lambda: second.ended, cache)
+        assert second.gained_tokens == 8
+        tier.cancel(begun)
+        drained(cache, first)
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS)
+def test_what_is_fetched_step_by_step_is_whole(setup: Setup) -> None:
+    shelf = stocked(setup, PROMPT)
+    with stepping(setup, shelf) as cache:
+        server, key = Server(cache), TokenKey(PROMPT)
+        prefetch = drained(cache, tier_of(cache).prefetch(key))
+        request = cache.begin(key, prefetch=prefetch)
+        assert request.storage_tokens == len(PROMPT) - 1
+        assert cache.admit(request).admitted
+        server.load_back(request)
+        server.prefill(request)
+        cache.finish(request)
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("setup", [FULL, HYBRID], ids=["full", "hybrid"])
+def test_what_there_was_no_time_for_when_a_request_began_is_hung_later(setup: Setup) -> None:
+    shelf = stocked(setup, PROMPT)
+    with stepping(setup, shelf, prefetch="best-effort") as cache:
+        prefetching, key = tier_of(cache).prefetching, TokenKey(PROMPT)
+        prefetch = tier_of(cache).prefetch(key)
+        until(lambda: any(f.phase is fetching.Phase.HANGING for f in prefetching._turns), cache)
+        cache.poll()
+        cache.poll()
+        request = cache.begin(key, prefetch=prefetch)
+        assert request.anchor_tokens < len(PROMPT) - 1
+        cache.abort(request)
+        assert prefetch.ended
+        assert cache.drain()
+        request = cache.begin(key)
+        assert request.anchor_tokens == len(PROMPT) - 1
+        cache.abort(request)
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("n_polls", range(0, 60, 3))
+def test_a_prefetch_that_is_cancelled_between_two_steps_holds_nothing(n_polls: int) -> None:
+    shelf = stocked(HYBRID, PROMPT)
+    with stepping(HYBRID, shelf) as cache:
+        before = ledgers(cache)
+        prefetch = tier_of(cache).prefetch(TokenKey(PROMPT))
+        for _ in range(n_polls):
+            cache.poll()
+        tier_of(cache).cancel(prefetch)
+        drained(cache, prefetch)
+        for track in cache.tree.tracks:
+            host = track.host
+            assert host is not None
+            assert host.pinned == host.in_flight == 0
+        for _ in range(2):
+            for track in cache.tree.tracks:
+                cache.evict(track.name, 10_000, Tier.HOST)
+        assert ledgers(cache) == before
+        assert not cache.tree.roots
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("setup", [FULL, HEADED], ids=["full", "headed"])
+def test_the_books_balance_between_any_two_steps(setup: Setup) -> None:
+    """Pins of what is being hung into the tree, and of what was stored just now, are counted."""
+    shelf = stocked(setup, PROMPT)
+    with stepping(setup, shelf) as cache:
+        Server(cache).serve([*PROMPT[:9], *range(300, 320)])
+        prefetch = tier_of(cache).prefetch(TokenKey(PROMPT))
+        while not prefetch.ended or tier_of(cache).storing.n_in_flight:
+            cache.poll()
+            cache.check_integrity()
+        assert prefetch.gained_tokens
+
+
+def test_the_books_count_pins_of_what_was_stored_and_is_not_taken_in_yet() -> None:
+    shelf = Shelf()
+    with stepping(FULL, shelf) as cache:
+        storing = tier_of(cache).storing
+        shelf.gate.clear()
+        for start in (0, 100, 200):
+            Server(cache).serve(list(range(start, start + 9)))
+        until(lambda: len(storing._sent) == 3, cache)
+        shelf.gate.set()
+        until(lambda: all(sent.ticket.done for sent in storing._sent))
+        cache.poll()
+        assert storing._done  # one of them is taken in per step
+        cache.check_integrity()
