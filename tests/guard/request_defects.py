@@ -288,10 +288,11 @@ def a_request_said_to_fit_never_that_fits_an_empty_cache(put: Patch) -> None:
 @breaks("R1", "base")
 def a_load_back_that_forgets_a_node(put: Patch) -> None:
     plan = operations.load_plan
-    put.setattr(operations, "load_plan", lambda *given: [nodes[1:] for nodes in plan(*given)])
     scene = Scene(host_tokens=64)
     scene.on_host_only(PROMPT)
-    scene.cache.load_back(scene.admitted(LONGER))
+    request = scene.admitted(LONGER)
+    put.setattr(operations, "load_plan", lambda *given: [nodes[1:] for nodes in plan(*given)])
+    scene.cache.load_back(request)
 
 
 @breaks("M4", "base")

@@ -9,6 +9,7 @@ from kvgraft import (
     Cache,
     CacheConfig,
     Everything,
+    LoadModel,
     Reach,
     Span,
     StorageSettings,
@@ -80,6 +81,7 @@ class Scene:
         policy: the write policy.
         full_check: operations between two recomputations of all books.
         storage: settings of a storage tier.
+        load: what decides between loading and computing; None always loads.
 
     Attributes:
         base, window: packages with every hook, which a test makes misbehave.
@@ -98,6 +100,7 @@ class Scene:
         mode: GuardMode = GuardMode.ON,
         full_check: int = NEVER,
         storage: StorageSettings | None = None,
+        load: LoadModel | None = None,
     ) -> None:
         self.base = Package("base", Reach(Everything()))
         self.window = Windowed()
@@ -124,7 +127,7 @@ class Scene:
             device_tokens=64,
             host_tokens=host_tokens,
             write_policy=policy,
-            load=None,
+            load=load,
             transfer_timeout_s=1e-3,
             guard=mode,
             guard_sample=1.0,

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from kvgraft import StorageSettings, StorePolicy, Tier, TokenKey
-from kvgraft.slots import SLOT_BYTES
 from kvgraft.storage_tier import fetching
 from kvgraft.storage_tier.fetching import Fetch
-from kvgraft.storage_tier.inventory import Inventory
+from kvgraft.storage_tier.inventory import Inventory, Mask
+from kvgraft.storage_tier.naming import Asked, Naming
 from kvgraft.storage_tier.prefetching import Prefetching
+from kvgraft.storage_tier.slabs import Rows, Slabs
 from kvgraft.storage_tier.tier import StorageTier
 from kvgraft.testing.storage import MemoryBackend
+from kvgraft.tree.arriving import Arrival
 from kvgraft.tree.node import Node
 from kvgraft.tree.pinning import Receipt
 from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Span
 
+from ..storage_tier.shelf import step_by_step
 from .defect import breaks
 from .scene import LONGER, PAGE, PROMPT, Patch, Scene
 
@@ -97,21 +103,102 @@ def a_boundary_published_without_its_window(put: Patch) -> None:
     def without_windows(self: Inventory, track: Track, boundary: int) -> list[Span]:
         return spans(self, track, boundary) if track.is_everything else []
 
+    counts = Inventory._counts
+
+    def none_of_windows(self: Inventory, track: Track, mask: Mask, low: int) -> object:
+        found = counts(self, track, mask, low)
+        return found if track.is_everything or found is None else found * 0
+
     scene, tier = stored()
     put.setattr(Inventory, "_spans", without_windows)
+    put.setattr(Inventory, "_counts", none_of_windows)
     tier.prefetch(TokenKey([*LONGER, 1]))
     come(scene)
 
 
 @breaks("S5", "base")
 def slots_of_a_prefetch_given_up_that_nobody_frees(put: Patch) -> None:
-    def keep(self: Fetch, track: Track, slots: bytes) -> None:
-        self.nbytes -= self.scene.slabs.nbytes[track.index] * len(slots) // SLOT_BYTES
+    def keep(self: Fetch, track: Track, pages: Mask) -> None:
+        n_slots = self._slots[track.index][pages].size
+        self.nbytes -= self.scene.slabs.nbytes[track.index] * n_slots
+        others = ~pages
+        self._wanted[track.index] &= others
+        self._arrived[track.index] &= others
 
     scene, tier = stored()
+    tier.pace = step_by_step()
     prefetch = tier.prefetch(TokenKey([*LONGER, 1]))
     while not tier.prefetching.nbytes_in_flight and not prefetch.ended:
         scene.cache.poll()
     put.setattr(Fetch, "_free", keep)
     tier.cancel(prefetch)
+    come(scene)
+
+
+@breaks("S2")
+def a_prefetch_that_is_not_worth_it(put: Patch) -> None:
+    scene, tier = stored(threshold_tokens=2 * len(LONGER))
+    put.setattr(tier.prefetching, "_threshold", 1)
+    tier.prefetch(TokenKey([*LONGER, 1]))
+    come(scene)
+
+
+@breaks("S5", "base")
+def pages_that_are_published_in_others_places(put: Patch) -> None:
+    arrive = fetching.arrive
+
+    def turned(tree: Tree, start: Node, end: int, arrival: Arrival) -> Node:
+        return arrive(tree, start, end, arrival._replace(slots=[s[::-1] for s in arrival.slots]))
+
+    scene, tier = stored()
+    put.setattr(fetching, "arrive", turned)
+    tier.prefetch(TokenKey([*LONGER, 1]))
+    come(scene)
+
+
+@breaks("S5", "base")
+def pages_that_are_fetched_into_others_places(put: Patch) -> None:
+    of = Slabs.of
+
+    def turned(self: Slabs, parts: Any) -> Rows:
+        return of(self, [(track, slots[::-1]) for track, slots in parts])
+
+    scene, tier = stored()
+    put.setattr(Slabs, "of", turned)
+    tier.prefetch(TokenKey([*LONGER, 1]))
+    come(scene)
+
+
+def turned_names() -> Callable[..., Asked]:
+    """Names pages in another order."""
+    asked = Naming.asked
+
+    def turned(self: Naming, hashes: bytes, first: int, parts: Any, namespace: bytes) -> Asked:
+        others = [(track, pages[::-1]) for track, pages in parts]
+        return asked(self, hashes, first, others, namespace)
+
+    return turned
+
+
+@breaks("S8", "base")
+def data_that_is_stored_under_the_names_of_other_pages(put: Patch) -> None:
+    scene, _ = stored()
+    put.setattr(Naming, "asked", turned_names())
+    scene.cached(range(3000, 3032))
+    come(scene)
+
+
+@breaks("S8", "base")
+def data_that_is_fetched_under_the_names_of_other_pages(put: Patch) -> None:
+    scene, tier = stored()
+    put.setattr(Naming, "asked", turned_names())
+    tier.prefetch(TokenKey([*LONGER, 1]))
+    come(scene)
+
+
+@breaks("S8", "base")
+def data_that_is_fetched_under_another_namespace(put: Patch) -> None:
+    scene, tier = stored()
+    put.setattr(Naming, "namespace", lambda self, namespace: bytes(32))
+    tier.prefetch(TokenKey([*LONGER, 1]))
     come(scene)

@@ -11,11 +11,15 @@ from kvgraft.guard import GUARDED
 from kvgraft.rules import RULES
 
 from ..commands import ROOT
-from . import books_defects, hook_defects, request_defects, storage_defects
+from . import books_defects, hook_defects, request_defects, shadow_defects, storage_defects
 from .defect import DEFECTS
 from .scene import Unpatched
 
-REGISTERED = (books_defects, hook_defects, request_defects, storage_defects)
+REGISTERED = (books_defects, hook_defects, request_defects, shadow_defects, storage_defects)
+
+RAISED = (
+    r'(?:ContractViolation|IntegrityError|_check_copy)\(\s*"([A-Z]\d+)"(?: if [^"]*"[A-Z]\d+")?'
+)
 
 
 @pytest.mark.parametrize("name", DEFECTS)
@@ -41,7 +45,7 @@ def test_what_is_guarded_are_rules_of_the_contract_that_something_raises() -> No
     raised = set()
     for path in (ROOT / "core" / "src").rglob("*.py"):
         text = path.read_text(encoding="utf-8")
-        raised |= set(re.findall(r'(?:ContractViolation|IntegrityError)\(\s*"([A-Z]\d+)"', text))
+        raised |= set(re.findall(RAISED, text))
     assert GUARDED.keys() <= raised
 
 
@@ -49,5 +53,5 @@ def test_what_the_guard_raises_is_listed() -> None:
     raised = set()
     for path in (ROOT / "core" / "src" / "kvgraft" / "guard").glob("*.py"):
         text = path.read_text(encoding="utf-8")
-        raised |= set(re.findall(r'ContractViolation\(\s*"([A-Z]\d+)"', text))
+        raised |= set(re.findall(RAISED, text))
     assert raised <= GUARDED.keys()

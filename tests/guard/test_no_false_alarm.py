@@ -17,8 +17,10 @@ from ..admission.crowd import Crowd
 from ..commands import KVGRAFT, run
 from ..serving.server import ledgers, tree_dump
 from ..serving.setups import SETUPS
+from ..storage_tier.shelf import Shelf, settings, step_by_step, tier_of
 from .guarded import small
 from .scene import LONGER, PROMPT, Scene
+from .storage_defects import stored
 
 SEEDS = range(3)
 MOVES = 100
@@ -121,6 +123,55 @@ def test_a_replay_is_the_same_with_a_guard(
         del result["cpu_us_per_request"], result["wall_s"]
         results.append(result)
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("policy", ["write-through", "write-back", "write-through-selective"])
+def test_a_guard_is_silent_about_pools_without_payload(policy: str) -> None:
+    settings = ReplaySettings(
+        cache={
+            "components": {"full": {}, "swa": {"window": 256}, "mamba": {}},
+            "device_tokens": 60_000,
+            "host_tokens": 100_000,
+            "write_policy": policy,
+            "load": None,
+            "guard": "on",
+        },
+        verify=Verify.OFF,
+    )
+    result = replay(synthetic_workload("agents", requests=20, seed=0), settings)
+    assert result["settings"]["payload"] is False
+    assert result["hit_tokens"]["host"]
+    assert not result["first_problem"]
+
+
+def test_pins_are_accounted_for_between_any_two_steps_of_the_storage_tier() -> None:
+    scene, tier = stored()
+    tier.pace = step_by_step()
+    tier.prefetch(TokenKey([*LONGER, 1]))
+    while tier.n_in_flight:
+        scene.cache.poll()
+        scene.cache.check_integrity()
+    scene.close()
+
+
+def test_pins_are_accounted_for_while_several_nodes_have_just_been_stored() -> None:
+    scene = Scene(plain=True, host_tokens=64, storage=settings())
+    shelf, tier = Shelf(), tier_of(scene.cache)
+    tier.pace = step_by_step()
+    tier.attach(shelf)
+    shelf.gate.clear()
+    for first in (500, 600, 700):
+        scene.cached(range(first, first + 16))
+    for _ in range(6):
+        scene.cache.poll()
+    assert len(tier.receipts()) > 1
+    shelf.gate.set()
+    while not all(each.ticket.done for each in tier.storing._sent):
+        tier.storage.poll()
+    while tier.n_in_flight:
+        scene.cache.poll()
+        scene.cache.check_integrity()
+    scene.close()
 
 
 def test_the_command_line_replays_with_a_guard() -> None:

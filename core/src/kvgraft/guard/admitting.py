@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 from kvgraft.admission.decision import Decision, Outcome
@@ -43,23 +44,36 @@ class Admitting:
         prefetch: Prefetch | None = None,
     ) -> After:
         """A match takes nothing (M6) and is what it says (M1, M2, M3, L3)."""
-        del key, reserve, chunk, prefetch
+        del reserve, chunk, prefetch
         watched = self.watched
+        limit = self._limit(key)
+        expected = self.watched.matches.expect(key, limit) if limit is not None else None
         watched.rooms.expect(watched.nothing, host_too=watched.selective)
         n_nodes = self.tree.n_nodes
 
         def after(request: Request, was: Reading, now: Reading) -> None:
             self._check_nothing_taken("begin", was, now, len(self.books.pools))
             splits = self.tree.n_nodes - n_nodes
-            if watched.most_splits is not None and splits > watched.most_splits:
+            most = watched.most_splits(request.anchor_tokens // self.tree.page_size)
+            if most is not None and splits > most:
                 raise ContractViolation(
                     "M6",
                     None,
-                    f"a match added {splits} nodes; it may split {watched.most_splits}",
+                    f"a match added {splits} nodes; it may split {most}",
                 )
             self._check_match(request)
+            if expected is not None and limit is not None:
+                watched.matches.check(request, expected, anew=False)
+                watched.contents.check_path(request)
+                watched.matches.check_explained(key, limit)
 
         return after
+
+    def _limit(self, key: object) -> int | None:
+        """The deepest boundary a new request may resume from; None for a key that is refused."""
+        if not isinstance(key, TokenKey) or not isinstance(key.namespace, Hashable):
+            return None
+        return (key.n_tokens - 1) // self.tree.page_size if key.n_tokens else None
 
     def _check_nothing_taken(self, name: str, was: Reading, now: Reading, pools: int) -> None:
         """Nothing of the first `pools` pools (M6)."""
@@ -102,20 +116,27 @@ class Admitting:
         watched = self.watched
         watched.rooms.expect(watched.nothing, host_too=watched.selective)
         receipt, chunk = request.receipt, request.chunk
+        limit = (request.prompt - 1) // self.tree.page_size
+        expected = watched.matches.expect(request.key, limit)
 
         def after(decision: Decision, was: Reading, now: Reading) -> None:
             renewed = request.receipt is not receipt
             if renewed:
+                watched.shares.forget(request)
                 self._check_nothing_taken("admit", was, now, self.books.n_tree)
                 self._check_match(request)
+                watched.matches.check(request, expected, anew=True)
             self._check_chunk(request, chunk)
             for track in self.tree.tracks:
                 self._check_demand(request, track)
+            watched.promises.check_demands(request)
             if decision.admitted:
+                watched.promises.check_decision(request, decision)
                 self._check_promises(request, was, now)
                 return
             self._check_reasons(request, decision)
             if was.counts == now.counts:
+                watched.promises.check_decision(request, decision)
                 return
             for pool, before, later in zip(self.books.pools, was.counts, now.counts):
                 if watched.selective and renewed and pool.name == "host":
@@ -128,6 +149,7 @@ class Admitting:
                         f"{decision.outcome.value}, and the {pool.name} pool went from {before} to "
                         f"{later} (free, evictable, pinned, private, in flight, promised)",
                     )
+            watched.promises.check_decision(request, decision)
 
         return after
 
@@ -155,7 +177,8 @@ class Admitting:
             return
         size = self.tree.page_size
         tokens = min(request.chunk, request.prompt - request.computed)
-        pages = pages_up(request.computed + tokens, size) - pages_up(request.computed, size)
+        end = pages_up(request.computed + tokens, size)
+        pages = track.stored_between(pages_up(request.computed, size), end)
         if demand.now < load + pages * track.slots_per_page:
             raise ContractViolation(
                 "A3",
@@ -165,7 +188,8 @@ class Admitting:
             )
         if track.is_everything:
             return
-        most = (track.widest_pages + pages + SPARE_PAGES) * track.slots_per_page
+        reach = track.reach_pages.width(pages_up(request.total, size))
+        most = (reach + pages + SPARE_PAGES) * track.slots_per_page
         if self.watched.cache.mounted[track.index].budget_contribution is not None:
             most *= GENEROUS
         most += load
@@ -173,7 +197,7 @@ class Admitting:
             raise ContractViolation(
                 "A4",
                 track.name,
-                f"{demand} for a reach of {track.widest_pages} pages, a step of {pages} and {load} "
+                f"{demand} for a reach of {reach} pages, a step of {pages} and {load} "
                 f"host hits; {most} slots would do",
             )
 
@@ -235,10 +259,16 @@ class Admitting:
         watched = self.watched
         watched.rooms.expect(watched.nothing, host_too=watched.selective)
         before = holdings(watched, request)
+        limit = (max(request.prompt, request.key.n_tokens) - 1) // self.tree.page_size
+        if request.load_failed:
+            limit = min(limit, request.device_tokens // self.tree.page_size)
+        expected = watched.matches.expect(request.key, limit)
 
         def after(result: Any, was: Reading, now: Reading) -> None:
+            self.watched.shares.forget(request)
             self._check_given_back("restart", before, was, now)
             self._check_match(request)
+            watched.matches.check(request, expected, anew=True)
 
         return after
 
@@ -247,6 +277,8 @@ class Admitting:
         del fence
         self.watched.rooms.expect(self.watched.nothing, host_too=True)
         before, anchor = holdings(self.watched, request), request.receipt.anchor.end
+        shares = self.watched.shares
+        offer = shares.offer(request, ending=True) if request.runs else None
 
         def after(cached: int, was: Reading, now: Reading) -> None:
             size = self.tree.page_size
@@ -257,6 +289,11 @@ class Admitting:
                     f"{cached} tokens cached of {request.computed} computed behind "
                     f"{anchor * size}, pages of {size}",
                 )
+            shares.forget(request)
+            self.watched.promises.ended(request)
+            if offer is not None:
+                evicted = self.watched.rooms.left
+                shares.check_shared(request, offer, cached // size, evicted=evicted)
             self._check_given_back("finish", before, was, now)
 
         return after
@@ -267,6 +304,8 @@ class Admitting:
         before = holdings(self.watched, request)
 
         def after(result: Any, was: Reading, now: Reading) -> None:
+            self.watched.shares.forget(request)
+            self.watched.promises.ended(request)
             self._check_given_back("abort", before, was, now)
 
         return after

@@ -44,6 +44,8 @@ class HookGuard:
         locks: segments acquired and not released, by identity: segment, its spans then, how often.
         moves: transfers built and not ended, by identity of their query.
         fresh: identities of those built since `moves_begin`.
+        lowered: whether it shortened a match since `matches_begin`.
+        captures: boundaries, in pages, at which it wanted states captured since then.
     """
 
     def __init__(self, plugin: Plugin, *, ask_twice: bool) -> None:
@@ -51,12 +53,19 @@ class HookGuard:
         self.locks: dict[int, tuple[Sequence[Span], Spans | None, int]] = {}
         self.moves: dict[int, TransferQuery] = {}
         self.fresh: list[int] = []
+        self.lowered = False
+        self.captures: set[int] = set()
         self._builds = hasattr(plugin.implementation, "build_hicache_transfers")
         self._budget: Any = (
             getattr(plugin.implementation, "budget_contribution", None) if ask_twice else None
         )
 
     # -- match
+
+    def matches_begin(self) -> None:
+        """A match begins: what is answered from here on is about it."""
+        self.lowered = False
+        self.captures = set()
 
     @hookimpl(wrapper=True)
     def finalize_match_result(
@@ -89,6 +98,8 @@ class HookGuard:
                     f"finalize_match_result captures states at {pages!r}; a request that resumes "
                     f"at {limit} passes whole pages from {limit + 1} to {view.limit}",
                 )
+            self.lowered = self.lowered or limit < view.anchor
+            self.captures.update(pages)
         return answer
 
     # -- pins
@@ -105,12 +116,13 @@ class HookGuard:
         reach = PageReach(component.reach, query.page_size)
         if spans is not None and not reach.is_state and not reach.is_everything:
             held = _covered(spans, query.boundary)
-            if held > reach.widest_pages + 1:
+            most = reach.width(query.boundary)
+            if held > most + 1:
                 raise ContractViolation(
                     "L7",
                     self.name,
                     f"acquire_component_lock pins {held} pages at boundary {query.boundary}; its "
-                    f"reach is {reach.widest_pages} pages, and one more may be pinned",
+                    f"reach is {most} pages, and one more may be pinned",
                 )
         _, _, times = self.locks.get(id(answer), (answer, spans, 0))
         self.locks[id(answer)] = (answer, spans, times + 1)

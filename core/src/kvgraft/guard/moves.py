@@ -3,40 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
+from kvgraft.config import WritePolicy
 from kvgraft.errors import ContractViolation
 from kvgraft.guard.hooks import HookGuard
+from kvgraft.guard.watched import Watched
 from kvgraft.slots import SLOT_BYTES
 from kvgraft.transfers import Fence, Journal, Transfer
+from kvgraft.tree.integrity import check_transfers
 from kvgraft.tree.node import Node
 from kvgraft.tree.operations import Operation
+from kvgraft.tree.track import Track
 from kvgraft.types import Direction
 
-if TYPE_CHECKING:
-    from kvgraft.cache import Cache
-
 __all__ = ["Moves"]
+
+BACKS_UP = {
+    WritePolicy.WRITE_THROUGH: frozenset({"checkpoint", "finish"}),
+    WritePolicy.WRITE_THROUGH_SELECTIVE: frozenset({"begin", "admit", "restart"}),
+    WritePolicy.WRITE_BACK: frozenset[str](),
+}
+"""Operations in which data that stays on DEVICE is copied to HOST."""
 
 
 class Moves:
     """Watches a cache's transfers.
 
     Args:
-        cache: the cache.
+        watched: the cache.
         hooks: the wrappers around its components' hooks.
         is_looking: whether the operation that runs is looked at.
     """
 
     def __init__(
-        self, cache: Cache, hooks: Sequence[HookGuard], is_looking: Callable[[], bool]
+        self, watched: Watched, hooks: Sequence[HookGuard], is_looking: Callable[[], bool]
     ) -> None:
+        cache = watched.cache
+        self.watched = watched
         self.tree = cache.tree
         self.hooks = hooks
         self.is_looking = is_looking
         self._journal = cache.journal
+        self._left: list[tuple[Node, Track, bool]] = []
+        self._watch_leaving(cache.tree)
         setattr(cache.journal, "submit", self.submit)  # noqa: B010 - on this instance alone
         setattr(cache.journal, "_end", self.end)  # noqa: B010
+
+    def _watch_leaving(self, tree: Any) -> None:
+        """Note what gives up its DEVICE slots, and whether HOST has it."""
+        detach = tree.detach_device
+
+        def detach_device(node: Node, track: Track) -> bytes:
+            cell = node.cells[track.index]
+            self._left.append((node, track, cell.host is not None))
+            slots: bytes = detach(node, track)
+            return slots
+
+        tree.detach_device = detach_device
 
     def submit(
         self, operation: Operation, direction: Direction, fence: Fence | None = None
@@ -44,16 +68,25 @@ class Moves:
         """`Journal.submit`, once the operation is sound."""
         if self.is_looking():
             self._check_pins(operation, direction)
+            check_transfers((), [operation])
+            if operation.to_host:
+                self._check_policy(operation)
+                self._check_demoted(operation)
+                self._check_hangs(operation)
             if operation.to_host and operation.receipt is not None:
                 self._check_backup(operation.nodes[0])
+        self._left.clear()
         for hook in self.hooks:
             hook.moves_begin()
         try:
-            return Journal.submit(self._journal, operation, direction, fence)
+            transfer = Journal.submit(self._journal, operation, direction, fence)
         except BaseException:
             for hook in self.hooks:
                 hook.moves_failed()
             raise
+        if self.is_looking():
+            self.watched.contents.submitted(transfer)
+        return transfer
 
     def end(self, transfer: Transfer) -> None:
         """`Journal._end`, if the copies have ended; then what it published."""
@@ -68,10 +101,26 @@ class Moves:
                 f"a {transfer.direction.value} is acknowledged with "
                 f"{transfer.ticket.layers_done} of {len(transfer.ticket.layers)} layers copied",
             )
-        nodes = list(operation.nodes) if operation.to_host else []
+        self.watched.contents.ending(transfer)
+        if operation.receipt is not None:
+            check_transfers((), [operation])
+        nodes = list(operation.nodes)
+        arriving = [
+            (node, track)
+            for node in nodes
+            for track, cell in zip(self.tree.tracks, node.cells)
+            if cell.incoming is not None and cell.incoming.operation is operation
+        ]
         Journal._end(self._journal, transfer)
-        for node in nodes:
+        for node in nodes if operation.to_host else ():
             self._check_published(node)
+        for node, track in () if operation.to_host or transfer.failed else arriving:
+            if node.cells[track.index].device is None:
+                raise ContractViolation(
+                    "R5",
+                    track.name,
+                    f"a load-back of {len(nodes)} nodes ended and {node!r} is not on DEVICE",
+                )
 
     def _check_pins(self, operation: Operation, direction: Direction) -> None:
         """It holds pins of its own, or the slots themselves (L8)."""
@@ -97,6 +146,52 @@ class Moves:
                 None,
                 f"a {direction.value} of {len(operation.nodes)} nodes holds a released receipt",
             )
+
+    def _check_policy(self, operation: Operation) -> None:
+        """Data is copied when the policy says: shared, hit, or evicted (B6)."""
+        name, leaves = self.watched.operation, operation.receipt is None
+        if leaves is self.watched.write_back and (leaves or name in BACKS_UP[self.watched.policy]):
+            return
+        raise ContractViolation(
+            "B6",
+            None,
+            f"{operation.n_slots()} slots are backed up in {name}, "
+            f"{'as they leave DEVICE' if leaves else 'where they stay'}, under "
+            f"{self.watched.policy.value}",
+        )
+
+    def _check_demoted(self, operation: Operation) -> None:
+        """What leaves DEVICE with a victim is copied first, windows and states included (E4)."""
+        copied = {pair.track.index for pair in operation.pairs}
+        for node, track, on_host in self._left:
+            if (
+                operation.receipt is None
+                and node in operation.nodes
+                and track.host is not None
+                and not on_host
+                and track.index not in copied
+            ):
+                raise ContractViolation(
+                    "E4",
+                    track.name,
+                    f"{node!r} leaves DEVICE with a copy of {len(copied)} components, and without "
+                    "one of this component's data",
+                )
+
+    def _check_hangs(self, operation: Operation) -> None:
+        """What is above has a copy on HOST, or one on its way (B1)."""
+        parent = operation.nodes[0].parent
+        if parent is None or parent.parent is None or not self.tree.prefix_closed_host:
+            return
+        for track in self.tree.everything:
+            cell = parent.cells[track.index]
+            coming = cell.incoming is not None and cell.incoming.operation.to_host
+            if track.host is not None and cell.host is None and not coming:
+                raise ContractViolation(
+                    "B1",
+                    track.name,
+                    f"{operation.nodes[0]!r} is backed up before {parent!r} above it",
+                )
 
     def _check_backup(self, node: Node) -> None:
         """No component's data stays behind (B2)."""

@@ -20,6 +20,7 @@ from kvgraft.guard.books import (
     Counts,
     Reading,
 )
+from kvgraft.guard.order import Order
 from kvgraft.room import Room
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import Node
@@ -58,6 +59,8 @@ class Rooms:
         self._inside = False
         self._evicted: list[int] | None = None
         self._victims = _Victims()
+        self._order = Order(cache.tree)
+        self._demoting = False
         self._room = cache.room
         setattr(cache.room, "on_device", self.on_device)  # noqa: B010 - on this instance alone
         setattr(cache.room, "on_host", self.on_host)  # noqa: B010
@@ -66,16 +69,29 @@ class Rooms:
     def _watch_victims(self, tree: Any) -> None:
         """Listen to what the tree is told of data that leaves it."""
         sink, drop, remove = tree.sink_device, tree.drop_host, tree.remove_dead
-        victims = self._victims
+        victims, order = self._victims, self._order
 
         def sink_device(node: Node, n_cells: int) -> None:
             self.left = True
-            victims.take(node, on_device=True)
+            if victims.take(node, on_device=True):
+                gone = [
+                    track
+                    for track, had in zip(tree.tracks, order.held(node))
+                    if had and node.cells[track.index].device is None
+                ]
+                order.take(node, gone, on_device=True)
+            elif victims.active:
+                order.went(node)
+            elif self._demoting and order.watching:
+                order.take(node, None, on_device=True)
             sink(node, n_cells)
 
         def drop_host(node: Node, track: Track, cause: str) -> None:
             self.left = True
-            victims.take(node, on_device=False)
+            if victims.take(node, on_device=False):
+                order.take(node, None, on_device=False)
+            elif victims.active:
+                order.went(node)
             drop(node, track, cause)
 
         def remove_dead(node: Node) -> None:
@@ -110,11 +126,14 @@ class Rooms:
         self._inside = True
         if not self.write_back:
             self._victims.begin(ledger, n_slots, on_device=True)
+        self._demoting = self.write_back
+        self._order.begin(track, on_device=True, exact=not self.write_back)
         try:
             made = Room.on_device(self._room, track, n_slots)
         finally:
-            self._inside = False
+            self._inside = self._demoting = False
             self._victims.end()
+        self._order.end(ledger, n_slots)
         now = self.books.read()
         self._check_outcome(track, ledger, n_slots, made=made)
         self._check_losses(track, self._device, was, now)
@@ -137,11 +156,15 @@ class Rooms:
         was = self.books.read()
         inside, self._inside = self._inside, True
         self._victims.begin(ledger, n_slots, on_device=False)
+        if not inside:
+            self._order.begin(track, on_device=False, exact=True)
         try:
             made = Room.on_host(self._room, track, n_slots)
         finally:
             self._inside = inside
             self._victims.end()
+        if not inside:
+            self._order.end(ledger, n_slots)
         now = self.books.read()
         self._check_outcome(track, ledger, n_slots, made=made)
         self._check_losses(track, self._host, was, now)
@@ -321,9 +344,16 @@ class _Victims:
         if self._ledger is not None and node is self._open:
             self._open, self._free = None, self._ledger.free
 
-    def take(self, node: Node, *, on_device: bool) -> None:
-        """Data leaves a node on a tier: a victim, or what goes along with one."""
-        if self._ledger is not None and self._open is None and on_device is self._on_device:
-            self._open = node
-            if self._free >= self._target and self.beyond is None:
-                self.beyond, self.enough = node, self._free
+    @property
+    def active(self) -> bool:
+        """Whether victims are being taken."""
+        return self._ledger is not None
+
+    def take(self, node: Node, *, on_device: bool) -> bool:
+        """Data leaves a node on a tier; whether it is a victim, or goes along with one."""
+        if self._ledger is None or self._open is not None or on_device is not self._on_device:
+            return False
+        self._open = node
+        if self._free >= self._target and self.beyond is None:
+            self.beyond, self.enough = node, self._free
+        return True

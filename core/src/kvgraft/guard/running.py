@@ -7,6 +7,7 @@ from typing import Any
 from kvgraft.errors import ContractViolation
 from kvgraft.guard.books import EVICTABLE, FREE, PRIVATE, PROMISED, Reading
 from kvgraft.guard.leases import Moment
+from kvgraft.guard.shares import Offer
 from kvgraft.guard.watched import After, Watched
 from kvgraft.request import Request
 from kvgraft.transfers import Fence
@@ -52,6 +53,7 @@ class Running:
             begun = request.load_started and not started and not request.load_failed
             if begun and request.receipt.host_from is not None:
                 watched.leases.check(request, Moment.LOADING)
+                watched.matches.check_waits(request)
 
         return after
 
@@ -74,6 +76,7 @@ class Running:
                 raise ContractViolation(
                     "A5", None, f"asking for a chunk changed {was.counts} to {now.counts}"
                 )
+            self.watched.promises.check_chunk(request, limit, n_tokens)
             self._offered = (request, n_tokens, self.clock)
 
         return after
@@ -82,11 +85,16 @@ class Running:
         """What was promised is given (A7); what is refused changes nothing (A5)."""
         watched, size = self.watched, self.tree.page_size
         pages = max(0, -(-(request.computed + n_tokens) // size) - request.allocated)
+        first = request.allocated
         needs = [
-            1 if track.is_state else pages * track.slots_per_page for track in self.tree.tracks
+            1
+            if track.is_state
+            else track.stored_between(first, first + pages) * track.slots_per_page
+            for track in self.tree.tracks
         ]
         watched.rooms.expect(needs, host_too=watched.write_back or watched.homes)
         loaded = bool(request.waits)
+        states, peaks = watched.shares.states(request), watched.promises.peaks(request)
 
         def after(given: bool, was: Reading, now: Reading) -> None:  # noqa: FBT001 - a result
             if not given:
@@ -98,6 +106,9 @@ class Running:
                 self._check_taken(request, track, needed, was, now)
             if loaded:
                 watched.leases.check(request, Moment.RUNNING)
+            watched.promises.check_within(request, n_tokens, peaks)
+            watched.shares.allocated(request)
+            watched.shares.check_kept(request, states)
 
         return after
 
@@ -169,10 +180,14 @@ class Running:
 
     def computed(self, request: Request, n_tokens: int) -> After:
         """Slots are given back, none is taken (A12)."""
-        del request, n_tokens
+        del n_tokens
+        shares = self.watched.shares
         self.watched.rooms.expect(self.watched.nothing, host_too=False)
+        stood, ahead = request.computed // self.tree.page_size, list(request.checkpoints)
 
         def after(result: Any, was: Reading, now: Reading) -> None:
+            shares.computed(request, stood)
+            shares.check_due(request, ahead)
             for pool, before, later in zip(self.books.pools, was.counts, now.counts):
                 if later[FREE] < before[FREE] or later[PRIVATE] > before[PRIVATE]:
                     raise ContractViolation(
@@ -190,10 +205,12 @@ class Running:
         watched = self.watched
         watched.rooms.expect(watched.states, host_too=True)
         anchor = request.receipt.anchor.end
+        offer, states = watched.shares.offer(request, ending=False), watched.shares.states(request)
 
         def after(shared: bool, was: Reading, now: Reading) -> None:  # noqa: FBT001 - a result
             end = request.receipt.anchor.end
             if not shared:
+                self._check_declined(request, offer)
                 if not self.tree.has_state:
                     self._check_unchanged("I6", "a declined checkpoint", was, now)
                 return
@@ -205,8 +222,23 @@ class Running:
                     f"computed in pages of {self.tree.page_size}",
                 )
             watched.leases.check(request, Moment.HELD)
+            watched.shares.check_kept(request, states)
+            watched.shares.check_shared(request, offer, end, evicted=watched.rooms.left)
+            watched.shares.remember(request)
 
         return after
+
+    def _check_declined(self, request: Request, offer: Offer) -> None:
+        """There was nothing new to share, or it was declined for want of headroom (I6)."""
+        if self.watched.cache.declined_checkpoints > offer.declined:
+            return
+        if offer.at_least > offer.anchor:
+            raise ContractViolation(
+                "I6",
+                None,
+                f"a checkpoint shares nothing beyond page {offer.anchor}; {offer.at_least} pages "
+                f"of the request of {request.prompt} tokens could be",
+            )
 
     def _check_unchanged(self, rule: str, what: str, was: Reading, now: Reading) -> None:
         """DEVICE books are as they were; the HOST copy of a load-back may have been let go."""

@@ -1,4 +1,4 @@
-"""The storage tier of a guarded cache (S1 to S5).
+"""The storage tier of a guarded cache (S1, S2, S5); `kvgraft.guard.traffic` has the rest.
 
 What the tier does is an operation of its own: it runs before or behind the cache's, not inside, so
 that each is held to what it may change.
@@ -7,16 +7,18 @@ that each is held to what it may change.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from kvgraft.errors import ContractViolation
+from kvgraft.guard.traffic import Traffic
 from kvgraft.request import expect_key
 from kvgraft.slots import SLOT_BYTES
 from kvgraft.storage_tier.fetching import Fetch
 from kvgraft.storage_tier.inventory import backed_on_host
-from kvgraft.tree import matching
 from kvgraft.tree.operations import Operation
+from kvgraft.tree.segments import default_segment
 
 if TYPE_CHECKING:
     from kvgraft.cache import Cache
@@ -35,7 +37,8 @@ class Tiering:
         cache: the cache; its methods must be wrapped already.
         operations: transfers in flight between DEVICE and HOST.
         is_looking: whether an operation of the cache is looked at now.
-        forget: called when the books have changed outside of the cache's operations.
+        outside: what is done within it changes the books outside of the cache's operations.
+        period: how many calls of the store there are to one whose addresses are compared.
     """
 
     def __init__(
@@ -44,13 +47,15 @@ class Tiering:
         tier: StorageTier,
         operations: Callable[[], Iterable[Operation]],
         is_looking: Callable[[], bool],
-        forget: Callable[[], None],
+        outside: Callable[[], AbstractContextManager[None]],
+        period: int,
     ) -> None:
         self.cache = cache
         self.tier = tier
         self.operations = operations
         self.is_looking = is_looking
-        self.forget = forget
+        self.outside = outside
+        Traffic(tier, period)
         poll, drain = tier.poll, tier.drain
         for name in OPERATIONS:
             setattr(tier, name, self._step(getattr(tier, name)))
@@ -104,13 +109,11 @@ class Tiering:
     def _step(self, operation: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(operation)
         def call(*given: Any, **named: Any) -> Any:
-            self.forget()
-            for fetch in self._fetches():
-                self._watch(fetch)
-            result = operation(*given, **named)
-            self._check_in_flight()
-            for fetch in self._fetches():
-                self._check_start(fetch)
+            with self.outside():
+                result = operation(*given, **named)
+                self._check_in_flight()
+                for fetch in self._fetches():
+                    self._check_start(fetch)
             return result
 
         return call
@@ -154,30 +157,18 @@ class Tiering:
     def _check_start(self, fetch: Fetch) -> None:
         """It begins below a root or a node backed on HOST, which it pins (S1)."""
         receipt = fetch._receipt
+        if receipt is not None and not fetch.ended and receipt.host_from is None:
+            raise ContractViolation("S1", None, f"a prefetch from page {fetch.start} pins nothing")
         if receipt is None or receipt.released:
             raise ContractViolation("S1", None, "a prefetch holds no pins of its own")
         node = receipt.anchor
-        pinned = all(cell.host_pins for cell in node.cells) or node.parent is None
+        needed = [
+            cell
+            for track, cell in zip(self.cache.tree.tracks, node.cells)
+            if any(node.start < high for _, high in default_segment(track, node.end))
+        ]
+        pinned = node.parent is None or all(cell.host_pins for cell in needed)
         if node.end != fetch.start or not pinned or not backed_on_host(self.cache.tree, node):
             raise ContractViolation(
                 "S1", None, f"a prefetch from page {fetch.start} begins at {node!r}, {pinned=}"
             )
-
-    def _watch(self, fetch: Fetch) -> None:
-        """What it publishes can be resumed from, by every component (S4)."""
-        if "publish" in vars(fetch):
-            return
-        publish = fetch.publish
-
-        def published() -> int:
-            before, boundary = fetch.boundary, publish()
-            anchor = matching.match(self.cache.tree, fetch.key, boundary).anchor
-            if before < boundary and anchor < boundary:
-                raise ContractViolation(
-                    "S4",
-                    None,
-                    f"a prefetch published page {boundary}; the components accept {anchor}",
-                )
-            return boundary
-
-        setattr(fetch, "publish", published)  # noqa: B010 - on this instance alone

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvgraft.config import WritePolicy
 from kvgraft.guard.books import Books, Reading
+from kvgraft.guard.contents import Contents
+from kvgraft.guard.hooks import HookGuard
 from kvgraft.guard.leases import Leases
+from kvgraft.guard.matches import Matches
+from kvgraft.guard.promises import Promises
 from kvgraft.guard.rooms import Rooms
+from kvgraft.guard.shares import Shares
 from kvgraft.request import Request
 from kvgraft.slots import SLOT_BYTES
 from kvgraft.tree.operations import Operation
@@ -33,32 +38,49 @@ class Watched:
         books: its ledgers and counters.
         rooms: what is evicted.
         leases: what requests were promised.
+        hooks: the wrappers around the components' hooks.
+        matches: what matches find.
+        operation: the name of the one that is looked at, or was last.
+        contents: bytes in the pools.
+        shares: what requests own and share.
+        promises: what they demand and are promised.
         queues: transfers in flight, by direction.
-        write_back, selective: the write policy.
+        policy, write_back, selective: the write policy.
         nothing: no slot of any component.
         states: one slot of each state component.
         homes: whether any component is at home on HOST.
-        most_splits: nodes one match may split: at the anchor, and where bounded reaches begin and
-            end; None where components name their own spans.
     """
 
-    def __init__(self, cache: Cache) -> None:
+    def __init__(self, cache: Cache, hooks: Sequence[HookGuard]) -> None:
         self.cache = cache
         self.tree = cache.tree
+        self.hooks = hooks
+        self.matches = Matches(cache, hooks)
+        self.shares = Shares(cache)
+        self.contents = Contents(cache)
+        self.operation = ""
+        self.promises = Promises(cache)
         self.books = Books(cache)
         self.rooms = Rooms(cache, self.books)
         self.leases = Leases(cache)
         self.queues = tuple(cache.journal._queues.values())
-        policy = cache.config.write_policy
+        policy = self.policy = cache.config.write_policy
         self.write_back = policy is WritePolicy.WRITE_BACK
         self.selective = policy is WritePolicy.WRITE_THROUGH_SELECTIVE
         tracks = self.tree.tracks
         self.nothing = (0,) * len(tracks)
         self.states = tuple(int(track.is_state) for track in tracks)
         self.homes = any(track.home_is_host for track in tracks)
-        self.most_splits: int | None = None
-        if all(each.acquire_component_lock is None for each in cache.mounted):
-            self.most_splits = 2 + 2 * sum(len(track.reach.terms) for track in tracks)
+
+    def most_splits(self, boundary: int) -> int | None:
+        """Nodes a match of `boundary` pages may split; None where components name their own spans.
+
+        One at the anchor, one where the device anchor lies, and where each reach begins and ends.
+        """
+        if any(each.acquire_component_lock is not None for each in self.cache.mounted):
+            return None
+        spans = [len(track.reach_pages.spans(boundary)) for track in self.tree.tracks]
+        return 2 + 2 * sum(spans)
 
     def operations(self) -> Iterator[Operation]:
         """Transfers in flight; O(transfers)."""

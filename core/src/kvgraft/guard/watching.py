@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from kvgraft.guard.failing import Attempt, Failing
 from kvgraft.guard.hooks import HookGuard
 from kvgraft.guard.moves import Moves
 from kvgraft.guard.running import Running
+from kvgraft.guard.splits import watch_splits
 from kvgraft.guard.standing import Standing
 from kvgraft.guard.tiering import Tiering
 from kvgraft.guard.watched import After, Watched
@@ -24,8 +26,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Guard", "watch"]
 
-FEWEST_OPERATIONS = 64
+FEWEST_OPERATIONS = 8
 """Operations between two recomputations of all books of a small cache."""
+
+SLOTS_A_CHECK = 64
+"""Slots for which a recomputation is one operation rarer: its cost per operation is bounded."""
 
 
 class Guard:
@@ -51,7 +56,8 @@ class Guard:
         self.cache = cache
         self.hooks = hooks
         self.period = 1 if config.guard is GuardMode.ON else max(1, round(1 / config.guard_sample))
-        self.watched = Watched(cache)
+        self.watched = Watched(cache, hooks)
+        self.watched.shares.follows = self.watched.promises.follows = self.period == 1
         self.books = self.watched.books
         self.running = Running(self.watched)
         self.standing = Standing(self.watched)
@@ -62,9 +68,10 @@ class Guard:
         self._last: Reading | None = None
         # Recomputing the books costs as much as there are slots; so it is as rare as they are many.
         slots = sum(pool.ledger.capacity for pool in self.books.pools)
-        self._full_every = config.guard_full_check or max(FEWEST_OPERATIONS, slots)
+        self._full_every = config.guard_full_check or max(FEWEST_OPERATIONS, slots // SLOTS_A_CHECK)
         self._until_full = self._full_every
-        Moves(cache, hooks, lambda: self._looking)
+        watch_splits(cache.tree)
+        Moves(self.watched, hooks, lambda: self._looking)
         poll = cache.poll
         for name, prepare in self._steps().items():
             setattr(cache, name, self._wrapped(name, getattr(cache, name), prepare))
@@ -75,7 +82,8 @@ class Guard:
                 cache.storage,
                 self.watched.operations,
                 lambda: self._looking,
-                self._forget,
+                self._outside,
+                self.period,
             )
         setattr(cache, "close", self._closing(cache.close))  # noqa: B010 - on this instance alone
 
@@ -126,6 +134,7 @@ class Guard:
             was, self._last = self._last, None
             if was is None:
                 was = read()
+            self.watched.operation = name
             try:
                 after = prepare(*given, **named)
                 first = given[0] if given else named.get("request")
@@ -145,6 +154,9 @@ class Guard:
                 standing.check(name, was, now)
                 after(result, was, now)
                 standing.check_losses(name, request, was, now)
+                self.watched.shares.check_others(request)
+                if request is not None:
+                    self.watched.promises.check_accounts(request)
                 self._until_full -= 1
                 if self._until_full <= 0:
                     self._check_all()
@@ -175,9 +187,15 @@ class Guard:
         except ContractViolation as violation:
             raise violation from error
 
-    def _forget(self) -> None:
+    @contextmanager
+    def _outside(self) -> Iterator[None]:
         """The books change now, outside of the cache's operations."""
         self._last = None
+        try:
+            yield
+        except ContractViolation:
+            self._broken = True
+            raise
 
     def _check_all(self) -> None:
         """Recompute every book (T1 to T10, A12)."""

@@ -1,0 +1,345 @@
+"""Whether a match is the best there is, and the lease exactly what it takes (M1, M3, M4, L3, R6).
+
+The guard reads the expectation before the match and the outcome after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+from kvgraft.errors import ContractViolation
+from kvgraft.guard.hooks import HookGuard
+from kvgraft.guard.paths import Shelf, deepest, look, needed
+from kvgraft.request import Limited, Request
+from kvgraft.tree.keys import TokenKey
+from kvgraft.tree.node import Node
+from kvgraft.tree.operations import Operation
+from kvgraft.types import Tier
+
+if TYPE_CHECKING:
+    from kvgraft.cache import Cache
+
+__all__ = ["Expected", "Matches"]
+
+EXPLAINED_EVERY = 32
+"""Matches between two whose explanation is compared (M9)."""
+
+
+class Expected(NamedTuple):
+    """The outcome that a match must have.
+
+    Attributes:
+        best: the deepest boundary all components accept, in pages.
+        device: that from DEVICE alone.
+        limit: the deepest that was allowed.
+    """
+
+    shelf: Shelf
+    best: int
+    device: int
+    limit: int
+
+
+class Matches:
+    """Checks the matches of one cache."""
+
+    def __init__(self, cache: Cache, hooks: Sequence[HookGuard]) -> None:
+        self.cache = cache
+        self.tree = cache.tree
+        self.hooks = hooks
+        self._own = [each.acquire_component_lock is not None for each in cache.mounted]
+        self._explained = 0
+
+    def expect(self, key: TokenKey, limit: int) -> Expected:
+        """A match of at most `limit` pages begins."""
+        for hook in self.hooks:
+            hook.matches_begin()
+        shelf = look(self.tree, key, limit)
+        best = deepest(self.tree, shelf, limit, device_only=False)
+        device = deepest(self.tree, shelf, best, device_only=True)
+        return Expected(shelf, best, device, limit)
+
+    def check(self, request: Request, expected: Expected, *, anew: bool) -> None:
+        """The match found it, and the lease takes what it says; `anew` for one that was renewed.
+
+        Raises:
+            ContractViolation: M1 or R8 for another anchor, M3 for another device anchor, L3 for
+                other pins, M4 for other host hits, R6 for a load that is not waited for.
+        """
+        size = self.tree.page_size
+        anchor = request.anchor_tokens // size
+        lowered = any(hook.lowered for hook in self.hooks)
+        if anchor > expected.best or (anchor < expected.best and not lowered):
+            self._check_reason(request, expected, anchor, anew=anew)
+        device = deepest(self.tree, expected.shelf, anchor, device_only=True)
+        if request.device_tokens != device * size:
+            raise ContractViolation(
+                "M3",
+                None,
+                f"{_of(request)} can resume from DEVICE up to {device * size} tokens, the match "
+                f"says {request.device_tokens}",
+            )
+        self._check_segments(request, anchor)
+        if request.limited is not Limited.CROWDED:
+            self._check_used(request)
+        missing = self._missing(request)
+        self._check_host_slots(request, missing)
+        self._check_waits(request, missing)
+        if not anew:
+            self._check_captures(request, anchor)
+        if anchor > device and not lowered:
+            self._check_load(request, missing, loads=True, tokens=(anchor - device) * size)
+
+    def _check_reason(
+        self, request: Request, expected: Expected, anchor: int, *, anew: bool
+    ) -> None:
+        """A match that is not as deep as it could be says why, and it is so."""
+        limited = request.limited
+        if anchor < expected.best:
+            if anew and not anchor:
+                return
+            if limited is Limited.NO_COPY and not anchor:
+                if any(track.is_state and not track.can_copy for track in self.tree.tracks):
+                    return
+            elif limited is Limited.RECOMPUTE and anchor == expected.device:
+                self._check_skipped(request, expected)
+                return
+            elif limited is Limited.CROWDED and not anchor:
+                self._check_crowded(request, expected, anew=anew)
+                return
+        self._raise_other(request, expected, anchor)
+
+    def _raise_other(self, request: Request, expected: Expected, anchor: int) -> NoReturn:
+        size = self.tree.page_size
+        raise ContractViolation(
+            "M1",
+            None,
+            f"{_of(request)} resumes at {anchor * size} tokens; the deepest boundary all "
+            f"components accept is {expected.best * size}, nodes follow it for "
+            f"{expected.shelf.n_pages * size}, limit {expected.limit * size}",
+        )
+
+    # -- what a load-back takes
+
+    def _missing(self, request: Request, boundary: int | None = None) -> list[list[Node]]:
+        """Per component, the nodes it needs at a boundary and lacks on DEVICE, root first."""
+        receipt, found = request.receipt, []
+        if boundary is None:
+            path, node = [], receipt.anchor
+            while node.parent is not None:
+                path.append(node)
+                node = node.parent
+            path.reverse()
+            boundary = receipt.anchor.end
+            segments = [
+                tuple((low, high) for low, high in receipt.segments[track.index])
+                if self._own[track.index]
+                else needed(track, boundary, self.tree.page_size)
+                for track in self.tree.tracks
+            ]
+        else:
+            path = look(self.tree, request.key, boundary).nodes
+            segments = [needed(track, boundary, self.tree.page_size) for track in self.tree.tracks]
+        for track, segment in zip(self.tree.tracks, segments):
+            wanted = (
+                path[-1:]
+                if track.is_state
+                else [
+                    node
+                    for node in path
+                    if any(node.start < high and node.end > low for low, high in segment)
+                ]
+            )
+            found.append([node for node in wanted if node.cells[track.index].device is None])
+        return found
+
+    def _check_segments(self, request: Request, anchor: int) -> None:
+        """Pins are what the reaches need at the anchor, no less and no more (L3)."""
+        for track, segment in zip(self.tree.tracks, request.receipt.segments):
+            if self._own[track.index]:
+                continue
+            wanted: list[tuple[int, int]] = list(needed(track, anchor, self.tree.page_size))
+            if track.is_state and anchor:
+                wanted = [(anchor, anchor)]
+            if [tuple(span) for span in segment] != wanted:
+                raise ContractViolation(
+                    "L3",
+                    track.name,
+                    f"{_of(request)} resumes at page {anchor} and pins {segment}; the reach needs "
+                    f"{wanted}",
+                )
+
+    def _check_used(self, request: Request) -> None:
+        """Pages that a match pins count as used just now (T7, T12)."""
+        anchor, clock = request.receipt.anchor, self.tree.clock
+        for track, segment in zip(self.tree.tracks, request.receipt.segments):
+            node, low = anchor, segment[0][0] if segment else anchor.end
+            while segment and node.parent is not None and (node.end > low or node is anchor):
+                inside = any(a < node.end and node.start < b for a, b in segment)
+                stamp = node.cells[track.index].stamp
+                if (inside or track.is_state) and stamp != clock:
+                    raise ContractViolation(
+                        "T7",
+                        track.name,
+                        f"{_of(request)} uses {node!r} at {clock}, which counts as used at {stamp}",
+                    )
+                if track.is_state or track.is_everything:
+                    break  # further up it counts lazily
+                node = node.parent
+
+    def _check_host_slots(self, request: Request, missing: list[list[Node]]) -> None:
+        """Host hits are what a load-back will take (M4), once for all who need it (R6)."""
+        loads = request.receipt.host_from is not None and request.device_tokens < (
+            request.anchor_tokens
+        )
+        for track, nodes, said in zip(self.tree.tracks, missing, request.host_slots):
+            slots = 0
+            for node in nodes:
+                cell = node.cells[track.index]
+                if loads and cell.host is not None and cell.incoming is None:
+                    slots += 1 if track.is_state else (node.end - node.start) * track.slots_per_page
+            if slots != said:
+                raise ContractViolation(
+                    "M4",
+                    track.name,
+                    f"a load-back for {_of(request)} takes {slots} slots, the match said {said}",
+                )
+
+    def _check_waits(self, request: Request, missing: list[list[Node]]) -> None:
+        """The request waits for pages of its prefix that others are loading (R6)."""
+        operations: dict[int, Operation] = {}
+        for track, nodes in zip(self.tree.tracks, missing):
+            for node in nodes:
+                incoming = node.cells[track.index].incoming
+                if incoming is not None and not incoming.operation.to_host:
+                    operations[id(incoming.operation)] = incoming.operation
+        waited = {id(each.operation) for each in request.waits if each.operation is not None}
+        if not operations.keys() <= waited:
+            raise ContractViolation(
+                "R6",
+                None,
+                f"{_of(request)} needs what {len(operations)} load-backs bring and waits for "
+                f"{len(waited)} transfers",
+            )
+
+    def check_waits(self, request: Request) -> None:
+        """The same once its own load-back was started."""
+        self._check_waits(request, self._missing(request))
+
+    def _check_captures(self, request: Request, anchor: int) -> None:
+        """States are captured where components said, and at the prompt's last boundary (I6)."""
+        if not self.tree.has_state:
+            return
+        last = request.prompt // self.tree.page_size
+        wanted = {last}.union(*(hook.captures for hook in self.hooks))
+        ahead = sorted(page for page in wanted if anchor < page <= last)
+        if request.checkpoints != ahead:
+            raise ContractViolation(
+                "I6",
+                None,
+                f"{_of(request)} captures states at pages {request.checkpoints}, wanted are "
+                f"{ahead}",
+            )
+
+    # -- why a match is shorter
+
+    def _check_load(
+        self, request: Request, missing: list[list[Node]], *, loads: bool, tokens: int
+    ) -> None:
+        """Whichever is estimated to be faster is done (R8)."""
+        model = self.cache.config.load
+        if model is None:
+            return
+        nbytes = 0
+        for track, nodes, each in zip(self.tree.tracks, missing, self.cache.mounted):
+            if track.is_state and nodes:
+                if not loads:
+                    self._raise_weighed(request, f"state of {track.name!r} is on HOST")
+                return
+            for node in nodes:
+                if node.cells[track.index].incoming is None:
+                    n_slots = (node.end - node.start) * track.slots_per_page
+                    nbytes += n_slots * each.component.device.slot_nbytes
+        load_s = model.latency_s + nbytes / model.bandwidth_bytes_s
+        compute_s = tokens / model.prefill_tokens_s
+        if (compute_s < load_s) is loads:
+            self._raise_weighed(
+                request, f"loading takes {load_s:.6f} s and computing {compute_s:.6f} s"
+            )
+
+    def _raise_weighed(self, request: Request, why: str) -> NoReturn:
+        what = "computes again" if request.limited is Limited.RECOMPUTE else "loads"
+        raise ContractViolation(
+            "R8", None, f"{_of(request)} {what} from {request.device_tokens} tokens on: {why}"
+        )
+
+    def _check_skipped(self, request: Request, expected: Expected) -> None:
+        missing = self._missing(request, expected.best)
+        tokens = (expected.best - expected.device) * self.tree.page_size
+        self._check_load(request, missing, loads=False, tokens=tokens)
+
+    def _check_crowded(self, request: Request, expected: Expected, *, anew: bool) -> None:
+        """Pinning what is there would have taken slots that are promised (A12)."""
+        if anew or any(self._own):
+            return
+        nodes = look(self.tree, request.key, expected.best).nodes
+        for track in self.tree.tracks:
+            segment = needed(track, expected.best, self.tree.page_size)
+            wanted = (
+                nodes[-1:]
+                if track.is_state
+                else [
+                    node
+                    for node in nodes
+                    if any(node.start < high and node.end > low for low, high in segment)
+                ]
+            )
+            for tier in (Tier.DEVICE, Tier.HOST):
+                ledger = track.device if tier is Tier.DEVICE else track.host
+                moved = 0
+                for node in wanted:
+                    cell = node.cells[track.index]
+                    slots = cell.device if tier is Tier.DEVICE else cell.host
+                    pins = cell.device_pins if tier is Tier.DEVICE else cell.host_pins
+                    if slots is not None and not pins:
+                        moved += track.n_slots(node)
+                if ledger is not None and moved > ledger.headroom:
+                    return
+        self._raise_other(request, expected, 0)
+
+    # -- explanations
+
+    def check_explained(self, key: TokenKey, limit: int) -> None:
+        """Now and then: what `explain` says is so (M9)."""
+        self._explained += 1
+        if self._explained % EXPLAINED_EVERY != 1:
+            return
+        tree, size = self.tree, self.tree.page_size
+        shelf = look(tree, key, limit)
+        said = self.cache.explain(key)
+        anchor = deepest(tree, shelf, limit, device_only=False)
+        ends = (anchor, deepest(tree, shelf, anchor, device_only=True))
+        if (said.anchor, said.device_anchor) != (ends[0] * size, ends[1] * size):
+            raise ContractViolation(
+                "M9",
+                None,
+                f"explain says a match ends at {said.anchor} tokens, {said.device_anchor} from "
+                f"DEVICE; it ends at {ends[0] * size} and {ends[1] * size}",
+            )
+        for track, each in zip(tree.tracks, said.components):
+            alone = [
+                size * deepest(tree, shelf, limit, device_only=device_only, track=track)
+                for device_only in (False, True)
+            ]
+            if [each.accepts, each.device_accepts] != alone:
+                raise ContractViolation(
+                    "M9",
+                    track.name,
+                    f"explain says it accepts {each.accepts} tokens, {each.device_accepts} from "
+                    f"DEVICE; it accepts {alone[0]} and {alone[1]} of {shelf.n_pages * size}",
+                )
+
+
+def _of(request: Request) -> str:
+    return f"the request of {request.prompt} tokens"

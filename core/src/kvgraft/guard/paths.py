@@ -1,0 +1,166 @@
+"""What the tree holds of a sequence, page by page, and what a reach needs of it, token by token.
+
+A second opinion: it compares tokens from the root on and tries every boundary, and shares no code
+with matching, pinning or the planning of load-backs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kvgraft.slots import SLOT_BYTES
+from kvgraft.terms import Chunk, Everything, Leading, Trailing
+from kvgraft.tree.keys import TokenKey
+from kvgraft.tree.node import Node
+from kvgraft.tree.track import Track
+from kvgraft.tree.tree import Tree
+
+__all__ = ["NONE", "Pages", "Shelf", "deepest", "look", "needed", "slots_of"]
+
+Pages = Sequence[tuple[int, int]]
+"""Ranges of pages `[start, end)`, in order and disjoint."""
+
+NONE = b"\xff" * SLOT_BYTES
+"""Stands where there is no slot."""
+
+
+class Shelf(NamedTuple):
+    """What a tree holds of a sequence.
+
+    Attributes:
+        n_pages: how far nodes follow it.
+        nodes: those nodes, root first; the last may follow it in part.
+        gaps: per component, for DEVICE alone and for any tier: how many of the first `n` pages it
+            cannot be read from, `[n_pages + 1]`.
+        states: per component the same: the boundaries at which a state can be read.
+    """
+
+    n_pages: int
+    nodes: list[Node]
+    gaps: tuple[list[list[int]], list[list[int]]]
+    states: tuple[list[set[int]], list[set[int]]]
+
+
+def needed(track: Track, boundary: int, page_size: int) -> Pages:
+    """Pages that a component's reach touches at a boundary, from its terms in tokens."""
+    if track.is_state or not boundary:
+        return ()
+    tokens = boundary * page_size
+    ranges: list[tuple[int, int]] = []
+    for term in track.reach.terms:
+        if isinstance(term, Everything):
+            return ((0, boundary),)
+        if isinstance(term, Trailing):
+            ranges.append((max(0, tokens - term.tokens), tokens))
+        elif isinstance(term, Leading):
+            ranges.append((0, min(term.tokens, tokens)))
+        elif isinstance(term, Chunk):
+            ranges.append(((tokens - 1) // term.tokens * term.tokens, tokens))
+        else:
+            return tuple((span.start, span.end) for span in track.reach_pages.spans(boundary))
+    pages: list[tuple[int, int]] = []
+    for low, high in sorted((low // page_size, -(-high // page_size)) for low, high in ranges):
+        if pages and low <= pages[-1][1]:
+            pages[-1] = (pages[-1][0], max(pages[-1][1], high))
+        else:
+            pages.append((low, high))
+    return pages
+
+
+def _readable(node: Node, track: Track) -> tuple[bool, bool]:
+    """Whether a cell can be read from DEVICE alone, and from any tier."""
+    cell = node.cells[track.index]
+    device, host = cell.device is not None, cell.host is not None
+    if track.home_is_host:
+        return device and host, host
+    return device, device or host
+
+
+def look(tree: Tree, key: TokenKey, limit: int) -> Shelf:
+    """Follow a key from the root for at most `limit` pages, whatever its nodes hold; O(pages)."""
+    root = tree.roots.get(key.namespace)
+    data, size = bytes(key.data), tree.page_bytes
+    nodes: list[Node] = []
+    page, node = 0, root
+    while node is not None and page < limit:
+        first = data[page * size : (page + 1) * size]
+        if len(first) < size:
+            break
+        below = [child for child in node.each_child() if child.key.startswith(first)]
+        if not below:
+            break
+        (node,) = below
+        nodes.append(node)
+        edge = node.key
+        agreed = 1
+        while agreed < len(edge) // size and page + agreed < limit:
+            low = agreed * size
+            if data[page * size + low : page * size + low + size] != edge[low : low + size]:
+                break
+            agreed += 1
+        page += agreed
+        if agreed < len(edge) // size:
+            break
+    gaps: tuple[list[list[int]], list[list[int]]] = ([], [])
+    states: tuple[list[set[int]], list[set[int]]] = ([], [])
+    for track in tree.tracks:
+        for tier in (0, 1):
+            counts, at = [0], set()
+            for each in nodes:
+                there = _readable(each, track)[tier]
+                if there and each.end <= page:
+                    at.add(each.end)
+                missing = counts[-1]
+                n_pages = min(each.end, page) - each.start
+                if there:
+                    counts += [missing] * n_pages
+                else:
+                    counts += range(missing + 1, missing + 1 + n_pages)
+            gaps[tier].append(counts)
+            states[tier].append(at)
+    return Shelf(page, nodes, gaps, states)
+
+
+def deepest(
+    tree: Tree, shelf: Shelf, limit: int, *, device_only: bool, track: Track | None = None
+) -> int:
+    """The deepest boundary at most `limit` that every component accepts, or `track` alone does."""
+    tier = 0 if device_only else 1
+    tracks = tree.tracks if track is None else (track,)
+    boundary = min(limit, shelf.n_pages)
+    while boundary > 0:
+        for each in tracks:
+            if each.is_state:
+                if boundary not in shelf.states[tier][each.index]:
+                    break
+                continue
+            counts = shelf.gaps[tier][each.index]
+            if any(
+                counts[high] != counts[low] for low, high in needed(each, boundary, tree.page_size)
+            ):
+                break
+        else:
+            return boundary
+        boundary -= 1
+    return 0
+
+
+def slots_of(shelf: Shelf, track: Track, start: int, end: int) -> bytes:
+    """DEVICE slots of a paged component for pages `[start, end)`; `NONE` where there is none."""
+    size = track.slots_per_page
+    parts: list[bytes] = []
+    page = start
+    for node in shelf.nodes:
+        low, high = max(node.start, page), min(node.end, end, shelf.n_pages)
+        if low >= high:
+            continue
+        slots = node.cells[track.index].device
+        if slots is None:
+            parts.append(NONE * ((high - low) * size))
+        else:
+            width = size * SLOT_BYTES
+            parts.append(slots[(low - node.start) * width : (high - node.start) * width])
+        page = high
+    parts.append(NONE * ((end - page) * size))
+    return b"".join(parts)

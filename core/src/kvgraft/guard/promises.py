@@ -1,0 +1,327 @@
+"""Whether what is demanded, promised and refused is what it takes (A1, A4, A6, A8, A10, A13).
+
+Demands are compared with the life of a request, played step by step; decisions with the ledgers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvgraft.admission.decision import Decision, Outcome, Shortage
+from kvgraft.errors import ContractViolation
+from kvgraft.guard.paths import needed
+from kvgraft.request import Request, Stage
+from kvgraft.slots import SLOT_BYTES
+from kvgraft.tree.keys import TokenKey
+from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.track import Track
+
+if TYPE_CHECKING:
+    from kvgraft.admission.account import Account
+    from kvgraft.cache import Cache
+
+__all__ = ["Promises"]
+
+MOST_STEPS = 4096
+"""Steps of a request's life beyond which it is not played."""
+
+SPARE_PAGES = 2
+"""Pages by which a default demand may exceed what the request's life takes: slack and rounding."""
+
+MOST_OVERTAKEN = 32
+"""How often later requests may be admitted before one that waits: many times the line's bound."""
+
+
+class Promises:
+    """Checks the demands, promises and decisions of one cache.
+
+    Attributes:
+        follows: whether every operation is looked at, so that what one did is known at the next.
+    """
+
+    def __init__(self, cache: Cache) -> None:
+        self.cache = cache
+        self.tree = cache.tree
+        self._default = [each.budget_contribution is None for each in cache.mounted]
+        self._default_names = {
+            track.name for track in self.tree.tracks if self._default[track.index]
+        }
+        self.follows = True
+        self._waiting: dict[int, tuple[TokenKey, int, int]] = {}
+        self._arrived: dict[int, tuple[TokenKey, int]] = {}
+        self._arrivals = 0
+        self._beyond: set[int] = set()
+
+    # -- demands
+
+    def check_demands(self, request: Request) -> None:
+        """No less than the request's life takes (A1, A10), and not much more (A4)."""
+        for track, demand, load in zip(self.tree.tracks, request.demands, request.host_slots):
+            if not self._default[track.index]:
+                continue
+            total = demand.now + demand.later - load
+            if track.is_state:
+                least = 1 + len(request.checkpoints) + (request.total > request.prompt)
+                most = least + 1
+                rule = "A10"
+            else:
+                pages = self._peak(request, track)
+                if pages is None:
+                    continue
+                last = -(-request.total // self.tree.page_size)
+                pages += track.stored_between(last, last + 1)
+                least = pages * track.slots_per_page
+                most = (pages + SPARE_PAGES) * track.slots_per_page
+                rule = "A1"
+                if not track.is_everything:
+                    most = max(most, total)  # how uneven chunks may be is rule A4's, see admission
+            if not least <= total <= most:
+                raise ContractViolation(
+                    rule,
+                    track.name,
+                    f"{demand} with {load} host hits for a request of {request.prompt} + "
+                    f"{request.total - request.prompt} tokens at {request.computed}, in chunks of "
+                    f"{request.chunk}: its life takes {least} slots, slack included, {most} would "
+                    "do",
+                )
+
+    def _peak(self, request: Request, track: Track) -> int | None:
+        """Most pages of its own it holds at a time, from here to the end of its reservation.
+
+        Its chunks are as large as they may be; the odd one comes last, or first.
+        """
+        size, chunk = self.tree.page_size, max(1, request.chunk)
+        left = request.prompt - request.computed
+        if left // chunk + (request.total - request.prompt) // size > MOST_STEPS:
+            return None
+        odd = (request.computed + left % chunk) // size * size - request.computed
+        return max(self._life(request, track, first) for first in (chunk, odd) if first > 0)
+
+    def _life(self, request: Request, track: Track, step: int) -> int:
+        """The same for chunks of which the first has `step` tokens."""
+        size, chunk = self.tree.page_size, max(1, request.chunk)
+        first = position = request.computed
+        owned = first // size  # what is before it is the tree's
+        allocated = -(-first // size)
+        peak = 0
+        while position < request.total:
+            page = position // size
+            held = track.stored_between(max(owned, page), max(owned, page, allocated))
+            for low, high in needed(track, page, size):
+                held += max(0, min(high, page, allocated) - max(low, owned))
+            if position < request.prompt:
+                end, step = min(position + step, request.prompt), chunk
+                whole = end // size * size
+                position = whole if position < whole and end < request.prompt else end
+            else:
+                position = min((position // size + 1) * size, request.total)
+            end = max(allocated, -(-position // size))
+            peak = max(peak, held + track.stored_between(allocated, end))
+            allocated = end
+        return peak
+
+    # -- decisions
+
+    def check_decision(self, request: Request, decision: Decision) -> None:
+        """It is what the ledgers say (A8), and nobody waits for ever (A13)."""
+        short = {(each.component, each.pool): each for each in self._shortages(request)}
+        said = {(each.component, each.pool): each for each in decision.shortages}
+        outcome = decision.outcome
+        if outcome is Outcome.ADMITTED:
+            wrong = bool(short)
+        elif outcome is Outcome.DEFERRED:
+            wrong = said != short or any(self._never(request, each) for each in short.values())
+        else:
+            wrong = not any(self._never(request, each) for each in decision.shortages)
+        if wrong:
+            raise ContractViolation(
+                "A8",
+                next(iter([*decision.shortages, *short.values()])).component,
+                f"the request of {request.prompt} tokens is {decision}; by the ledgers "
+                f"{'; '.join(map(str, short.values())) or 'no pool is short, 0 slots lack'}",
+            )
+        if self.follows:
+            self._check_line(request, decision)
+
+    def _shortages(self, request: Request) -> list[Shortage]:
+        """Pools that have less room than is demanded, the request's own promises apart."""
+        found = []
+        admitted = request.stage is Stage.ADMITTED
+
+        def compare(track: Track, ledger: Ledger, name: str, need: int, mine: int) -> None:
+            room = ledger.free + ledger.evictable - ledger.promised + mine
+            if need > room:
+                found.append(Shortage(track.name, name, need, max(0, room), ledger.capacity))
+
+        for track, demand, load in zip(self.tree.tracks, request.demands, request.host_slots):
+            need = demand.now + demand.later
+            mine = request.accounts[track.index].promised if admitted else 0
+            compare(track, track.device, "device", need, mine)
+            if track.home_is_host and track.host is not None:
+                account = request.host_accounts[track.index] if admitted else None
+                compare(track, track.host, "host", need - load, account.promised if account else 0)
+            pools = self.cache.mounted[track.index].component.private
+            for at, (pool, wanted) in enumerate(zip(pools, demand.private)):
+                ledger = self.cache.private[track.index][at]
+                own = len(request.private[track.index][at]) // SLOT_BYTES if admitted else 0
+                if wanted > ledger.free + own:
+                    found.append(
+                        Shortage(track.name, pool.name, wanted, ledger.free, ledger.capacity)
+                    )
+        return found
+
+    def _never(self, request: Request, shortage: Shortage) -> bool:
+        """Whether the pool would be short with nothing in it but the request's prefix."""
+        track = self.tree.by_name[shortage.component]
+        pinned = 0
+        if shortage.pool in ("device", "host"):
+            on_device = shortage.pool == "device"
+            segment = request.receipt.segments[track.index]
+            node = request.receipt.anchor
+            while node.parent is not None:
+                inside = any(low < node.end and node.start < high for low, high in segment)
+                if track.is_state:
+                    inside = bool(segment) and node is request.receipt.anchor
+                cell = node.cells[track.index]
+                slots = cell.device if on_device else cell.host
+                if slots is None and cell.incoming is not None:
+                    coming = cell.incoming.operation.to_host is not on_device
+                    slots = cell.incoming.slots if coming else None
+                if inside and slots is not None:
+                    pinned += len(slots) // SLOT_BYTES
+                node = node.parent
+        return shortage.needed + pinned > shortage.capacity
+
+    def _check_line(self, request: Request, decision: Decision) -> None:
+        """Count who is admitted before a request that waits (A13)."""
+        ident, key = id(request.key), request.key
+        known = self._arrived.get(ident)
+        if known is None or known[0] is not key:
+            self._arrivals += 1
+            known = self._arrived[ident] = (key, self._arrivals)
+        if decision.outcome is Outcome.DEFERRED:
+            waiting = self._waiting.get(ident)
+            if waiting is None or waiting[0] is not key:
+                self._waiting[ident] = (key, known[1], 0)
+            return
+        self._waiting.pop(ident, None)
+        if decision.outcome is Outcome.NEVER_FITS:
+            self._arrived.pop(ident, None)
+            return
+        for other, (waits, arrived, overtaken) in list(self._waiting.items()):
+            if arrived >= known[1]:
+                continue
+            self._waiting[other] = (waits, arrived, overtaken + 1)
+            if overtaken + 1 > MOST_OVERTAKEN:
+                del self._waiting[other]
+                raise ContractViolation(
+                    "A13",
+                    None,
+                    f"a request of {waits.n_tokens} tokens waits and {overtaken + 1} that came "
+                    "later were admitted",
+                )
+
+    def ended(self, request: Request) -> None:
+        """A request that had run is over; if its key comes again, it comes last in line."""
+        self._beyond.discard(id(request))
+        if request.demands and id(request.key) not in self._waiting:
+            self._arrived.pop(id(request.key), None)
+
+    # -- promises
+
+    def accounts(self, request: Request) -> list[Account]:
+        """The request's promises on DEVICE and HOST."""
+        others = [each for each in request.host_accounts if each is not None]
+        return [*request.accounts, *others]
+
+    def check_accounts(self, request: Request) -> None:
+        """Promises are what is still to come, and at most what may be held at a time (A1, A12)."""
+        if request.stage is not Stage.ADMITTED:
+            return
+        for account in self.accounts(request):
+            most = max(0, account.peak - account.held)
+            least = min(most, account.remaining)
+            if account.ledger.component in self._default_names:
+                most = least
+            if not least <= account.promised - account.load <= most or account.remaining < 0:
+                raise ContractViolation(
+                    "A1",
+                    account.ledger.component,
+                    f"the request of {request.prompt} tokens holds {account.held} of at most "
+                    f"{account.peak} {account.ledger.tier.value} slots and takes "
+                    f"{account.remaining} more; it is promised {account.promised}, "
+                    f"{account.load} of them for its load-back",
+                )
+        for track, account in zip(self.tree.tracks, request.accounts):
+            states = request.states[track.index]
+            held = (
+                len(states.owned())
+                if states is not None
+                else sum(len(run.device) for run in request.runs[track.index]) // SLOT_BYTES
+            )
+            if held != account.held:
+                raise ContractViolation(
+                    "A1",
+                    track.name,
+                    f"the request of {request.prompt} tokens owns {held} slots, {account.held} "
+                    "are counted",
+                )
+
+    def peaks(self, request: Request) -> list[int]:
+        """Most slots it was promised to hold at a time."""
+        return [account.peak for account in self.accounts(request)]
+
+    def check_within(self, request: Request, n_tokens: int, peaks: list[int]) -> None:
+        """What was admitted is given out of the promise, not of what is left over (A7, A1)."""
+        position, end = request.computed, request.computed + n_tokens
+        size = self.tree.page_size
+        promised = end <= request.total and (
+            n_tokens <= request.chunk
+            if position < request.prompt
+            else position // size >= (end - 1) // size
+        )
+        if not promised or (position < request.prompt < end):
+            self._beyond.add(id(request))
+        if id(request) in self._beyond or not self.follows:
+            return
+        for account, peak in zip(self.accounts(request), peaks):
+            if account.peak > peak:
+                raise ContractViolation(
+                    "A1",
+                    account.ledger.component,
+                    f"{n_tokens} tokens at {position} of {request.prompt} + "
+                    f"{request.total - request.prompt} were admitted and take "
+                    f"{account.peak - peak} slots beyond the promise of {peak}",
+                )
+
+    # -- chunks
+
+    def check_chunk(self, request: Request, limit: int | None, given: int) -> None:
+        """A chunk ends where states are captured (I6), on a page, and no earlier (A5, A6)."""
+        size, position = self.tree.page_size, request.computed
+        left = request.prompt - position
+        wanted = min(left, request.chunk if limit is None else limit)
+        marks = [page * size for page in request.checkpoints if page * size > position]
+        if marks and position + wanted > min(marks):
+            wanted = min(marks) - position
+        if wanted < left:
+            whole = (position + wanted) // size * size - position
+            wanted = whole if whole > 0 else wanted
+        room = wanted
+        for track in self.tree.tracks:
+            if track.is_state:
+                continue
+            for account in (request.accounts[track.index], request.host_accounts[track.index]):
+                if account is None:
+                    continue
+                slots = account.promised + max(0, account.ledger.headroom)
+                pages, end = slots // track.slots_per_page, -(-(position + room) // size)
+                if track.stored_between(request.allocated, end) > pages:
+                    room = min(room, max(0, (request.allocated + pages) * size - position))
+        if given != max(0, room):
+            raise ContractViolation(
+                "A6",
+                None,
+                f"a chunk of {given} tokens at {position} of {request.prompt}, limit {limit}, "
+                f"states captured at {marks[:1]}: {max(0, room)} tokens are due",
+            )
