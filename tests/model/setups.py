@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvgraft import Chunk, Leading, Reach, Trailing
+from kvgraft import Chunk, ChunkedLocal, Leading, Reach, Trailing
 from kvgraft.testing.machine import (
     Options,
     Setup,
@@ -15,6 +15,8 @@ from kvgraft.testing.machine import (
     setup_for,
     state_plugin,
 )
+
+from .patterns import BlockSparse, Strided
 
 __all__ = ["OPTIONS", "SETUPS", "WINDOW"]
 
@@ -51,6 +53,12 @@ OPTIONS: dict[str, Options] = {
 
 SINKS = paged_plugin("sinks", Reach(Leading(3), Trailing(4)))
 CHUNKED = paged_plugin("chunked", Reach(Chunk(6)))
+LOCAL = paged_plugin("local", Reach(ChunkedLocal(6)))
+HEAD = paged_plugin("head", Reach(Leading(3)))
+STRIDED = paged_plugin("strided", Reach(Strided(6, 2)))
+# contains the window and the state at every boundary, and does not say so
+WIDE = paged_plugin("wide", Reach(Strided(128, 8)))
+BLOCKS = paged_plugin("blocks", Reach(BlockSparse(4, 2)))
 QUARTERED = paged_plugin("quartered", Reach(Trailing(7)), slots_per_page=4)
 UNMIRRORED = paged_plugin("unmirrored", Reach(Trailing(3)), mirrored=False)
 UNCOPIED = state_plugin("uncopied", can_copy=False)
@@ -76,6 +84,13 @@ SETUPS: dict[str, Setup] = {
         setup_for(["mamba", CHUNKED], OPTIONS),
         setup_for(["full", QUARTERED, SINKS], OPTIONS),
         setup_for(["full", UNMIRRORED, CHUNKED], OPTIONS),
+        setup_for(["full", LOCAL], OPTIONS),
+        setup_for(["swa", LOCAL, HEAD], OPTIONS),
+        setup_for(["full", HEAD, "mamba"], OPTIONS),
+        setup_for([STRIDED]),
+        setup_for(["swa", "mamba", WIDE], OPTIONS),
+        setup_for(["full", STRIDED, BLOCKS], OPTIONS),
+        setup_for(["mamba", BLOCKS], OPTIONS),
         setup_for([UNCOPIED], beside=references()),
     )
 }

@@ -3,6 +3,7 @@
 packages     a correct component whose parts can be replaced
 components   components with one defect
 cores        the core with one defect
+guarded_cores, busy_replays, under_guard    bad cores for the guard alone
 legal        unusual components that keep the contract, and must pass
 killing      looking for a defect, and the kill table
 """

@@ -81,7 +81,7 @@ def negative() -> Package:
     return finalizing(lambda component, view: ComponentMatch(view.anchor - 2))
 
 
-@mutant("a match is answered differently the second time", "M2")
+@mutant("a match is answered differently the second time", "D1")
 def fickle() -> Package:
     calls = count()
     return finalizing(lambda component, view: ComponentMatch(view.anchor // (1 + next(calls) % 2)))
@@ -166,7 +166,7 @@ def long_pin() -> Package:
     return locking(lambda component, query: [Span(0, query.boundary + 1)])
 
 
-@mutant("a release changes the next pin", "L1")
+@mutant("a release changes the next pin", "D1")
 def drifting_pin() -> Package:
     calls = count(1)
 

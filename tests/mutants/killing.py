@@ -7,19 +7,43 @@ from typing import NamedTuple
 import pytest
 from hypothesis import settings
 
+from kvgraft import Component, Demand, DemandQuery, Everything, Reach, Tier
 from kvgraft.errors import PluginError
 from kvgraft.registry import Plugin, load_plugin
 from kvgraft.testing import CLAUSES, Result, Status
 from kvgraft.testing.checking import Checker
 from kvgraft.testing.machine import machine_for, references, search, setup_for
+from kvgraft.transfers import pair_planes
 
 from .cores import CoreMutant
-from .packages import Package
+from .packages import Package, paged
 
 __all__ = ["Kill", "check_package", "find_in_core", "first_failure", "wrongly_killed"]
 
 NAME = "mutant"
 STEPS = 50
+
+
+def _private_rows(component: Component, query: DemandQuery) -> Demand:
+    del component
+    pages = -(-query.total // query.page_size) + 1
+    return Demand(pages + query.host_slots, 0, (3,))
+
+
+ENDED = {
+    "commit_hicache_transfers": lambda component, query: None,
+    "abort_hicache_transfers": lambda component, query: None,
+}
+ODD = {
+    "hosted": paged(home=Tier.HOST, reach=Reach(Everything())),
+    "private": paged(
+        reach=Reach(Everything()),
+        private={"rows": 7},
+        hooks={"budget_contribution": _private_rows},
+    ),
+    "builder": paged(hooks={"build_hicache_transfers": pair_planes, **ENDED}),
+}
+"""Correct components of further kinds that a defect in the core may need to show."""
 
 
 class Kill(NamedTuple):
@@ -68,6 +92,9 @@ def check_package(package: Package, profile: str = "ci") -> list[Result]:
 def find_in_core(mutant: CoreMutant) -> Kill | None:
     """What the state machine finds first when the defect is in the core; None if nothing."""
     kinds = [each for each in references() if each.name.split("_")[1] in mutant.kinds]
+    kinds += [
+        load_plugin(kind, ODD[kind].implementation(kind)) for kind in mutant.kinds if kind in ODD
+    ]
     machine = machine_for(setup_for(kinds))
     chosen = settings(derandomize=True, max_examples=mutant.examples, stateful_step_count=STEPS)
     with pytest.MonkeyPatch.context() as patch:

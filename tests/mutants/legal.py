@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
 from kvgraft import (
     HOST_MIRROR,
     Chunk,
+    ChunkedLocal,
     Component,
     ComponentMatch,
     DevicePool,
@@ -23,6 +25,7 @@ from kvgraft import (
 from kvgraft.slots import SlotAllocator
 from kvgraft.transfers import pair_planes
 
+from ..model.patterns import BlockSparse, Strided
 from .components import budgeting, demand, hosted
 from .packages import Package, paged, state
 
@@ -34,9 +37,8 @@ class Scattered(SlotAllocator):
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
-        order = [*range(0, capacity, 2), *range(1, capacity, 2)]
-        self._free = self._free[:0]
-        self._free.extend(order)
+        self.allocate(capacity)
+        self.free(array("i", [*range(0, capacity, 2), *range(1, capacity, 2)]).tobytes())
 
 
 class ScatteredPool(DevicePool):
@@ -59,6 +61,10 @@ LEGAL: dict[str, Package] = {
     "reach is a union of ranges": paged(reach=Reach(Leading(3), Trailing(4))),
     "reach is a chunk and the first tokens": paged(reach=Reach(Leading(2), Chunk(6))),
     "reach is a chunk of no whole pages": paged(reach=Reach(Chunk(5))),
+    "reach is a chunk that is empty at its end": paged(reach=Reach(ChunkedLocal(6))),
+    "reach is the head of a prompt": paged(reach=Reach(Leading(3))),
+    "reach is strided": paged(reach=Reach(Strided(6, 2))),
+    "reach is block-sparse": paged(reach=Reach(BlockSparse(4, 2))),
     "four slots a page": paged(slots_per_page=4),
     "everything, three slots a page": paged(reach=Reach(Everything()), slots_per_page=3),
     "slots are not contiguous": paged(device=ScatteredPool),

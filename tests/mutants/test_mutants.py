@@ -9,9 +9,12 @@ from kvgraft.testing import CLAUSES
 from ..commands import ROOT
 from . import cores_of_requests as _more  # noqa: F401 - fills CORES
 from .components import MUTANTS, ComponentMutant
+from .components_held_out import COMPONENTS_HELD_OUT
 from .cores import CORES
+from .cores_held_out import CORES_HELD_OUT
 from .killing import check_package, find_in_core, first_failure, wrongly_killed
 from .legal import LEGAL
+from .survivors import SURVIVORS
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
@@ -45,9 +48,15 @@ def test_there_are_enough_mutants_in_every_family() -> None:
     assert {rule[0] for rule in meant} >= set("TMILEBRAHP")
 
 
-def table() -> list[list[str]]:
-    """The rows of `docs/mutants.md`."""
+def sections() -> tuple[str, str]:
+    """`docs/mutants.md`: the suite's own mutants, and those written apart from it."""
     text = (ROOT / "docs" / "mutants.md").read_text(encoding="utf-8")
+    own, _, apart = text.partition("\n## Written apart from the suite\n")
+    return own, apart
+
+
+def table(text: str) -> list[list[str]]:
+    """The rows of a section."""
     rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| c")]
     return [[cell.strip() for cell in row] for row in rows]
 
@@ -55,7 +64,7 @@ def table() -> list[list[str]]:
 def test_the_kill_table_has_every_mutant_with_a_rule_that_may_be_named() -> None:
     meant = {("component", mutant.name): mutant.rules for mutant in MUTANTS}
     meant |= {("core", name.replace("_", " ")): core.rules for name, core in CORES.items()}
-    rows = table()
+    rows = table(sections()[0])
     assert [(where, defect) for where, defect, _, _ in rows] == list(meant), "run `make mutants`"
     wrong = [row for row in rows if row[2] not in meant[row[0], row[1]] or row[3] == "survived"]
     assert not wrong, "run `make mutants`"
@@ -64,8 +73,25 @@ def test_the_kill_table_has_every_mutant_with_a_rule_that_may_be_named() -> None
 
 
 def test_the_kill_table_counts_what_it_lists() -> None:
-    text = (ROOT / "docs" / "mutants.md").read_text(encoding="utf-8")
-    families = sorted({row[2][0] for row in table()})
-    assert f"{len(table())} mutants; families named: {' '.join(families)}.\n" in text
+    text = sections()[0]
+    families = sorted({row[2][0] for row in table(text)})
+    assert f"{len(table(text))} mutants; families named: {' '.join(families)}.\n" in text
     listed = [line.removeprefix("- ") for line in text.splitlines() if line.startswith("- ")]
     assert listed == list(LEGAL), "run `make mutants`"
+
+
+def test_the_kill_table_has_every_mutant_written_apart_from_the_suite() -> None:
+    meant = {("component", mutant.name): mutant.rules for mutant in COMPONENTS_HELD_OUT}
+    meant |= {("core", name): core.rules for name, core in CORES_HELD_OUT.items()}
+    rows = table(sections()[1])
+    assert [(where, defect) for where, defect, _, _ in rows] == list(meant), "run `make mutants`"
+    alive = {row[1] for row in rows if row[2] not in meant[row[0], row[1]]}
+    assert alive == set(SURVIVORS), "run `make mutants`"
+
+
+def test_the_rates_are_those_of_the_rows_listed() -> None:
+    text = sections()[1]
+    for where in ("component", "core"):
+        own = [row for row in table(text) if row[0] == where]
+        killed = sum(row[1] not in SURVIVORS for row in own)
+        assert f"{killed} of {len(own)} {where}s ({100 * killed / len(own):.0f} %)" in text

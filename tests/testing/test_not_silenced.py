@@ -12,7 +12,7 @@ import pytest
 
 from kvgraft import ContractViolation
 from kvgraft.registry import load_plugin
-from kvgraft.testing import CLAUSES, ComponentContract, Status
+from kvgraft.testing import ComponentContract, Status
 from kvgraft.testing.checking import Checker
 from kvgraft.testing.clause import Clause, Undecided
 from kvgraft.testing.machine import Drive
@@ -36,15 +36,13 @@ def test_a_finding_is_reported_once_whether_or_not_its_rule_concerns_the_compone
     assert [(result.clause, result.rule) for result in bad] == [(f"{rule}-driven", rule)]
 
 
-def test_a_run_with_undecided_clauses_and_no_failure_fails(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_run_with_undecided_clauses_and_no_failure_fails() -> None:
     def undecided(subject: Subject) -> None:
         raise Undecided("nobody knows")
 
     lost = Clause("T1", "lost", "It is decided.", "1.0", lambda subject: None, undecided)
-    monkeypatch.setitem(CLAUSES, lost.ident, lost)
-    checker = Checker(load_plugin("mine", paged().implementation("mine")), profile="dev")
+    plugin = load_plugin("mine", paged().implementation("mine"))
+    checker = Checker(plugin, profile="dev", clauses=[lost])
     vars(checker.subject)["driven"] = Drive(Counter(admitted=1))
     bad = [result for result in checker.run() if result.bad]
     assert [(result.clause, result.status) for result in bad] == [("T1-lost", Status.FAILED)]
@@ -54,6 +52,7 @@ FOUND_IN_ONE_PROCESS = """
 import os
 from collections import Counter
 from kvgraft import ContractViolation
+from kvgraft.registry import select
 from kvgraft.testing import ComponentContract
 from kvgraft.testing.machine import Drive
 from kvgraft.testing.subject import Subject
@@ -64,7 +63,7 @@ Subject.drive = lambda self, ignored: FOUND if FINDER else Drive(Counter(admitte
 
 
 class TestFull(ComponentContract):
-    component = "full"
+    plugin = select(["full"])[0]
 """
 
 

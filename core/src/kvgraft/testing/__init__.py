@@ -12,19 +12,23 @@ Needs the extra `kvgraft[testing]`: pytest and Hypothesis. See `docs/write-a-com
 
 from __future__ import annotations
 
-try:
-    import hypothesis  # noqa: F401
-    import pytest  # noqa: F401
-except ModuleNotFoundError as missing:
-    raise ModuleNotFoundError(
-        f"kvgraft.testing needs {missing.name}; pip install 'kvgraft[testing]'", name=missing.name
-    ) from None
+import importlib
+import sys
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-from kvgraft.testing.checking import check_component
-from kvgraft.testing.clause import CLAUSES, Clause
-from kvgraft.testing.component_contract import ComponentContract
-from kvgraft.testing.profiles import PROFILES, Profile
-from kvgraft.testing.result import Result, Status
+for _needed in ("hypothesis", "pytest"):
+    if sys.modules.get(_needed, find_spec) is None or find_spec(_needed) is None:
+        raise ModuleNotFoundError(
+            f"kvgraft.testing needs {_needed}; pip install 'kvgraft[testing]'", name=_needed
+        )
+
+if TYPE_CHECKING:
+    from kvgraft.testing.checking import check_component
+    from kvgraft.testing.clause import CLAUSES, Clause
+    from kvgraft.testing.component_contract import ComponentContract
+    from kvgraft.testing.profiles import PROFILES, Profile
+    from kvgraft.testing.result import Result, Status
 
 __all__ = [
     "CLAUSES",
@@ -36,3 +40,24 @@ __all__ = [
     "Status",
     "check_component",
 ]
+
+_LAZY = {
+    "CLAUSES": "checking",
+    "PROFILES": "profiles",
+    "Clause": "clause",
+    "ComponentContract": "component_contract",
+    "Profile": "profiles",
+    "Result": "result",
+    "Status": "result",
+    "check_component": "checking",
+}
+"""Where names are; a process that only asks another one for results loads no state machine."""
+
+
+def __getattr__(name: str) -> object:
+    """Import what is asked for."""
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+    globals()[name] = value
+    return value

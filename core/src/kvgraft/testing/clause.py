@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from kvgraft.contract import API_VERSION
@@ -51,7 +52,9 @@ class Clause(NamedTuple):
         return self.needs(subject)
 
 
-CLAUSES: dict[str, Clause] = {}
+_REGISTERED: dict[str, Clause] = {}
+
+CLAUSES: Mapping[str, Clause] = MappingProxyType(_REGISTERED)
 """Every clause by its ident, in the order of the contract's families."""
 
 
@@ -66,15 +69,15 @@ def register(entries: Iterable[Clause]) -> None:
         ValueError: a rule that does not exist, a version from the future, or a name used twice.
     """
     for entry in entries:
-        if entry.rule not in RULES or entry.ident in CLAUSES:
+        if entry.rule not in RULES or entry.ident in _REGISTERED:
             raise ValueError(f"clause {entry.ident}: unknown rule or name used twice")
         if _version(entry.since) > _version(API_VERSION):
             raise ValueError(f"clause {entry.ident}: since {entry.since}, the API is {API_VERSION}")
-        CLAUSES[entry.ident] = entry
+        _REGISTERED[entry.ident] = entry
     order = list(RULES)
-    arranged = sorted(CLAUSES.values(), key=lambda each: order.index(each.rule))
-    CLAUSES.clear()
-    CLAUSES.update((each.ident, each) for each in arranged)
+    arranged = sorted(_REGISTERED.values(), key=lambda each: order.index(each.rule))
+    _REGISTERED.clear()
+    _REGISTERED.update((each.ident, each) for each in arranged)
 
 
 def clause(

@@ -8,21 +8,23 @@ from typing import Any, ClassVar
 import pytest
 
 from kvgraft.errors import ConfigError, KvgraftError
-from kvgraft.registry import Plugin, select
-from kvgraft.testing.checking import BROKEN, Checker
+from kvgraft.registry import Plugin
+from kvgraft.testing.checking import open_suite
 from kvgraft.testing.clause import CLAUSES
-from kvgraft.testing.result import Result, Status
+from kvgraft.testing.process import Unusable
+from kvgraft.testing.result import BROKEN, Result, Status
+from kvgraft.testing.suite import Suite
 
 __all__ = ["ComponentContract", "expect_sealed"]
 
 DATA = frozenset({"component", "options", "expected_failures", "profile", "plugin"})
 """What a subclass may set."""
 
-CHECKERS = pytest.StashKey[dict[type, Checker]]()
+SUITES = pytest.StashKey[dict[type, Suite]]()
 """Where a test session keeps them."""
 
 TOLD = pytest.StashKey[set[type]]()
-"""The classes of which this process has reported what the state machine found."""
+"""The classes of which this process has reported what leaves clauses undecided."""
 
 HARMLESS = frozenset(
     [
@@ -78,24 +80,26 @@ class ComponentContract:
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Load the component; where that is not possible there is one error instead of tests."""
         try:
-            _checker(type(self), metafunc.config)
-        except (KvgraftError, TypeError) as error:
+            _suite(type(self), metafunc.config)
+        except (KvgraftError, TypeError, Unusable) as error:
             raise pytest.Collector.CollectError(str(error)) from None
 
     @pytest.mark.parametrize("ident", list(CLAUSES))
     def test_clause(self, ident: str, request: pytest.FixtureRequest, record_property: Any) -> None:
         """One clause."""
-        checker = _checker(type(self), request.config)
-        result = checker.check(CLAUSES[ident])
-        if result.status is Status.UNDECIDED and not _told(type(self), checker, request):
-            result = checker.finding()
-        if result.clause.endswith("-driven") and result.status in BROKEN:
-            request.config.stash[TOLD].add(type(self))
+        suite = _suite(type(self), request.config)
+        result = suite.decide(ident)
+        if result.status is Status.UNDECIDED and not _told(type(self), suite, request):
+            result = suite.finding() or result
+        if result.status in BROKEN:
+            found = suite.finding()
+            if found is not None and found.clause == result.clause:
+                request.config.stash[TOLD].add(type(self))
         _report(result, record_property)
 
     def test_expected_failures(self, request: pytest.FixtureRequest, record_property: Any) -> None:
         """What is expected to fail fails, and the state machine broke no other rule."""
-        for result in _checker(type(self), request.config).verdict():
+        for result in _suite(type(self), request.config).verdict():
             _report(result, record_property)
 
 
@@ -124,54 +128,54 @@ def _marks(marks: Any) -> list[str]:
     return [mark.name for mark in (marks if isinstance(marks, (list, tuple)) else [marks])]
 
 
-def _checker(contract: type[ComponentContract], config: pytest.Config) -> Checker:
+def _suite(contract: type[ComponentContract], config: pytest.Config) -> Suite:
     """The clauses over the class's component; the state machine runs once per class and process."""
-    checkers = config.stash.setdefault(CHECKERS, {})
+    suites = config.stash.setdefault(SUITES, {})
     config.stash.setdefault(TOLD, set())
-    if contract not in checkers:
+    if contract not in suites:
         expect_sealed(contract)
-        checkers[contract] = Checker(
-            _plugin(contract),
+        name, plugin = _component(contract)
+        suites[contract] = suite = open_suite(
+            name,
             contract.options,
+            plugin,
             config.getoption("contract_profile", "ci")
             if contract.profile is None
             else contract.profile,
             contract.expected_failures,
         )
-    return checkers[contract]
+        config.add_cleanup(suite.close)
+    return suites[contract]
 
 
-def _plugin(contract: type[ComponentContract]) -> Plugin:
-    """The component package to check.
+def _component(contract: type[ComponentContract]) -> tuple[str, Plugin | None]:
+    """The component to check, and its package where that is given.
 
     Raises:
-        ConfigError: none is named, or it is not installed.
-        PluginError: it cannot be used.
+        ConfigError: none is named.
     """
     plugin: object = contract.plugin
     if isinstance(plugin, Plugin):
-        return plugin
+        return plugin.name, plugin
     if plugin is not None:
         raise ConfigError(f"{contract.__name__}: plugin is {plugin!r}; see kvgraft.load_plugin")
     name: object = contract.component
     if not isinstance(name, str) or not name:
         raise ConfigError(f"{contract.__name__}: component is {name!r}; name an installed one")
-    return select([name])[0]
+    return name, None
 
 
-def _told(
-    contract: type[ComponentContract], checker: Checker, request: pytest.FixtureRequest
-) -> bool:
-    """Whether what the state machine found is reported by another test of this process.
+def _told(contract: type[ComponentContract], suite: Suite, request: pytest.FixtureRequest) -> bool:
+    """Whether what leaves clauses undecided is reported by another test of this process.
 
-    Each process has a machine of its own. Among several, or where tests are selected, the clause
+    Each process has a suite of its own. Among several, or where tests are selected, the clause
     that is about the finding may not be asked here.
     """
     if contract in request.config.stash[TOLD]:
         return True
     if hasattr(request.config, "workerinput"):
         return False
-    teller = "test_expected_failures" if checker.told_by is None else checker.told_by
+    teller = suite.told_by() or "test_expected_failures"
     names = (item.name for item in request.session.items if getattr(item, "cls", None) is contract)
     return any(name in (teller, f"test_clause[{teller}]") for name in names)
 

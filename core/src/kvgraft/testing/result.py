@@ -6,7 +6,7 @@ import enum
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["Result", "Status"]
+__all__ = ["BROKEN", "Result", "Status"]
 
 
 class Status(str, enum.Enum):
@@ -19,6 +19,9 @@ class Status(str, enum.Enum):
     UNDECIDED = "undecided"
     NOT_APPLICABLE = "not applicable"
 
+
+BROKEN = frozenset({Status.FAILED, Status.EXPECTED_FAILURE})
+"""How a clause ends whose rule is broken."""
 
 BAD = frozenset({Status.FAILED, Status.UNEXPECTED_PASS})
 
@@ -61,3 +64,9 @@ class Result:
     def as_json(self) -> dict[str, Any]:
         """The fields as JSON values."""
         return {**asdict(self), "status": self.status.value, "steps": list(self.steps)}
+
+    @classmethod
+    def of_json(cls, fields: dict[str, Any]) -> Result:
+        """The result with the fields of `as_json`."""
+        steps = tuple(fields["steps"])
+        return cls(**{**fields, "status": Status(fields["status"]), "steps": steps})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -12,10 +13,16 @@ from kvgraft.contract import COPY_ON_WRITE, HOST_MIRROR
 from kvgraft.dispatch import Mounted, mount, parse_options
 from kvgraft.errors import ConfigError, ContractViolation, PluginError
 from kvgraft.pools import BuildContext
-from kvgraft.reach import Reach, Trailing
+from kvgraft.reach import Reach
 from kvgraft.registry import Plugin
-from kvgraft.testing.machine import Drive, Setup, drive, setups_for
+from kvgraft.terms import Trailing
+from kvgraft.testing.machine import Drive, Setup, drive, references, setups_for
+from kvgraft.testing.machine.driver import Driver
 from kvgraft.testing.machine.fitting import LARGER_PAGES, fitting_sizes
+from kvgraft.testing.machine.judging import Judge, Stopped
+from kvgraft.testing.machine.sizes import Sizes
+from kvgraft.testing.production.clocks import clocks_moved
+from kvgraft.testing.production.running import Run, apart, beside
 from kvgraft.testing.profiles import Profile
 from kvgraft.transfers import TransferEngine
 from kvgraft.types import Kind, Tier
@@ -24,6 +31,8 @@ __all__ = ["PAGE_SIZES", "Subject"]
 
 PAGE_SIZES = (1, 2, 4)
 """Page sizes, in tokens, at which components are looked at, those that they accept."""
+
+DAY_S = 86_400
 
 
 class Subject:
@@ -37,6 +46,7 @@ class Subject:
 
     Attributes:
         name: the component's name.
+        replaced: what of kvgraft its code replaced; empty if nothing.
     """
 
     def __init__(
@@ -51,6 +61,7 @@ class Subject:
         self.options = dict(options)
         self.profile = profile
         self.ignored = ignored
+        self.replaced = ""
 
     # -- what it declares
 
@@ -89,13 +100,25 @@ class Subject:
         """Why its reach has no width in pages; None if it has."""
         if self.is_state:
             return "about windows; the component has states"
-        return "about windows; its reach is everything" if self.reach.is_everything else None
+        unbounded = math.isinf(self.reach.width_tokens)
+        return "about windows; its reach grows with the sequence" if unbounded else None
 
     def has(self, hook: str) -> bool:
         """Whether it implements a hook."""
         return hasattr(self.plugin.implementation, hook)
 
     # -- at work
+
+    def expect_options(self) -> None:
+        """Refuse options that it refuses.
+
+        Raises:
+            ConfigError: so.
+        """
+        try:
+            parse_options(self.plugin, self.options)
+        except PluginError as error:
+            raise ConfigError(str(error)) from error
 
     def expect_buildable(self) -> None:
         """Refuse a component that cannot be built for the caches it is looked at in.
@@ -104,10 +127,6 @@ class Subject:
             ConfigError: options that it refuses.
             PluginError: one that cannot be built whatever its options are.
         """
-        try:
-            parse_options(self.plugin, self.options)
-        except PluginError as error:
-            raise ConfigError(str(error)) from error
         try:
             for page_size in self.page_sizes:
                 self.mount(page_size)
@@ -176,16 +195,56 @@ class Subject:
         policy: WritePolicy = WritePolicy.WRITE_THROUGH,
         transfers: TransferEngine | None = None,
     ) -> Cache:
-        """A cache of the component alone; it always loads back what HOST has."""
+        """A cache of the component; it always loads back what HOST has.
+
+        It is alone, or beside full attention where its reach does not end at every boundary.
+        """
+        beside = [] if self.reach.ends_at_boundary else [references()[0]]
         config = CacheConfig(
-            components={self.name: self.options},
+            components={self.name: self.options, **{each.name: {} for each in beside}},
             page_size=page_size,
             device_tokens=pages * page_size,
             host_tokens=host_pages * page_size,
             write_policy=policy,
             load=None,
         )
-        return Cache(config, plugins=[self.plugin], transfers=transfers)
+        return Cache(config, plugins=[self.plugin, *beside], transfers=transfers)
+
+    # -- in production
+
+    @cached_property
+    def in_production(self) -> Run:
+        """What it does where there is no suite."""
+        return apart(self.plugin, self.options)
+
+    @cached_property
+    def in_the_suite(self) -> Run:
+        """What it does beside the suite, asked the same."""
+        return beside(self.plugin, self.options)
+
+    @cached_property
+    def unusable(self) -> ContractViolation | None:
+        """Why nothing can be asked of it: it ends the process or blocks, here or there."""
+        found = self.in_production.finding(self.name)
+        return found if found is not None else self.in_the_suite.finding(self.name)
+
+    @cached_property
+    def refused(self) -> ContractViolation | None:
+        """The first hook that raises, or answers in another form."""
+        return self.in_the_suite.refused(self.name)
+
+    @cached_property
+    def pretence(self) -> str | None:
+        """What it does otherwise where there is no suite."""
+        here, there = "beside the suite", "in a process without it"
+        return self.in_the_suite.difference(self.in_production, here, there)
+
+    @cached_property
+    def caprice(self) -> str | None:
+        """What it does otherwise when all is asked once more, a day later."""
+        with clocks_moved(DAY_S):
+            again = beside(self.plugin, self.options)
+        return self.in_the_suite.difference(again, "at first", "asked the same a day later")
 
     @cached_property
     def driven(self) -> Drive:
@@ -206,5 +265,41 @@ class Subject:
         assert found is not None
         return found
 
+    def serve_with(self, host_pages: int) -> None:
+        """Two conversations that go on, in a cache with that little on HOST, everything compared.
+
+        Raises:
+            ContractViolation: a rule is broken.
+        """
+        setup = self._setups()[0]
+        for page_size, scale in fitting_sizes(setup).items():
+            sizes = Sizes(page_size, device=9 * scale, host=host_pages * scale)
+            try:
+                driver = Driver(setup, sizes, Judge(self.ignored))
+            except Stopped:
+                continue
+            except ContractViolation as violation:
+                if violation.rule in ("", "P7"):
+                    continue  # it says that this is too little for it
+                raise
+            for turn in range(1, 5):
+                for first in (1, 2):
+                    _serve(driver, (first,) * (turn * page_size + 1))
+                driver.rooms.squeeze()
+            driver.close()
+
     def _setups(self) -> list[Setup]:
-        return setups_for(self.plugin, self.options)
+        return setups_for(self.plugin, self.options, alone=self.reach.ends_at_boundary)
+
+
+def _serve(driver: Driver, tokens: tuple[int, ...]) -> None:
+    """One request from match to end, with all its copies."""
+    live = driver.begin(None, tokens, 1, None)
+    if not driver.admit(live).admitted:
+        return driver.abort(live)
+    driver.load_back(live)
+    driver.rooms.step_all()
+    driver.prefill_all(live)
+    driver.checkpoint(live)
+    driver.finish(live)
+    return driver.rooms.step_all()

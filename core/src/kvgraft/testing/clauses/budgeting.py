@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
-from unittest.mock import patch
 
 from kvgraft.admission.demand import SLACK_PAGES, default_demand
 from kvgraft.dispatch import Mounted
+from kvgraft.reach import PageReach
 from kvgraft.testing.clause import clause, expect
+from kvgraft.testing.production.clocks import clocks_moved
 from kvgraft.testing.subject import Subject
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.track import Track
@@ -101,11 +100,18 @@ def _track(mounted: Mounted, page_size: int) -> Track:
     return Track(mounted.shape, 0, page_size, device, host)
 
 
+def _step(subject: Subject, query: DemandQuery) -> int:
+    """Pages with slots that the next step begins."""
+    stored = PageReach(subject.reach, query.page_size).stored_pages
+    held = -(-query.computed // query.page_size)
+    end = -(-(query.computed + query.chunk) // query.page_size)
+    return min(end, stored) - min(held, stored)
+
+
 @clause("A1", "A demand holds the pages of the next step, in the pool's own slots.", needs=_budgets)
 def the_next_step_is_in_the_demand(subject: Subject) -> None:
     for query, demand, _, per_page, _ in _answers(subject):
-        held = -(-query.computed // query.page_size)
-        step = (-(-(query.computed + query.chunk) // query.page_size) - held) * per_page
+        step = _step(subject, query) * per_page
         least = 1 if subject.is_state else step
         expect(
             min(demand.now, demand.later, *demand.private) >= 0,
@@ -124,8 +130,7 @@ def the_next_step_is_in_the_demand(subject: Subject) -> None:
 def what_the_reach_takes_is_in_the_demand(subject: Subject) -> None:
     for each in _answers(subject):
         query = each.query
-        held = -(-query.computed // query.page_size)
-        step = -(-(query.computed + query.chunk) // query.page_size) - held
+        step = _step(subject, query)
         least = (step + SLACK_PAGES) * each.per_page
         if subject.reach.is_everything or subject.is_window:
             # Other reaches may be narrower at some boundaries than at their widest.
@@ -206,6 +211,44 @@ def a_window_bounds_the_demand(subject: Subject) -> None:
         longest[each.query.page_size] = each
 
 
+def _budgets_private_slots(subject: Subject) -> str | None:
+    if not subject.mount(subject.page_size).component.private:
+        return "it has no private pool"
+    return _budgets(subject)
+
+
+@clause(
+    "A8",
+    "Where a fresh request fits the private pools, the same one fits when it resumes.",
+    needs=_budgets_private_slots,
+)
+def a_resumed_request_fits_the_private_pools(subject: Subject) -> None:
+    capacities = {
+        page_size: [pool.allocator.capacity for pool in subject.mount(page_size).component.private]
+        for page_size in subject.page_sizes
+    }
+
+    def fits(each: Answered) -> bool:
+        pools = capacities[each.query.page_size]
+        return all(asked <= held for asked, held in zip(each.demand.private, pools))
+
+    answers = list(_answers(subject))
+    fresh = {_request(each) for each in answers if not each.query.computed and fits(each)}
+    for each in answers:
+        expect(
+            fits(each) or _request(each) not in fresh,
+            "A8",
+            subject,
+            f"private pools of {capacities[each.query.page_size]} slots, a fresh request fits; "
+            f"resumed it is budgeted {each.demand.private}: {each.query}",
+        )
+
+
+def _request(each: Answered) -> tuple[int, int, int]:
+    """What stays the same however much of a request is computed."""
+    return each.query.page_size, each.query.prompt, each.query.total
+
+
 DAY_S = 86_400
 """By how much the clock is moved."""
 
@@ -216,22 +259,7 @@ def a_demand_is_repeatable(subject: Subject) -> None:
     second = [each.demand for each in _answers(subject)]
     expect(first == second, "D1", subject, "equal requests are budgeted differently")
     for days in (0.0001, 1, 3.3):
-        with _clocks_moved(days * DAY_S):
+        with clocks_moved(days * DAY_S):
             later = [each.demand for each in _answers(subject)]
         said = f"equal requests are budgeted differently {days} days later"
         expect(first == later, "D1", subject, said)
-
-
-@contextmanager
-def _clocks_moved(seconds: float) -> Iterator[None]:
-    """Whoever asks the module `time` is told a later time."""
-    with ExitStack() as stack:
-        for name in ("time", "monotonic", "perf_counter"):
-            for clock, unit in ((name, 1.0), (f"{name}_ns", 1e9)):
-                stack.enter_context(patch.object(time, clock, _ahead(clock, seconds * unit)))
-        yield
-
-
-def _ahead(clock: str, by: float) -> Callable[[], float]:
-    real = getattr(time, clock)
-    return lambda: real() + type(real())(by)

@@ -19,7 +19,9 @@ __all__ = ["driven"]
 STATE_RULES = frozenset({"M8", "I7", "A10"})
 """Rules about states alone."""
 
-MIRROR_RULES = frozenset({"B1", "B2", "B3", "B5", "B6", "E5", "R1", "R4", "R5", "R6", "R8"})
+MIRROR_RULES = frozenset(
+    {"B1", "B2", "B3", "B4", "B5", "B6", "E4", "E5", "R1", "R4", "R5", "R6", "R7", "R8"}
+)
 """Rules about a host tier."""
 
 

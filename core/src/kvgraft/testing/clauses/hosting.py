@@ -68,7 +68,7 @@ def a_hit_leaves_the_canonical_copy_where_it_is(subject: Subject) -> None:
 def private_slots_come_back(subject: Subject) -> None:
     for ending in ("finish", "abort", "retract"):
         cache = subject.open(subject.page_size)
-        component = cache.mounted[0].component
+        component = next(each.component for each in cache.mounted if each.name == subject.name)
         served = 0
         for start in range(4):
             served += _served(cache, range(start, start + _prompt(subject)), ending) is not None
@@ -89,7 +89,7 @@ def private_slots_are_budgeted(subject: Subject) -> None:
     cache = subject.open(subject.page_size)
     request = cache.begin(TokenKey(range(_prompt(subject))))
     if cache.admit(request).admitted:
-        demands = request.demands[0].private
+        demands = request.demands[cache.tree.track(subject.name).index].private
         expect(
             any(demands), "H7", subject, f"private pools are there, a request is budgeted {demands}"
         )

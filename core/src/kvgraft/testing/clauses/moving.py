@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvgraft.dispatch import Mounted
+from kvgraft.errors import ContractViolation, TransferError
 from kvgraft.testing.clause import clause, expect
 from kvgraft.testing.clauses.pools import fill, rows
 from kvgraft.testing.subject import Subject
@@ -15,7 +16,7 @@ from kvgraft.transfers import PlaneCopy
 from kvgraft.transfers.copies import pair_planes, run_copy
 from kvgraft.types import Direction, TransferQuery
 
-__all__ = ["copies_for", "some_slots"]
+__all__ = ["bad_copies", "copies_for", "some_slots"]
 
 N_SLOTS = 5
 
@@ -40,12 +41,12 @@ def _slots(numbers: Sequence[int]) -> bytes:
     return np.asarray(numbers, dtype=np.int32).tobytes()
 
 
-def _some(mounted: Mounted, seed: int) -> tuple[list[int], list[int]]:
+def _some(mounted: Mounted, seed: int, most: int = N_SLOTS) -> tuple[list[int], list[int]]:
     """Scattered device and host slots, in pairs."""
     draw = random.Random(seed)
     component = mounted.component
     assert component.host is not None
-    n = min(N_SLOTS, component.device.capacity, component.host.capacity)
+    n = min(most, component.device.capacity, component.host.capacity)
     return (
         draw.sample(range(component.device.capacity), n),
         draw.sample(range(component.host.capacity), n),
@@ -63,6 +64,94 @@ def copies_for(mounted: Mounted, query: TransferQuery) -> list[PlaneCopy]:
     hook = mounted.build_hicache_transfers
     built = hook(query) if hook is not None else None
     return pair_planes(mounted.component, query) if built is None else list(built)
+
+
+SHARES = (1, 2, 3, N_SLOTS, 1 << 30)
+"""Slots of a transfer, at most; the last are all there are."""
+
+
+def bad_copies(subject: Subject) -> ContractViolation | None:
+    """What the copies of a component's own hook leave out; None if nothing, or it has no hook."""
+    if _copies_itself(subject) is not None:
+        return None
+    for page_size in subject.page_sizes:
+        for most in SHARES:
+            mounted = subject.mount(page_size)
+            if mounted.component.host is None:
+                continue
+            try:
+                missing = _left_out(mounted, most, loads_only=subject.home_is_host)
+            except (TransferError, RuntimeError, IndexError, TypeError, ValueError) as error:
+                missing = f"copies cannot run: {type(error).__name__}: {error}"
+            if missing is not None:
+                said = f"pages of {page_size}, {most} slots at most: {missing}"
+                return ContractViolation("B3", subject.name, said)
+    return None
+
+
+def _left_out(mounted: Mounted, most: int, *, loads_only: bool) -> str | None:
+    """Where a plane of a slot does not come back as it was, or is not written at all."""
+    component = mounted.component
+    assert component.host is not None
+    sources, mirrors = _some(mounted, most, most)
+    targets = list(reversed(_some(mounted, most + 50, most)[0]))
+    held = fill(component.device, 3)
+    fill(component.host, 4)
+    if not loads_only:
+        for copy in copies_for(mounted, _query(Direction.BACKUP, sources, mirrors)):
+            run_copy(copy)
+    came = []
+    for seed in (5, 6):
+        fill(component.device, seed)
+        for copy in copies_for(mounted, _query(Direction.LOAD_BACK, targets, mirrors)):
+            run_copy(copy)
+        came.append([plane.clone() for plane in rows(component.device)])
+    for spec, first, second, before in zip(component.device.specs, *came, held):
+        for source, target in zip(sources, targets):
+            where = f"layer {spec.layer} plane {spec.name!r}"
+            if not bool((first[target] == second[target]).all()):
+                return f"{where} of device slot {target} is not written by a load-back"
+            if not loads_only and not bool((first[target] == before[source]).all()):
+                return f"{where} of device slot {source} came back different in slot {target}"
+    return None
+
+
+def _query(direction: Direction, device: Sequence[int], host: Sequence[int]) -> TransferQuery:
+    return TransferQuery(direction, _slots(device), _slots(host))
+
+
+def _copies_itself(subject: Subject) -> str | None:
+    if not subject.has("build_hicache_transfers"):
+        return "the copies are left to the core"
+    return _mirrored(subject)
+
+
+@clause("B3", "Copies cover every plane of every slot they are for.", needs=_copies_itself)
+def copies_cover_every_slot_and_plane(subject: Subject) -> None:
+    found = bad_copies(subject)
+    if found is not None:
+        raise found
+
+
+@clause("B3", "Naming copies moves nothing; the engine does.", needs=_copies_itself)
+def nothing_moves_before_the_engine_moves_it(subject: Subject) -> None:
+    for direction in Direction:
+        mounted = subject.mount(subject.page_size)
+        component = mounted.component
+        assert component.host is not None
+        before = {"device": fill(component.device, 6), "host": fill(component.host, 7)}
+        copies_for(mounted, _query(direction, *_some(mounted, 11)))
+        for tier, pool in (("device", component.device), ("host", component.host)):
+            for spec, plane, held in zip(pool.specs, rows(pool), before[tier]):
+                moved = (plane != held).any(dim=1).nonzero().flatten().tolist()
+                said = f"layer {spec.layer} plane {spec.name!r} of {tier} slots {moved}"
+                expect(
+                    not moved,
+                    "B3",
+                    subject,
+                    f"build_hicache_transfers for a {direction.value} wrote {said}; "
+                    "return copies and let the engine run them",
+                )
 
 
 @clause(

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import torch
 
+from kvgraft.answers import shown
 from kvgraft.errors import ContractViolation, KvgraftError, LeaseError
 from kvgraft.pools import Component, DevicePool, HostMirror
 from kvgraft.slots import SLOT_BYTES, SlotAllocator
 from kvgraft.testing.clause import clause, expect
+from kvgraft.testing.clauses.holding import collections_in, memory, owned, use
 from kvgraft.testing.subject import Subject
 
-__all__ = ["fill", "one_by_one", "rows"]
+__all__ = ["fill", "one_by_one", "rows", "shared_books", "shared_pools"]
 
 
 def rows(pool: DevicePool | HostMirror) -> list[torch.Tensor]:
@@ -62,6 +66,55 @@ def slots_share_no_byte(subject: Subject) -> None:
                     f"{name}: writing slot {slot} changed slots {changed}",
                 )
                 plane[slot] ^= 255
+
+
+def shared_pools(subject: Subject) -> ContractViolation | None:
+    """What two caches with the component have in common of slots and memory; None if nothing."""
+    first, second = (subject.mount(subject.page_size).component for _ in range(2))
+    shared = owned(first).keys() & owned(second).keys()
+    if shared:
+        names = sorted(owned(first)[each] for each in shared)
+        said = f"a second cache has the first one's {', '.join(names)}"
+        return ContractViolation("T9", subject.name, said)
+    for (name, start, end), (other, begin, stop) in product(memory(first), memory(second)):
+        if begin < end and start < stop:
+            said = f"{name} of one cache and {other} of another are the same memory"
+            return ContractViolation("T9", subject.name, said)
+    return None
+
+
+@clause("T9", "Two caches share no pool and no memory.")
+def caches_share_nothing(subject: Subject) -> None:
+    found = shared_pools(subject)
+    if found is not None:
+        raise found
+
+
+def shared_books(subject: Subject) -> ContractViolation | None:
+    """A collection that two caches hold and one of them changes; None if there is none."""
+    first, second = (subject.mount(subject.page_size) for _ in range(2))
+    mine, others = collections_in(first.component), collections_in(second.component)
+    before = {each: repr(others[each][1]) for each in mine.keys() & others.keys()}
+    try:
+        use(first, subject.page_size)
+    except (KvgraftError, AssertionError):
+        return None  # that is for other clauses to say
+    for each, held in before.items():
+        name, value = others[each]
+        if repr(value) != held:
+            said = (
+                f"both of two caches hold the same {name}, which one of them changed: "
+                f"{shown(held)} became {shown(repr(value))}"
+            )
+            return ContractViolation("T9", subject.name, said)
+    return None
+
+
+@clause("T9", "What one cache does changes nothing that another one holds.")
+def caches_disturb_nobody(subject: Subject) -> None:
+    found = shared_books(subject)
+    if found is not None:
+        raise found
 
 
 def _allocators(subject: Subject) -> list[tuple[str, SlotAllocator]]:

@@ -7,17 +7,23 @@ The model is built from what a component declares and shares no code with the tr
 
 driving         `drive`: run the machine, get values back
 machine         the Hypothesis rules: any order of calls an engine may make
+scenes          rules that bring several requests together
+picking         which request a rule is about, and how far it gets
 examples        one run of it, and how it ended; shrinking makes that small
 driver          a call at a time, over leases, steps, donations and rooms
 bench           the cache, the model, and what must hold after every call
 brute_force     which boundary, which hits: from the definition, token by token
 deriving        the model of a component, from its declaration
+admissions      what admission must answer, and leave alone
+comparing       requests and pins compared whole
+keys            keys of conversations that go on
+line            requests that wait, and how often each is overtaken
 predicting      what a match must find
 observing       what the tree holds, as plain dictionaries
 checks          what must hold between two snapshots
 legality        whether what vanished was allowed to, with tiers and recency
 payloads        bytes that say which tokens they were computed from
-engines         transfers that run, fail and are waited for on demand
+engines         transfers that run, fail and time out on demand
 hooks           hook calls, watched
 judging         broken rules as `ContractViolation`
 setups          component sets, with sizes, fitting and companions in components
@@ -51,7 +57,7 @@ __all__ = [
 
 FOUND = """
     T1 T2 T3 T4 T5 T6 T7 T8 T9 T10 T11  M1 M2 M3 M4 M5 M7 M8 M9  I1 I2 I4 I6 I7 I8  L1 L2 L3 L6
-    E1 E2 E3 E6  B1 B3  R1 R2 R5 R6 R8  A1 A3 A5 A6 A7 A8 A9 A10 A12  H4 H8  D1 P7
+    E1 E2 E3 E4 E6  B1 B3 B4  R1 R2 R5 R6 R7 R8  A1 A3 A5 A6 A7 A8 A9 A10 A11 A12 A13  H4 H8  D1 P7
 """
 MACHINE_RULES = frozenset(FOUND.split())
 """The rules the machine can find broken, by its own checks or by those of the core."""

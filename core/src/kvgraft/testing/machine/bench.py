@@ -5,25 +5,27 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from kvgraft.config import WritePolicy
-from kvgraft.errors import ContractViolation, KvgraftError
+from kvgraft.errors import ContractViolation, KvgraftError, TransferError
 from kvgraft.testing.machine.brute_force import BruteForce
 from kvgraft.testing.machine.checks import (
     Gains,
+    check_accounts,
     check_closure,
     check_flights,
+    check_hits,
     check_payloads,
     check_promises,
 )
 from kvgraft.testing.machine.deriving import model_components
-from kvgraft.testing.machine.engines import PromptedTransferEngine
+from kvgraft.testing.machine.engines import Point, PromptedTransferEngine, Submission
 from kvgraft.testing.machine.hooks import HookCall, Hooks
 from kvgraft.testing.machine.judging import HOOK_RULES, Judge, Stopped
-from kvgraft.testing.machine.legality import Pressure, check_losses
+from kvgraft.testing.machine.legality import Pressure, check_losses, remaining_victims
 from kvgraft.testing.machine.live import Live
-from kvgraft.testing.machine.observing import observe
+from kvgraft.testing.machine.observing import Snapshot, observe
 from kvgraft.testing.machine.payloads import Payloads
 from kvgraft.testing.machine.predicting import Adopted, Predictor
 from kvgraft.testing.machine.recency import Recency
@@ -35,6 +37,9 @@ from kvgraft.types import Direction
 __all__ = ["Bench"]
 
 T = TypeVar("T")
+
+MAY_GIVE_UP = frozenset({"allocate", "load back", "checkpoint"})
+"""Operations that wait for copies of what they evict, and say so if those do not end."""
 
 
 class Bench:
@@ -49,6 +54,9 @@ class Bench:
         live: running requests, oldest first.
         seen: the cache after the last call.
         calls: the hook calls of the last call.
+        steps: steps of the model so far.
+        waited_in_vain: whether a wait for copies ran out in the last call.
+        timed_out: whether the last call gave up waiting for copies, with nothing done.
         counts: what happened, for reports.
         trace: the same in words.
     """
@@ -69,6 +77,10 @@ class Bench:
         self.states = [each for each in self.model.components if each.is_state]
         self._check_pools()
         self.payloads = Payloads(self.cache)
+        self.engine.submitted = self._submitted
+        self.misread: list[ContractViolation] = []
+        self.steps = 0
+        self.waited_in_vain = self.timed_out = False
         self.recency = Recency(self.model)
         nbytes = {each.name: each.component.device.slot_nbytes for each in self.cache.mounted}
         self.predictor = Predictor(self.model, sizes.load, nbytes)
@@ -78,6 +90,11 @@ class Bench:
         self.write_back = sizes.policy is WritePolicy.WRITE_BACK
         self.payloads.poison()
         self.seen = observe(self.cache, self.model)
+        self.names = [track.name for track in self.cache.tree.tracks]
+        self.budgeted = {
+            each.name for each in self.cache.mounted if each.budget_contribution is not None
+        }
+        self.lost_on_host = False
         self.mirrored = [name for name, tier in self.seen.books if tier == "host"]
 
     def _check_pools(self) -> None:
@@ -89,6 +106,17 @@ class Bench:
                     said = f"{tier} pool of {pool.allocator.capacity} slots has {rows} rows"
                     self.judge.fail("T8", each.name, said)
                     raise Stopped
+
+    @property
+    def fence(self) -> Point:
+        """When everything computed so far exists."""
+        return Point(self.steps)
+
+    def _submitted(self, submission: Submission) -> None:
+        """Copies were handed over; what is wrong with them is told once the call is over."""
+        found = self.payloads.misread(submission)
+        if found is not None:
+            self.misread.append(found)
 
     def act(
         self,
@@ -117,37 +145,56 @@ class Bench:
         before = self.seen
         pressure = pressure if pressure is not None else Pressure()
         self.recency.settle()
+        waited = self.engine.time_outs
         result = self._attempt(name, operation)
+        self.waited_in_vain = self.engine.time_outs > waited
+        pressure = replace(pressure, delayed=self.waited_in_vain)
         self.counts[name] += 1
         self.payloads.poison()
         after = self.seen = observe(self.cache, self.model)
-        if uses is not None:
+        if uses is not None and not self.timed_out:
             uses(result)
         evicts = bool(pressure.device) and self.write_back
         if evicts:
             pressure = replace(pressure, host=dict.fromkeys(self.mirrored))
         check_losses(self.judge, before, after, pressure, self.recency)
+        if self.timed_out:
+            self._check_given_up(name, pressure)
+        taken = result is not False and not self.timed_out
+        gains = Gains(
+            inserted=inserted if inserted is not None and taken else {},
+            remade=any(pressure.device.values()),
+            loads_may_end=acknowledges,
+            backups_may_end=acknowledges or evicts,
+        )
+        gains.check_moves(self.judge, before, after)
         try:
             self.cache.check_integrity()
         except ContractViolation as violation:
             self.judge.refuse(violation, name)
-        Gains(
-            inserted=inserted if inserted is not None and result is not False else {},
-            remade=any(pressure.device.values()),
-            loads_may_end=acknowledges,
-            backups_may_end=acknowledges or evicts,
-        ).check(self.judge, before, after)
+        gains.check(self.judge, before, after)
+        check_hits(self.judge, before, after)
         check_closure(self.judge, self.model, after, host_closed=not self.write_back)
         check_promises(self.judge, self.model, after, self.live)
+        check_accounts(self.judge, self.model, after, self.live, self.names, self.budgeted)
+        self._check_deliveries(before, after)
         check_flights(self.judge, self.payloads, self.engine, after)
         check_payloads(self.judge, self.model, self.payloads, before, after)
         return result
 
     def _attempt(self, name: str, operation: Callable[[], T]) -> T:
-        """Run an operation; what it or a hook raises is a broken rule."""
+        """Run an operation; what it or a hook raises is a broken rule.
+
+        But for one that gave up waiting for copies (E4): it may be asked again.
+        """
         failed: Exception | None = None
+        waited, self.timed_out = self.engine.time_outs, False
         try:
             result = operation()
+        except TransferError as error:
+            result = cast(T, None)
+            self.timed_out = self.engine.time_outs > waited and name in MAY_GIVE_UP
+            failed = None if self.timed_out else error
         except Exception as error:  # noqa: BLE001 - what comes out of the core is the finding
             failed = error
         self.calls = self.hooks.take()
@@ -161,10 +208,49 @@ class Bench:
                 # A backup that cannot be built is given up; the core only logs it.
                 said = f"{name}: {call.hook} raised {type(call.error).__name__}: {call.error}"
                 self.judge.fail(HOOK_RULES[call.hook], call.component, said)
+        misread, self.misread = self.misread, []
+        for violation in misread:
+            self.judge.refuse(violation, name)
         for ticket, reason in self.engine.broken:
             self._cannot_run(ticket.copies[0].target if ticket.copies else None, reason)
         self.engine.broken.clear()
         return result
+
+    def _check_deliveries(self, before: Snapshot, after: Snapshot) -> None:
+        """As long as every copy runs and HOST loses nothing, every transfer delivers (B1, R5)."""
+        counters = self.cache.journal.counters
+        self.lost_on_host = self.lost_on_host or any(
+            before.held[name].host.keys() - held.host.keys() for name, held in after.held.items()
+        )
+        if self.engine.failed:
+            return
+        for way, rule in ((Direction.LOAD_BACK, "R5"), (Direction.BACKUP, "B1")):
+            failed = counters[way].failed
+            if failed and not (way is Direction.BACKUP and self.lost_on_host):
+                said = f"{failed} transfers ({way.value}) delivered nothing, all copies ran"
+                self.judge.fail(rule, None, said)
+
+    def let_copies_run(self) -> None:
+        """Everything pending runs, however long somebody waited in vain, and is taken in."""
+        self.engine.outcomes.clear()
+        self.engine.run_all()
+        self.act("poll", self.cache.poll, acknowledges=True)
+
+    def _check_given_up(self, name: str, pressure: Pressure) -> None:
+        """Whoever gave up waiting had nothing else to evict (E4)."""
+        short = [
+            self.model.component(part)
+            for part, needed in pressure.device.items()
+            if self.seen.books[part, "device"].free < needed
+        ]
+        left = [remaining_victims(self.model, self.seen, each, "device") for each in short]
+        self.counts["gave up waiting"] += 1
+        self.judge.expect(
+            not all(left),
+            "E4",
+            short[0].name if short else None,
+            lambda: f"{name} gave up waiting for copies, {left} could still be evicted",
+        )
 
     def _cannot_run(self, target: object, error: Exception) -> None:
         name, tier = self.payloads.pool_of.get(id(target), (None, "host"))

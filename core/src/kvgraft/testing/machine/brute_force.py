@@ -7,7 +7,8 @@ imports the rest of kvgraft.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -22,10 +23,18 @@ COMPARED_BOUNDARIES = 70
 
 
 class Part(NamedTuple):
-    """One term of a reach: `all`, `last` n, `first` n, `chunk` of n, or the `state`."""
+    """One term of a reach.
+
+    Attributes:
+        kind: `all`, `last` n, `first` n, the `chunk` of n of the token before the boundary, that of
+            the token at it (`local`), the `state`, or a `term` of somebody else.
+        tokens: n; for somebody else's term the largest number in it.
+        asked: for somebody else's term, whether a token is needed at a boundary.
+    """
 
     kind: str
     tokens: int = 0
+    asked: Callable[[int, int], bool] | None = None
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,9 @@ class ModelComponent:
         mirrored: whether it has host slots at all.
         slots_per_page: slots a page takes.
         can_copy: whether its states can be copied for a request that writes to them.
+        stored_tokens: tokens from the start of a sequence that get slots.
+        said_to_contain: components whose reach its own says it contains; asked where a reach has
+            somebody else's term.
         own_copies: it builds its copies itself, so only a round trip shows whether they are right.
     """
 
@@ -48,6 +60,8 @@ class ModelComponent:
     mirrored: bool = True
     slots_per_page: int = 1
     can_copy: bool = True
+    stored_tokens: float = math.inf
+    said_to_contain: frozenset[str] = frozenset()
     own_copies: bool = False
 
     @property
@@ -60,6 +74,10 @@ class ModelComponent:
         """Whether it needs every token before a boundary."""
         return any(part.kind == "all" for part in self.parts)
 
+    def stored_pages(self, first: int, end: int, page_size: int) -> int:
+        """How many of the pages `[first, end)` of a running request get slots."""
+        return sum(page * page_size < self.stored_tokens for page in range(first, end))
+
 
 def needs(parts: Iterable[Part], boundary: int, token: int) -> bool:
     """Whether the data of the token at a position is needed to compute the one at `boundary`.
@@ -71,8 +89,10 @@ def needs(parts: Iterable[Part], boundary: int, token: int) -> bool:
         or (kind == "last" and token >= boundary - size)
         or (kind == "first" and token < size)
         or (kind == "chunk" and token // size == (boundary - 1) // size)
+        or (kind == "local" and token // size == boundary // size)
         or (kind == "state" and token == boundary - 1)
-        for kind, size in parts
+        or (asked is not None and asked(boundary, token))
+        for kind, size, asked in parts
     )
 
 
@@ -123,6 +143,9 @@ class BruteForce:
         """
         if outer.is_state and not inner.is_state:
             return False
+        if any(part.asked is not None for part in outer.parts + inner.parts):
+            # Somebody else's term may leave unsaid what it contains; clauses ask if it may say it.
+            return inner.name in outer.said_to_contain
         return _contains(outer.parts, inner.parts)
 
     def strictly_wider(self, component: ModelComponent) -> list[ModelComponent]:
@@ -171,6 +194,6 @@ def _questions(parts: tuple[Part, ...]) -> Iterable[tuple[int, Iterable[int]]]:
     boundaries = {mark + near for mark in marks for near in range(4)}
     for boundary in sorted(boundaries - set(range(COMPARED_BOUNDARIES))):
         ends = {0, boundary, *sizes, *(boundary - size for size in sizes)}
-        ends |= {(boundary - 1) // size * size for size in sizes if size}
+        ends |= {at // size * size for size in sizes if size for at in (boundary - 1, boundary)}
         tokens = {end + near for end in ends for near in (-1, 0, 1)}
         yield boundary, sorted(token for token in tokens if 0 <= token < boundary)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from kvgraft.request import Stage
 from kvgraft.testing.machine.brute_force import BruteForce, ModelComponent, Prefix
 from kvgraft.testing.machine.engines import PromptedTransferEngine
 from kvgraft.testing.machine.judging import Judge
@@ -13,7 +14,15 @@ from kvgraft.testing.machine.observing import Held, Snapshot
 from kvgraft.testing.machine.payloads import Payloads
 from kvgraft.testing.machine.predicting import Adopted
 
-__all__ = ["Gains", "check_closure", "check_flights", "check_payloads", "check_promises"]
+__all__ = [
+    "Gains",
+    "check_accounts",
+    "check_closure",
+    "check_flights",
+    "check_hits",
+    "check_payloads",
+    "check_promises",
+]
 
 
 @dataclass
@@ -32,11 +41,15 @@ class Gains:
     loads_may_end: bool
     backups_may_end: bool
 
+    def check_moves(self, judge: Judge, before: Snapshot, after: Snapshot) -> None:
+        """Data that stays does not move (I2, I4)."""
+        for name, held in after.held.items():
+            self._check_moves(judge, name, before.held[name], held)
+
     def check(self, judge: Judge, before: Snapshot, after: Snapshot) -> None:
-        """Data appears by an insert or an acknowledged transfer, and never moves (I2, I4, B3)."""
+        """Data appears by an insert or an acknowledged transfer (B3)."""
         for name, held in after.held.items():
             old = before.held[name]
-            self._check_moves(judge, name, old, held)
             gained = held.device.keys() - old.device.keys()
             mine = self.inserted.get(name, {})
             allowed = old.arriving if self.loads_may_end else set()
@@ -85,6 +98,21 @@ class Gains:
                 judge.fail("I1", name, f"{page} came in slots {slots}, not {held.device[page]}")
 
 
+def check_hits(judge: Judge, before: Snapshot, after: Snapshot) -> None:
+    """Each part of a node that was split has been used as often as the whole (T10)."""
+    old = {view.ident for view in before.nodes}
+    new = [view for view in after.nodes if view.ident not in old]
+    if not new:
+        return
+    kept = old & {view.ident for view in after.nodes}
+    hits = {page: view.hits for view in before.nodes if view.ident in kept for page in view.pages}
+    for view in new:
+        was = hits.get(view.pages[-1], 0)
+        if view.hits < was:
+            said = f"split off {view.pages[-1]} with {view.hits} hits of {was}"
+            judge.fail("T10", None, said)
+
+
 def check_closure(judge: Judge, model: BruteForce, after: Snapshot, *, host_closed: bool) -> None:
     """What is held implies what it hangs from (T4, T5, B1)."""
     for component in model.components:
@@ -116,13 +144,16 @@ def check_promises(
     readable = {each.name: after.readable(each) for each in model.components}
     for live in requests:
         for component in model.components:
-            there = (on_device if live.started else readable)[component.name]
+            arrived = live.started or (live.loaded and not live.waiting)
+            there = (on_device if arrived else readable)[component.name]
             pinned = after.held[component.name].device_pinned
             for page in promised(model, component, live):
                 prefix = model.prefix(live.namespace, live.tuple, page)
                 if prefix in there and prefix in pinned:
                     continue
                 rule = "L3" if prefix not in pinned else "H4" if component.home_is_host else "M7"
+                if rule != "L3" and prefix in readable[component.name]:
+                    rule = "R6" if prefix in after.held[component.name].arriving else "R7"
                 verb = "lost" if prefix not in there else "does not pin"
                 judge.fail(
                     rule,
@@ -130,6 +161,36 @@ def check_promises(
                     f"{verb} page {page} of {prefix}, promised to {live.name}, which got to "
                     f"{live.computed} from the anchor at page {live.anchor}",
                 )
+
+
+def check_accounts(
+    judge: Judge,
+    model: BruteForce,
+    after: Snapshot,
+    requests: Iterable[Live],
+    names: Sequence[str],
+    own: Collection[str],
+) -> None:
+    """Nobody is promised more than it may still take (A11).
+
+    That is a slot for every page ahead and one in reserve, and what it has to load. Components
+    with a budget of their own, `own`, may ask for more; `names` are in the cache's order.
+    """
+    admitted = [live.request for live in requests if live.request.stage is Stage.ADMITTED]
+    for index, name in enumerate(names):
+        component = model.component(name)
+        if component.is_state or name in own:
+            continue
+        most = sum(
+            max(0, -(-request.total // model.page_size) - request.allocated + 1)
+            * component.slots_per_page
+            + (0 if request.load_started else request.host_slots[index])
+            for request in admitted
+        )
+        promised_now = after.books[name, "device"].promised
+        if promised_now > most:
+            said = f"{promised_now} device slots are promised, requests can take {most}"
+            judge.fail("A11", name, said)
 
 
 def promised(model: BruteForce, component: ModelComponent, live: Live) -> frozenset[int]:

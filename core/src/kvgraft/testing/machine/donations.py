@@ -105,7 +105,7 @@ class Donations:
         )
 
     def _checkpoint(self, live: Live, boundary: int) -> bool:
-        moved = self.cache.checkpoint(live.request)
+        moved = self.cache.checkpoint(live.request, self.bench.fence)
         if moved:
             live.anchor = boundary
             live.captured = {page for page in live.captured if page > boundary}
@@ -125,7 +125,11 @@ class Donations:
             boundary = min(boundary, max(states, default=0))
         self.bench.live.remove(live)
         cached = self._share(
-            live, boundary, states, "finish", lambda: self.cache.finish(live.request)
+            live,
+            boundary,
+            states,
+            "finish",
+            lambda: self.cache.finish(live.request, self.bench.fence),
         )
         self.bench.trace.outcome(f"{cached} tokens cached")
         expected = max(boundary, live.anchor) * size

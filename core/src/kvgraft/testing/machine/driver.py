@@ -11,21 +11,24 @@ from collections import deque
 from collections.abc import Callable
 
 from kvgraft.admission import Decision, Outcome
-from kvgraft.cache import Cache
 from kvgraft.config import WritePolicy
+from kvgraft.errors import LeaseError
 from kvgraft.request import Limited
+from kvgraft.testing.machine.admissions import Admissions
 from kvgraft.testing.machine.bench import Bench
 from kvgraft.testing.machine.brute_force import Prefix
+from kvgraft.testing.machine.comparing import check_unchanged, pins, plain
 from kvgraft.testing.machine.donations import Donations
-from kvgraft.testing.machine.engines import PromptedTransferEngine
 from kvgraft.testing.machine.hooks import locks
 from kvgraft.testing.machine.judging import Judge, as_violation
+from kvgraft.testing.machine.keys import Keys
 from kvgraft.testing.machine.leases import Leases
 from kvgraft.testing.machine.legality import Pressure
+from kvgraft.testing.machine.line import Line
 from kvgraft.testing.machine.live import Live
 from kvgraft.testing.machine.observing import Snapshot
 from kvgraft.testing.machine.rooms import Rooms
-from kvgraft.testing.machine.setups import Setup, open_cache
+from kvgraft.testing.machine.setups import Setup
 from kvgraft.testing.machine.sizes import Sizes
 from kvgraft.testing.machine.steps import Steps
 from kvgraft.testing.machine.trace import demanded, shown
@@ -58,9 +61,10 @@ class Driver:
         self.leases = Leases(self.bench)
         self.steps = Steps(self.bench)
         self.donations = Donations(self.bench)
+        self.admissions = Admissions(self.bench)
         self.ended: deque[Prefix] = deque(maxlen=6)
         self._begun = 0
-        self._empty: Cache | None = None
+        self._keys = Keys()
 
     def _touched(self) -> Pressure:
         """The room a lease may make: selective backup at a hit (B6)."""
@@ -92,7 +96,8 @@ class Driver:
             f"begin {name} with {shown(tokens)}{where}, reserve {reserve}, "
             f"chunk {'all' if chunk is None else chunk}"
         )
-        key = TokenKey(tokens, namespace)
+        known = self._begun % 2 == 1
+        key = self._keys.known(namespace, tokens) if known else TokenKey(tokens, namespace)
         sequence = (namespace, tokens)
         limit = self.leases.limit(len(tokens))
         told, before = None, bench.seen
@@ -143,7 +148,8 @@ class Driver:
         bench, request, before = self.bench, live.request, self.bench.seen
         bench.trace.call(f"admit {live.name}")
         crowded = request.limited is Limited.CROWDED
-        anchored = request.anchor_tokens
+        anchored, held = request.anchor_tokens, request.receipt
+        standing, pinned = plain(request), pins(self.cache)
         limit = self.leases.limit(live.prompt)
         resumed = self._resumed(live.sequence, before, limit)
 
@@ -166,10 +172,12 @@ class Driver:
         if crowded and decision.outcome is not Outcome.NEVER_FITS and request.anchor_tokens:
             self.leases.check(live, before, limit, bench.calls)
         live.deferred = decision.outcome is Outcome.DEFERRED
+        if not decision.admitted:
+            self.admissions.left_alone(live, standing, pinned if request.receipt is held else None)
         if decision.admitted:
-            self._admitted(live)
+            self.admissions.admitted(live)
         elif decision.outcome is Outcome.NEVER_FITS:
-            alone = self._alone(live)
+            alone = self.admissions.alone(live)
             self.judge.expect(
                 alone is Outcome.NEVER_FITS,
                 "A8",
@@ -187,50 +195,6 @@ class Driver:
                 lambda: f"deferring {live.name} moved {before.books} to {bench.seen.books}",
             )
         return decision
-
-    def _admitted(self, live: Live) -> None:
-        request = live.request
-        live.admitted = True
-        # Checkpoints beyond the prompt's end are given up where there is no room for them.
-        kept = set(request.checkpoints)
-        self.judge.expect(
-            kept <= live.due, "A10", None, lambda: f"states due at {kept}, asked was {live.due}"
-        )
-        live.due = kept
-        demands = dict(zip((track.name for track in self.cache.tree.tracks), request.demands))
-        for component in self.bench.states:
-            # The live state, copied from the prefix if there is one (M8), and one per boundary.
-            demand, least = demands[component.name], 1 + len(kept)
-            if demand.now + demand.later < least:
-                said = f"{demand}, {live.name} takes {least} states"
-                self.judge.fail("A10", component.name, said)
-        chunk = request.chunk
-        self.judge.expect(chunk >= 1, "A6", None, lambda: f"a chunk of {chunk} tokens")
-        if chunk < min(live.chunk, live.prompt - live.computed):
-            self.judge.expect(
-                chunk % self.model.page_size == 0,
-                "A6",
-                None,
-                lambda: f"a chunk of {chunk} tokens, not whole pages",
-            )
-            self.bench.counts["chunk shrunk"] += 1
-
-    def _alone(self, live: Live) -> Outcome:
-        """What an empty cache of the same configuration answers to the request."""
-        if self._empty is None:
-            bench = self.bench
-            self._empty = open_cache(bench.setup, bench.sizes, PromptedTransferEngine())
-        try:
-            request = self._empty.begin(
-                TokenKey(live.tuple[: live.prompt], live.namespace),
-                reserve=live.reserve,
-                chunk=live.chunk,
-            )
-            outcome = self._empty.admit(request).outcome
-            self._empty.abort(request)
-        except Exception as error:
-            raise as_violation(error, "admit in an empty cache") from error
-        return outcome
 
     def load_back(self, live: Live) -> None:
         """Start the load-back of an admitted request; it must find room (A7)."""
@@ -250,7 +214,12 @@ class Driver:
             lambda: self.cache.load_back(live.request),
             pressure=Pressure(device=wanted),
         )
+        if bench.timed_out:
+            bench.let_copies_run()
+            self.load_back(live)
+            return
         live.loaded = True
+        self._check_too_early(live)
         started = counters.started - started
         bench.trace.outcome(
             f"slots {wanted} on their way" if started else "nothing to load, or on its way already"
@@ -265,6 +234,19 @@ class Driver:
             coming = bench.seen.held[name].arriving - before.held[name].arriving
             if coming != pages:
                 self.judge.fail("R1", name, f"loads {coming}, its reach lacks {pages}")
+
+    def _check_too_early(self, live: Live) -> None:
+        """No step runs before everything it reads has arrived (R7)."""
+        if not live.waiting:
+            return
+        try:
+            self.cache.allocate(live.request, 1)
+        except LeaseError:
+            return
+        except Exception as error:
+            raise as_violation(error, "allocate") from error
+        said = f"{live.name} may run, what it waits for has not arrived"
+        self.judge.fail("R7", None, said)
 
     def restart(self, live: Live) -> None:
         """Match again from scratch."""
@@ -299,14 +281,17 @@ class Driver:
         most = "" if limit is None else f", at most {limit} tokens"
         self.bench.trace.call(f"prefill {live.name}{most}")
         left = live.prompt - live.computed
+        standing = plain(live.request)
         try:
             n_tokens = self.cache.next_chunk(live.request, limit)
         except Exception as error:
             raise as_violation(error, "next chunk") from error
+        check_unchanged(self.judge, "A5", standing, live.request, live.name)
         asked = min(left, live.request.chunk if limit is None else limit)
         self.judge.expect(
             n_tokens <= max(asked, 0), "A6", None, lambda: f"a chunk of {n_tokens}, asked {asked}"
         )
+        self.admissions.end_of_chunk(live, n_tokens)
         if limit is None or limit <= live.request.chunk:
             self.judge.expect(
                 n_tokens > 0,
@@ -349,6 +334,7 @@ class Driver:
         self.bench.trace.call(f"finish {live.name}")
         self.donations.finish(live)
         self.ended.append(live.sequence)
+        self._keys.note(live)
 
     def abort(self, live: Live) -> None:
         """Drop a request."""
@@ -356,7 +342,31 @@ class Driver:
         self.live.remove(live)
         self.bench.act("abort", lambda: self.cache.abort(live.request))
 
+    def unseen(self, n_tokens: int) -> tuple[int, ...]:
+        """Tokens that no request had so far."""
+        return (10 + self._begun,) * n_tokens
+
     # -- everybody at once
+
+    def wait_in_line(self, tokens: tuple[int, ...], large: int, small: int) -> None:
+        """A request with a large reservation and several without one wait in the core's line.
+
+        Those that are admitted end at once, so that more of them fit than the large one lets pass
+        (A13).
+        """
+        line = Line(self.cache, self.judge)
+        self.bench.trace.call(
+            f"wait in line: {shown(tokens)} with reserve {large}, and {small} times with reserve 0"
+        )
+        line.join(tokens, large)
+        for _ in range(small):
+            line.join(tokens, 0)
+
+        def all_rounds() -> None:
+            for _ in range(small + 1):
+                line.go_round()
+
+        self.bench.act("wait in line", all_rounds)
 
     def quiesce(self, waiting: Live | None, *, finish: bool) -> None:
         """Everything else ends; whoever waits is admitted now (A8)."""

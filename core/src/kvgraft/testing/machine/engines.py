@@ -1,63 +1,106 @@
-"""A transfer engine whose every outcome the caller decides, waits included."""
+"""A transfer engine as hostile as the interface allows: every outcome is the caller's choice.
+
+A copy stays pending until it is told to run, to fail, or is waited for; a wait may run out first.
+Until then its destination holds nothing of use, and when it runs it reads its source as it is by
+then. Rows are noted, so that a copy that starts before its source is computed is seen (B4).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import enum
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
+
+import torch
 
 from kvgraft.transfers import Fence, PlaneCopy, SteppedTransferEngine, Ticket
 
-__all__ = ["PromptedTransferEngine", "Submission"]
+__all__ = ["Point", "PromptedTransferEngine", "Submission", "Wait", "spoil"]
+
+
+class Wait(enum.Enum):
+    """What becomes of a copy that somebody waits for."""
+
+    RUNS = "runs"
+    FAILS = "fails"
+    TIMES_OUT = "is still pending at the time-out"
+
+
+class Point(NamedTuple):
+    """A fence: the computation up to step `number` (B4)."""
+
+    number: int
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """The model's steps are computed at once here."""
+        del timeout
+        return True
 
 
 class Submission(NamedTuple):
-    """One submission and the pool rows it reads and writes, by `id` of the pool's lanes."""
+    """One submission.
+
+    Attributes:
+        ticket: its progress.
+        fence: what it waits for.
+        reads, writes: pool rows by `id` of the pool's lanes.
+    """
 
     ticket: Ticket
+    fence: Fence | None
     reads: tuple[tuple[int, frozenset[int]], ...]
     writes: tuple[tuple[int, frozenset[int]], ...]
 
 
 class _PromptedTicket(Ticket):
-    """Runs, or fails, as soon as somebody waits for it."""
+    """Runs, fails or runs out of time as soon as somebody waits for it."""
 
     __slots__ = ("engine",)
     engine: PromptedTransferEngine
 
     def wait(self, timeout_s: float) -> bool:
+        del timeout_s
         if not self.done:
             self.engine.prompted(self)
-        return super().wait(timeout_s)
+        return self.done
 
 
 class PromptedTransferEngine(SteppedTransferEngine):
     """Copies run when they are told to, or when they are waited for.
 
     Attributes:
-        failures: bits consumed by copies that are waited for; a set bit lets one fail.
+        outcomes: what becomes of the next copies that are waited for; then they run.
         submissions: every submission that had not run when last looked at.
+        submitted: told of every submission.
         broken: copies that could not run at all, with what they raised.
+        time_outs: waits that ran out.
+        failed: copies that failed, on request or because they could not run.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.failures = 0
+        self.outcomes: list[Wait] = []
         self.submissions: list[Submission] = []
+        self.submitted: Callable[[Submission], None] = lambda submission: None
         self.broken: list[tuple[Ticket, Exception]] = []
+        self.time_outs = 0
+        self.failed = 0
 
     def submit(self, copies: Sequence[PlaneCopy], fence: Fence | None = None) -> Ticket:
         """Keep the copies until they are stepped, failed or waited for."""
-        del fence
         ticket = _PromptedTicket(copies)
         ticket.engine = self
         self.pending.append(ticket)
-        self.submissions.append(
-            Submission(
-                ticket,
-                tuple((id(copy.source), frozenset(copy.source_rows.tolist())) for copy in copies),
-                tuple((id(copy.target), frozenset(copy.target_rows.tolist())) for copy in copies),
-            )
+        submission = Submission(
+            ticket,
+            fence,
+            tuple((id(copy.source), frozenset(copy.source_rows.tolist())) for copy in copies),
+            tuple((id(copy.target), frozenset(copy.target_rows.tolist())) for copy in copies),
         )
+        self.submissions.append(submission)
+        for copy in copies:
+            spoil(copy.target, copy.target_rows)
+        self.submitted(submission)
         return ticket
 
     def step(self, index: int = 0) -> None:
@@ -67,13 +110,21 @@ class PromptedTransferEngine(SteppedTransferEngine):
             super().step(index)
         except Exception as error:  # noqa: BLE001 - whatever went wrong, the ticket says so
             self.broken.append((ticket, error))
+            self.failed += 1
             ticket.finish(error)
 
+    def fail(self, index: int = 0) -> None:
+        """Let one pending submission fail without moving anything."""
+        self.failed += 1
+        super().fail(index)
+
     def prompted(self, ticket: Ticket) -> None:
-        """Run or fail one submission now."""
+        """Somebody waits for a submission."""
         index = next(i for i, pending in enumerate(self.pending) if pending is ticket)
-        fails, self.failures = self.failures & 1, self.failures >> 1
-        if fails:
+        outcome = self.outcomes.pop(0) if self.outcomes else Wait.RUNS
+        if outcome is Wait.TIMES_OUT:
+            self.time_outs += 1
+        elif outcome is Wait.FAILS:
             self.fail(index)
         else:
             self.step(index)
@@ -82,3 +133,9 @@ class PromptedTransferEngine(SteppedTransferEngine):
         """Submissions that have not run."""
         self.submissions = [each for each in self.submissions if not each.ticket.done]
         return self.submissions
+
+
+def spoil(rows: torch.Tensor, numbers: torch.Tensor) -> None:
+    """Overwrite rows with what nobody computes; numbers that are no rows are left to the copy."""
+    within = numbers[(numbers >= 0) & (numbers < len(rows))]
+    rows[within] = 249 if rows.dtype is torch.uint8 else -7

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,19 +13,30 @@ from hypothesis.stateful import RuleBasedStateMachine
 from kvgraft.errors import ContractViolation
 from kvgraft.testing.machine.driver import Driver
 from kvgraft.testing.machine.judging import Judge, Stopped
+from kvgraft.testing.machine.live import Live
 from kvgraft.testing.machine.setups import Setup
 
-__all__ = ["Example", "Failure", "Impossible", "Rule", "picked", "unless_over"]
+__all__ = ["Began", "Example", "Failure", "Impossible", "Rule", "picked", "unless_over"]
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., None])
 
 
 class Rule(NamedTuple):
-    """A rule of the machine that was run: its name and what was drawn for it."""
+    """A rule of the machine that was run.
+
+    Attributes:
+        name: its name.
+        drawn: what was drawn for it.
+        label: a number that it keeps when others are left out.
+        picks: what it picked, in order: requests by the label of the rule that began them and their
+            place among those it began.
+    """
 
     name: str
     drawn: dict[str, Any]
+    label: int = -1
+    picks: tuple[object, ...] = ()
 
     def __str__(self) -> str:
         drawn = ", ".join(f"{name}={value!r}" for name, value in self.drawn.items())
@@ -49,15 +61,54 @@ class Impossible(Exception):  # noqa: N818 - a rule left out, not an error
     """A rule that cannot run now; among rules of Hypothesis' choice there are none."""
 
 
+class Began(NamedTuple):
+    """A request: the label of the rule that began it, and its place among those."""
+
+    label: int
+    place: int
+
+
+class _Picking:
+    """What one rule picks: the same as when it ran first, whatever else there is by now."""
+
+    def __init__(self, began: Mapping[str, Began], planned: tuple[object, ...]) -> None:
+        self.began = began
+        self.planned = planned
+        self.picks: list[object] = []
+        self.at = 0
+
+    def pick(self, items: Sequence[T], index: int) -> T:
+        names = [self._name(item) for item in items]
+        at = index % len(items)
+        wanted = self.planned[len(self.picks)] if len(self.picks) < len(self.planned) else None
+        if wanted is not None and wanted in names:
+            at = names.index(wanted)
+        elif isinstance(wanted, Began):
+            raise Impossible
+        self.picks.append(names[at])
+        self.at = at
+        return items[at]
+
+    def _name(self, item: object) -> object:
+        if isinstance(item, Live):
+            return self.began.get(item.name)
+        return item if isinstance(item, tuple) else None
+
+
+PICKING: ContextVar[_Picking | None] = ContextVar("PICKING", default=None)
+"""What the rule that runs picks with."""
+
+
 def picked(items: Sequence[T], index: int) -> T:
     """One of the items there are.
 
     Raises:
-        Impossible: there is none.
+        Impossible: there is none, or not the one that a shrunk example wants.
     """
     if not items:
         raise Impossible
-    return items[index % len(items)]
+    picking = PICKING.get()
+    return items[index % len(items)] if picking is None else picking.pick(items, index)
 
 
 def unless_over(function: F) -> F:
@@ -67,8 +118,7 @@ def unless_over(function: F) -> F:
     def call(self: Example, **drawn: Any) -> None:
         if not self.over:
             self.total["steps"] += 1
-            self.rules_run.append(Rule(function.__name__, drawn))
-            self.until_it_ends(lambda: function(self, **drawn))
+            self.run_rule(Rule(function.__name__, drawn), lambda: function(self, **drawn))
 
     return call  # type: ignore[return-value]
 
@@ -85,6 +135,9 @@ class Example(RuleBasedStateMachine):
         driver: the engine, once it is open.
         over: whether this example has ended early.
         rules_run: the rules of this example.
+        planned: the rule of a longer example that is run next; None if there was none.
+        n_rules: how many were run.
+        began: which rule began a request, by the request's name.
     """
 
     setup: Setup
@@ -98,6 +151,9 @@ class Example(RuleBasedStateMachine):
         super().__init__()
         self.over = False
         self.rules_run: list[Rule] = []
+        self.planned: Rule | None = None
+        self.n_rules = 0
+        self.began: dict[str, Began] = {}
         self.judge = Judge(self.ignored)
 
     def teardown(self) -> None:
@@ -110,6 +166,31 @@ class Example(RuleBasedStateMachine):
                 self.total.update(self.driver.bench.counts)
                 self.total.update({f"ignored {k}": n for k, n in self.judge.passed_over.items()})
                 self.total["examples"] += 1
+
+    def run_rule(self, rule: Rule, call: Callable[[], None]) -> None:
+        """Run a rule, noting what it picks and begins, so that it can be run among fewer."""
+        planned, self.planned = self.planned, None
+        if planned is None:
+            planned = Rule(rule.name, rule.drawn, self.n_rules)
+        self.n_rules += 1
+        picking = _Picking(self.began, planned.picks)
+        self.rules_run.append(planned)
+        token = PICKING.set(picking)
+        try:
+            self.until_it_ends(call)
+        finally:
+            PICKING.reset(token)
+            if self.rules_run and self.rules_run[-1] is planned:
+                picks, drawn = tuple(picking.picks), rule.drawn
+                if len(picks) == 1:  # calling it with what was drawn picks the same
+                    drawn = {**drawn, "index": picking.at}
+                self.rules_run[-1] = Rule(rule.name, drawn, planned.label, picks)
+            new = [each for each in self._live() if each.name not in self.began]
+            for place, live in enumerate(new):
+                self.began[live.name] = Began(planned.label, place)
+
+    def _live(self) -> list[Live]:
+        return self.driver.live if hasattr(self, "driver") else []
 
     def until_it_ends(self, call: Callable[[], None]) -> None:
         """Make a call; what it raises ends the example, and broken rules are noted."""

@@ -13,9 +13,11 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from kvgraft.answers import ANSWERS, are_spans, shown
+from kvgraft.pools import Component, slot_index
 from kvgraft.registry import HOOKS, Plugin
 from kvgraft.slots import SLOT_BYTES
-from kvgraft.types import ComponentMatch, LockQuery, MatchView, Span, TransferQuery
+from kvgraft.testing.machine.engines import spoil
+from kvgraft.types import ComponentMatch, Direction, LockQuery, MatchView, Span, TransferQuery
 
 __all__ = ["HookCall", "Hooks", "locks", "matches"]
 
@@ -83,7 +85,7 @@ class Hooks:
         return replace(plugin, implementation=SimpleNamespace(**hooks))
 
     def _watched(self, name: str, hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(component: object, query: Any) -> Any:
+        def call(component: Component, query: Any) -> Any:
             try:
                 answer = function(component, query)
             except (Exception, SystemExit) as error:
@@ -95,6 +97,8 @@ class Hooks:
                 self._calls.append(HookCall(name, hook, query, None, refused))
                 return answer
             self._calls.append(HookCall(name, hook, query, answer, None))
+            if hook == "build_hicache_transfers":
+                _spoil_destination(component, query)
             self._keep_count(name, hook, query, answer)
             return answer
 
@@ -115,6 +119,18 @@ class Hooks:
         """The calls since this was last asked."""
         calls, self._calls = self._calls, []
         return calls
+
+
+def _spoil_destination(component: Component, query: TransferQuery) -> None:
+    """Whatever was moved while the copies were built is gone: the engine moves it (B3, B4)."""
+    if query.direction is Direction.LOAD_BACK:
+        lanes, slots = component.device.lanes, query.device_slots
+    elif component.host is not None:
+        lanes, slots = component.host.lanes, query.host_slots
+    else:
+        return
+    for rows in lanes:
+        spoil(rows, slot_index(slots))
 
 
 def matches(calls: list[HookCall]) -> list[tuple[str, MatchView, ComponentMatch | None]]:

@@ -33,8 +33,8 @@ RULES_OF_ANSWERS = frozenset(answer.rule for answer in ANSWERS.values())
 """Rules that a hook breaks by answering something of another form."""
 
 
-ADMITTED = frozenset({"allocate", "load back"})
-"""Operations that succeed, always, once a request is admitted."""
+RAISED = {"allocate": "A7", "load back": "A7", "admit": "A7", "explain": "M9"}
+"""The rule an operation breaks by raising: for most that it leaves everything as it was."""
 
 
 class Stopped(Exception):  # noqa: N818 - the end of an example, not an error
@@ -93,5 +93,5 @@ def as_violation(error: Exception, operation: str) -> ContractViolation:
         return ContractViolation("A7", None, said)
     if isinstance(error, LeaseError):
         return ContractViolation("L2", None, said)
-    rule = "A7" if operation in ADMITTED else "I8"
+    rule = RAISED.get(operation, "I8")
     return ContractViolation(rule, None, f"{operation} raised {type(error).__name__}: {error}")

@@ -30,11 +30,13 @@ class Pressure:
         device: slots asked for per component; a pool is short if it has fewer free.
         host: components whose HOST pool may be short; slots where known, else None.
         passing: pages pinned only while the operation ran, so it may have passed them over.
+        delayed: a wait for copies of evicted data ran out, so others had to go as well (E4).
     """
 
     device: dict[str, int] = field(default_factory=dict)
     host: dict[str, int | None] = field(default_factory=dict)
     passing: set[Prefix] = field(default_factory=set)
+    delayed: bool = False
 
 
 def _gap(model: BruteForce, after: Snapshot, page: Prefix, first: int, end: int) -> bool:
@@ -116,7 +118,7 @@ def _check_losses(
     if not any(devices.lost.values()) and not any(hosts.lost.values()):
         return
     device_short: dict[str, int | None] = {
-        name: needed - before.books[name, "device"].free
+        name: None if pressure.delayed else needed - before.books[name, "device"].free
         for name, needed in pressure.device.items()
         if needed > before.books[name, "device"].free
     }
@@ -149,7 +151,8 @@ class _Losses:
         self.sole: dict[str, list[int]] = defaultdict(list)
 
     def check(self) -> None:
-        tier = self.tier
+        tier, followed = self.tier, False
+        every: dict[str, list[int]] = defaultdict(list)
         for view in tier.before.nodes:
             losers = tier.losers(view, self.judge)
             if not losers:
@@ -165,12 +168,18 @@ class _Losses:
                 self._unexplained(view, possible, losers)
                 continue
             grew = tier.tier == "host" and _demoted_below(self.other, view)
-            if starters and not reasons and not grew and view.pages[-1] not in self.live_before:
+            passed = view.pages[-1] in self.live_before or view.pages[-1] in self.pressure.passing
+            if starters and not reasons and not grew and not passed:
                 self._check_leaf(view, losers)
-            if len(losers) == 1 and starters == losers and not reasons:
-                parts = tier.parts[losers[0]]
-                n_cells = 1 if parts.is_state else len(view.pages) * parts.slots_per_page
-                self.sole[losers[0]].append(n_cells)
+            if reasons:
+                followed = True
+            elif len(losers) == 1 and starters == losers:
+                self.sole[losers[0]].append(tier.n_slots(view, losers[0]))
+            for name in self.short:
+                if name in losers:
+                    every[name].append(tier.n_slots(view, name))
+        if len(self.short) == 1 and not followed:
+            self.sole = every  # each of them was a victim of that pool
         for name, sizes in self.sole.items():
             wanted = self.short[name]
             if wanted is not None and sum(sizes) - max(sizes) >= wanted:

@@ -31,10 +31,16 @@ class Books(NamedTuple):
 
 
 class NodeView(NamedTuple):
-    """One node: its pages, first to last, and the position of its parent among the views."""
+    """One node: its pages, first to last, and the position of its parent among the views.
+
+    Attributes:
+        ident, hits: the node's own.
+    """
 
     pages: tuple[Prefix, ...]
     parent: int
+    ident: int = -1
+    hits: int = 0
 
 
 @dataclass
@@ -103,7 +109,7 @@ def _walk(cache: Cache, page_size: int) -> Iterator[tuple[Node, NodeView]]:
                 (namespace, tokens[:end])
                 for end in range(len(before) + page_size, len(tokens) + 1, page_size)
             )
-            yield node, NodeView(pages, parent)
+            yield node, NodeView(pages, parent, node.ident, node.hits)
             stack.extend((child, tokens, count) for child in node.each_child())
             count += 1
 

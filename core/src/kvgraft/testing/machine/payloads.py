@@ -20,8 +20,11 @@ import torch
 
 from kvgraft.cache import Cache
 from kvgraft.dispatch import Mounted
+from kvgraft.errors import ContractViolation
 from kvgraft.slots import SlotAllocator
 from kvgraft.testing.machine.brute_force import ModelComponent, Prefix
+from kvgraft.testing.machine.engines import Point, Submission
+from kvgraft.transfers import Fence, PlaneCopy
 
 __all__ = ["Payloads", "Wrong"]
 
@@ -38,20 +41,46 @@ ONE_BYTE = np.int64(0x0101010101010101)
 
 
 class Wrong(NamedTuple):
-    """A slot that does not hold what it should."""
+    """A slot that does not hold what it should.
+
+    Attributes:
+        slot: which.
+        plane: layer and plane of the bytes that are wrong.
+        wanted: what was computed into it last, or copied there.
+        holds: what its bytes say.
+    """
 
     slot: int
-    prefix: Prefix
+    plane: str
+    wanted: str
     holds: str
+    prefix: Prefix
 
     def __str__(self) -> str:
-        return f"slot {self.slot} should hold {self.prefix}, it holds {self.holds}"
+        return f"slot {self.slot}, {self.plane}, should hold {self.wanted}; it holds {self.holds}"
+
+
+def _told(prefix: Prefix, sub_slot: int, sub_slots: int) -> str:
+    """What a request computed, in words: its tokens, up to and including the page's own."""
+    namespace, tokens = prefix
+    told = "".join(map(str, tokens)) if all(0 <= each < 10 for each in tokens) else str(tokens)
+    part = f", slot {sub_slot + 1} of the page's {sub_slots}" if sub_slots > 1 else ""
+    where = "" if namespace is None else f" in namespace {namespace!r}"
+    return f"the page that ends the {len(tokens)} tokens {told}{where}{part}"
+
+
+def _storage(rows: torch.Tensor) -> int:
+    """The memory a tensor looks at."""
+    return rows.untyped_storage().data_ptr()
 
 
 class _Rows:
     """One plane of one pool as a writable numpy view of its rows."""
 
-    def __init__(self, lanes: torch.Tensor, plane: int, n_planes: int, *, one_byte: bool) -> None:
+    def __init__(
+        self, lanes: torch.Tensor, plane: int, n_planes: int, told: str, *, one_byte: bool
+    ) -> None:
+        self.told = told
         rows: npt.NDArray[Any] = lanes.numpy()
         self.view = rows[:, :: max(1, -(-rows.shape[1] // LANES))]
         self.dtype = rows.dtype
@@ -85,6 +114,9 @@ class Payloads:
         self._planes: dict[tuple[str, str], list[_Rows]] = {}
         self._allocators: dict[tuple[str, str], SlotAllocator] = {}
         self.pool_of: dict[int, tuple[str, str]] = {}
+        self._storages: dict[int, set[tuple[str, str]]] = {}
+        self._layers: dict[int, int] = {}
+        self._computed: dict[tuple[str, str], npt.NDArray[np.int64]] = {}
         self._sub_slots = max(each.component.slots_per_page for each in cache.mounted)
         planes = self._number_planes(cache.mounted)
         for mounted in cache.mounted:
@@ -98,13 +130,19 @@ class Payloads:
                         lanes,
                         planes[mounted.name, spec.layer, spec.name],
                         len(planes),
+                        f"layer {spec.layer} plane {spec.name!r}",
                         one_byte=own_copies,
                     )
                     for spec, lanes in zip(pool.specs, pool.lanes)
                 ]
-                for lanes in pool.lanes:
+                for spec, lanes in zip(pool.specs, pool.lanes):
                     self.pool_of[id(lanes)] = (mounted.name, tier)
+                    self._layers[id(lanes)] = spec.layer
+                    owners = self._storages.setdefault(_storage(lanes), set())
+                    owners.add((mounted.name, tier))
                 self._allocators[mounted.name, tier] = pool.allocator
+                capacity = pool.allocator.capacity
+                self._computed[mounted.name, tier] = np.zeros(capacity, dtype=np.int64)
 
     @staticmethod
     def _number_planes(mounted: Sequence[Mounted]) -> dict[tuple[str, int, str], int]:
@@ -120,9 +158,10 @@ class Payloads:
         return self._numbers.setdefault(prefix, len(self._numbers) + 1) * self._sub_slots
 
     def write(
-        self, component: ModelComponent, tier: str, prefix: Prefix, slots: Sequence[int]
+        self, component: ModelComponent, tier: str, prefix: Prefix, slots: Sequence[int], step: int
     ) -> None:
-        """Compute a page, or a state, into its slots."""
+        """Compute a page, or a state, into its slots: the model's step of that number."""
+        self._computed[component.name, tier][list(slots)] = step
         stamp = self._stamp(prefix)
         stamps = np.arange(stamp, stamp + len(slots), dtype=np.int64)
         for rows in self._planes[component.name, tier]:
@@ -146,20 +185,88 @@ class Payloads:
             right = found == rows.expected(wanted)
             if not right.all():
                 position = int(np.flatnonzero(~right.all(axis=1))[0])
-                prefix = [key for key, numbers in pages.items() for _ in numbers][position]
-                return Wrong(slots[position], prefix, self._decode(rows, found[position]))
+                owners = [(key, at) for key, numbers in pages.items() for at in range(len(numbers))]
+                prefix, at = owners[position]
+                should = _told(prefix, at, len(pages[prefix]))
+                holds = self._decode(component.name, tier, rows, found[position])
+                return Wrong(slots[position], rows.told, should, holds, prefix)
         return None
 
-    def _decode(self, rows: _Rows, found: npt.NDArray[Any]) -> str:
+    def _decode(self, name: str, tier: str, rows: _Rows, found: npt.NDArray[Any]) -> str:
+        """What bytes say, read as this plane's or as another's of the pool."""
         if (found == rows.poison).all():
-            return "what nobody owns"
+            return "what is in rows that nobody owns: it was never written, or freed meanwhile"
+        said = self._owner_of(rows, found)
+        if said is not None:
+            return said
+        for other in self._planes[name, tier]:
+            if len(other.offsets) == len(found) and other.dtype == rows.dtype:
+                said = self._owner_of(other, found)
+                if said is not None:
+                    return f"{said}, but of {other.told}"
+        return "bytes that no request computed"
+
+    def _owner_of(self, rows: _Rows, found: npt.NDArray[Any]) -> str | None:
         stamps = np.arange((len(self._numbers) + 1) * self._sub_slots, dtype=np.int64)
-        same = np.flatnonzero((rows.expected(stamps) == found).all(axis=1))
-        for number in same // self._sub_slots:
+        for stamp in np.flatnonzero((rows.expected(stamps) == found).all(axis=1)):
+            number, sub_slot = divmod(int(stamp), self._sub_slots)
             for prefix, own in self._numbers.items():
                 if own == number:
-                    return str(prefix)
-        return "bytes of another plane, or never computed"
+                    return _told(prefix, sub_slot, self._sub_slots)
+        return None
+
+    def misread(self, submission: Submission) -> ContractViolation | None:
+        """What is wrong with where copies read, and with the layers they stand for."""
+        written: set[int] = set()
+        for copy in submission.ticket.copies:
+            storage = _storage(copy.source)
+            owners = self._storages.get(storage, set()) | self._storages.get(
+                _storage(copy.target), set()
+            )
+            name = min((name for name, _ in owners), default=None)
+            if storage not in self._storages and storage not in written:
+                said = "a copy reads memory that is no pool's, filled when the copies were built"
+                return ContractViolation("B3", name, said)
+            for lanes in (copy.source, copy.target):
+                layer = self._layers.get(id(lanes), copy.layer)
+                if layer != copy.layer:
+                    said = f"a copy of layer {layer} is announced as one of layer {copy.layer}"
+                    return ContractViolation("R7", name, said)
+            early = self._early(copy, submission.fence)
+            if early is not None:
+                return ContractViolation("B4", name, early)
+            written.add(_storage(copy.target))
+        for copy in submission.ticket.copies:
+            self._note_arrival(copy)
+        return None
+
+    def _note_arrival(self, copy: PlaneCopy) -> None:
+        """What a load-back brings was not computed here, whoever computed into the slots before."""
+        owners = self._storages.get(_storage(copy.target), set())
+        for name, tier in owners if len(owners) == 1 else ():
+            computed = self._computed[name, tier]
+            if tier == "device" and len(copy.target) == len(computed):
+                computed[copy.target_rows.numpy()] = 0
+
+    def _early(self, copy: PlaneCopy, fence: Fence | None) -> str | None:
+        """Why a backup may start before its source is computed."""
+        owners = self._storages.get(_storage(copy.source), set())
+        if len(owners) != 1:
+            return None
+        ((name, tier),) = owners
+        computed = self._computed[name, tier]
+        if tier != "device" or len(copy.source) != len(computed):
+            return None
+        rows = copy.source_rows.numpy()
+        if not len(rows) or rows.min() < 0 or rows.max() >= len(computed):
+            return None
+        latest = int(computed[rows].max())
+        reached = fence.number if isinstance(fence, Point) else 0
+        if self._storages.get(_storage(copy.target), set()) & owners or latest <= reached:
+            return None
+        waits = f"waits for step {reached}" if reached else "waits for no step"
+        slots = sorted(set(rows.tolist()))
+        return f"a copy of device slots {slots} {waits} of the model; step {latest} computes them"
 
     def free(self, name: str, tier: str) -> set[int]:
         """Slots of a pool that nobody owns."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvgraft.testing.machine.bench import Bench
 from kvgraft.testing.machine.brute_force import ModelComponent
+from kvgraft.testing.machine.engines import Wait
 from kvgraft.testing.machine.legality import Pressure, remaining_victims
 from kvgraft.types import Tier
 
@@ -40,12 +43,11 @@ class Rooms:
         self.bench.engine.run_all()
         self.poll()
 
-    def expect_failures(self, failures: int) -> None:
-        """Of the next copies that are waited for, those of the bits set fail."""
-        outcomes = [bool(failures >> bit & 1) for bit in range(failures.bit_length())]
-        said = ", ".join("fails" if fails else "runs" for fails in outcomes) or "all run"
+    def expect_waits(self, outcomes: Sequence[Wait]) -> None:
+        """What becomes of the next copies that are waited for, one after the other."""
+        said = ", ".join(outcome.value for outcome in outcomes) or "all run"
         self.bench.trace.call(f"of the next copies that are waited for: {said}")
-        self.bench.engine.failures = failures
+        self.bench.engine.outcomes = list(outcomes)
 
     def drain(self) -> None:
         """Let everything in flight end."""
@@ -53,6 +55,15 @@ class Rooms:
         if not engine.pending and not self.cache.journal.n_in_flight:
             return
         self.bench.trace.call("drain")
+        if Wait.TIMES_OUT in engine.outcomes:
+            ended = self.bench.act("drain", self.cache.drain, acknowledges=True)
+            self.judge.expect(
+                ended == (not self.cache.journal.n_in_flight),
+                "B3",
+                None,
+                lambda: f"drain said {ended}, {self.cache.journal.n_in_flight} are in flight",
+            )
+            engine.outcomes.clear()
         ended = self.bench.act("drain", self.cache.drain, acknowledges=True)
         self.judge.expect(ended, "B3", None, lambda: "drain left transfers in flight")
         self.judge.expect(
@@ -90,10 +101,11 @@ class Rooms:
             lambda: f"said {freed} slots were freed on {tier.value}, {now.free - books.free} were",
         )
         if freed < n_slots:
+            rule = "E4" if bench.waited_in_vain else "E6"
             left = remaining_victims(self.model, bench.seen, component, tier.value)
             short = f"{freed} of {n_slots} slots freed on {tier.value}"
             self.judge.expect(
-                not left, "E6", name, lambda: f"{short}, {left} could still be evicted"
+                not left, rule, name, lambda: f"{short}, {left} could still be evicted"
             )
             # On HOST a load-back pins only what it reads; what that hangs from stays as well.
             self.judge.expect(
@@ -108,6 +120,13 @@ class Rooms:
         for component in self.model.components:
             books = self.bench.seen.books[component.name, "device"]
             self.evict(component, books.capacity, Tier.DEVICE)
+
+    def clear_host(self) -> None:
+        """Everything unpinned leaves HOST."""
+        for component in self.model.components:
+            books = self.bench.seen.books.get((component.name, "host"))
+            if books is not None:
+                self.evict(component, books.capacity, Tier.HOST)
 
     def empty(self) -> None:
         """Nothing is left once every request has ended and all is evicted (T3, T8, L1, H8)."""

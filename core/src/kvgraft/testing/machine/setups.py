@@ -65,12 +65,15 @@ def setup_for(
     )
 
 
-def setups_for(plugin: str | Plugin, options: Mapping[str, Any] | None = None) -> list[Setup]:
+def setups_for(
+    plugin: str | Plugin, options: Mapping[str, Any] | None = None, *, alone: bool = True
+) -> list[Setup]:
     """One component in the company it must work in: alone, beside one other kind, beside three.
 
     Args:
         plugin: the package, or the name of an installed one.
         options: its options.
+        alone: whether it can be; not if its reach does not end at every boundary.
 
     Raises:
         ConfigError: a name that is not installed.
@@ -80,8 +83,11 @@ def setups_for(plugin: str | Plugin, options: Mapping[str, Any] | None = None) -
     everything, window, state = references()
     if hasattr(loaded.implementation, "acquire_component_lock"):
         window = narrow_window()
-    companies = ((), (everything,), (window, state), (everything, window, state))
-    return [setup_for([loaded], {loaded.name: options or {}}, company) for company in companies]
+    companies = [(everything,), (window, state), (everything, window, state)]
+    return [
+        setup_for([loaded], {loaded.name: options or {}}, company)
+        for company in ([(), *companies] if alone else companies)
+    ]
 
 
 def open_cache(

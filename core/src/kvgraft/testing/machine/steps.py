@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvgraft.testing.machine.bench import Bench
 from kvgraft.testing.machine.brute_force import ModelComponent, Prefix, needed_tokens
+from kvgraft.testing.machine.comparing import check_unchanged, plain
 from kvgraft.testing.machine.legality import Pressure
 from kvgraft.testing.machine.live import Live
 from kvgraft.testing.machine.trace import demanded
@@ -28,17 +29,26 @@ class Steps:
         """
         bench, size, request = self.bench, self.model.page_size, live.request
         pages = -(-(live.computed + n_tokens) // size) - request.allocated
-        wanted = {each.name: max(0, pages) * each.slots_per_page for each in bench.paged}
+        first = request.allocated
+        wanted = {
+            each.name: each.stored_pages(first, first + pages, size) * each.slots_per_page
+            for each in bench.paged
+        }
         # The live state at first; later the copy of a state that is due to be kept.
         wanted |= {each.name: 1 for each in bench.states}
         host: dict[str, int | None] = {
             each.name: wanted[each.name] for each in bench.paged if each.home_is_host
         }
+        pressure = Pressure(device=wanted, host=host)
+        standing = plain(request) if promised_by is None else None
         given = bench.act(
-            "allocate",
-            lambda: self.cache.allocate(request, n_tokens),
-            pressure=Pressure(device=wanted, host=host),
+            "allocate", lambda: self.cache.allocate(request, n_tokens), pressure=pressure
         )
+        if bench.timed_out:
+            bench.let_copies_run()
+            given = bench.act(
+                "allocate", lambda: self.cache.allocate(request, n_tokens), pressure=pressure
+            )
         if not given:
             if promised_by is not None:
                 said = (
@@ -47,8 +57,10 @@ class Steps:
                 )
                 self.judge.fail(promised_by, None, said)
             bench.counts["beyond reservation refused"] += 1
+            check_unchanged(self.judge, "A5", standing, request, live.name)
             return False
         live.started = True
+        bench.steps += 1
         self._read(live)
         self._write(live, live.computed + n_tokens)
         before, decoding = live.computed, live.computed + n_tokens >= live.prompt
@@ -123,11 +135,16 @@ class Steps:
                 for page in range(live.computed // size, -(-end // size)):
                     prefix = (live.namespace, live.tuple[: min((page + 1) * size, end)])
                     slots = table[page] if page < len(table) else ()
+                    if not component.stored_pages(page, page + 1, size):
+                        if max(slots, default=0) >= 0:
+                            said = f"{live.name} has {tier} slots {slots} for page {page}, which "
+                            self.judge.fail("A1", component.name, f"{said}no boundary needs")
+                        continue
                     if len(slots) != component.slots_per_page or min(slots) < 0:
                         self._lacks(live, component, page, tier)
                         continue
-                    self.payloads.write(component, tier, prefix, slots)
+                    self.payloads.write(component, tier, prefix, slots, self.bench.steps)
         for component in self.bench.states:
             slot = self.cache.state_slot(live.request, component.name)
             prefix = (live.namespace, live.tuple[:end])
-            self.payloads.write(component, "device", prefix, [slot])
+            self.payloads.write(component, "device", prefix, [slot], self.bench.steps)

@@ -69,6 +69,11 @@ class TierChange:
         """The pages a component's cell on a node stands for."""
         return view.pages[-1:] if self.parts[name].is_state else view.pages
 
+    def n_slots(self, view: NodeView, name: str) -> int:
+        """Slots of a component's cell on a node."""
+        parts = self.parts[name]
+        return 1 if parts.is_state else len(view.pages) * parts.slots_per_page
+
     def losers(self, view: NodeView, judge: Judge) -> list[str]:
         """Components that lost their cell on a node of the first snapshot."""
         losers = []

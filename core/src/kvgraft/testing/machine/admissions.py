@@ -1,0 +1,117 @@
+"""What admission must answer, and leave alone where it does not admit (A5 to A10)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvgraft.admission import Outcome
+from kvgraft.cache import Cache
+from kvgraft.testing.machine.bench import Bench
+from kvgraft.testing.machine.comparing import LEASE, check_unchanged, pins
+from kvgraft.testing.machine.engines import PromptedTransferEngine
+from kvgraft.testing.machine.judging import as_violation
+from kvgraft.testing.machine.live import Live
+from kvgraft.testing.machine.setups import open_cache
+from kvgraft.tree.keys import TokenKey
+
+__all__ = ["Admissions"]
+
+
+class Admissions:
+    """Compares decisions and chunks with what a request asked for."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.cache, self.model, self.judge = bench.cache, bench.model, bench.judge
+        self._empty: Cache | None = None
+
+    def left_alone(
+        self, live: Live, standing: dict[str, Any], pinned: list[tuple[Any, ...]] | None
+    ) -> None:
+        """Whoever is not admitted is as before, and so is the tree; `pinned` if not matched again.
+
+        A chunk that could never fit has shrunk to whole pages, and then states ahead but the last
+        are given up (A6, A10).
+        """
+        request, name, size = live.request, live.name, self.model.page_size
+        free = {"chunk", "checkpoints"} if pinned is not None else LEASE
+        check_unchanged(self.judge, "A9", standing, request, name, free)
+        if pinned is None:
+            return
+        chunk = standing["chunk"]
+        shrunk = 0 < request.chunk < chunk and not request.chunk % size
+        self.judge.expect(
+            shrunk or request.chunk == chunk,
+            "A6",
+            None,
+            lambda: f"{name} was not admitted, its chunk went from {chunk} to {request.chunk}",
+        )
+        due = standing["checkpoints"]
+        self.judge.expect(
+            tuple(request.checkpoints) in (due, due[-1:]),
+            "A9",
+            None,
+            lambda: (
+                f"{name} was not admitted, its checkpoints went from {due} to {request.checkpoints}"
+            ),
+        )
+        now = pins(self.cache)
+        self.judge.expect(
+            now == pinned, "A9", None, lambda: f"refusing {name} moved pins: {pinned} to {now}"
+        )
+
+    def admitted(self, live: Live) -> None:
+        request = live.request
+        live.admitted = True
+        # Checkpoints beyond the prompt's end are given up where there is no room for them.
+        kept = set(request.checkpoints)
+        self.judge.expect(
+            kept <= live.due, "A10", None, lambda: f"states due at {kept}, asked was {live.due}"
+        )
+        live.due = kept
+        demands = dict(zip((track.name for track in self.cache.tree.tracks), request.demands))
+        for component in self.bench.states:
+            # The live state, copied from the prefix if there is one (M8), and one per boundary.
+            demand, least = demands[component.name], 1 + len(kept)
+            if demand.now + demand.later < least:
+                said = f"{demand}, {live.name} takes {least} states"
+                self.judge.fail("A10", component.name, said)
+        chunk = request.chunk
+        self.judge.expect(chunk >= 1, "A6", None, lambda: f"a chunk of {chunk} tokens")
+        if chunk < min(live.chunk, live.prompt - live.computed):
+            self.judge.expect(
+                chunk % self.model.page_size == 0,
+                "A6",
+                None,
+                lambda: f"a chunk of {chunk} tokens, not whole pages",
+            )
+            self.bench.counts["chunk shrunk"] += 1
+
+    def alone(self, live: Live) -> Outcome:
+        """What an empty cache of the same configuration answers to the request."""
+        if self._empty is None:
+            bench = self.bench
+            self._empty = open_cache(bench.setup, bench.sizes, PromptedTransferEngine())
+        try:
+            request = self._empty.begin(
+                TokenKey(live.tuple[: live.prompt], live.namespace),
+                reserve=live.reserve,
+                chunk=live.chunk,
+            )
+            outcome = self._empty.admit(request).outcome
+            self._empty.abort(request)
+        except Exception as error:
+            raise as_violation(error, "admit in an empty cache") from error
+        return outcome
+
+    def end_of_chunk(self, live: Live, n_tokens: int) -> None:
+        """A chunk ends the prompt or a page, if it reaches one, and runs over no state to keep."""
+        size, end = self.model.page_size, live.computed + n_tokens
+        whole = end == live.prompt or not end % size or end // size * size <= live.computed
+        said = f"{live.name} at {live.computed} of {live.prompt} gets a chunk of {n_tokens}"
+        self.judge.expect(whole, "A6", None, lambda: f"{said}, with pages of {size}")
+        passed = [page for page in live.due if live.computed < page * size < end]
+        name = self.bench.states[0].name if self.bench.states else None
+        self.judge.expect(
+            not passed, "M5", name, lambda: f"{said}, states are to be kept at pages {passed}"
+        )

@@ -1,0 +1,82 @@
+"""A request and a tree compared whole, field by field, before and after a call (A5, A9)."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection
+from typing import Any
+
+from kvgraft.cache import Cache
+from kvgraft.request import Request
+from kvgraft.testing.machine.judging import Judge
+from kvgraft.transfers import Transfer
+from kvgraft.tree.keys import TokenKey
+from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.node import Node
+from kvgraft.tree.pinning import Receipt
+
+__all__ = ["LEASE", "check_unchanged", "pins", "plain"]
+
+LEASE = frozenset(
+    {
+        *("receipt", "limited", "anchor_tokens", "device_tokens", "storage_tokens", "computed"),
+        *("allocated", "host_slots", "waits", "checkpoints", "chunk"),
+    }
+)
+"""Fields of a request that a new match sets."""
+
+
+def plain(request: Request) -> dict[str, Any]:
+    """Everything a request says of itself and holds, as values that compare."""
+    fields = {name: _plain(getattr(request, name)) for name in Request.__slots__}
+    del fields["demands"]  # what it was last decided on
+    return fields
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, TokenKey):
+        return bytes(value.data), repr(value.namespace), value.edits
+    if isinstance(value, Receipt):
+        held = (value.released, value.host_from, value.locks is not None)
+        return (value.anchor.ident, value.anchor.end, tuple(value.segments), *held)
+    if isinstance(value, Ledger):
+        return value.component, value.tier
+    if isinstance(value, (Transfer, Node)):
+        return id(value)
+    if isinstance(value, dict):
+        return tuple((key, _plain(item)) for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return tuple(_plain(item) for item in value)
+    slots = getattr(type(value), "__slots__", ())
+    if slots and not isinstance(value, enum.Enum):
+        return tuple((name, _plain(getattr(value, name))) for name in slots)
+    return value
+
+
+def pins(cache: Cache) -> list[tuple[Any, ...]]:
+    """Who holds what in the tree: pins, receipts and transfers of every node."""
+    return [
+        (
+            *(node.ident, node.start, node.end, node.receipts, len(node.operations or ())),
+            *((cell.device_pins, cell.host_pins, cell.incoming) for cell in node.cells),
+        )
+        for node in cache.tree.nodes()
+    ]
+
+
+def check_unchanged(
+    judge: Judge,
+    rule: str,
+    before: dict[str, Any] | None,
+    request: Request,
+    name: str,
+    free: Collection[str] = (),
+) -> None:
+    """A call that was refused left every field of the request as it was, but for those `free`."""
+    if before is None:
+        return
+    after = plain(request)
+    for field, value in before.items():
+        if field not in free and after[field] != value:
+            judge.fail(rule, None, f"{field} of {name} was {value}, it is {after[field]}")
+            return

@@ -1,0 +1,175 @@
+"""Rules that are scenes: several requests meet where calls drawn one by one seldom lead."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+from hypothesis.stateful import rule
+
+from kvgraft.testing.machine.examples import Impossible, picked, unless_over
+from kvgraft.testing.machine.live import Live
+from kvgraft.testing.machine.picking import (
+    MOST_REQUESTS,
+    NAMESPACES,
+    STEMS,
+    Picking,
+    has,
+    has_place,
+    has_scene,
+    picks,
+)
+
+__all__ = ["Scenes"]
+
+
+class Scenes(Picking):
+    """Requests that share a load-back, meet a duplicate, end in flight, or wait in line."""
+
+    @has("unfinished")
+    @rule(index=picks, stem=st.sampled_from(STEMS), reserve=st.integers(4, 24))
+    @unless_over
+    def squeeze_in(self, index: int, stem: tuple[int, ...], reserve: int) -> None:
+        """Promise all that is left to others; a request comes in, or goes on, where it just fits.
+
+        A demand that forgets something, a chunk that is too large and a promise that is not
+        renewed show here.
+        """
+        driver, live = self.driver, self._pick("unfinished", index)
+        others = self._promise_the_rest(stem, reserve)
+        while not live.admitted and others and not driver.admit(live).admitted:
+            driver.abort(others.pop())
+        if live.admitted and not live.loaded:
+            driver.load_back(live)
+            driver.rooms.step_all()
+        if live.admitted and not live.waiting:
+            if live.computed < live.prompt:
+                driver.prefill(live, live.prompt if reserve % 2 else None)
+            others += self._promise_the_rest(stem, 1)
+            driver.prefill_all(live)
+            while live.computed < live.prompt + live.reserve and driver.decode(live, 1):
+                pass
+        for other in others:
+            driver.abort(other)
+
+    def _promise_the_rest(self, stem: tuple[int, ...], reserve: int) -> list[Live]:
+        """Others are admitted as long as there is room and place for one, ever smaller ones."""
+        others: list[Live] = []
+        while reserve >= 0 and len(self.driver.live) < MOST_REQUESTS:
+            other = self._begin("the rest", stem[:1], reserve, None)
+            if self.driver.admit(other).admitted:
+                others.append(other)
+            else:
+                self.driver.abort(other)
+                reserve = reserve // 2 if reserve else -1
+        return others
+
+    @has_scene(of_ended=True)
+    @rule(
+        index=picks,
+        share=st.integers(1, 7),
+        many=st.integers(2, 3),
+        longest=st.integers(0, 2),
+        first=picks,
+        fails=st.booleans(),
+    )
+    @unless_over
+    def load_together(
+        self,
+        index: int,
+        share: int,
+        many: int,
+        longest: int,
+        first: int,
+        fails: bool,  # noqa: FBT001 - drawn by name
+    ) -> None:
+        """Requests need data from HOST: one a part, two all of it.
+
+        Where the part comes first, the second waits for that and loads the rest, and a third waits
+        for both. One of the copies runs, or fails, before the others.
+        """
+        self.scenes += 1
+        namespace, tokens = picked(self.driver.ended, index)
+        self._make_place(many)
+        rooms, pending = self.driver.rooms, self.driver.bench.engine.pending
+        self._leave_on_host(namespace, tokens)
+        waiting = []
+        part = tokens[: len(tokens) * share // 8]
+        wanted = [tokens, tokens]
+        wanted.insert(longest, part)
+        for each in wanted[:many]:
+            waiting.append(self._begin(namespace, (*each, 1), 0, None))
+            self._along(waiting[-1], 2)
+        if len(pending) > 1:
+            rooms.step(first % len(pending), fails=fails)
+            rooms.poll()
+            for live in waiting:
+                if live in self.driver.live and live.loaded and not live.waiting:
+                    self.driver.prefill(live, None)
+            rooms.step_all()
+        for live in waiting:
+            if live in self.driver.live and live.request.load_failed:
+                self.driver.restart(live)
+
+    @has_scene()
+    @rule(stem=st.sampled_from(STEMS), length=st.integers(0, 8), own=st.integers(1, 3))
+    @unless_over
+    def arrive_twice(self, stem: tuple[int, ...], length: int, own: int) -> None:
+        """What a load-back brings is computed by somebody else and inserted meanwhile (I4)."""
+        self.scenes += 1
+        driver = self.driver
+        self._make_place(3)
+        tokens = self._grown(stem[:length]) + driver.unseen(own * driver.model.page_size)
+        twin, first = (self._begin(None, tokens, 0, None) for _ in range(2))
+        for live in (twin, first):
+            self._along(live, 2)
+            if live.admitted and live.waiting:
+                driver.rooms.step_all()
+            if live.admitted and not live.waiting:
+                driver.prefill_all(live)
+        if first not in driver.live or first.computed < first.prompt:
+            return
+        driver.finish(first)
+        self._leave_on_host(None, tokens)
+        self._along(self._begin(None, (*tokens, 1), 0, None), 2)
+        if twin in driver.live and twin.computed == twin.prompt:
+            driver.finish(twin)
+        driver.rooms.step_all()
+
+    @has_scene(of_ended=True)
+    @rule(index=picks, shared=st.booleans())
+    @unless_over
+    def abort_in_flight(self, index: int, shared: bool) -> None:  # noqa: FBT001
+        """A request ends while its data is on its way; HOST evicts all it can meanwhile (L8)."""
+        self.scenes += 1
+        driver = self.driver
+        namespace, tokens = picked(driver.ended, index)
+        self._make_place(2)
+        self._leave_on_host(namespace, tokens)
+        live = self._begin(namespace, (*tokens, 1), 0, None)
+        self._along(live, 2)
+        if live not in driver.live or not live.waiting:
+            return
+        if shared:
+            self._along(self._begin(namespace, (*tokens, 2), 0, None), 2)
+        driver.abort(live)
+        driver.rooms.clear_host()
+        driver.rooms.step_all()
+
+    @has_place()
+    @has_scene(of_ended=True)
+    @rule(index=picks, namespace=st.sampled_from(NAMESPACES))
+    @unless_over
+    def ask_elsewhere(self, index: int, namespace: object) -> None:
+        """The same tokens in a namespace that may look like theirs (T11)."""
+        self.scenes += 1
+        if len(self.driver.live) >= MOST_REQUESTS:
+            raise Impossible
+        _, tokens = picked(self.driver.ended, index)
+        self.driver.abort(self._begin(namespace, tokens, 0, None))
+
+    @has_scene()
+    @rule(stem=st.sampled_from(STEMS), large=st.integers(4, 60), small=st.integers(1, 6))
+    @unless_over
+    def wait_in_line(self, stem: tuple[int, ...], large: int, small: int) -> None:
+        """A large request waits while smaller ones behind it come and go (A13)."""
+        self.scenes += 1
+        self.driver.wait_in_line(stem[:1], large, small)

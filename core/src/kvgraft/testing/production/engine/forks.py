@@ -1,0 +1,22 @@
+"""Copies of the process that a component forks: they end at once, and that it forked is told (P10).
+
+A copy would go on with what this process does, fork again, and answer in its place. Programs that
+a component starts with `subprocess` are none.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+__all__ = ["end_forks"]
+
+
+def end_forks(tell: Callable[[], None]) -> None:
+    """From now on, end every copy of this process; lasts until the process ends.
+
+    Args:
+        tell: called in this process before each copy is made.
+    """
+    leave = os._exit
+    os.register_at_fork(before=tell, after_in_child=lambda: leave(0))

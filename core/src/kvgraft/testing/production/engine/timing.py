@@ -1,0 +1,84 @@
+"""How long hooks take, and what is noted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from time import perf_counter
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+__all__ = ["BLOCKS_S", "HANGS_S", "Note", "Seen", "Timed"]
+
+BLOCKS_S = 0.1
+"""Seconds after which a hook has blocked; a hook computes for some microseconds."""
+
+TIMES = 5
+"""How often in a row a hook is that slow before it is said to block: a busy machine is not."""
+
+HANGS_S = 20.0
+"""Seconds after which a hook is not waited for any longer."""
+
+Note = Callable[[str, str, str], None]
+"""Takes the kind of what was seen, what was done and what came of it.
+
+Kinds are `"seen"`, `"raised"` and `"form"` (what was done is then a hook), `"blocked"`, `"calling"`
+(a hook that begins to be asked) and `"end"`.
+"""
+
+
+class Seen(NamedTuple):
+    """One thing that was seen; see `Note`."""
+
+    kind: str
+    done: str
+    came: str
+
+
+class Timed:
+    """The hooks of a component, with how long they take."""
+
+    def __init__(self, note: Note) -> None:
+        self._note = note
+        self._slow: dict[str, list[float]] = {}
+        self._last = ""
+        self.calling: tuple[str, float] | None = None
+        self.blocked = False
+
+    def watch(self, plugin: Any) -> Any:
+        """The same package, its hooks timed."""
+        hooks = dict(vars(plugin.implementation))
+        for name, function in hooks.items():
+            if name != "declare_component":
+                hooks[name] = self._timed(name, function)
+        return replace(plugin, implementation=SimpleNamespace(**hooks))
+
+    def _timed(self, hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            if hook != self._last:
+                self._last = hook
+                self._note("calling", hook, "")
+            start = perf_counter()
+            self.calling = (hook, start)
+            try:
+                return function(*given, **named)
+            finally:
+                self.calling = None
+                self._took(hook, perf_counter() - start)
+
+        return call
+
+    def _took(self, hook: str, seconds: float) -> None:
+        slow = self._slow.setdefault(hook, [])
+        if seconds < BLOCKS_S or hook == "create_component":
+            slow.clear()
+            return
+        slow.append(seconds)
+        if len(slow) == TIMES and not self.blocked:
+            self.blocked = True
+            said = f"the fastest of {TIMES} calls in a row took {min(slow):.2f} s"
+            self._note("blocked", hook, said)
+
+    def is_slow(self, hook: str) -> bool:
+        """Whether the last call was slow and it is not known yet whether others are."""
+        return bool(self._slow.get(hook)) and not self.blocked

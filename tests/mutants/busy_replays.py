@@ -1,0 +1,174 @@
+"""Two busy replays: every tier is short, requests wait, are retracted and given up.
+
+`sessions` is write-through with namespaces that look alike and users who lose interest; `stored`
+is write-back, with a store behind HOST and a choice between loading and computing.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from kvgraft.cache import Cache
+from kvgraft.config import parse_config
+from kvgraft.replay.arrivals import ClosedLoop
+from kvgraft.replay.engine import EngineModel, ReplayEngine
+from kvgraft.replay.meter import Meter
+from kvgraft.replay.payload import Verify
+from kvgraft.replay.running import Job, Player
+from kvgraft.replay.workload import Addresses, TraceRequest, Workload, join_spans
+from kvgraft.request import Request
+
+__all__ = ["REPLAYS", "play"]
+
+NAMESPACES = (None, None, "", 0, "tenant")
+"""Told apart although some are falsy."""
+
+LOSES_INTEREST = 11
+"""Every so many admitted requests one is aborted while its load-back may be in flight."""
+
+
+def sessions(seed: int, n_sessions: int) -> Workload:
+    """Short conversations over a few system prompts, some of which fork."""
+    random, addresses = Random(seed), Addresses(f"sessions {seed}")
+    preambles = [addresses.take(random.randint(20, 70)) for _ in range(3)]
+    requests: list[TraceRequest] = []
+
+    def speak(session: int, context: tuple[Any, ...], turns: int) -> None:
+        for turn in range(turns):
+            context = join_spans((*context, addresses.take(random.randint(3, 50))))
+            output = addresses.take(random.randint(2, 40))
+            prompt = sum(span.length for span in context)
+            content = join_spans((*context, output))
+            requests.append(
+                TraceRequest(
+                    len(requests),
+                    session,
+                    float(len(requests)) / 4,
+                    random.random() if turn else 0.0,
+                    prompt,
+                    output.length,
+                    content,
+                )
+            )
+            if random.random() < 0.7:
+                context = content
+
+    for session in range(n_sessions):
+        preamble = random.choices(preambles, (4, 2, 1))[0]
+        opening = addresses.take(random.randint(4, 60))
+        speak(2 * session, (preamble, opening), random.randint(1, 4))
+        if random.random() < 0.3:
+            speak(2 * session + 1, (preamble, opening), random.randint(1, 2))
+    return Workload.of(
+        requests, name="sessions", format="synthetic", has_absolute_time=True, block_tokens=1
+    )
+
+
+class _Tenants(Player):
+    """Requests of several namespaces, by session."""
+
+    def job(self, trace: TraceRequest) -> Job:
+        job = super().job(trace)
+        job.key.namespace = NAMESPACES[trace.session // 2 % len(NAMESPACES)]
+        return job
+
+
+class _Impatient(ReplayEngine):
+    """Some requests are given up once they were admitted, loads in flight or not."""
+
+    def _admitted(self, job: Job, request: Request) -> None:
+        super()._admitted(job, request)
+        if self._order % LOSES_INTEREST == 0 and job in self.loading:
+            self.loading.remove(job)
+            self.cache.abort(request)
+            job.request = None
+            self._end(job)
+
+
+def _play(cache: Cache, workload: Workload, users: int, player: type[Player]) -> str:
+    """Replay; what the replay itself noticed, such as wrong bytes, if anything."""
+    meter = Meter()
+    playing = player(cache, meter, Verify.FULL, 0)
+    model = EngineModel(
+        prefill_tokens_s=4000.0, decode_tokens_s=60.0, chunk_tokens=48, reserve_tokens=16
+    )
+    engine = _Impatient(
+        cache,
+        ClosedLoop(workload.sessions, users),
+        model,
+        playing,
+        meter,
+        on_count=lambda job: None,
+        on_end=lambda: None,
+    )
+    try:
+        engine.run()
+        cache.drain()
+    finally:
+        cache.close()
+    return playing.checks.first or engine.totals.first_problem
+
+
+COMPONENTS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "swa": {"window": 24, "device_tokens": 320, "host_tokens": 480},
+    "mamba": {"states": 22, "host_states": 30, "checkpoint_interval_tokens": 32},
+}
+
+
+def _sessions(guard: str) -> str:
+    cache = Cache(
+        parse_config(
+            {
+                "components": COMPONENTS,
+                "page_size": 4,
+                "device_tokens": 800,
+                "host_tokens": 1200,
+                "load": None,
+                "guard": guard,
+            }
+        )
+    )
+    return _play(cache, sessions(1, 45), 10, _Tenants)
+
+
+def _stored(guard: str) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        cache = Cache(
+            parse_config(
+                {
+                    "components": COMPONENTS,
+                    "page_size": 4,
+                    "device_tokens": 800,
+                    "host_tokens": 1000,
+                    "write_policy": "write-back",
+                    "load": {
+                        "bandwidth_bytes_s": 1e8,
+                        "latency_s": 2e-3,
+                        "prefill_tokens_s": 20_000,
+                    },
+                    "storage": {
+                        "url": f"file:{folder}?capacity=64MiB",
+                        "model": "tiny",
+                        "weights": "1",
+                        "store": "host-eviction",
+                        "prefetch": "wait-complete",
+                        "threshold_tokens": 8,
+                    },
+                    "guard": guard,
+                }
+            )
+        )
+        return _play(cache, sessions(2, 40), 10, Player)
+
+
+REPLAYS: dict[str, Callable[[str], str]] = {"sessions": _sessions, "stored": _stored}
+"""By name; each is given the guard's mode and answers with what the replay noticed by itself."""
+
+
+def play(name: str, guard: str = "on") -> str:
+    """Play one of them."""
+    return REPLAYS[name](guard)

@@ -1,0 +1,397 @@
+"""Known-bad cores for the guard alone: one line of the core each, replaced in its source.
+
+They were written without a look at the state machine's own (`cores.py`), and are played under two
+busy replays with the guard on; see `under_guard.py`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["GUARDED_CORES", "BadCore"]
+
+
+class BadCore(NamedTuple):
+    """A defect.
+
+    Attributes:
+        rules: what it breaks, and what a guard may rightly name for it.
+        module: below `core/src/kvgraft`.
+        old, new: a text that stands once in the module, and what stands there instead.
+    """
+
+    rules: tuple[str, ...]
+    module: str
+    old: str
+    new: str
+
+
+GUARDED_CORES: dict[str, BadCore] = {
+    # -- matching
+    "a match skips a node after each gap": BadCore(
+        ("M1",),
+        "tree/matching.py",
+        "index = gap if boundary > nodes[gap].start else gap - 1\n",
+        "index = gap if boundary > nodes[gap].start else gap - 2\n"
+        "                boundary = min(boundary, nodes[index].end if index >= 0 else 0)\n",
+    ),
+    "a match takes a window a page short for whole": BadCore(
+        ("M1", "M3"),
+        "tree/matching.py",
+        "low = boundary - track.window_pages\n",
+        "low = boundary - track.window_pages + 1\n",
+    ),
+    "a match takes the state at a node's end for one inside it": BadCore(
+        ("M1", "M3"),
+        "tree/matching.py",
+        "-1 if node.end == boundary and readable(",
+        "-1 if readable(",
+    ),
+    "a match leaves no token to compute": BadCore(
+        ("M2",),
+        "cache.py",
+        "return (request.prompt - 1) // self.tree.page_size",
+        "return request.prompt // self.tree.page_size",
+    ),
+    "the device anchor counts what is on HOST": BadCore(
+        ("M3",),
+        "tree/matching.py",
+        "device_anchor, index = _deepest(tree, nodes, end, device_only=True)",
+        "device_anchor, index = _deepest(tree, nodes, end, device_only=False)",
+    ),
+    "a match follows where the key was found last beyond its limit": BadCore(
+        ("M1", "M2"),
+        "tree/matching.py",
+        "        if node.end <= limit:\n",
+        "        if node.end:\n",
+    ),
+    "falsy namespaces share a tree": BadCore(
+        ("T11",),
+        "tree/matching.py",
+        "root = tree.root(key.namespace)\n    path = walk(",
+        "root = tree.root(key.namespace or None)\n    path = walk(",
+    ),
+    "an explanation names the shallowest boundary": BadCore(
+        ("M9",),
+        "tree/explaining.py",
+        "accepted[device_only] = boundary\n                break",
+        "accepted[device_only] = boundary",
+    ),
+    # -- splits
+    "a split leaves the upper part one pin": BadCore(
+        ("T10", "L1", "T6", "T8"),
+        "tree/tree.py",
+        "above.device_pins = below.device_pins",
+        "above.device_pins = min(1, below.device_pins)",
+    ),
+    "a split forgets when the upper part was used": BadCore(
+        ("T10", "T7"), "tree/tree.py", "above.stamp = below.stamp", "above.stamp = 0"
+    ),
+    "a split forgets how often the node was hit": BadCore(
+        ("T10",), "tree/tree.py", "upper.hits = node.hits", "upper.hits = 0"
+    ),
+    "a split crosses the HOST slots of the parts": BadCore(
+        ("T10",),
+        "tree/tree.py",
+        "above.host, below.host = below.host[:cut], below.host[cut:]",
+        "above.host, below.host = below.host[-cut:], below.host[:-cut]",
+    ),
+    # -- pins
+    "a state's pin is given up and released again": BadCore(
+        ("L1", "L6", "T6", "T8"),
+        "tree/pinning.py",
+        "receipt.segments[track.index] = ()\n",
+        "pass\n",
+    ),
+    "what is behind the window stays on the receipt": BadCore(
+        ("L1", "L6", "T6", "T8"),
+        "tree/pinning.py",
+        "receipt.segments[track.index] = kept\n",
+        "pass\n",
+    ),
+    "a running request gives up all of its window's pins": BadCore(
+        ("L3", "L6", "T6", "L1"),
+        "tree/pinning.py",
+        "given = pages_without(segment, kept)",
+        "given = segment",
+    ),
+    "a load-back holds HOST from its last gap only": BadCore(
+        ("L3", "M7"),
+        "tree/matching.py",
+        "return min(starts, default=None)",
+        "return max(starts, default=None)",
+    ),
+    "a backup releases its pins at once": BadCore(
+        ("L8",),
+        "tree/operations.py",
+        "operation = Operation([node], receipt, to_host=True)",
+        "operation = Operation([node], None, to_host=True)\n    release(tree, receipt)",
+    ),
+    "what arrives on a pinned node is evictable": BadCore(
+        ("L4", "T8"),
+        "tree/tree.py",
+        "        if cell.device_pins:\n            track.device.pinned",
+        "        if False:\n            track.device.pinned",
+    ),
+    "a dead node stays when its last receipt is released": BadCore(
+        ("T3",),
+        "tree/pinning.py",
+        "if anchor.parent is not None and not anchor.live_device and not anchor.live_host:",
+        "if False:",
+    ),
+    "a node whose pins are gone is no candidate": BadCore(
+        ("T7",),
+        "tree/pinning.py",
+        "if deepest is not None and tree.is_device_leaf(deepest):",
+        "if False:",
+    ),
+    # -- eviction
+    "the youngest of a span goes first": BadCore(
+        ("T7", "T12"),
+        "tree/recency.py",
+        "return heappop(self._oldest)",
+        "return self._oldest.pop()",
+    ),
+    "a candidate keeps the place it was entered with": BadCore(
+        ("T7", "T12"),
+        "tree/track.py",
+        "if node.parent is not None and cell.stamp != stamp:",
+        "if False:",
+    ),
+    "a prefix does not count as used with what is below it": BadCore(
+        ("T7", "T12"),
+        "tree/eviction.py",
+        "above.stamp = max(above.stamp, below.stamp)\n        if leaf",
+        "if leaf",
+    ),
+    "eviction frees one slot too many": BadCore(
+        ("E2",),
+        "tree/eviction.py",
+        "before = track.device.free\n    target = before + n_slots",
+        "before = track.device.free\n    target = before + n_slots + 1",
+    ),
+    "inside the tree contained components stay behind": BadCore(
+        ("E3", "T4"),
+        "tree/eviction.py",
+        "narrower = [other for other in held if other.index in track.narrower]",
+        "narrower = [track]",
+    ),
+    "at a leaf a narrow component leaves the wide ones": BadCore(
+        ("E3",),
+        "tree/eviction.py",
+        "if node.live_device == len(held) and not pinned:",
+        "if node.live_device == len(held) and not pinned and track.is_everything:",
+    ),
+    "HOST eviction does not count what it freed": BadCore(
+        ("E6", "I2"),
+        "tree/tree.py",
+        "track.host_evictions[cause] += len(slots) // SLOT_BYTES",
+        "pass",
+    ),
+    "a load-back makes room for its pages in the state's pool": BadCore(
+        ("R3",),
+        "loading.py",
+        "sum(track.n_slots(node) for node in nodes))",
+        "sum(node.end - node.start for node in nodes))",
+    ),
+    "what leaves the device leaves its states behind": BadCore(
+        ("B2", "E4"),
+        "tree/operations.py",
+        "unbacked = [track for track in needs_backup(tree, node) if track in victims]",
+        "unbacked = [t for t in needs_backup(tree, node) if t in victims and not t.is_state]",
+    ),
+    # -- inserts and requests' own slots
+    "pages computed twice are not freed": BadCore(
+        ("I1", "T9", "H8", "T8"),
+        "tree/inserting.py",
+        "        track.device.give_private(part.device)\n",
+        "        track.device.private -= 0\n",
+    ),
+    "adjoining runs are joined the wrong way round": BadCore(
+        ("T9", "I4", "I1"),
+        "private.py",
+        "last.device + run.device",
+        "run.device + last.device",
+    ),
+    "a page inside the window is given back": BadCore(
+        ("L6", "I3"),
+        "private.py",
+        "spans = track.reach_pages.spans(page)",
+        "spans = track.reach_pages.spans(page + 1)",
+    ),
+    "a finished request is cached beyond its last state": BadCore(
+        ("I6", "I7"),
+        "cache.py",
+        "page = min(page, self.slots.offered_page(request, track))",
+        "page = max(page, self.slots.offered_page(request, track))",
+    ),
+    "a finished request keeps the state it followed the decode with": BadCore(
+        ("I7", "I6"), "private.py", "elif states.tracked is not None:", "elif False:"
+    ),
+    "a request begins with an empty state": BadCore(
+        ("M8",), "private.py", "self._copy(track, source, states.live)", "pass"
+    ),
+    "a captured state is never written": BadCore(
+        ("I7", "M8"), "private.py", "self._copy(track, states.live, slot)", "pass"
+    ),
+    "a state due is kept as the decode's": BadCore(
+        ("I6", "I7", "A6"),
+        "private.py",
+        "states.due, states.due_is_checkpoint = page, wanted",
+        "states.due, states.due_is_checkpoint = page, False",
+    ),
+    "a chunk runs past the boundary where a state is captured": BadCore(
+        ("A6", "I6", "I7"),
+        "admission/budget.py",
+        "if request.computed < boundary < request.computed + tokens:",
+        "if boundary < 0:",
+    ),
+    # -- admission
+    "a demand has no slack": BadCore(
+        ("A1",),
+        "admission/demand.py",
+        "total = track.stored_between(held, last + SLACK_PAGES)",
+        "total = track.stored_between(held, last)",
+    ),
+    "a window's demand leaves out what it holds": BadCore(
+        ("A1", "A4", "A7"),
+        "admission/demand.py",
+        "peak = min(total, reach + chunk + 1)",
+        "peak = min(total, chunk + 1)",
+    ),
+    "a demand leaves out the host hits": BadCore(
+        ("A3", "A1"),
+        "admission/demand.py",
+        "Demand(now * per_page + host_slots,",
+        "Demand(now * per_page,",
+    ),
+    "a demand leaves out the states to capture": BadCore(
+        ("A10", "A1"),
+        "admission/demand.py",
+        "query.checkpoints + 1)",
+        "1)",
+    ),
+    "admission forgets what is promised already": BadCore(
+        ("A2", "A12"),
+        "admission/budget.py",
+        "            if need > ledger.headroom:\n",
+        "            if need > ledger.free + ledger.evictable:\n",
+    ),
+    "a window is promised what the rest of the request takes": BadCore(
+        ("A1", "A4"),
+        "admission/account.py",
+        "target = min(target, self.remaining)",
+        "target = max(target, self.remaining)",
+    ),
+    "what a load-back took stays promised": BadCore(
+        ("A11", "A12", "A1"),
+        "admission/account.py",
+        "self.ledger.promised -= self.load\n",
+        "pass\n",
+    ),
+    "smaller requests pass a large one for ever": BadCore(
+        ("A13",),
+        "admission/waiting.py",
+        "if place.waiting and place.overtaken >= self.patience:",
+        "if False:",
+    ),
+    # -- transfers
+    "children are backed up before their parents": BadCore(
+        ("B1",),
+        "mirroring.py",
+        "return sorted(chain.values(), key=lambda each: each.end)",
+        "return sorted(chain.values(), key=lambda each: -each.end)",
+    ),
+    "only the first node that gained data is backed up": BadCore(
+        ("B6",),
+        "mirroring.py",
+        "_with_gaps_above(self.tree, nodes)",
+        "_with_gaps_above(self.tree, nodes[:1])",
+    ),
+    "a component that gained data later is not backed up": BadCore(
+        ("B7", "B6", "B2"),
+        "tree/operations.py",
+        "        and cell.host is None\n        and cell.incoming is None\n    ]\n\n\ndef _reserve",
+        "        and all(c.host is None for c in node.cells)\n        and cell.incoming is None\n"
+        "    ]\n\n\ndef _reserve",
+    ),
+    "transfers are acknowledged without waiting": BadCore(
+        ("B3",),
+        "transfers/journal.py",
+        "if not queue[0].ticket.wait(max(0.0, deadline - time.monotonic())):",
+        "if queue[0].ticket is None:",
+    ),
+    "rows of a backup are crossed": BadCore(
+        ("B3",),
+        "transfers/copies.py",
+        "lanes, partner, device_rows, host_rows)",
+        "lanes, partner, device_rows, host_rows.flip(0))",
+    ),
+    "a load-back leaves out the first node": BadCore(
+        ("R1", "M4"),
+        "tree/operations.py",
+        "            for node in segment_nodes(track, receipt)\n            if (cell",
+        "            for node in segment_nodes(track, receipt)[1:]\n            if (cell",
+    ),
+    "a load-back fetches what is on its way already": BadCore(
+        ("R6", "M4"),
+        "tree/operations.py",
+        "            and cell.host is not None\n            and cell.incoming is None\n",
+        "            and cell.host is not None\n",
+    ),
+    "a request does not wait for what others load": BadCore(
+        ("R5", "R6", "R7", "R1"),
+        "tree/operations.py",
+        "                and not cell.incoming.operation.to_host\n",
+        "                and cell.incoming.operation.to_host\n",
+    ),
+    "states that were loaded are thrown away": BadCore(
+        ("R5", "T8"),
+        "tree/operations.py",
+        "if present is not None or hangs:",
+        "if present is not None or hangs or (track.is_state and not operation.to_host):",
+    ),
+    "loading and computing are weighed the wrong way round": BadCore(
+        ("R8",),
+        "leasing.py",
+        "return tokens / self.load.prefill_tokens_s < load_s",
+        "return tokens / self.load.prefill_tokens_s > load_s",
+    ),
+    # -- storage
+    "page hashes are not chained": BadCore(
+        ("S8", "T10"),
+        "storage_tier/naming.py",
+        "parent = page_hash(parent, tokens[start : start + size])\n"
+        "            found.append(parent)",
+        "found.append(page_hash(parent, tokens[start : start + size]))",
+    ),
+    "states are stored under the first page of their node": BadCore(
+        ("S8", "S9"),
+        "storage_tier/storing.py",
+        "np.arange(first, node.end)",
+        "np.arange(node.start, node.start + node.end - first)",
+    ),
+    "pages that arrive change places": BadCore(
+        ("S5", "S9", "S4"),
+        "tree/arriving.py",
+        "arrival.slots[track.index][pages].tobytes()",
+        "arrival.slots[track.index][pages][::-1].tobytes()",
+    ),
+    "a prefetch keeps what it did not publish": BadCore(
+        ("S5", "T8", "R2"),
+        "storage_tier/fetching.py",
+        "            self._free(track, arrived)\n",
+        "            each = self.scene.slabs.nbytes[track.index]\n"
+        "            self.nbytes -= each * self._slots[track.index][arrived].size\n"
+        "            arrived[:] = False\n",
+    ),
+    "a prefetch does not pin where it begins": BadCore(
+        ("S1", "L8"),
+        "storage_tier/fetching.py",
+        "tree.hold(self.key.namespace)\n        self.phase = Phase.LOOKING",
+        "tree.hold(self.key.namespace)\n        let_go_of_host(tree, self._receipt)\n"
+        "        self._receipt = hold_host(tree, tree.root(self.key.namespace))\n"
+        "        self.phase = Phase.LOOKING",
+    ),
+}
+"""By name, which says what is wrong."""
