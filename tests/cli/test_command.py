@@ -166,7 +166,7 @@ def test_a_narrow_table_keeps_name_reach_and_status_whole(
 @pytest.mark.parametrize(
     ("case", "reason"),
     [
-        ({"reach": "Leading(3)"}, "reach: [0, 3) does not end at the boundary; "),
+        ({"reach": "Chunk(0)"}, "reach: Chunk(0) needs at least 1 token"),
         ({"reach": "Chunk(3)", "mirrored": True}, "has a host mirror without the capability "),
     ],
 )

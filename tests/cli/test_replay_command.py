@@ -28,6 +28,10 @@ MOONCAKE_HITS = 512 + 2 * ((1124 + 20) // 16 * 16 + (1636 + 20) // 16 * 16)
 AGENTIC_HITS = 2 * sum((64 * (call + 4) + 10 + 30) // 16 * 16 for call in range(3))
 """Each call's predecessor, output included."""
 SMALL = ("--device-tokens", "100000", "--page-size", "16")
+LLAMA = "full:n_layers=80,n_kv_heads=8,head_dim=128"
+"""Keys and values of a model of 70 billion parameters: 328 kB a token."""
+HIDDEN = "hisparse:n_layers=80,n_kv_heads=8,head_dim=128,max_running=4500"
+"""Hot rows stand behind a private pool: 1.3 GB a request."""
 
 
 def replay(*arguments: object) -> CompletedProcess[str]:
@@ -76,7 +80,8 @@ def test_every_synthetic_workload_is_replayed_in_both_loops(
     result = replayed("--synthetic", kind, "--requests", 30, *loop)
     assert result["requests"] == result["admissions"] == 30
     assert result["input_tokens"] == sum(
-        source["device"] + source["host"] + source["computed"] for source in result["sources"]
+        source["device"] + source["host"] + source["computed"] + source["unserved"]
+        for source in result["sources"]
     )
     assert result["settings"]["concurrency"] == (f"users:{loop[1]}" if loop else "open")
     assert result["out_of_memory"] == result["payload_mismatches"] == 0
@@ -263,7 +268,44 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "memory of nothing": (
         ("TRACE", "--storage", "file:DIR", "--store-memory", "0"),
-        "invalid value for '--store-memory': '0' is no size",
+        "invalid value for '--store-memory': 0 is not in the range x>=1",
+    ),
+    "size of nothing": (
+        ("TRACE", "--component", "full", "--device-tokens", "4 apples"),
+        "invalid value for '--device-tokens': '4 apples' is no number of tokens; write for example",
+    ),
+    "half a token": (
+        ("TRACE", "--component", "full", "--chunk-tokens", "1.5"),
+        "invalid value for '--chunk-tokens': '1.5' is no whole number of tokens",
+    ),
+    "bytes below a page": (
+        ("TRACE", "--component", "full", "--device-tokens", "1kB"),
+        "setting device_bytes: 1.0 kB are less than the smallest pools take, 2.0 kB; give more",
+    ),
+    "bytes of a component": (
+        ("TRACE", "--component", "full:device_tokens=4GB"),
+        "option device_tokens='4GB': '4GB' is a size in bytes; give tokens",
+    ),
+    "more than the machine": (
+        ("TRACE", "--component", LLAMA, "--device-tokens", "10M", "--host-tokens", "40M"),
+        "pools need 16.4 TB (full: device 3.3 TB, host 13.1 TB), the machine has ",
+    ),
+    "more than the machine, hidden": (
+        ("TRACE", "--component", HIDDEN, "--host-tokens", "640"),
+        "pools need 6.1 TB (hisparse: device 6.1 TB, host ",
+    ),
+    "one file twice": (
+        ("TRACE", "--json", "DIR/one", "--html", "DIR/./one"),
+        "are the same file; give each a path of its own",
+    ),
+    "one file twice, by a link": (
+        ("TRACE", "--json", "DIR/link", "--html", "DIR/linked"),
+        "are the same file; give each a path of its own",
+    ),
+    "standard output twice": (("TRACE", "--json", "-", "--html", "-"), "are the same file"),
+    "the trace itself": (
+        ("TRACE", "--json", "TRACE"),
+        "trace.jsonl is the trace that is replayed; choose another path",
     ),
     "json nowhere": (("TRACE", "--json", "DIR/none/r.json"), "No such file or directory"),
     "html is a directory": (("TRACE", "--html", "DIR"), "Is a directory"),
@@ -273,6 +315,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
 @pytest.fixture(scope="module")
 def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Refusal]:
     directory = tmp_path_factory.mktemp("refused")
+    (directory / "link").symlink_to("linked")
     trace = write_trace(directory / "trace.jsonl", mooncake_lines())
     return refused(
         {
@@ -320,8 +363,10 @@ def test_requests_that_fit_no_pool_are_rejected_and_the_rest_is_served(tmp_path:
     counts = json.loads(result.read_text())
     assert done.returncode == 0
     assert counts["rejections"] > 0
-    assert counts["requests"] + counts["rejections"] == 6
+    assert counts["served"] + counts["rejections"] == counts["requests"] == 6
     assert counts["out_of_memory"] == 0
+    assert f"6 of 6 requests, {counts['served']} served" in done.stdout
+    assert counts["notices"][0] in done.stdout
 
 
 def test_ctrl_c_stops_with_130_and_without_a_traceback(tmp_path: Path) -> None:
@@ -339,9 +384,11 @@ def test_ctrl_c_stops_with_130_and_without_a_traceback(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 60
-    while not result.exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.1)  # the result's path is tried just before the replay begins
+    deadline, untouched = time.monotonic() + 60, tmp_path.stat().st_mtime_ns
+    # a file is made and removed beside the result's just before the replay begins
+    while tmp_path.stat().st_mtime_ns == untouched and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
     time.sleep(1)
     assert process.poll() is None, "the replay ended before it could be stopped"
     process.send_signal(signal.SIGINT)
@@ -349,3 +396,4 @@ def test_ctrl_c_stops_with_130_and_without_a_traceback(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert errors.strip() == "kvgraft: stopped"
     assert output == ""
+    assert list(tmp_path.iterdir()) == []

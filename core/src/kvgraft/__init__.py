@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvgraft.admission.decision import Decision, Outcome, Shortage
+from kvgraft.admission.decision import Decision, Outcome, Shortage, Waiting
 from kvgraft.admission.waiting import WaitingQueue
 from kvgraft.config import (
     CacheConfig,
@@ -38,7 +38,9 @@ from kvgraft.errors import (
 )
 from kvgraft.geometry import AttentionOptions, Dtype, LayerOptions
 from kvgraft.hookspecs import hookimpl
-from kvgraft.reach import Chunk, Everything, Leading, Reach, StateAt, Trailing
+from kvgraft.reach import Reach
+from kvgraft.sizes import Nbytes, Tokens
+from kvgraft.terms import Chunk, ChunkedLocal, Everything, Leading, StateAt, Term, Trailing
 from kvgraft.tree.keys import TokenKey
 from kvgraft.types import (
     ComponentDeclaration,
@@ -84,6 +86,7 @@ __all__ = [
     "Cache",
     "CacheConfig",
     "Chunk",
+    "ChunkedLocal",
     "Component",
     "ComponentDeclaration",
     "ComponentMatch",
@@ -108,6 +111,7 @@ __all__ = [
     "LoadModel",
     "LockQuery",
     "MatchView",
+    "Nbytes",
     "Outcome",
     "PlaneSpec",
     "PluginError",
@@ -123,12 +127,15 @@ __all__ = [
     "StorageSettings",
     "StorageTier",
     "StorePolicy",
+    "Term",
     "Tier",
     "TokenKey",
+    "Tokens",
     "TraceError",
     "Trailing",
     "TransferError",
     "TransferQuery",
+    "Waiting",
     "WaitingQueue",
     "WritePolicy",
     "hookimpl",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,10 +10,13 @@ import torch
 
 from kvgraft.config import CacheConfig, GuardMode, WritePolicy
 from kvgraft.dispatch import Mounted, mount
-from kvgraft.errors import ConfigError
+from kvgraft.errors import ConfigError, KvgraftError
 from kvgraft.pools import BuildContext
+from kvgraft.pools.available import AvailableMemory, available_nbytes
+from kvgraft.pools.plan import PoolPlan
 from kvgraft.registry import Plugin, select
-from kvgraft.transfers import CpuTransferEngine, TransferEngine
+from kvgraft.sizes import format_nbytes
+from kvgraft.transfers import CpuTransferEngine, NoPayloadTransferEngine, TransferEngine
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.track import ordered
 from kvgraft.tree.tree import Tree
@@ -23,26 +26,120 @@ if TYPE_CHECKING:
     from kvgraft.cache import Cache
     from kvgraft.guard import Guard
 
-__all__ = ["build_books", "build_guard", "default_engine", "mount_all"]
+__all__ = ["build_books", "build_guard", "default_engine", "mount_all", "size_pools"]
+
+MOST_PAGES = 2**31
+"""Slots are numbered with int32."""
 
 
-def mount_all(config: CacheConfig, plugins: Sequence[Plugin]) -> list[Mounted]:
+def mount_all(
+    config: CacheConfig,
+    plugins: Sequence[Plugin] = (),
+    available: AvailableMemory = available_nbytes,
+) -> list[Mounted]:
     """The configured components, built, in the tree's order.
+
+    Their pools are built first and take memory once it is known that all fit.
 
     Args:
         config: names the components, as `package` or `package@label`.
         plugins: packages used instead of installed ones of the same name.
+        available: says how much memory there is.
 
     Raises:
-        ConfigError: a component that is not installed, or an empty label.
+        ConfigError: a component that is not installed, an empty label, or pools larger than the
+            memory there is.
         PluginError: one that cannot be used.
     """
-    names = list(config.components)
-    packages = {name: _package(name) for name in names}
+    _check_device(config)
+    plan = PoolPlan(available, payload=config.payload)
+    mounted = _build(config, _chosen(config, plugins), plan)
+    plan.settle()
+    return [mounted[shape.name] for shape in ordered([each.shape for each in mounted.values()])]
+
+
+def size_pools(config: CacheConfig, plugins: Sequence[Plugin] = ()) -> CacheConfig:
+    """The settings with `device_tokens` and `host_tokens` for pools that are sized in bytes.
+
+    They are the largest numbers of whole pages with which all components' pools of that tier
+    together stay within the bytes. No memory is taken to find them.
+
+    Raises:
+        ConfigError: bytes that are too few for the smallest pools.
+        PluginError: a component that cannot be used.
+    """
+    if config.device_bytes is None and config.host_bytes is None:
+        return config
+    _check_device(config)
+    chosen = _chosen(config, plugins)
+    for tier, limit in ((Tier.DEVICE, config.device_bytes), (Tier.HOST, config.host_bytes)):
+        if limit == 0 and tier is Tier.HOST:
+            config = config.model_copy(update={"host_tokens": 0})
+        elif limit is not None:
+            config = _largest(config, chosen, tier, limit)
+    return config
+
+
+def _largest(
+    config: CacheConfig, chosen: Mapping[str, Plugin], tier: Tier, limit: int
+) -> CacheConfig:
+    """The settings with the most tokens whose pools of one tier stay within `limit` bytes."""
+    refused: KvgraftError | None = None
+
+    def sized(n_pages: int) -> CacheConfig:
+        tokens = {f"{tier.value}_tokens": n_pages * config.page_size}
+        if tier is Tier.DEVICE and config.host_bytes is not None:
+            tokens["host_tokens"] = n_pages * config.page_size
+        return config.model_copy(update=tokens)
+
+    def nbytes(n_pages: int) -> int | None:
+        nonlocal refused
+        plan = PoolPlan(payload=False)
+        try:
+            _build(sized(n_pages), chosen, plan)
+        except KvgraftError as error:
+            refused = error
+            return None
+        return plan.nbytes(tier)
+
+    # A component may refuse few pages, and a pool has at most 2**31 slots.
+    n_pages, fewest = 1, nbytes(1)
+    while fewest is None and n_pages < MOST_PAGES:
+        n_pages *= 2
+        fewest = nbytes(n_pages)
+    if fewest is None:
+        assert refused is not None
+        raise refused
+    if fewest > limit:
+        raise ConfigError(
+            f"setting {tier.value}_bytes: {format_nbytes(limit)} are less than the smallest pools "
+            f"take, {format_nbytes(fewest)}; give more"
+        )
+    if nbytes(2 * n_pages) == fewest == nbytes(64 * n_pages):
+        raise ConfigError(
+            f"setting {tier.value}_bytes: every component has a pool size of its own, so nothing "
+            "follows it; leave one of them out"
+        )
+    low, high = n_pages, MOST_PAGES
+    while high - low > 1:
+        # In growing steps first: most sizes are far from the largest there can be.
+        middle = min(2 * low, (low + high) // 2)
+        needed = nbytes(middle)
+        low, high = (low, middle) if needed is None or needed > limit else (middle, high)
+    return sized(low)
+
+
+def _chosen(config: CacheConfig, plugins: Sequence[Plugin]) -> dict[str, Plugin]:
+    """The package of every component, under the component's name."""
+    packages = {name: _package(name) for name in config.components}
     available = {plugin.name: plugin for plugin in plugins}
     wanted = dict.fromkeys(packages.values())
     available |= {each.name: each for each in select([n for n in wanted if n not in available])}
-    _check_device(config.device)
+    return {name: replace(available[package], name=name) for name, package in packages.items()}
+
+
+def _build(config: CacheConfig, chosen: Mapping[str, Plugin], plan: PoolPlan) -> dict[str, Mounted]:
+    """Every component over pools that are part of the plan."""
     context = BuildContext(
         page_size=config.page_size,
         device=config.device,
@@ -51,10 +148,12 @@ def mount_all(config: CacheConfig, plugins: Sequence[Plugin]) -> list[Mounted]:
         pin_host=torch.device(config.device).type == "cuda",
     )
     mounted = {}
-    for name in names:
-        plugin = replace(available[packages[name]], name=name)
-        mounted[name] = mount(plugin, config.components[name], context, _wrappers(plugin, config))
-    return [mounted[shape.name] for shape in ordered([each.shape for each in mounted.values()])]
+    for name, plugin in chosen.items():
+        with plan.building(name):
+            mounted[name] = mount(
+                plugin, config.components[name], context, _wrappers(plugin, config)
+            )
+    return mounted
 
 
 def _package(name: str) -> str:
@@ -83,8 +182,9 @@ def build_guard(cache: Cache) -> Guard | None:
     return watch(cache)
 
 
-def _check_device(name: str) -> None:
-    """Refuse a device torch does not know, or that this machine does not have."""
+def _check_device(config: CacheConfig) -> None:
+    """Refuse a device torch does not know or this machine has not, or storage of no payload."""
+    name = config.device
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -92,6 +192,8 @@ def _check_device(name: str) -> None:
         raise ConfigError(f"device {name!r}: {reason}; use cpu or cuda") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device {name!r}: no CUDA device here; use cpu")
+    if not config.payload and config.storage is not None:
+        raise ConfigError("setting payload=False: storage keeps payloads; leave one of them out")
 
 
 def build_books(
@@ -122,7 +224,9 @@ def build_books(
 
 
 def default_engine(config: CacheConfig) -> TransferEngine:
-    """Worker threads for CPU pools, side streams for CUDA pools."""
+    """Worker threads for CPU pools, side streams for CUDA pools, nothing without payload."""
+    if not config.payload:
+        return NoPayloadTransferEngine()
     if torch.device(config.device).type == "cuda":
         from kvgraft.transfers.cuda import CudaTransferEngine
 

@@ -18,16 +18,18 @@ One thread calls it. Nothing here waits, except write-back eviction and `drain`,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import TracebackType
 from typing import Any
 
 from kvgraft.admission.budget import Budget
-from kvgraft.admission.decision import Decision, Outcome
-from kvgraft.building import build_books, build_guard, default_engine, mount_all
+from kvgraft.admission.decision import Decision, Outcome, Waiting
+from kvgraft.building import build_books, build_guard, default_engine, mount_all, size_pools
 from kvgraft.config import CacheConfig, parse_config
 from kvgraft.errors import ConfigError, LeaseError
 from kvgraft.leasing import Leasing
 from kvgraft.loading import Loading
 from kvgraft.mirroring import Mirroring
+from kvgraft.pools.available import AvailableMemory, available_nbytes
 from kvgraft.private import PrivateSlots
 from kvgraft.registry import Plugin
 from kvgraft.request import Limited, Request, Stage, expect_key
@@ -38,7 +40,7 @@ from kvgraft.tables import RequestTables
 from kvgraft.transfers import Fence, Journal, Transfer, TransferEngine
 from kvgraft.tree import pinning
 from kvgraft.tree.explaining import Explanation, explain
-from kvgraft.tree.integrity import check_integrity
+from kvgraft.tree.integrity import Held, check_integrity
 from kvgraft.tree.keys import TokenKey
 from kvgraft.types import Tier
 
@@ -53,9 +55,10 @@ class Cache(RequestTables):
         plugins: component packages used instead of installed ones of the same name.
         transfers: engine for copies between tiers; by default worker threads on the CPU and side
             streams on CUDA.
+        available: says how much memory pools may take; by default what the machine has available.
 
     Raises:
-        ConfigError: sizes or components that cannot work.
+        ConfigError: sizes or components that cannot work, or pools larger than that memory.
         PluginError: a component that cannot be used.
     """
 
@@ -65,9 +68,10 @@ class Cache(RequestTables):
         *,
         plugins: Sequence[Plugin] = (),
         transfers: TransferEngine | None = None,
+        available: AvailableMemory = available_nbytes,
     ) -> None:
-        self.config = config
-        self.mounted = mount_all(config, plugins)
+        self.config = config = size_pools(config, plugins)
+        self.mounted = mount_all(config, plugins, available)
         self.tree, self.private = build_books(config, self.mounted)
         engine = transfers if transfers is not None else default_engine(config)
         self.journal = Journal(self.tree, self.mounted, engine)
@@ -101,6 +105,27 @@ class Cache(RequestTables):
         Raises `ConfigError` for a setting that is missing, unknown or impossible, named.
         """
         return cls(parse_config({"components": components, **settings}), transfers=transfers)
+
+    def __enter__(self) -> Cache:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        names = "+".join(each.name for each in self.mounted)
+        closed = ", closed" if self.closed else ""
+        return (
+            f"<Cache {names}: page size {self.config.page_size}, "
+            f"{self.config.device_tokens} tokens on {self.config.device}, "
+            f"{self.config.host_tokens} on host, "
+            f"{len(self.requests)} requests{closed}>"
+        )
 
     # -- the life of a request
 
@@ -155,7 +180,8 @@ class Cache(RequestTables):
         """Promise the request its slots, or say which pool is short (A1 to A13).
 
         A deferred request keeps its lease, and with it room that others may wait for: abort it
-        and begin it again later.
+        and begin it again later. `Decision.waits_for` says who holds the room: after a step that
+        defers while nothing runs, copies in flight may be all there is to wait for.
         """
         self._expect(request, Stage.LEASED)
         if request.limited is Limited.CROWDED:
@@ -168,6 +194,8 @@ class Cache(RequestTables):
         if decision.admitted:
             self.budget.open(request)
             request.stage = Stage.ADMITTED
+        elif decision.outcome is Outcome.DEFERRED:
+            decision = decision._replace(waits_for=self._waits_for(request))
         return decision
 
     def load_back(self, request: Request, fence: Fence | None = None) -> list[Transfer]:
@@ -188,6 +216,11 @@ class Cache(RequestTables):
         """
         if request.stage is Stage.CLOSED:
             raise LeaseError("request is closed; begin a new one")
+        if request.key.n_tokens < request.prompt:
+            raise LeaseError(
+                f"key was cut to {request.key.n_tokens} tokens, below the request's prompt of "
+                f"{request.prompt}; abort it and begin another"
+            )
         limit = (max(request.prompt, request.key.n_tokens) - 1) // self.tree.page_size
         if request.load_failed:
             limit = min(limit, request.device_tokens // self.tree.page_size)
@@ -315,7 +348,7 @@ class Cache(RequestTables):
 
     def explain(self, key: TokenKey, prefetch: Prefetch | None = None) -> Explanation:
         """Per component, why the anchor of `key` is not deeper (M9); and what a prefetch gave."""
-        self.tree.hold(key.namespace)
+        self.tree.hold(expect_key(key).namespace)
         try:
             found = explain(self.tree, key, max(0, key.n_tokens - 1) // self.tree.page_size)
         finally:
@@ -349,11 +382,17 @@ class Cache(RequestTables):
             IntegrityError: naming the rule that is broken, with the numbers.
         """
         owners = [owner for each in self.requests.values() for owner in self.slots.owners(each)]
+        operations = self.journal.operations()
+        held = [Held(each.receipt, f"{each!r}") for each in self.requests.values()]
+        held += [
+            Held(each.receipt, "a transfer") for each in operations if each.receipt is not None
+        ]
         arriving = []
         if self.storage is not None:
             self.storage.scene.naming.check()
             arriving = self.storage.owners()
-        check_integrity(self.tree, owners, arriving)
+            held += [Held(each, "the storage tier", False) for each in self.storage.receipts()]
+        check_integrity(self.tree, owners, arriving, held, operations)
         self.budget.check(self.requests.values())
 
     def close(self) -> None:
@@ -374,6 +413,17 @@ class Cache(RequestTables):
                 f"request is {request.stage.value}, this call needs it {stage.value}; "
                 "see the order of calls in kvgraft.cache"
             )
+
+    def _waits_for(self, request: Request) -> Waiting:
+        """Who holds slots beside a request that is deferred."""
+        stages = [each.stage for each in self.requests.values() if each is not request]
+        running = stages.count(Stage.ADMITTED)
+        return Waiting(
+            running,
+            len(stages) - running,
+            self.journal.n_in_flight,
+            0 if self.storage is None else self.storage.n_in_flight,
+        )
 
     def _limit(self, request: Request) -> int:
         """Deepest boundary the request may resume from: one token is left to compute (M2)."""

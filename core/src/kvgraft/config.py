@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import (
     BaseModel,
-    ByteSize,
     ConfigDict,
     Field,
-    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     ValidationError,
+    model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from kvgraft.errors import ConfigError
+from kvgraft.sizes import Nbytes, Tokens, is_nbytes
 
 __all__ = [
     "CacheConfig",
@@ -86,8 +87,8 @@ class ComponentOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    device_tokens: PositiveInt | None = None
-    host_tokens: NonNegativeInt | None = None
+    device_tokens: Annotated[Tokens, Field(gt=0)] | None = None
+    host_tokens: Annotated[Tokens, Field(ge=0)] | None = None
 
 
 class LoadModel(BaseModel):
@@ -121,7 +122,9 @@ class StorageSettings(BaseModel):
         prefetch_timeout_s: for the policy `timeout`.
         prefetch_nbytes: most bytes of HOST that prefetches hold (S2).
         threshold_tokens: fewer tokens than this are not worth fetching.
-        deadline_s: longest time for one call of the store.
+        deadline_s: longest time for one call of the store, from when it begins.
+        queue_timeout_s: longest time for which a prefetch or a node waits for its turn at the store
+            while nothing of it is served.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -132,12 +135,13 @@ class StorageSettings(BaseModel):
     sharding: str | None = None
     salt: str | None = None
     store: StorePolicy = StorePolicy.SECOND_TOUCH
-    store_nbytes: ByteSize = Field(default=ByteSize(256 << 20), ge=1)
+    store_nbytes: Nbytes = Field(default=256 << 20, ge=1)
     prefetch: PrefetchPolicy = PrefetchPolicy.TIMEOUT
     prefetch_timeout_s: PositiveFloat = 1.0
-    prefetch_nbytes: ByteSize = Field(default=ByteSize(1 << 30), ge=1)
-    threshold_tokens: PositiveInt = 256
+    prefetch_nbytes: Nbytes = Field(default=1 << 30, ge=1)
+    threshold_tokens: Tokens = Field(default=256, gt=0)
     deadline_s: PositiveFloat = 10.0
+    queue_timeout_s: PositiveFloat = 60.0
 
 
 class CacheConfig(BaseModel):
@@ -148,7 +152,12 @@ class CacheConfig(BaseModel):
             instance with its own options, pools and reach: name them `package@label`.
         page_size: tokens per page.
         device: torch device of the device pools.
-        device_tokens, host_tokens: default pool sizes in tokens; no host tier with 0.
+        device_tokens, host_tokens: default pool sizes in tokens, such as `4_000_000` or `"4M"`; no
+            host tier with 0. A size in bytes, such as `"40GB"`, goes to the next two.
+        device_bytes, host_bytes: sizes in bytes of all components' pools of that tier together,
+            instead of tokens; the tokens are filled in when the cache is opened.
+        payload: false for pools of any size that take no memory: all decisions are the same, and
+            there is nothing to read, to copy or to store. For simulations.
         write_policy: when data goes to HOST.
         load: the load-or-recompute decision; None always loads.
         storage: the storage tier; none by default.
@@ -156,16 +165,19 @@ class CacheConfig(BaseModel):
         guard: how much is checked while serving.
         guard_sample: share of operations looked at when the guard is sampled.
         guard_full_check: operations looked at between two recomputations of all books; by default
-            as many as the pools have slots, which keeps their share of the cost small.
+            a 64th of the slots, at least 8, which bounds their share of the cost.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     components: dict[str, dict[str, Any]] = Field(min_length=1)
-    page_size: PositiveInt = 64
+    page_size: Tokens = Field(default=64, gt=0)
     device: str = "cpu"
-    device_tokens: PositiveInt
-    host_tokens: NonNegativeInt = 0
+    device_tokens: Tokens = Field(gt=0)
+    device_bytes: Nbytes | None = None
+    host_tokens: Tokens = Field(default=0, ge=0)
+    host_bytes: Nbytes | None = None
+    payload: bool = True
     write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
     load: LoadModel | None = LoadModel()
     storage: StorageSettings | None = None
@@ -173,6 +185,25 @@ class CacheConfig(BaseModel):
     guard: GuardMode = GuardMode.OFF
     guard_sample: float = Field(default=0.01, gt=0, le=1)
     guard_full_check: PositiveInt | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tokens_or_bytes(cls, settings: Any) -> Any:
+        """Each tier is sized one way; until the pools are known, one token stands for bytes."""
+        if not isinstance(settings, Mapping):
+            return settings
+        settings = dict(settings)
+        for tier in ("device", "host"):
+            tokens, nbytes = f"{tier}_tokens", f"{tier}_bytes"
+            if is_nbytes(settings.get(tokens)):
+                if settings.get(nbytes) is not None:
+                    raise PydanticCustomError("size", f"give {tokens} or {nbytes}, one of the two")
+                settings[nbytes] = settings.pop(tokens)
+            if settings.get(nbytes) is not None:
+                if tokens in settings:
+                    raise PydanticCustomError("size", f"give {tokens} or {nbytes}, one of the two")
+                settings[tokens] = 1
+        return settings
 
 
 def parse_config(settings: dict[str, Any]) -> CacheConfig:
@@ -194,6 +225,8 @@ def parse_config(settings: dict[str, Any]) -> CacheConfig:
     except ValidationError as error:
         # a misspelt name shows up as unknown and, if it is required, as missing
         first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
+        if not first["loc"]:
+            raise ConfigError(f"settings: {first['msg']}") from error
         field = ".".join(str(part) for part in first["loc"])
         inside = first["loc"][0] == "storage" and len(first["loc"]) > 1
         known = ", ".join((StorageSettings if inside else CacheConfig).model_fields)
@@ -202,6 +235,6 @@ def parse_config(settings: dict[str, Any]) -> CacheConfig:
             given = ": missing"
         elif first["type"] == "extra_forbidden":
             given = " is none"
-        elif first["type"].startswith("byte_size"):
-            given = f"={first.get('input')!r}: write for example 256MiB"
+        elif first["type"] == "size":
+            given = f"={first.get('input')!r}: {first['msg'].partition('; ')[2]}"
         raise ConfigError(f"setting {field}{given}; settings: {known}") from error

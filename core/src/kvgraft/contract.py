@@ -50,7 +50,7 @@ PROJECT = "kvgraft"
 ENTRY_POINT_GROUP = "kvgraft.components"
 """Entry points of this group are component packages."""
 
-API_VERSION = "1.0"
+API_VERSION = "1.1"
 """The contract version this core implements. A component written for the same major version and
 an equal or older minor version works."""
 

@@ -249,7 +249,10 @@ def _check_component(plugin: Plugin, component: object) -> None:
             "P8",
         )
     if component.slots_per_page < 1:
-        said = f"slots_per_page is {component.slots_per_page}; it is at least 1"
+        said = (
+            f"slots_per_page is {component.slots_per_page}; it is at least 1: for one slot to hold "
+            "more tokens than a page, the page must be larger (context.slots_per_page says so)"
+        )
         raise PluginError(plugin.name, said, NO_RULE)
     if component.host is not None and HOST_MIRROR not in declaration.capabilities:
         raise PluginError(

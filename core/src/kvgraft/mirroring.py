@@ -10,7 +10,10 @@ from kvgraft.room import Room
 from kvgraft.transfers.engine import Fence
 from kvgraft.transfers.journal import Journal
 from kvgraft.tree import operations
+from kvgraft.tree.holding import hold_host, let_go_of_host
+from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import Node
+from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Direction
 
@@ -52,9 +55,10 @@ class Mirroring:
             tracks = operations.needs_backup(self.tree, node)
             if not tracks:
                 continue
-            for track in tracks:
-                if not self.room.on_host(track, track.n_slots(node)):
-                    return
+            if not self._make_room(node, tracks):
+                return
+            if not operations.may_back_up(self.tree, node):
+                return  # the room was made of what is above
             operation = operations.begin_backup(self.tree, node, tracks)
             if operation is None:
                 return
@@ -64,6 +68,25 @@ class Mirroring:
                 # What the request asked for is done; the data is as good as never backed up (I8).
                 logger.warning("a node stays without a backup: %s", error)
                 return
+
+    def _make_room(self, node: Node, tracks: list[Track]) -> bool:
+        """Room on HOST for a node, and not out of what is above it: without that it is no use."""
+        short = [track for track in tracks if _host(track).free < track.n_slots(node)]
+        if not short:
+            return True
+        assert node.parent is not None
+        above = hold_host(self.tree, node.parent)
+        if above is None:
+            return False
+        try:
+            return all(self.room.on_host(track, track.n_slots(node)) for track in short)
+        finally:
+            let_go_of_host(self.tree, above)
+
+
+def _host(track: Track) -> Ledger:
+    assert track.host is not None
+    return track.host
 
 
 def _with_gaps_above(tree: Tree, nodes: list[Node]) -> list[Node]:

@@ -43,8 +43,11 @@ class PrivateSlots:
             TransferError: copies of evicted data did not end in time, so the room is not there.
         """
         first, end = request.allocated, request.allocated + pages
-        for track in self.paged_tracks:
-            n = pages * track.slots_per_page
+        needs = [
+            (track, track.stored_between(first, end) * track.slots_per_page)
+            for track in self.paged_tracks
+        ]
+        for track, n in needs:
             for account in (
                 request.accounts[track.index],
                 request.host_accounts[track.index],
@@ -52,14 +55,14 @@ class PrivateSlots:
                 short = 0 if account is None else n - account.promised
                 if account is not None and short > 0 and short > account.ledger.headroom:
                     return False
-        for track in self.paged_tracks:
-            n = pages * track.slots_per_page
+        for track, n in needs:
             if n > track.device.free:
                 self._make_room(track, n)
             if request.host_accounts[track.index] is not None:
                 self.room.on_host(track, n)
-        for track in self.paged_tracks:
-            n = pages * track.slots_per_page
+        for track, n in needs:
+            if not n:
+                continue
             account = request.accounts[track.index]
             if n > account.promised:
                 account.extend(n - account.promised)
@@ -70,7 +73,8 @@ class PrivateSlots:
                 if n > host_account.promised:
                     host_account.extend(n - host_account.promised)
                 mirror = host_account.take(n)
-            _append(request.runs[track.index], Run(first, end, slots, mirror))
+            stop = first + n // track.slots_per_page
+            _append(request.runs[track.index], Run(first, stop, slots, mirror))
         request.allocated = end
         return True
 
@@ -152,21 +156,26 @@ class PrivateSlots:
         """Copy the live state if it is due, as a checkpoint or as the decode's last boundary.
 
         Without a slot the checkpoint is skipped; nothing fails for want of one.
+
+        Raises:
+            TransferError: copies of evicted data did not end in time; the state is due still.
         """
         if not states.due or states.live is None:
             return
-        page, states.due = states.due, 0
+        page = states.due
         if states.due_is_checkpoint:
             slot = self._take_state(request, track)
             if slot is not None:
                 self._copy(track, states.live, slot)
                 states.captured[page] = slot
-            return
-        if states.tracked is None:
-            states.tracked = self._take_state(request, track)
-        if states.tracked is not None:
-            self._copy(track, states.live, states.tracked)
-            states.tracked_page = page
+        else:
+            if states.tracked is None:
+                states.tracked = self._take_state(request, track)
+            if states.tracked is not None:
+                self._copy(track, states.live, states.tracked)
+                states.tracked_page = page
+        # Last: where room is still being made, the engine calls again and the state is due still.
+        states.due = 0
 
     def offered_page(self, request: Request, track: Track) -> int:
         """The deepest boundary at which an ending request has a state to donate; 0 if none."""

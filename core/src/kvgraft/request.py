@@ -141,6 +141,12 @@ class Request:
         self.accounts: list[Account] = []
         self.host_accounts: list[Account | None] = []
 
+    def __repr__(self) -> str:
+        return (
+            f"<Request {self.stage.value}: {self.computed} of {self.prompt} prompt tokens computed "
+            f"or reused, resumed at {self.anchor_tokens}, up to {self.total} tokens>"
+        )
+
     def pages_short(self, n_tokens: int, page_size: int) -> int:
         """Pages the next `n_tokens` tokens need beyond those with slots; 0 or less for none.
 

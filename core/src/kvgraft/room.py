@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvgraft.config import WritePolicy
-from kvgraft.errors import KvgraftError
+from kvgraft.errors import ContractViolation, KvgraftError
 from kvgraft.slots import SLOT_BYTES
 from kvgraft.transfers.journal import Journal, Transfer
 from kvgraft.tree import eviction, operations
@@ -85,6 +85,8 @@ class Room:
                 )
                 try:
                     leaving.append(self.journal.submit(operation, Direction.BACKUP))
+                except ContractViolation:
+                    raise
                 except KvgraftError:
                     self.failed_demotions += 1  # the journal freed the victim's slots already
             elif _still_there(victim):
@@ -92,6 +94,17 @@ class Room:
         self.journal.settle(leaving, self.timeout_s)
         if track.device.free < n_slots:
             eviction.evict_device(self.tree, track, n_slots - track.device.free)
+        if track.device.free < n_slots:  # copies that outlasted an earlier call hold slots as well
+            self.journal.settle(self._leaving(track), self.timeout_s)
+
+    def _leaving(self, track: Track) -> list[Transfer]:
+        """Transfers that free slots of a component when they end."""
+        operations = self.journal.operations()
+        return [
+            self.journal.find(each)
+            for each in operations
+            if any(other is track for other, _ in each.detached)
+        ]
 
     def _begin(self, victim: Victim) -> operations.Operation | None:
         """Reserve HOST for what is not there yet; None if all of it is, or HOST is full."""

@@ -127,6 +127,8 @@ RULES = {
     "P6": "Hooks misspelt, missing or with other arguments are refused.",
     "P7": "Options are typed; unknown or impossible ones are refused by field.",
     "P8": "A missing capability is declared and respected.",
+    "P9": "A hook returns at once; none waits.",
+    "P10": "A component ends and forks no process and changes nothing of kvgraft.",
 }
 """What each rule says."""
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from array import array
 
+import numpy as np
+
 from kvgraft.errors import ConfigError, ContractViolation
 
 __all__ = ["SLOT_BYTES", "SlotAllocator"]
@@ -15,9 +17,15 @@ __all__ = ["SLOT_BYTES", "SlotAllocator"]
 SLOT_BYTES = 4
 """Bytes of one slot number (int32)."""
 
+FRESH_AT_ONCE = 4096
+"""Slots written down at a time, at least."""
+
 
 class SlotAllocator:
     """A last-in-first-out stack of free slot numbers.
+
+    Numbers are written down when they are first needed, so that opening a pool costs no more for
+    many slots than for few.
 
     Args:
         capacity: number of slots, numbered from 0.
@@ -25,18 +33,20 @@ class SlotAllocator:
     Not thread safe: the scheduler thread owns it.
     """
 
-    __slots__ = ("_free", "capacity")
+    __slots__ = ("_free", "_n_fresh", "capacity")
 
     def __init__(self, capacity: int) -> None:
         if not 0 <= capacity < 2**31:
             raise ConfigError(f"pool: {capacity} slots do not fit int32; use 0 to {2**31 - 1}")
         self.capacity = capacity
-        self._free = array("i", range(capacity - 1, -1, -1))
+        self._free = array("i")
+        # The last ones, never taken so far; they come after everything in the stack.
+        self._n_fresh = capacity
 
     @property
     def n_free(self) -> int:
         """Slots nobody owns."""
-        return len(self._free)
+        return len(self._free) + self._n_fresh
 
     def allocate(self, n: int) -> bytes | None:
         """Take `n` slots, int32 `[n]` as bytes; None, and nothing taken, if fewer are free."""
@@ -44,7 +54,9 @@ class SlotAllocator:
         if n <= 0:
             return b""
         if n > len(free):
-            return None
+            if n > len(free) + self._n_fresh:
+                return None
+            free = self._write_down(max(n - len(free), FRESH_AT_ONCE))
         taken = free[-n:].tobytes()
         del free[-n:]
         return taken
@@ -58,11 +70,21 @@ class SlotAllocator:
         Raises:
             ContractViolation: more slots than were taken; nothing is given back.
         """
-        free = len(self._free) + len(slots) // SLOT_BYTES
+        free = self.n_free + len(slots) // SLOT_BYTES
         if free > self.capacity:
             raise ContractViolation("T9", None, f"{free} free slots in a pool of {self.capacity}")
         self._free.frombytes(slots)
 
     def free_slots(self) -> list[int]:
         """The free slot numbers, for integrity checks."""
-        return list(self._free)
+        return [*range(self.capacity - 1, self.capacity - self._n_fresh - 1, -1), *self._free]
+
+    def _write_down(self, n: int) -> array[int]:
+        """Put the next `n` fresh slots under the stack, the first of them on top."""
+        first = self.capacity - self._n_fresh
+        n = min(n, self._n_fresh)
+        fresh = array("i")
+        fresh.frombytes(np.arange(first + n - 1, first - 1, -1, dtype=np.int32).tobytes())
+        self._free = fresh + self._free
+        self._n_fresh -= n
+        return self._free

@@ -86,4 +86,6 @@ def _table(request: Request, track: Track, tier: Tier) -> npt.NDArray[np.int32]:
             parts.append(_nothing(run.first - page, track))
         parts.append(slots)
         page = run.end
+    if page < request.allocated:
+        parts.append(_nothing(request.allocated - page, track))
     return np.frombuffer(b"".join(parts), dtype=np.int32)

@@ -8,6 +8,6 @@ waiting     the order in which waiting requests are tried
 
 from __future__ import annotations
 
-from kvgraft.admission.decision import Decision, Outcome, Shortage
+from kvgraft.admission.decision import Decision, Outcome, Shortage, Waiting
 
-__all__ = ["Decision", "Outcome", "Shortage"]
+__all__ = ["Decision", "Outcome", "Shortage", "Waiting"]

@@ -46,10 +46,13 @@ class Account:
         return max(0, n - self.promised)
 
     def extend(self, n: int) -> None:
-        """Promise `n` slots beyond the admission's; the caller checked the headroom."""
+        """Promise `n` slots at once beyond what is promised; the caller checked the headroom.
+
+        What remains to be taken is not more for it: a chunk larger than the admitted one takes
+        early what the reservation holds, and a slot behind the reservation is taken now (A11).
+        """
         self.promised += n
         self.peak += n
-        self.remaining += n
         self.ledger.promised += n
 
     def take(self, n: int) -> bytes:

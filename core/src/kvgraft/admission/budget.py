@@ -73,8 +73,8 @@ class Budget:
         step = 1
         if not track.is_state:
             held = pages_up(query.computed, query.page_size)
-            pages = pages_up(query.computed + query.chunk, query.page_size) - held
-            step = pages * track.slots_per_page
+            end = pages_up(query.computed + query.chunk, query.page_size)
+            step = track.stored_between(held, end) * track.slots_per_page
         if min(demand.now, demand.later, *demand.private) < 0:
             raise ContractViolation(
                 "A1", track.name, f"budget_contribution {demand} asks for less than nothing"
@@ -91,8 +91,8 @@ class Budget:
         """Slots the request takes until its reservation ends, give-backs not counted."""
         if track.is_state:
             return demand.now + demand.later - request.host_slots[track.index]
-        pages = pages_up(request.total, self.tree.page_size) - request.allocated + SLACK_PAGES
-        return pages * track.slots_per_page
+        end = pages_up(request.total, self.tree.page_size) + SLACK_PAGES
+        return track.stored_between(request.allocated, end) * track.slots_per_page
 
     def decide(self, request: Request) -> Decision:
         """Whether every pool can promise the request's demand; changes nothing (A9).
@@ -239,11 +239,12 @@ class Budget:
             if host_account is not None:
                 books.append((host_account, host_account.ledger))
             for account, ledger in books:
-                pages = pages_up(request.computed + tokens, page_size) - request.allocated
+                end = pages_up(request.computed + tokens, page_size)
+                pages = track.stored_between(request.allocated, end)
                 room = (account.promised + max(0, ledger.headroom)) // track.slots_per_page
                 if pages > room:
-                    end = (request.allocated + room) * page_size
-                    tokens = max(0, min(tokens, end - request.computed))
+                    fits = (request.allocated + room) * page_size
+                    tokens = max(0, min(tokens, fits - request.computed))
         return tokens
 
     def can_part(self, request: Request, page: int) -> bool:

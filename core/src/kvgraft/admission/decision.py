@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
-__all__ = ["Decision", "Outcome", "Shortage"]
+__all__ = ["Decision", "Outcome", "Shortage", "Waiting"]
 
 
 class Outcome(enum.Enum):
@@ -43,16 +43,49 @@ class Shortage(NamedTuple):
         )
 
 
+class Waiting(NamedTuple):
+    """Who holds the slots that a deferred request lacks.
+
+    While any of these is above zero the request has something to wait for, even if no request
+    runs; where all are zero it would wait for ever.
+
+    Attributes:
+        running: other requests that were admitted and have not ended.
+        leased: other requests that were begun and not admitted; their pins hold slots until they
+            are aborted.
+        transfers: copies in flight, such as backups of what a finished request left behind. `poll`
+            takes in those that ended, `drain` waits for them.
+        storage: prefetches and writes of the storage tier that have not ended.
+    """
+
+    running: int
+    leased: int
+    transfers: int
+    storage: int
+
+    def __str__(self) -> str:
+        parts = (
+            (self.running, "running"),
+            (self.leased, "begun and not admitted"),
+            (self.transfers, "transfers in flight"),
+            (self.storage, "storage calls"),
+        )
+        named = [f"{name}: {count}" for count, name in parts if count]
+        return f"waits for {', '.join(named)}" if named else "waits for nothing"
+
+
 class Decision(NamedTuple):
     """The answer of admission.
 
     Attributes:
         outcome: admitted, deferred or never fits.
         shortages: the pools that were short; empty when admitted.
+        waits_for: who holds the slots, for a deferred request; else None.
     """
 
     outcome: Outcome
     shortages: tuple[Shortage, ...] = ()
+    waits_for: Waiting | None = None
 
     @property
     def admitted(self) -> bool:
@@ -60,4 +93,7 @@ class Decision(NamedTuple):
         return self.outcome is Outcome.ADMITTED
 
     def __str__(self) -> str:
-        return "; ".join([self.outcome.value, *(str(shortage) for shortage in self.shortages)])
+        parts = [self.outcome.value, *(str(shortage) for shortage in self.shortages)]
+        if self.waits_for is not None:
+            parts.append(str(self.waits_for))
+        return "; ".join(parts)

@@ -30,12 +30,13 @@ def default_demand(track: Track, query: DemandQuery) -> Demand:
         return Demand(1 + query.host_slots, query.checkpoints + 1)
     page_size, computed, step, prompt, tokens, host_slots, _ = query
     held = -(-computed // page_size)
-    total = -(-tokens // page_size) - held + SLACK_PAGES
-    chunk = -(-(computed + step) // page_size) - held
+    last = -(-tokens // page_size)
+    total = track.stored_between(held, last + SLACK_PAGES)
+    chunk = track.stored_between(held, -(-(computed + step) // page_size))
     peak = total
     if not track.is_everything:
-        reach = track.widest_pages
-        extend = -(-prompt // page_size) - held
+        reach = track.reach_pages.width(last)
+        extend = track.stored_between(held, -(-prompt // page_size))
         if extend > chunk:
             peak = min(total, reach + chunk + 1)
         else:

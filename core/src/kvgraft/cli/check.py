@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
+from rich.markup import escape
 
 from kvgraft.cli.console import OutputConsole
 from kvgraft.errors import ConfigError
 
 if TYPE_CHECKING:
-    from kvgraft.testing import Result
+    from kvgraft.testing.result import Result
 
 __all__ = ["check"]
 
@@ -61,60 +62,78 @@ def check(
 ) -> None:
     """Run the contract suite on the installed component NAME.
 
-    Prints a line per clause and, for each failure, the rule, what was seen and the calls that lead
-    there. Exits with 1 if a clause fails. Needs the extra kvgraft[testing].
+    Prints each failure with its rule, what was seen and the calls that lead there, then a line per
+    clause. Exits with 1 if a clause fails. The component runs in processes of its own. Needs the
+    extra kvgraft[testing].
     """
-    try:
-        from kvgraft.testing import check_component
-    except ImportError as error:
-        raise ConfigError(
-            f"the contract suite needs {error.name}; pip install 'kvgraft[testing]'"
-        ) from error
-
     console = OutputConsole()
     waiting = Console(stderr=True)
-    # The first clause to be decided waits for the state machine; the others do not take long.
     status = waiting.status(f"driving {name!r} through the core")
-
-    def show(result: Result) -> None:
-        status.stop()
-        if not as_json and (show_all or result.status.value != "not applicable"):
-            _print_line(console, result)
 
     if waiting.is_terminal:
         status.start()
     try:
-        results = check_component(name, options=_options(options), profile=profile, progress=show)
+        results = _results(name, _options(options), profile)
     finally:
         status.stop()
     if as_json:
         click.echo(json.dumps([result.as_json() for result in results], indent=1))
     else:
-        _print_end(console, name, results)
+        _print_failures(console, results)
+        _print_clauses(console, results, show_all=show_all)
+        counts = Counter(result.status.value for result in results)
+        told = ", ".join(f"{counts[status]} {status}" for status in STYLES if counts[status])
+        console.print(f"component {name!r}: {told}", highlight=False)
     if any(result.bad for result in results):
         sys.exit(1)
 
 
-def _print_line(console: Console, result: Result) -> None:
-    style = STYLES[result.status.value]
-    seconds = f"  ({result.seconds:.1f} s)" if result.seconds >= 1 else ""
-    console.print(
-        f"[{style}]{result.status.value:>16}[/]  {result.clause}{seconds}",
-        highlight=False,
-        soft_wrap=True,
-    )
+def _results(name: str, options: dict[str, Any], profile: str) -> list[Result]:
+    """What the suite says, from another process; nothing of the component is imported here."""
+    try:
+        from kvgraft.testing.process import SuiteProcess, Unusable
+    except ImportError as error:
+        raise ConfigError(
+            f"the contract suite needs {error.name}; pip install 'kvgraft[testing]'"
+        ) from error
+    try:
+        suite = SuiteProcess(name, options, profile, None)
+    except Unusable as error:
+        return [error.result]
+    try:
+        return suite.run()
+    finally:
+        suite.close()
 
 
-def _print_end(console: Console, name: str, results: list[Result]) -> None:
+def _print_failures(console: Console, results: list[Result]) -> None:
     for result in results:
         if not result.bad:
             continue
-        console.print()
         console.print(result.heading, style="bold", highlight=False)
         console.print(f"  seen: {result.evidence}", highlight=False, soft_wrap=True, markup=False)
         for number, step in enumerate(result.steps, 1):
             console.print(f"  {number:>3}. {step}", highlight=False, soft_wrap=True, markup=False)
-    counts = Counter(result.status.value for result in results)
+        console.print()
+
+
+def _print_clauses(console: Console, results: list[Result], *, show_all: bool) -> None:
+    """A line per clause, failures first; those that are undecided are counted, by reason."""
+    undecided = Counter(each.evidence for each in results if each.status.value == "undecided")
+    shown = set(STYLES) - {"undecided"} - (set() if show_all else {"not applicable"})
+    for result in sorted(results, key=lambda each: not each.bad):
+        if result.status.value in shown:
+            _print_line(console, result)
+    for reason, count in undecided.items():
+        _print(console, "undecided", f"{count} clauses: {reason}")
     console.print()
-    told = ", ".join(f"{counts[status]} {status}" for status in STYLES if counts[status])
-    console.print(f"component {name!r}: {told}", highlight=False)
+
+
+def _print_line(console: Console, result: Result) -> None:
+    seconds = f"  ({result.seconds:.1f} s)" if result.seconds >= 1 else ""
+    _print(console, result.status.value, f"{result.clause}{seconds}")
+
+
+def _print(console: Console, status: str, text: str) -> None:
+    line = f"[{STYLES[status]}]{status:>16}[/]  {escape(text)}"
+    console.print(line, highlight=False, soft_wrap=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from kvgraft.cli.components import widest
 from kvgraft.cli.console import OutputConsole
 from kvgraft.cli.replay_storage import storage_options, storage_settings
+from kvgraft.cli.sizes import PoolSize, TokenCount
 from kvgraft.config import GuardMode, WritePolicy
 from kvgraft.errors import ConfigError
 from kvgraft.replay.detect import open_workload
 from kvgraft.replay.synthetic import synthetic_workload
 from kvgraft.replay.workload import Workload
-from kvgraft.report import ReplayResult, print_tables, write_html
+from kvgraft.report import ReplayResult, print_tables, render_html
+from kvgraft.report.output import Target, expect_distinct
 
-__all__ = ["parse_component", "replay", "run_with_progress", "save"]
+__all__ = ["open_targets", "parse_component", "replay", "run_with_progress", "save"]
 
 MUST_BE_ZERO = ("out_of_memory", "payload_mismatches", "ledger_violations")
 
@@ -89,19 +91,35 @@ def run_with_progress(workload: Workload, settings: Any, console: Console) -> Re
         )
 
 
-def save(result: ReplayResult, json_path: Path | None, html_path: Path | None) -> None:
-    """Write the result as JSON and HTML, each where a path is given.
+def open_targets(
+    json_path: str | None, html_path: str | None, trace: Path | None
+) -> dict[str, Target]:
+    """Where the results go, by option; checked now rather than after the replay.
 
     Raises:
-        ConfigError: a path that cannot be written.
+        ConfigError: a path that cannot be written, that is given twice or that is the trace's.
     """
-    try:
-        if json_path is not None:
-            json_path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        if html_path is not None:
-            write_html(result, html_path)
-    except OSError as error:
-        raise ConfigError(f"{error.filename}: {error.strerror}; choose another path") from error
+    paths = {"--json": json_path, "--html": html_path}
+    targets = {option: Target(path) for option, path in paths.items() if path is not None}
+    expect_distinct(list(targets.items()), [] if trace is None else [trace])
+    return targets
+
+
+def save(result: ReplayResult, targets: Mapping[str, Target]) -> None:
+    """Write the result as JSON and HTML, each where it was asked for.
+
+    Raises:
+        ConfigError: a file that cannot be written; it keeps what it held.
+    """
+    renderers = {
+        "--json": lambda: json.dumps(result, indent=1) + "\n",
+        "--html": lambda: render_html(result),
+    }
+    for option, target in targets.items():
+        try:
+            target.write(renderers[option]())
+        except BrokenPipeError:
+            OutputConsole().on_broken_pipe()
 
 
 @click.command()
@@ -121,7 +139,7 @@ def save(result: ReplayResult, json_path: Path | None, html_path: Path | None) -
 )
 @click.option(
     "--page-size",
-    type=click.IntRange(min=1),
+    type=TokenCount(min=1),
     default=64,
     show_default=True,
     help="Tokens per page.",
@@ -129,17 +147,17 @@ def save(result: ReplayResult, json_path: Path | None, html_path: Path | None) -
 @click.option("--device", default="cpu", show_default=True, help="Torch device of the pools.")
 @click.option(
     "--device-tokens",
-    type=click.IntRange(min=1),
+    type=PoolSize(min=1),
     default=1_000_000,
     show_default=True,
-    help="Device pool size.",
+    help="Device pool size: tokens, such as 4M, or bytes of all components, such as 40GB.",
 )
 @click.option(
     "--host-tokens",
-    type=click.IntRange(min=0),
+    type=PoolSize(min=0),
     default=0,
     show_default=True,
-    help="Host mirror size; 0 for none.",
+    help="Host mirror size, as for the device; 0 for none.",
 )
 @click.option(
     "--write-policy",
@@ -157,7 +175,11 @@ def save(result: ReplayResult, json_path: Path | None, html_path: Path | None) -
 )
 @storage_options
 @click.option("--users", type=click.IntRange(min=1), help="Closed loop with that many users.")
-@click.option("--limit", type=click.IntRange(min=1), help="Replay the first N requests only.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    help="Replay at most N requests: the first, or whole sessions of all users.",
+)
 @click.option(
     "--requests",
     type=click.IntRange(min=1),
@@ -167,7 +189,7 @@ def save(result: ReplayResult, json_path: Path | None, html_path: Path | None) -
 )
 @click.option(
     "--chunk-tokens",
-    type=click.IntRange(min=1),
+    type=TokenCount(min=1),
     default=8192,
     show_default=True,
     help="Most prompt tokens computed in one step.",
@@ -181,7 +203,7 @@ def save(result: ReplayResult, json_path: Path | None, html_path: Path | None) -
 )
 @click.option(
     "--reserve-tokens",
-    type=click.IntRange(min=0),
+    type=TokenCount(min=0),
     default=512,
     show_default=True,
     help="Decode tokens admission keeps slots for, per request.",
@@ -205,7 +227,8 @@ def save(result: ReplayResult, json_path: Path | None, html_path: Path | None) -
     type=click.Choice(["full", "sampled", "off"]),
     default="full",
     show_default=True,
-    help="How much of what is reused is compared byte by byte.",
+    help="How much of what is reused is compared byte by byte. With off and no --storage, pools "
+    "take no memory.",
 )
 @click.option(
     "--guard",
@@ -215,8 +238,13 @@ def save(result: ReplayResult, json_path: Path | None, html_path: Path | None) -
     help="How much of what the cache does is checked against the contract; see docs/guard.md.",
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of everything random.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the result here.")
-@click.option("--html", "html_path", type=click.Path(path_type=Path), help="Write a report here.")
+@click.option(
+    "--json",
+    "json_path",
+    metavar="FILE",
+    help="Write the result here, or to stdout (-).",
+)
+@click.option("--html", "html_path", metavar="FILE", help="Write a report here.")
 def replay(path: Path | None, **options: Any) -> None:
     """Replay a trace, or a synthetic workload, through the cache.
 
@@ -229,10 +257,8 @@ def replay(path: Path | None, **options: Any) -> None:
     from kvgraft.replay.payload import Verify
     from kvgraft.replay.replay import ReplaySettings
 
+    targets = open_targets(options["json_path"], options["html_path"], path)
     workload = _workload(path, options)
-    for output in (options["json_path"], options["html_path"]):
-        if output is not None:
-            _expect_writable(output)
     components = parse_components(options["components"] or [widest()])
     cache: dict[str, Any] = {
         "components": components,
@@ -261,19 +287,14 @@ def replay(path: Path | None, **options: Any) -> None:
         limit=options["limit"],
     )
     result = run_with_progress(workload, settings, Console(stderr=True))
-    print_tables(result, OutputConsole())
-    save(result, options["json_path"], options["html_path"])
+    taken = any(target.is_standard_output for target in targets.values())
+    try:
+        save(result, targets)
+    finally:  # whoever reads the tables may stop reading, and a full disk loses no tables
+        print_tables(result, OutputConsole(stderr=taken))
     if any(result[name] for name in MUST_BE_ZERO):  # type: ignore[literal-required]
         click.echo(f"kvgraft: {result['first_problem']}", err=True)
         sys.exit(1)
-
-
-def _expect_writable(path: Path) -> None:
-    """Refuse an output path now rather than after the replay."""
-    try:
-        path.open("a", encoding="utf-8").close()
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; choose another path") from error
 
 
 def _workload(path: Path | None, options: dict[str, Any]) -> Workload:
@@ -283,4 +304,4 @@ def _workload(path: Path | None, options: dict[str, Any]) -> Workload:
         return synthetic_workload(
             options["synthetic"], requests=options["requests"], seed=options["seed"]
         )
-    return open_workload(path, limit=options["limit"])
+    return open_workload(path, limit=options["limit"], users=options["users"])

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
-from pydantic import ByteSize, TypeAdapter, ValidationError
 
+from kvgraft.cli.sizes import ByteCount, TokenCount
 from kvgraft.config import PrefetchPolicy, StorageSettings, StorePolicy
 from kvgraft.errors import ConfigError
 
@@ -20,22 +20,11 @@ PREFETCH = PrefetchPolicy.WAIT_COMPLETE
 """The only policy whose results do not depend on how fast the store is."""
 
 
-def _size(text: str) -> int:
-    """`256MiB` as a number of bytes."""
-    try:
-        size = int(TypeAdapter(ByteSize).validate_python(text))
-    except ValidationError:
-        size = 0
-    if size < 1:
-        raise click.BadParameter(f"{text!r} is no size; write for example 256MiB")
-    return size
-
-
 def _default(field: str) -> Any:
     """A setting's default, as one would write it."""
     value = StorageSettings.model_fields[field].default
     if field.endswith("nbytes"):
-        return ByteSize(value).human_readable().replace(".0", "")
+        return f"{value >> 20}MiB" if value % (1 << 30) else f"{value >> 30}GiB"
     return getattr(value, "value", value)
 
 
@@ -57,7 +46,7 @@ OPTIONS = {
     "store_nbytes": click.option(
         "--store-memory",
         "store_nbytes",
-        type=_size,
+        type=ByteCount(min=1),
         metavar="SIZE",
         default=_default("store_nbytes"),
         show_default=True,
@@ -84,7 +73,7 @@ OPTIONS = {
     "threshold_tokens": click.option(
         "--prefetch-threshold",
         "threshold_tokens",
-        type=click.IntRange(min=1),
+        type=TokenCount(min=1),
         metavar="TOKENS",
         default=_default("threshold_tokens"),
         show_default=True,
@@ -93,7 +82,7 @@ OPTIONS = {
     "prefetch_nbytes": click.option(
         "--prefetch-memory",
         "prefetch_nbytes",
-        type=_size,
+        type=ByteCount(min=1),
         metavar="SIZE",
         default=_default("prefetch_nbytes"),
         show_default=True,

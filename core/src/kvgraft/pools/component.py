@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kvgraft.errors import ConfigError
 from kvgraft.pools.device import DevicePool
 from kvgraft.pools.host import HostMirror
 from kvgraft.reach import Reach
@@ -32,6 +33,21 @@ class BuildContext:
     def pages(self, tokens: int) -> int:
         """Whole pages in `tokens`."""
         return tokens // self.page_size
+
+    def slots_per_page(self, tokens_per_slot: int) -> int:
+        """Slots a page takes if a slot holds `tokens_per_slot` tokens, as compressed history does.
+
+        Raises:
+            ConfigError: a slot would span pages, or a page would hold a part of one.
+        """
+        slots, rest = divmod(self.page_size, tokens_per_slot)
+        if rest or not slots:
+            near = -(-self.page_size // tokens_per_slot) * tokens_per_slot
+            raise ConfigError(
+                f"page_size {self.page_size} is not a multiple of {tokens_per_slot} tokens per "
+                f"slot; use page_size {near} or {2 * near}"
+            )
+        return slots
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import cached_property, partial
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from kvgraft.errors import ConfigError
+from kvgraft.pools.plan import plan_memory
 from kvgraft.pools.planes import PlaneSpec, lane_dtype, plane_nbytes
 from kvgraft.slots import SLOT_BYTES, SlotAllocator
+from kvgraft.types import Tier
 
 __all__ = ["DevicePool", "slot_index"]
 
@@ -26,6 +30,8 @@ def slot_index(slots: bytes, device: torch.device | str = "cpu") -> torch.Tensor
 class DevicePool:
     """Slots on one device, laid out plane by plane in layer order.
 
+    Memory is taken when all pools of a cache are known to fit, or when something looks at it.
+
     Args:
         specs: the planes of one slot.
         n_slots: capacity.
@@ -34,8 +40,7 @@ class DevicePool:
             that kvgraft can sit under an engine that owns its memory.
 
     Attributes:
-        planes: tensors `[n_slots, *shape]` in the order of `specs`.
-        lanes: the same memory as integer rows `[n_slots, n_lanes]`, for copies.
+        device: torch device; `meta` in a cache without payload.
         allocator: which slots are free.
 
     Raises:
@@ -53,16 +58,31 @@ class DevicePool:
         self.device = torch.device(device)
         self.allocator = SlotAllocator(n_slots)
         if tensors is None:
-            self.planes = [
-                torch.zeros((n_slots, *spec.shape), dtype=spec.dtype, device=self.device)
-                for spec in self.specs
-            ]
+            self._memory = plan_memory(
+                Tier.DEVICE, self.device, n_slots * self.slot_nbytes, lambda: self.lanes
+            )
+            self.device = self._memory.device
         else:
             self.planes = list(tensors)
             self._check_tensors(n_slots)
-        self.lanes = [_as_lanes(plane) for plane in self.planes]
-        on_cpu = self.device.type == "cpu"
-        self._arrays = [lanes.numpy() for lanes in self.lanes] if on_cpu else []
+
+    @cached_property
+    def planes(self) -> list[torch.Tensor]:
+        """Tensors `[n_slots, *shape]` in the order of `specs`."""
+        return [self._memory.take(partial(self._zeros, spec)) for spec in self.specs]
+
+    @cached_property
+    def lanes(self) -> list[torch.Tensor]:
+        """The same memory as integer rows `[n_slots, n_lanes]`, for copies."""
+        return [_as_lanes(plane) for plane in self.planes]
+
+    @cached_property
+    def _arrays(self) -> list[npt.NDArray[np.int64]]:
+        return [lanes.numpy() for lanes in self.lanes] if self.device.type == "cpu" else []
+
+    def _zeros(self, spec: PlaneSpec) -> torch.Tensor:
+        shape = (self.allocator.capacity, *spec.shape)
+        return torch.zeros(shape, dtype=spec.dtype, device=self.device)
 
     def _check_tensors(self, n_slots: int) -> None:
         if len(self.planes) != len(self.specs):
@@ -97,6 +117,8 @@ class DevicePool:
             row, into = _INT32.unpack(source)[0], _INT32.unpack(target)[0]
             for array in self._arrays:
                 array[into] = array[row]
+            return
+        if self.device.type == "meta":
             return
         read, write = slot_index(source, self.device), slot_index(target, self.device)
         for lanes in self.lanes:

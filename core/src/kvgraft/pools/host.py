@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 
 from kvgraft.errors import ConfigError
+from kvgraft.pools.plan import CPU, plan_memory
 from kvgraft.pools.planes import PlaneSpec, lane_dtype, plane_nbytes
 from kvgraft.slots import SlotAllocator
+from kvgraft.types import Tier
 
 __all__ = ["SLAB_ALIGNMENT", "HostMirror"]
 
@@ -26,8 +29,10 @@ def _aligned(nbytes: int, alignment: int = SLAB_ALIGNMENT) -> int:
     return -(-nbytes // alignment) * alignment
 
 
-def _blocks(n_slots: int, stride: int, *, pin: bool) -> torch.Tensor:
+def _blocks(n_slots: int, stride: int, device: torch.device, *, pin: bool) -> torch.Tensor:
     """Zeroed memory `[n_slots, stride]` that begins at a block."""
+    if device.type == "meta":
+        return torch.empty((n_slots, stride), dtype=torch.uint8, device=device)
     memory = torch.zeros(n_slots * stride + BLOCK_NBYTES, dtype=torch.uint8, pin_memory=pin)
     first = -memory.data_ptr() % BLOCK_NBYTES
     return memory[first : first + n_slots * stride].view(n_slots, stride)
@@ -36,7 +41,8 @@ def _blocks(n_slots: int, stride: int, *, pin: bool) -> torch.Tensor:
 class HostMirror:
     """Page-first host memory: slot by slot, every layer's planes side by side.
 
-    The memory begins at a block of 4 KiB; slabs of 64 KiB and more are whole blocks.
+    The memory begins at a block of 4 KiB; slabs of 64 KiB and more are whole blocks. It is taken
+    when all pools of a cache are known to fit, or when something looks at it.
 
     Args:
         specs: the planes of one slot, normally those of the device pool.
@@ -44,8 +50,6 @@ class HostMirror:
         pin: page-lock the memory, for copies that overlap with compute on a CUDA device.
 
     Attributes:
-        slab: uint8 `[n_slots, slab_nbytes]`.
-        lanes: per plane, its integer rows `[n_slots, n_lanes]` (views into the slab).
         allocator: which slots are free.
     """
 
@@ -57,9 +61,21 @@ class HostMirror:
         for spec in self.specs:
             self.offsets.append(offset)
             offset = _aligned(offset + plane_nbytes(spec))
-        stride = _aligned(offset, BLOCK_NBYTES) if offset >= LARGE_NBYTES else offset
-        self.slab = _blocks(n_slots, stride, pin=pin)
-        self.lanes = [
+        self._slab_nbytes = _aligned(offset, BLOCK_NBYTES) if offset >= LARGE_NBYTES else offset
+        self._pin = pin
+        nbytes = n_slots * self.slab_nbytes + BLOCK_NBYTES
+        self._memory = plan_memory(Tier.HOST, CPU, nbytes, lambda: self.lanes)
+
+    @cached_property
+    def slab(self) -> torch.Tensor:
+        """All slots, uint8 `[n_slots, slab_nbytes]`."""
+        memory, shape = self._memory, (self.allocator.capacity, self.slab_nbytes)
+        return memory.take(lambda: _blocks(*shape, memory.device, pin=self._pin))
+
+    @cached_property
+    def lanes(self) -> list[torch.Tensor]:
+        """Per plane, its integer rows `[n_slots, n_lanes]` (views into the slab)."""
+        return [
             self._lanes(start, plane_nbytes(spec)) for start, spec in zip(self.offsets, self.specs)
         ]
 
@@ -70,14 +86,14 @@ class HostMirror:
         return lanes[:, first : first + nbytes // dtype.itemsize]
 
     @property
+    def slab_nbytes(self) -> int:
+        """Bytes of one slot, alignment included."""
+        return self._slab_nbytes
+
+    @property
     def capacity(self) -> int:
         """Number of slots."""
         return self.allocator.capacity
-
-    @property
-    def slab_nbytes(self) -> int:
-        """Bytes of one slot, alignment included."""
-        return int(self.slab.shape[1])
 
     def plane(self, layer: int, name: str) -> torch.Tensor:
         """One layer's plane as a strided view `[n_slots, *shape]` into the slabs."""

@@ -51,13 +51,17 @@ class _Call:
     output_tokens: int
 
 
-def read_agentic(path: str | os.PathLike[str], *, limit: int | None = None) -> Workload:
+def read_agentic(
+    path: str | os.PathLike[str], *, limit: int | None = None, users: int | None = None
+) -> Workload:
     """Read a coding-agent trace.
 
     Args:
         path: JSON lines, plain or gzip.
         limit: read this many requests and leave the rest of the file alone; the last session
             may be cut.
+        users: with a limit, read whole sessions, one more than the limit holds, and at least as
+            many as there are users.
 
     Raises:
         TraceError: the file or a line of it is damaged or contradicts itself.
@@ -74,12 +78,12 @@ def read_agentic(path: str | os.PathLike[str], *, limit: int | None = None) -> W
         if record.has("block_size"):
             size = record.integer("block_size", least=1)
         block_tokens = max(block_tokens, size)
-        room = None if limit is None else limit - len(requests)
+        room = None if limit is None or users is not None else limit - len(requests)
         calls = sorted(_calls(record, size), key=lambda call: call.start_s)[:room]
         if calls:
             requests += _session(calls, n_sessions, len(requests), size, addresses)
             n_sessions += 1
-        if len(requests) == limit:
+        if limit is not None and len(requests) >= limit and n_sessions >= (users or 0):
             break
     return Workload.of(
         requests,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Sequence
 from typing import Protocol
 
-from kvgraft.replay.workload import TraceRequest, Workload
+from kvgraft.replay.workload import TraceRequest
 
 __all__ = ["Arrivals", "ClosedLoop", "OpenLoop"]
 
@@ -48,10 +49,8 @@ class OpenLoop:
 class ClosedLoop:
     """`users` users, each at one session after another, asking on after every answer."""
 
-    def __init__(self, workload: Workload, requests: list[TraceRequest], users: int) -> None:
-        wanted = {request.index for request in requests}
-        sessions = [[r for r in session if r.index in wanted] for session in workload.sessions]
-        self._sessions = deque(deque(session) for session in sessions if session)
+    def __init__(self, sessions: Sequence[Sequence[TraceRequest]], users: int) -> None:
+        self._sessions = deque(deque(session) for session in sessions)
         self._current: dict[int, deque[TraceRequest]] = {}
         self._due: list[tuple[float, int, TraceRequest]] = []
         for _ in range(users):

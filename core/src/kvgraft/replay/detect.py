@@ -14,13 +14,17 @@ from kvgraft.replay.workload import Workload
 __all__ = ["open_workload"]
 
 
-def open_workload(path: str | os.PathLike[str], *, limit: int | None = None) -> Workload:
+def open_workload(
+    path: str | os.PathLike[str], *, limit: int | None = None, users: int | None = None
+) -> Workload:
     """Read a trace, plain or gzip, whose format its first line tells.
 
     Args:
         path: a Mooncake trace (lines with `hash_ids`) or a coding-agent trace (lines with
             `requests`).
         limit: read this many requests and leave the rest of the file alone.
+        users: read what a closed loop of that many users needs for them: whole sessions, at least
+            one for each user.
 
     Raises:
         TraceError: the file cannot be read, is of no known format, or a line of it is damaged
@@ -31,9 +35,10 @@ def open_workload(path: str | os.PathLike[str], *, limit: int | None = None) -> 
         raise TraceError(f"{path}: limit {limit} leaves no request; use a limit of at least 1")
     first = next(read_records(path))
     if first.has("hash_ids"):
-        return read_mooncake(path, limit=limit)
+        # Sessions show only when all requests are known.
+        return read_mooncake(path, limit=limit if users is None else None)
     if first.has("requests"):
-        workload = read_agentic(path, limit=limit)
+        workload = read_agentic(path, limit=limit, users=users)
         if not workload.requests:
             raise TraceError(
                 f"{path}: 0 requests left after leaving out sessions with 'dup_of'; "

@@ -16,12 +16,13 @@ from kvgraft.cache import Cache
 from kvgraft.errors import ContractViolation, IntegrityError, KvgraftError
 from kvgraft.replay.arrivals import Arrivals
 from kvgraft.replay.fetching import Fetching
-from kvgraft.replay.hits import Hits, hits_of
+from kvgraft.replay.hits import hits_of
 from kvgraft.replay.meter import Meter
 from kvgraft.replay.running import Job, Player
+from kvgraft.replay.totals import Totals
 from kvgraft.request import Request
 
-__all__ = ["EngineModel", "ReplayEngine", "Totals"]
+__all__ = ["EngineModel", "ReplayEngine"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,30 +44,6 @@ class EngineModel:
     reserve_tokens: int = 512
 
 
-@dataclass(slots=True)
-class Totals:
-    """What happened so far."""
-
-    requests: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
-    device_hits: int = 0
-    host_hits: int = 0
-    storage_hits: int = 0
-    admissions: int = 0
-    deferrals: int = 0
-    retractions: int = 0
-    rejections: int = 0
-    out_of_memory: int = 0
-    ledger_violations: int = 0
-    first_problem: str = ""
-
-    @property
-    def hits(self) -> int:
-        """Input tokens that were not computed."""
-        return self.device_hits + self.host_hits + self.storage_hits
-
-
 class ReplayEngine:
     """Plays arrivals against a cache.
 
@@ -76,7 +53,7 @@ class ReplayEngine:
         model: how fast they are computed.
         player: stamps and verifies payloads.
         meter: measures the cache's calls.
-        on_match: told each request's first match.
+        on_count: told of each request whose share in the totals began or changed.
         on_end: told of each request that ended.
     """
 
@@ -88,7 +65,7 @@ class ReplayEngine:
         player: Player,
         meter: Meter,
         *,
-        on_match: Callable[[Job, Hits], None],
+        on_count: Callable[[Job], None],
         on_end: Callable[[], None],
     ) -> None:
         self.cache = cache
@@ -96,7 +73,7 @@ class ReplayEngine:
         self.model = model
         self.player = player
         self.meter = meter
-        self.on_match = on_match
+        self.on_count = on_count
         self.on_end = on_end
         self.totals = Totals()
         self.now_s = 0.0
@@ -106,6 +83,7 @@ class ReplayEngine:
         self.prefilling: list[Job] = []
         self.decoding: list[Job] = []
         self.after_step: Callable[[], object] = lambda: None
+        self.before_clock: Callable[[float], object] = lambda to_s: None
         self.hit_slots = {each.name: [0, 0, 0] for each in cache.mounted}
         self._order = 0
         self._stalled = False
@@ -127,7 +105,7 @@ class ReplayEngine:
                 due = self.arrivals.next_s()
                 if due is None:
                     return
-                self.now_s = max(self.now_s, due)
+                self._move_clock(due)
                 continue
             self.step()
 
@@ -150,9 +128,14 @@ class ReplayEngine:
         if not prefilled:
             duration = self._idle_duration()
         self._decode(duration)
-        self.now_s += duration
+        self._move_clock(self.now_s + duration)
         self._check_ledgers()
         self.after_step()
+
+    def _move_clock(self, to_s: float) -> None:
+        if to_s > self.now_s:
+            self.before_clock(to_s)
+            self.now_s = to_s
 
     def _idle_duration(self) -> float:
         """Without prefill work: decode a page, or until the next arrival."""
@@ -182,9 +165,10 @@ class ReplayEngine:
             self.waiting.take(job)
             if decision.outcome is Outcome.NEVER_FITS:
                 self.totals.rejections += 1
+                self.totals.first_rejection = self.totals.first_rejection or str(decision)
                 self.totals.first_problem = self.totals.first_problem or str(decision)
                 self.meter.run("finish", job.trace.index, self.cache.abort, request)
-                self._end(job)
+                self._unserved(job)
                 continue
             self._admitted(job, request)
         if deferred and not self.n_running:
@@ -210,9 +194,7 @@ class ReplayEngine:
         self._order += 1
         job.admitted_at = self._order
         job.request = request
-        if not job.matched:
-            job.matched = True
-            self._matched(job, hits_of(self.cache, request, job.fetched))
+        self._matched(job, request)
         try:
             self.meter.run("load_back", job.trace.index, self.cache.load_back, request)
         except ContractViolation:
@@ -222,16 +204,17 @@ class ReplayEngine:
             return
         self.loading.append(job)
 
-    def _matched(self, job: Job, hits: Hits) -> None:
-        """Count where a request's prefix was when it was matched first."""
-        self.totals.requests += 1
-        self.totals.input_tokens += job.trace.prompt_tokens
-        self.totals.device_hits += hits.device
-        self.totals.host_hits += hits.host
-        self.totals.storage_hits += hits.storage
-        for name, found in hits.slots.items():
-            self.hit_slots[name] = [a + b for a, b in zip(self.hit_slots[name], found)]
-        self.on_match(job, hits)
+    def _matched(self, job: Job, request: Request) -> None:
+        """Count where a request's prefix was; what it lost since the first time was not saved."""
+        if job.hits is None:
+            hits = hits_of(self.cache, request, job.fetched)
+            self.totals.count(job)
+            self.totals.count_hits(job, hits)
+            for name, found in hits.slots.items():
+                self.hit_slots[name] = [a + b for a, b in zip(self.hit_slots[name], found)]
+        else:
+            self.totals.count_again(job, request.anchor_tokens)
+        self.on_count(job)
 
     def _start_loaded(self) -> None:
         waiting, self.loading = self.loading, []
@@ -319,7 +302,7 @@ class ReplayEngine:
         """Retract the request admitted last; False if that was the one asking."""
         running = [each for each in (*self.decoding, *self.prefilling) if each.request is not None]
         victim = max(running, key=lambda each: each.admitted_at)
-        self.totals.retractions += 1
+        self.totals.count_retracted(victim)
         self.meter.run("finish", victim.trace.index, self.cache.retract, victim.running)
         victim.key.truncate(victim.trace.prompt_tokens + victim.decoded)
         victim.request = None
@@ -332,15 +315,25 @@ class ReplayEngine:
 
     def _finish(self, job: Job) -> None:
         self.player.verify_prefix(job)
+        self.totals.served += 1
         self.totals.output_tokens += job.trace.output_tokens
         self.meter.run("finish", job.trace.index, self.cache.finish, job.running)
         job.request = None
         self.decoding.remove(job)
         self._end(job)
 
+    def _unserved(self, job: Job) -> None:
+        """A request ends without being served: nothing of its prompt was saved."""
+        self.totals.count_unserved(job)
+        self.on_count(job)
+        self._end(job)
+
     def _end(self, job: Job) -> None:
         self._stalled = False
-        self.meter.close(job.trace.index)
+        if job.unserved:
+            self.meter.share(job.trace.index)
+        else:
+            self.meter.close(job.trace.index)
         self.arrivals.ended(job.trace, self.now_s)
         self.on_end()
 
@@ -352,7 +345,7 @@ class ReplayEngine:
         for jobs in (self.loading, self.prefilling, self.decoding):
             if job in jobs:
                 jobs.remove(job)
-        self._end(job)
+        self._unserved(job)
 
     # -- checks
 

@@ -38,6 +38,19 @@ class Hits(NamedTuple):
     storage: int
     slots: dict[str, SlotHits]
 
+    @property
+    def tokens(self) -> int:
+        """All of them."""
+        return self.device + self.host + self.storage
+
+    def at_most(self, n_tokens: int) -> Hits:
+        """The first `n_tokens` of it: what came from the farthest tier goes first."""
+        device = min(self.device, n_tokens)
+        host = min(self.host, n_tokens - device)
+        return self._replace(
+            device=device, host=host, storage=min(self.storage, n_tokens - device - host)
+        )
+
 
 def hits_of(cache: Cache, request: Request, fetched: Span) -> Hits:
     """What the match of a request found, before it is loaded back.

@@ -48,11 +48,19 @@ class Meter:
                 books[operation] = books.get(operation, 0) + spent
 
     def close(self, request: int) -> None:
-        """The request ended; its times are final."""
+        """The request was served; its times are final."""
         self._done.append(self._open.pop(request, {}))
 
+    def share(self, request: int) -> None:
+        """The request was not served: those that are pay for its times."""
+        for operation, spent in self._open.pop(request, {}).items():
+            self._shared[operation] += spent
+
     def quantiles(self) -> dict[str, dict[str, float]]:
-        """p50, p99 and mean in µs per operation, and `"total"`; zeros for no request."""
+        """p50, p99 and mean in µs per served request and operation, and `"total"`.
+
+        Zeros where no request was served.
+        """
         n = len(self._done)
         shared = {name: spent / max(n, 1) for name, spent in self._shared.items()}
         columns = {

@@ -14,10 +14,12 @@ from kvgraft.errors import ConfigError
 from kvgraft.replay.arrivals import Arrivals, ClosedLoop, OpenLoop
 from kvgraft.replay.engine import EngineModel, ReplayEngine
 from kvgraft.replay.identity import identity
+from kvgraft.replay.limit import choose_sessions
 from kvgraft.replay.meter import Meter
 from kvgraft.replay.payload import Verify
 from kvgraft.replay.running import Player
 from kvgraft.replay.timeline import Timeline
+from kvgraft.replay.totals import Totals
 from kvgraft.replay.workload import Workload
 from kvgraft.report.counts import cache_counts, storage_counts, store_contents
 from kvgraft.report.schema import ReplayResult, StorageCounts
@@ -39,7 +41,8 @@ class ReplaySettings:
         model: how fast the pretended engine is.
         verify: how much of what is reused is compared.
         seed: of everything random.
-        limit: replay this many requests, the trace's first.
+        limit: replay at most this many requests: the trace's first, or in a closed loop sessions
+            of all users.
     """
 
     cache: dict[str, Any]
@@ -62,11 +65,15 @@ def replay(
         ConfigError: a workload without absolute times needs `users`.
         KvgraftError: whatever opening the cache raises.
     """
-    requests = list(workload.requests[: settings.limit])
     arrivals: Arrivals
+    notices: tuple[str, ...] = ()
     if settings.users is not None:
-        arrivals = ClosedLoop(workload, requests, settings.users)
+        sessions, notices = choose_sessions(workload, settings.users, settings.limit)
+        expected = sum(map(len, sessions))
+        arrivals = ClosedLoop(sessions, settings.users)
     elif workload.has_absolute_time:
+        requests = list(workload.requests[: settings.limit])
+        expected = len(requests)
         arrivals = OpenLoop(requests)
     else:
         raise ConfigError(
@@ -75,16 +82,18 @@ def replay(
         )
     cache = Cache(_config(workload, settings))
     try:
-        return _run(cache, arrivals, len(requests), workload, settings, progress)
+        result = _run(cache, arrivals, expected, workload, settings, progress)
     finally:
         cache.close()
+    result["notices"] = [*notices, *result["notices"]]
+    return result
 
 
 def _config(workload: Workload, settings: ReplaySettings) -> CacheConfig:
     """The cache's settings, with what tells a replay's data in a store apart."""
     given = settings.cache
     if given.get("storage") is None:
-        return parse_config(given)
+        return parse_config({"payload": settings.verify is not Verify.OFF, **given})
     unnamed = parse_config({**given, "storage": None})
     owner = identity(workload, unnamed.components, settings.verify)
     return parse_config({**given, "storage": {**given["storage"], **owner}})
@@ -107,7 +116,7 @@ def _run(
     def on_end() -> None:
         nonlocal ended
         ended += 1
-        timeline.ended(engine, ended)
+        timeline.ended(ended)
         if progress is not None:
             progress(ended, expected)
         due.append(ended % check_every == 0)
@@ -119,9 +128,10 @@ def _run(
         settings.model,
         player,
         meter,
-        on_match=lambda job, hits: timeline.matched(job, engine.now_s, hits),
+        on_count=lambda job: timeline.counted(job, engine.now_s),
         on_end=on_end,
     )
+    engine.before_clock = lambda to_s: timeline.move(engine, to_s)
     engine.after_step = lambda: engine.check_integrity() if _take_due(due) else None
     before = store_contents(cache)
     started = time.perf_counter()
@@ -160,7 +170,9 @@ def _result(
             "output_tokens": workload.totals.output_tokens,
         },
         "settings": _settings(cache, settings),
+        "notices": _notices(totals),
         "requests": totals.requests,
+        "served": totals.served,
         "input_tokens": totals.input_tokens,
         "output_tokens": totals.output_tokens,
         "token_hit_rate": hits / totals.input_tokens if totals.input_tokens else 0.0,
@@ -170,7 +182,9 @@ def _result(
             "storage": totals.storage_hits,
         },
         "saved_tokens": hits,
-        "computed_tokens": totals.input_tokens - hits,
+        "computed_tokens": totals.input_tokens - hits - totals.unserved_tokens,
+        "unserved_tokens": totals.unserved_tokens,
+        "recomputed_tokens": totals.recomputed_tokens,
         "component_hits": {
             name: {"device_slots": device, "host_slots": host, "storage_slots": storage}
             for name, (device, host, storage) in engine.hit_slots.items()
@@ -189,10 +203,20 @@ def _result(
         "cpu_us_per_request": meter.quantiles(),  # type: ignore[typeddict-item]
         "wall_s": wall_s,
         "virtual_s": engine.now_s,
-        "timeline": timeline.points,
+        "timeline": timeline.points(engine),
         "sources": timeline.sources,
         "tree": timeline.tree,
     }
+
+
+def _notices(totals: Totals) -> list[str]:
+    """What a reader of the headline must know besides."""
+    if not totals.rejections:
+        return []
+    return [
+        f"{totals.rejections} of {totals.requests} requests were rejected, they fit no pool even "
+        f"if it is empty ({totals.first_rejection}); their tokens count as misses"
+    ]
 
 
 def _settings(cache: Cache, settings: ReplaySettings) -> dict[str, object]:
@@ -201,6 +225,7 @@ def _settings(cache: Cache, settings: ReplaySettings) -> dict[str, object]:
         "components": {name: dict(options) for name, options in config.components.items()},
         "page_size": config.page_size,
         "device": config.device,
+        "payload": config.payload,
         "device_tokens": config.device_tokens,
         "host_tokens": config.host_tokens,
         "write_policy": config.write_policy.value,

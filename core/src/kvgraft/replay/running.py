@@ -16,6 +16,7 @@ from kvgraft.types import Span
 
 if TYPE_CHECKING:
     from kvgraft.cache import Cache
+    from kvgraft.replay.hits import Hits
     from kvgraft.request import Request
     from kvgraft.storage_tier import Prefetch
 
@@ -43,7 +44,9 @@ class Job:
     Attributes:
         decoded: output tokens computed so far.
         credit: virtual decode tokens earned and not used yet.
-        matched: whether its first match was counted.
+        hits: what it still has of its first match by tier: tokens it did not compute.
+        computed: positions of the tokens it computed, in tokens.
+        unserved: whether it ended without all of its output.
         prefetch: what STORAGE is asked for until it begins.
         fetched: pages that its last prefetch made resumable, of those that gained anything.
         resumable_tokens: what could be resumed from when its last prefetch ended.
@@ -56,7 +59,9 @@ class Job:
     request: Request | None = None
     decoded: int = 0
     credit: float = 0.0
-    matched: bool = False
+    hits: Hits | None = None
+    computed: Span = NOTHING
+    unserved: bool = False
     admitted_at: int = 0
     prefetch: Prefetch | None = None
     fetched: Span = NOTHING

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from kvgraft.cache import Cache
 from kvgraft.replay.engine import ReplayEngine
-from kvgraft.replay.hits import Hits
 from kvgraft.replay.running import Job
 from kvgraft.report.schema import (
     Occupancy,
@@ -21,69 +22,132 @@ from kvgraft.types import Tier
 
 __all__ = ["Timeline", "occupancy", "snapshot"]
 
-MAX_POINTS = 120
+MAX_POINTS = 240
+"""Samples that are kept; then every other one goes, and the interval doubles."""
+
+FIRST_INTERVAL_S = 2.0**-6
+"""A power of two, so that multiples of it are exact."""
+
+N_TREES = 120
+"""Moments, counted in requests that end, at which the tree is looked at."""
+
 MAX_TREE_NODES = 600
 
 
+class _Sample(NamedTuple):
+    """The totals, the queues and the pools at one moment."""
+
+    time_s: float
+    requests: int
+    input_tokens: int
+    hits: int
+    storage_hits: int
+    running: int
+    waiting: int
+    occupancy: dict[str, Occupancy]
+
+
 class Timeline:
-    """Collects points while a replay runs.
+    """Collects samples while a replay runs, at equal intervals of the virtual clock.
 
     Args:
         cache: what is watched.
-        expected: how many requests will end, to space the points.
+        expected: how many requests will end, to space the looks at the tree.
     """
 
     def __init__(self, cache: Cache, expected: int) -> None:
         self.cache = cache
-        self.points: list[TimelinePoint] = []
-        self.sources: list[Source] = []
         self.tree: TreeSnapshot = {"nodes": [], "truncated": 0}
-        self._every = max(1, expected // MAX_POINTS)
+        self._sources: dict[int, Source] = {}
+        self._samples: list[_Sample] = []
+        self._interval_s = FIRST_INTERVAL_S
+        self._every = max(1, expected // N_TREES)
         self._fullest = -1
-        self._last = (0, 0, 0, 0)
 
-    def matched(self, job: Job, now_s: float, hits: Hits) -> None:
-        """A request was matched and admitted."""
-        found = hits.device + hits.host + hits.storage
-        self.sources.append(
-            {
-                "index": job.trace.index,
-                "time_s": now_s,
-                "device": hits.device,
-                "host": hits.host,
-                "storage": hits.storage,
-                "computed": job.trace.prompt_tokens - found,
-            }
+    @property
+    def sources(self) -> list[Source]:
+        """Where the tokens of each request came from, in the order of first admission."""
+        return list(self._sources.values())
+
+    def counted(self, job: Job, now_s: float) -> None:
+        """A request's share in the totals began or changed."""
+        index, prompt = job.trace.index, job.trace.prompt_tokens
+        hits = job.hits
+        device, host, storage = (hits.device, hits.host, hits.storage) if hits else (0, 0, 0)
+        left = prompt - device - host - storage
+        before = self._sources.get(index)
+        self._sources[index] = {
+            "index": index,
+            "time_s": now_s if before is None else before["time_s"],
+            "device": device,
+            "host": host,
+            "storage": storage,
+            "computed": 0 if job.unserved else left,
+            "unserved": left if job.unserved else 0,
+        }
+
+    def move(self, engine: ReplayEngine, to_s: float) -> None:
+        """The clock is about to move to `to_s`; until then everything stays as it is."""
+        while to_s >= (MAX_POINTS + 1) * self._interval_s:
+            self._samples = self._samples[1::2]
+            self._interval_s *= 2
+        due = int(to_s / self._interval_s) - len(self._samples)
+        if due > 0:
+            now = self._sample(engine, 0.0)
+            first = len(self._samples) + 1
+            self._samples += [
+                now._replace(time_s=number * self._interval_s)
+                for number in range(first, first + due)
+            ]
+
+    def points(self, engine: ReplayEngine) -> list[TimelinePoint]:
+        """One point per interval; the last one ends with the replay and may be shorter."""
+        samples = [*self._samples, self._sample(engine, engine.now_s)]
+        if len(samples) > 1 and samples[-1].time_s == samples[-2].time_s:
+            del samples[-2]
+        befores = [_Sample(0.0, 0, 0, 0, 0, 0, 0, {}), *samples]
+        return [_point(before, now) for before, now in zip(befores, samples)]
+
+    def _sample(self, engine: ReplayEngine, time_s: float) -> _Sample:
+        totals = engine.totals
+        return _Sample(
+            time_s,
+            totals.requests,
+            totals.input_tokens,
+            totals.hits,
+            totals.storage_hits,
+            engine.n_running,
+            len(engine.waiting) + len(engine.fetching),
+            occupancy(self.cache),
         )
 
-    def ended(self, engine: ReplayEngine, n_ended: int) -> None:
-        """A request ended; now and then that makes a point."""
+    def ended(self, n_ended: int) -> None:
+        """A request ended; now and then the tree is looked at."""
         if n_ended % self._every:
             return
-        totals = engine.totals
-        now = (totals.requests, totals.input_tokens, totals.hits, totals.storage_hits)
-        requests, new_tokens, hits, stored = (a - b for a, b in zip(now, self._last))
-        self._last = now
-        self.points.append(
-            {
-                "time_s": engine.now_s,
-                "requests": requests,
-                "token_hit_rate": _share(hits, new_tokens),
-                "storage_hit_rate": _share(stored, new_tokens),
-                "cumulative_hit_rate": _share(totals.hits, totals.input_tokens),
-                "running": engine.n_running,
-                "waiting": len(engine.waiting) + len(engine.fetching),
-                "occupancy": occupancy(self.cache),
-            }
-        )
         fullness = self.cache.tree.n_nodes
         if fullness > self._fullest:
             self._fullest = fullness
             self.tree = snapshot(self.cache)
 
 
+def _point(before: _Sample, now: _Sample) -> TimelinePoint:
+    new_tokens = now.input_tokens - before.input_tokens
+    return {
+        "time_s": now.time_s,
+        "requests": now.requests - before.requests,
+        "token_hit_rate": _share(now.hits - before.hits, new_tokens),
+        "storage_hit_rate": _share(now.storage_hits - before.storage_hits, new_tokens),
+        "cumulative_hit_rate": _share(now.hits, now.input_tokens),
+        "running": now.running,
+        "waiting": now.waiting,
+        "occupancy": now.occupancy,
+    }
+
+
 def _share(part: int, whole: int) -> float:
-    return part / whole if whole else 0.0
+    # Hits that a retracted request lost can be more than those of the interval.
+    return max(0, part) / whole if whole else 0.0
 
 
 def _tier(ledger: Ledger) -> TierOccupancy:

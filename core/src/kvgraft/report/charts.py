@@ -18,7 +18,7 @@ from kvgraft.report.plot import (
     ticks,
     time_unit,
 )
-from kvgraft.report.summary import has_storage
+from kvgraft.report.summary import has_storage, has_unserved
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 MAX_BARS = 96
-SOURCES = ("device", "host", "storage", "computed")
+SOURCES = ("device", "host", "storage", "computed", "unserved")
 # Bottom to top: what nobody can take first, what anybody can take last.
 LEDGER_TONES = (
     ("pinned", "pinned"),
@@ -67,9 +67,9 @@ class _TimeAxis(NamedTuple):
     label: str
 
 
-def _time_axis(points: Sequence[TimelinePoint]) -> _TimeAxis:
+def _time_axis(points: Sequence[TimelinePoint], end: float | None = None) -> _TimeAxis:
     times = [point["time_s"] for point in points]
-    end = max(times, default=0.0)
+    end = max(times, default=0.0) if end is None else end
     per_unit, unit = time_unit(end)
     xs = place(times, end)
     return _TimeAxis(
@@ -83,10 +83,11 @@ def _time_axis(points: Sequence[TimelinePoint]) -> _TimeAxis:
 
 def hit_rate_plot(result: ReplayResult) -> Plot | None:
     """Token hit rate: of each interval, and of everything up to then."""
-    points = result["timeline"]
+    # An interval without requests has no rate.
+    points = [point for point in result["timeline"] if point["requests"]]
     if not points or not result["input_tokens"]:
         return None
-    axis = _time_axis(points)
+    axis = _time_axis(points, max(point["time_s"] for point in result["timeline"]))
     within = [point["token_hit_rate"] for point in points]
     overall = [point["cumulative_hit_rate"] for point in points]
     parts, rows = (
@@ -147,7 +148,8 @@ def load_plot(result: ReplayResult) -> Plot | None:
 
 def source_tones(result: ReplayResult) -> list[str]:
     """Sources of tokens as the charts name and colour them; storage only where there was one."""
-    return [name for name in SOURCES if name != "storage" or has_storage(result)]
+    told = {"storage": has_storage(result), "unserved": has_unserved(result)}
+    return [name for name in SOURCES if told.get(name, True)]
 
 
 def source_plot(result: ReplayResult) -> tuple[Plot | None, int]:
@@ -158,7 +160,7 @@ def source_plot(result: ReplayResult) -> tuple[Plot | None, int]:
     per_bar = -(-len(sources) // MAX_BARS)
     buckets = [sources[first : first + per_bar] for first in range(0, len(sources), per_bar)]
     values = {
-        name: [sum(one[name] for one in some) / len(some) for some in buckets]  # type: ignore[literal-required]
+        name: [sum(one.get(name, 0) for one in some) / len(some) for some in buckets]  # type: ignore[misc]
         for name in names
     }
     limit = float(max(sum(parts) for parts in zip(*values.values(), strict=True)))

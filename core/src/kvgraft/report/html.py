@@ -17,6 +17,7 @@ from kvgraft.report.charts import (
     source_tones,
 )
 from kvgraft.report.icicle import RESIDENCIES, icicle
+from kvgraft.report.output import write_whole
 from kvgraft.report.plot import SIZE
 from kvgraft.report.storage_tables import storage_tables
 from kvgraft.report.summary import (
@@ -24,6 +25,8 @@ from kvgraft.report.summary import (
     count,
     cpu_table,
     has_storage,
+    has_unserved,
+    headline,
     percent,
     result_tables,
     seconds,
@@ -45,12 +48,12 @@ LEAF_PX = 5
 
 
 def write_html(result: ReplayResult, path: str | Path) -> None:
-    """Write the page to `path` as UTF-8, replacing what was there.
+    """Write the page to `path` as UTF-8, replacing what was there; whole or not at all.
 
     Raises:
         OSError: the file cannot be written.
     """
-    Path(path).write_text(render_html(result), encoding="utf-8")
+    write_whole(path, render_html(result))
 
 
 def render_html(result: ReplayResult) -> str:
@@ -76,6 +79,9 @@ def _context(result: ReplayResult) -> dict[str, object]:
         "rate": percent(result["token_hit_rate"], 1 if result["input_tokens"] else 0),
         "parts": token_parts(result),
         "has_storage": has_storage(result),
+        "has_unserved": has_unserved(result),
+        "headline": headline(result),
+        "notices": result.get("notices", ()),
         "source_tones": source_tones(result),
         "ledger_tones": LEDGER_TONES,
         "residencies": RESIDENCIES,

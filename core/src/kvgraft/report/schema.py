@@ -163,7 +163,9 @@ class Occupancy(TypedDict):
 class TimelinePoint(TypedDict):
     """The cache at one moment; `requests` and two of the rates are of the interval before it.
 
-    `storage_hit_rate` is the part of `token_hit_rate` that came from STORAGE.
+    Moments are equally far apart on the virtual clock; the last one ends the replay. Rates are 0 in
+    an interval without requests. `storage_hit_rate` is the part of `token_hit_rate` that came from
+    STORAGE.
     """
 
     time_s: float
@@ -177,7 +179,10 @@ class TimelinePoint(TypedDict):
 
 
 class Source(TypedDict):
-    """Where one request's input tokens came from; `index` is its place in arrival order."""
+    """Where one request's input tokens came from; `index` is its place in arrival order.
+
+    `unserved`: all of them, of a request that was rejected or ran out of memory.
+    """
 
     index: int
     time_s: float
@@ -185,6 +190,7 @@ class Source(TypedDict):
     host: int
     storage: int
     computed: int
+    unserved: int
 
 
 class TreeNode(TypedDict):
@@ -222,8 +228,18 @@ class CacheCounts(TypedDict):
 class ReplayResult(CacheCounts):
     """Everything `kvgraft replay` reports.
 
-    `requests`, `input_tokens` and `output_tokens` are what was replayed; `workload` says what the
-    trace holds. `storage` is None without a storage tier. `token_hit_rate` is between 0 and 1.
+    `requests` and `input_tokens` are what was replayed, served or not; `workload` says what the
+    trace holds. `served` and `output_tokens` count requests that ended with all of their output.
+    `notices` are sentences a reader of the headline must know besides. `storage` is None without a
+    storage tier.
+
+    `token_hit_rate` is `saved_tokens` over `input_tokens`, between 0 and 1. A request saves the
+    tokens of its prompt that it never computed, not even after it was retracted; one that is not
+    served saves none. `saved_tokens`, `computed_tokens` and `unserved_tokens` (prompts of requests
+    not served) add up to `input_tokens`. `recomputed_tokens` were computed again after a retraction
+    and are in none of these. Nothing is left out as warm-up.
+
+    `cpu_us_per_request` is over served requests; the others' time is shared out among them.
     `evictions` and `cpu_us_per_request` have open key sets: causes and operations may be added.
     `out_of_memory`, `payload_mismatches` and `ledger_violations` are 0 unless something is broken.
     """
@@ -231,13 +247,17 @@ class ReplayResult(CacheCounts):
     kvgraft: str
     workload: Workload
     settings: dict[str, object]
+    notices: list[str]
     requests: int
+    served: int
     input_tokens: int
     output_tokens: int
     token_hit_rate: float
     hit_tokens: HitTokens
     saved_tokens: int
     computed_tokens: int
+    unserved_tokens: int
+    recomputed_tokens: int
     component_hits: dict[str, ComponentHits]
     storage: StorageCounts | None
     admissions: int

@@ -17,6 +17,8 @@ __all__ = [
     "count",
     "cpu_table",
     "has_storage",
+    "has_unserved",
+    "headline",
     "percent",
     "result_tables",
     "seconds",
@@ -95,12 +97,28 @@ def token_parts(result: ReplayResult) -> tuple[tuple[str, str, int], ...]:
     ]
     if has_storage(result):
         parts.append(("fetched from storage", "storage", hits["storage"]))
-    return (*parts, ("computed", "computed", result["computed_tokens"]))
+    parts.append(("computed", "computed", result["computed_tokens"]))
+    if has_unserved(result):
+        parts.append(("not served", "unserved", result["unserved_tokens"]))
+    return tuple(parts)
 
 
 def has_storage(result: ReplayResult) -> bool:
     """Whether there was a storage tier; a result of an older version does not say."""
     return result.get("storage") is not None
+
+
+def has_unserved(result: ReplayResult) -> bool:
+    """Whether requests were not served; a result of an older version does not count them."""
+    return result.get("unserved_tokens", 0) > 0
+
+
+def headline(result: ReplayResult) -> str:
+    """How many requests were replayed, and served where these are fewer."""
+    of, requests = result["workload"]["requests"], result["requests"]
+    served = result.get("served", requests)
+    text = f"{count(requests)} of {count(of)} requests"
+    return text if served == requests else f"{text}, {count(served)} served"
 
 
 def token_table(result: ReplayResult) -> SummaryTable:
@@ -193,13 +211,14 @@ def _scheduling_table(result: ReplayResult) -> SummaryTable:
         ("admitted", result["admissions"]),
         ("deferred", result["deferrals"]),
         ("retracted", result["retractions"]),
+        ("recomputed", result.get("recomputed_tokens", 0)),
         ("rejected", result["rejections"]),
         ("checkpoints", result["checkpoints"]),
         ("copies on write", result["copies_on_write"]),
     )
     return SummaryTable(
         "Scheduling",
-        "number of times",
+        "number of times; recomputed: tokens, after retractions",
         tuple(name for name, _ in numbers),
         (tuple(count(value) for _, value in numbers),),
         n_labels=0,

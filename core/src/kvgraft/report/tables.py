@@ -17,6 +17,7 @@ from kvgraft.report.summary import (
     checks,
     count,
     cpu_table,
+    headline,
     percent,
     result_tables,
     seconds,
@@ -54,7 +55,7 @@ def print_tables(result: ReplayResult, console: Console) -> None:
     console.print(text(f"Replay of {workload['name']} ({workload['format']})", "bold"))
     console.print(
         text(
-            f"{count(result['requests'])} of {count(workload['requests'])} requests, "
+            f"{headline(result)}: "
             f"{count(result['input_tokens'])} input and {count(result['output_tokens'])} output "
             "tokens"
         )
@@ -64,6 +65,8 @@ def print_tables(result: ReplayResult, console: Console) -> None:
     )
     rate = percent(result["token_hit_rate"], 1 if result["input_tokens"] else 0)
     console.print(text(f"token hit rate {rate}", "bold"))
+    for notice in result.get("notices", ()):
+        console.print(text(f"note: {notice}", "yellow"), soft_wrap=True)
     console.print()
 
     verdicts = checks(result)

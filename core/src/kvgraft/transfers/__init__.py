@@ -1,7 +1,7 @@
 """Moving data between tiers without blocking the scheduler.
 
 copies      what moves: rows of planes
-engine      the interface; cpu, cuda and stepped implement it
+engine      the interface; cpu, cuda, no_payload and stepped implement it
 journal     reserved, submitted, acknowledged, committed or aborted
 """
 
@@ -11,12 +11,14 @@ from kvgraft.transfers.copies import PlaneCopy, pair_planes
 from kvgraft.transfers.cpu import CpuTransferEngine
 from kvgraft.transfers.engine import Fence, Ticket, TransferEngine
 from kvgraft.transfers.journal import Journal, Transfer
+from kvgraft.transfers.no_payload import NoPayloadTransferEngine
 from kvgraft.transfers.stepped import SteppedTransferEngine
 
 __all__ = [
     "CpuTransferEngine",
     "Fence",
     "Journal",
+    "NoPayloadTransferEngine",
     "PlaneCopy",
     "SteppedTransferEngine",
     "Ticket",

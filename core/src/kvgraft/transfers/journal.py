@@ -144,6 +144,11 @@ class Journal:
         """Transfers not acknowledged yet."""
         return sum(len(queue) for queue in self._queues.values())
 
+    def operations(self) -> list[Operation]:
+        """What is in flight between DEVICE and HOST, for integrity checks."""
+        transfers = [transfer for queue in self._queues.values() for transfer in queue]
+        return [each.operation for each in transfers if each.operation is not None]
+
     def find(self, operation: Operation) -> Transfer:
         """The transfer that carries an operation."""
         for queue in self._queues.values():

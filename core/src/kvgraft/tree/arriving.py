@@ -6,11 +6,14 @@ the meantime are kept, and nothing is hung below a gap (B1).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from kvgraft.slots import SLOT_BYTES
-from kvgraft.tree.keys import common_prefix_pages
+from kvgraft.tree.keys import HASH_BYTES, common_prefix_pages
 from kvgraft.tree.node import Node, PageNames
 from kvgraft.tree.operations import holds_up, parent_on_host
 from kvgraft.tree.track import Track
@@ -23,54 +26,60 @@ class Arrival(NamedTuple):
     """Pages of one sequence that arrived on HOST.
 
     Attributes:
-        tokens: int32 bytes of the sequence from its start; up to its end they are published.
-        hashes: the hashes of its pages from page `first` on.
-        first: see `hashes`.
-        slots: per component, the HOST slots of each page that arrived, int32 bytes; a state is
-            under the last page before its boundary. Slots that are adopted are taken out; so many
-            stay the caller's.
+        tokens: int32 bytes of the sequence from its start.
+        hashes: the hashes of its pages from page `first` on, 32 bytes each.
+        first: the page that everything but `tokens` begins with.
+        there: per component, bool `[n_pages]`, which pages arrived; a state stands for the last
+            page before its boundary. Pages that are adopted are taken out; the others' slots stay
+            the caller's.
+        slots: per component, int32 `[n_pages, slots_per_page]`, the HOST slots of those pages.
         store: number of the store they are from.
     """
 
-    tokens: bytes
-    hashes: list[bytes]
+    tokens: bytes | bytearray
+    hashes: bytes | bytearray
     first: int
-    slots: list[dict[int, bytes]]
+    there: Sequence[npt.NDArray[np.bool_]]
+    slots: Sequence[npt.NDArray[np.int32]]
     store: int
 
 
-def arrive(tree: Tree, start: Node, arrival: Arrival) -> None:
-    """Hang what arrived below `start`, a root or a node backed on HOST (S1).
+def arrive(tree: Tree, start: Node, end: int, arrival: Arrival) -> Node:
+    """Hang what arrived up to page `end` below `start`, a root or a node backed on HOST (S1).
 
     Adopted slots move from in flight to the tree's, and are victims like all others. A node takes
-    a component's data only if all of it came.
+    a component's data only if all of it came. O(pages) with a small factor: it copies them.
+
+    Returns:
+        The last node of it, at page `end`. Nodes made for data that then could not be hung lead
+        nowhere: the caller holds it, or removes what is dead (T3).
     """
     tokens, page_bytes = arrival.tokens, tree.page_bytes
     node = start
     tree.clock += 1
-    while (offset := node.end * page_bytes) < len(tokens):
-        child = node.child(tokens[offset : offset + page_bytes])
+    while node.end < end:
+        offset = node.end * page_bytes
+        child = node.child(bytes(tokens[offset : offset + page_bytes]))
         if child is None:
-            child = _grow(tree, node, arrival)
+            child = _grow(tree, node, end, arrival)
         else:
-            agreed = common_prefix_pages(tokens, offset, child.key, page_bytes)
+            agreed = min(common_prefix_pages(tokens, offset, child.key, page_bytes), end - node.end)
             stop = _coverage_end(tree, arrival, child.start, child.start + agreed)
             if stop < child.end:
                 child = tree.split(child, stop)
-        taken = sum(_adopt(tree, child, track, arrival) for track in tree.tracks)
+        taken = sum([_adopt(tree, child, track, arrival) for track in tree.tracks])
         if taken:
             _note_stored(tree, child, arrival)
             tree.queue_candidates(child)
         node = child
-    # nodes made for data that then could not be hung lead nowhere (T3)
-    tree.remove_dead(node)
+    return node
 
 
-def _grow(tree: Tree, parent: Node, arrival: Arrival) -> Node:
+def _grow(tree: Tree, parent: Node, end: int, arrival: Arrival) -> Node:
     """A new node below `parent`, as far as coverage is uniform."""
     start = parent.end
-    end = _coverage_end(tree, arrival, start, len(arrival.tokens) // tree.page_bytes)
-    edge = arrival.tokens[start * tree.page_bytes : end * tree.page_bytes]
+    end = _coverage_end(tree, arrival, start, end)
+    edge = bytes(arrival.tokens[start * tree.page_bytes : end * tree.page_bytes])
     node = tree.new_node(edge, parent, start, end)
     tree.link(node)
     for cell in node.cells:
@@ -81,15 +90,10 @@ def _grow(tree: Tree, parent: Node, arrival: Arrival) -> Node:
 def _coverage_end(tree: Tree, arrival: Arrival, start: int, end: int) -> int:
     """The first page behind `start` at which what arrived begins or ends; at most `end`."""
     for track in tree.tracks:
-        slots = arrival.slots[track.index]
-        if track.is_state:
-            end = min([end, *(page + 1 for page in slots if page + 1 > start)])
-            continue
-        here = start in slots
-        for page in range(start + 1, end):
-            if (page in slots) != here:
-                end = page
-                break
+        there = arrival.there[track.index][start - arrival.first : end - arrival.first]
+        changes = there if track.is_state else there != there[0]
+        if changes.any():
+            end = start + int(changes.argmax()) + track.is_state
     return end
 
 
@@ -97,15 +101,15 @@ def _adopt(tree: Tree, node: Node, track: Track, arrival: Arrival) -> int:
     """Give `node` what arrived for one component, where it has nothing on HOST; slots taken."""
     cell = node.cells[track.index]
     ledger = track.host
-    pages: Iterable[int] = range(node.start, node.end)
-    if track.is_state:
-        pages = (node.end - 1,)
-    found = arrival.slots[track.index]
     if ledger is None or cell.host is not None:
         return 0  # where a copy from DEVICE is on its way, it finds this there and frees its slots
-    if not all(page in found for page in pages) or not _may_hang(tree, node, track):
+    start = node.end - 1 if track.is_state else node.start
+    pages = slice(start - arrival.first, node.end - arrival.first)
+    there = arrival.there[track.index]
+    if not there[pages].all() or not _may_hang(tree, node, track):
         return 0
-    slots = b"".join([found.pop(page) for page in pages])
+    slots = arrival.slots[track.index][pages].tobytes()
+    there[pages] = False
     n_slots = len(slots) // SLOT_BYTES
     ledger.in_flight -= n_slots
     cell.stamp = tree.clock
@@ -130,8 +134,8 @@ def _may_hang(tree: Tree, node: Node, track: Track) -> bool:
 def _note_stored(tree: Tree, node: Node, arrival: Arrival) -> None:
     """What came from a store need not go there again."""
     if node.names is None:
-        pages = slice(node.start - arrival.first, node.end - arrival.first)
-        node.names = PageNames(b"".join(arrival.hashes[pages]))
+        first, end = node.start - arrival.first, node.end - arrival.first
+        node.names = PageNames(bytearray(arrival.hashes[first * HASH_BYTES : end * HASH_BYTES]))
     names = node.names
     if names.store != arrival.store:
         names.store, names.stored = arrival.store, 0

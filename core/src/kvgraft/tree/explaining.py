@@ -106,7 +106,10 @@ def _gap(track: Track, nodes: list[Node], boundary: int, *, device_only: bool) -
 
 
 def _reason(tree: Tree, track: Track, nodes: list[Node], known: int, limit: int) -> ComponentReason:
-    boundaries = [known, *(node.end for node in reversed(nodes) if node.end < known)]
+    if track.ends_at_boundary:
+        boundaries = [known, *(node.end for node in reversed(nodes) if node.end < known)]
+    else:
+        boundaries = list(range(known, 0, -1))
     accepted = {True: 0, False: 0}
     for device_only in accepted:
         for boundary in boundaries:

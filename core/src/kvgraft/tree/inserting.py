@@ -115,8 +115,6 @@ def _grow(
     """Append new nodes below `node` up to page `end`."""
     page_bytes = tree.page_bytes
     start = node.end
-    if key.hashed is not None and tree.host_watcher is not None:
-        tree.host_watcher.grows(key, end)
     points = [end]
     for holding in holdings:
         points += _breakpoints(start, end, holding)
@@ -124,8 +122,8 @@ def _grow(
         edge = bytes(key.data[start * page_bytes : stop * page_bytes])
         node = tree.new_node(edge, node, start, stop)
         hashes = key.page_hashes(tree, start, stop)
-        if hashes is not None:
-            node.names = PageNames(b"".join(hashes))
+        if hashes:
+            node.names = PageNames(bytearray(hashes))
         tree.link(node)
         for track, holding in zip(tree.tracks, holdings):
             node.cells[track.index].stamp = tree.clock

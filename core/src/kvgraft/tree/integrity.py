@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from kvgraft.errors import IntegrityError
 from kvgraft.slots import SLOT_BYTES
+from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import ON_DEVICE, ON_HOST, Node
+from kvgraft.tree.operations import Operation
+from kvgraft.tree.pinning import Receipt
 from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
 
-__all__ = ["SlotOwner", "check_integrity"]
+__all__ = ["Held", "SlotOwner", "check_integrity", "check_transfers"]
 
 SlotOwner = tuple[str, Tier, str, bytes]
 """Slots owned outside the tree: component, tier, owner's name, int32 bytes."""
 
 
+class Held(NamedTuple):
+    """A receipt somebody holds.
+
+    Attributes:
+        who: for messages.
+        on_device: whether it pins DEVICE; those for STORAGE pin HOST alone.
+    """
+
+    receipt: Receipt
+    who: str
+    on_device: bool = True
+
+
 def check_integrity(
-    tree: Tree, owners: Iterable[SlotOwner] = (), arriving: Iterable[SlotOwner] = ()
+    tree: Tree,
+    owners: Iterable[SlotOwner] = (),
+    arriving: Iterable[SlotOwner] = (),
+    held: Iterable[Held] | None = None,
+    operations: Iterable[Operation] | None = None,
 ) -> None:
     """Recompute every count, candidate and owner; O(tree).
 
@@ -26,6 +47,9 @@ def check_integrity(
         tree: the tree.
         owners: slots that running requests hold privately.
         arriving: slots reserved for data that is on its way from STORAGE.
+        held: every receipt that is not released; None leaves pins uncounted.
+        operations: every transfer between DEVICE and HOST that has not ended; None leaves them
+            unlooked at.
 
     Raises:
         IntegrityError: naming the first rule found broken, with the numbers.
@@ -43,6 +67,10 @@ def check_integrity(
         _check_live(node)
         _check_bases(tree, node)
         _check_pins(tree, node)
+    if held is not None:
+        _check_receipts(tree, nodes, list(held))
+    if operations is not None:
+        check_transfers(nodes, list(operations))
     for track in tree.tracks:
         _check_candidates(tree, track, nodes)
         _check_owners(tree, track, nodes, Tier.DEVICE, private, reserved)
@@ -152,6 +180,98 @@ def _check_pins(tree: Tree, node: Node) -> None:
                 )
 
 
+def _check_receipts(tree: Tree, nodes: list[Node], held: list[Held]) -> None:
+    """Pins are those of the receipts, page by page, and of nobody else (L1, L2)."""
+    zeros = [0] * len(tree.tracks)
+    device: dict[int, list[int]] = {id(node): zeros[:] for node in nodes}
+    host: dict[int, list[int]] = {id(node): zeros[:] for node in nodes}
+    anchored: dict[int, int] = {}
+    for receipt, who, on_device in held:
+        if receipt.released:
+            raise IntegrityError("L2", None, f"{who} holds a receipt that was released")
+        anchored[id(receipt.anchor)] = anchored.get(id(receipt.anchor), 0) + 1
+        from_page = receipt.host_from
+        node: Node | None = receipt.anchor
+        while node is not None and node.parent is not None:
+            if id(node) not in device:
+                raise IntegrityError("L2", None, f"{who} is anchored at {node!r}, out of the tree")
+            for track, segment in zip(tree.tracks, receipt.segments):
+                pinned = any(low < node.end and node.start < high for low, high in segment)
+                if track.is_state:
+                    pinned = bool(segment) and node is receipt.anchor
+                if pinned and on_device:
+                    device[id(node)][track.index] += 1
+                if pinned and from_page is not None and (track.is_state or node.end > from_page):
+                    host[id(node)][track.index] += 1
+            node = node.parent
+    for node in nodes:
+        if node.receipts != anchored.get(id(node), 0):
+            raise IntegrityError(
+                "L2",
+                None,
+                f"{node!r}: {node.receipts} receipts counted, {anchored.get(id(node), 0)} are held",
+            )
+        for track, cell in zip(tree.tracks, node.cells):
+            booked = (cell.device_pins, cell.host_pins)
+            wanted = (device[id(node)][track.index], host[id(node)][track.index])
+            if booked != wanted:
+                raise IntegrityError(
+                    "L1",
+                    track.name,
+                    f"{node!r} has {booked} device and host pins, receipts hold {wanted}",
+                )
+
+
+def check_transfers(nodes: Sequence[Node], operations: Sequence[Operation]) -> None:
+    """Transfers and nodes name each other, and each part of a node has its share (T10, B5, L8).
+
+    Args:
+        nodes: all of the tree, or none to look at the transfers alone.
+        operations: transfers that have not ended.
+
+    Raises:
+        IntegrityError: a node and a transfer that disagree.
+    """
+    known = {id(operation) for operation in operations}
+    for node in nodes:
+        for operation in node.operations or ():
+            if id(operation) not in known or node not in operation.nodes:
+                raise IntegrityError("T10", None, f"{node!r} names a transfer that is none of its")
+    for operation in operations:
+        for node in operation.nodes:
+            if operation not in (node.operations or ()):
+                raise IntegrityError("T10", None, f"{node!r} lost a transfer under way")
+        for track, on_device, on_host in operation.pairs:
+            cells = [node.cells[track.index] for node in operation.nodes]
+            arriving = b"".join(
+                cell.incoming.slots
+                for cell in cells
+                if cell.incoming is not None and cell.incoming.operation is operation
+            )
+            if arriving != (on_host if operation.to_host else on_device):
+                raise IntegrityError(
+                    "B5",
+                    track.name,
+                    f"a transfer brings {len(on_host) // SLOT_BYTES} slots, its "
+                    f"{len(operation.nodes)} nodes wait for {len(arriving) // SLOT_BYTES}, or for "
+                    "others",
+                )
+            if operation.receipt is None:
+                continue  # the slots are its own
+            source = b"".join(
+                (cell.device if operation.to_host else cell.host) or b""
+                for cell in cells
+                if cell.incoming is not None and cell.incoming.operation is operation
+            )
+            if source != (on_device if operation.to_host else on_host):
+                raise IntegrityError(
+                    "L8",
+                    track.name,
+                    f"a transfer reads {len(on_device) // SLOT_BYTES} slots that its nodes no "
+                    "longer hold",
+                )
+
+
 def _check_candidates(tree: Tree, track: Track, nodes: list[Node]) -> None:
     for queue, flag, is_candidate in (
         (track.device_queue, ON_DEVICE, tree.is_device_candidate),
@@ -168,6 +288,24 @@ def _check_candidates(tree: Tree, track: Track, nodes: list[Node]) -> None:
                 raise IntegrityError("T7", track.name, f"{node!r} is a victim but no candidate")
             if entries.get(id(node), 0) > cell.stamp:
                 raise IntegrityError("T7", track.name, f"{node!r}: its entry is ahead of its stamp")
+
+
+def _check_free(ledger: Ledger, owner: dict[int, str]) -> None:
+    """Free slots are nobody's, and free once."""
+    free = ledger.allocator.free_slots()
+    once = set(free)
+    if len(once) == len(free) and once.isdisjoint(owner):
+        return
+    seen: set[int] = set()
+    for slot in free:
+        if slot in owner or slot in seen:
+            who = owner.get(slot, "the free list")
+            raise IntegrityError(
+                "T9",
+                ledger.component,
+                f"{ledger.tier.value} slot {slot} belongs to {who} and the free list",
+            )
+        seen.add(slot)
 
 
 def _check_owners(
@@ -218,8 +356,7 @@ def _check_owners(
     for name, where, who, slots in arriving:
         if name == track.name and where is tier:
             in_flight += claim(slots, who)
-    for slot in ledger.allocator.free_slots():
-        claim(slot.to_bytes(4, "little"), "the free list")
+    _check_free(ledger, owner)
     recomputed = (evictable, pinned, owned, in_flight)
     booked = (ledger.evictable, ledger.pinned, ledger.private, ledger.in_flight)
     if recomputed != booked:

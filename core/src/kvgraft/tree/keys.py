@@ -19,10 +19,16 @@ from kvgraft.errors import ConfigError
 if TYPE_CHECKING:
     from kvgraft.tree.node import Node
 
-__all__ = ["TOKEN_BYTES", "PageHashes", "TokenKey", "Tokens", "common_prefix_pages"]
+__all__ = ["HASH_BYTES", "TOKEN_BYTES", "PageHashes", "TokenKey", "Tokens", "common_prefix_pages"]
 
 TOKEN_BYTES = 4
 """Bytes of one token (int32)."""
+
+HASH_BYTES = 32
+"""Bytes of a page's hash."""
+
+COMPARED_BYTES = 1 << 16
+"""Bytes that are compared at once, so that a difference far off copies nothing before it."""
 
 Tokens = Sequence[int] | npt.NDArray[np.integer] | Iterable[int]
 
@@ -34,13 +40,13 @@ class PageHashes(NamedTuple):
         owner: the tree whose names they are.
         namespace: the key's, when they were computed.
         first: the first page.
-        hashes: one a page, from `first` on.
+        hashes: 32 bytes a page, from `first` on; whoever computes them may still be adding some.
     """
 
     owner: object
     namespace: object
     first: int
-    hashes: list[bytes]
+    hashes: bytes | bytearray
 
 
 class TokenKey:
@@ -49,7 +55,8 @@ class TokenKey:
     Args:
         tokens: token ids that fit int32.
         namespace: anything hashable that must not share cache with others: a tenant's salt, an
-            adapter's id, a tuple of both (T11).
+            adapter's id, a tuple of both (T11). Told apart by `==`, as a dictionary's keys are:
+            `None`, `""`, `0` and `"0"` are four, while `0` and `False` are one.
 
     Raises:
         ConfigError: a token id that does not fit int32.
@@ -62,7 +69,7 @@ class TokenKey:
         self.edits = 0
         """Times the key was cut; a running request notices."""
         self.data = bytearray()
-        """int32 `[n_tokens]` as bytes; append through `extend` only."""
+        """int32 `[n_tokens]` as bytes; it only grows, through `extend`."""
         self.trail: Node | None = None
         """A node this key was found or inserted at; its path need not be compared again."""
         self.hashed: PageHashes | None = None
@@ -99,6 +106,10 @@ class TokenKey:
                 "use the model's own vocabulary"
             ) from error
 
+    def __repr__(self) -> str:
+        where = "" if self.namespace is None else f" in namespace {self.namespace!r:.60}"
+        return f"<TokenKey of {self.n_tokens} tokens{where}>"
+
     def __copy__(self) -> TokenKey:
         """An independent key with the same tokens, for a conversation that forks."""
         fork = TokenKey(namespace=self.namespace)
@@ -106,18 +117,31 @@ class TokenKey:
         fork.trail, fork.hashed = self.trail, self.hashed
         return fork
 
-    def page_hashes(self, owner: object, start: int, end: int) -> list[bytes] | None:
-        """The hashes that pages `[start, end)` have in a tree; None unless all are known."""
+    def page_hashes(self, owner: object, start: int, end: int) -> bytes | bytearray:
+        """The hashes that pages from `start` on have in a tree, as far as known; at most to `end`.
+
+        32 bytes a page; empty if that of page `start` is unknown.
+        """
         known = self.hashed
         if known is None or known.owner is not owner or known.namespace != self.namespace:
-            return None
-        if not known.first <= start <= end <= known.first + len(known.hashes):
-            return None
-        return known.hashes[start - known.first : end - known.first]
+            return b""
+        if start < known.first:
+            return b""
+        return known.hashes[(start - known.first) * HASH_BYTES : (end - known.first) * HASH_BYTES]
 
     def truncate(self, n_tokens: int) -> None:
-        """Drop tokens behind the first `n_tokens`."""
-        del self.data[n_tokens * TOKEN_BYTES :]
+        """Keep the first `n_tokens` tokens and drop the rest: an edited turn, a rejected draft.
+
+        A request that runs with the key notices, and refuses to share or finish what it computed
+        behind the cut; end it first, or `Cache.restart` it if its prompt is still whole. A
+        prefetch goes on with the sequence as it was: what is kept is copied.
+
+        Raises:
+            ConfigError: fewer than 0 tokens.
+        """
+        if n_tokens < 0:
+            raise ConfigError(f"key cut to {n_tokens} tokens; keep 0 or more")
+        self.data = self.data[: n_tokens * TOKEN_BYTES]
         self.edits += 1
         self.trail = self.hashed = None
 
@@ -135,13 +159,29 @@ class TokenKey:
         return np.frombuffer(bytes(self.data[start * TOKEN_BYTES : stop]), dtype=np.int32)
 
 
-def common_prefix_pages(key: bytes | bytearray, offset: int, edge: bytes, page_bytes: int) -> int:
-    """Whole pages on which `key[offset:]` and `edge` agree; vectorised first difference."""
+def common_prefix_pages(
+    key: bytes | bytearray,
+    offset: int,
+    edge: bytes | bytearray | memoryview,
+    page_bytes: int,
+    start: int = 0,
+) -> int:
+    """Whole pages on which `key[offset:]` and `edge` agree; vectorised first difference.
+
+    Args:
+        key: one sequence.
+        offset: the byte of it to begin at.
+        edge: the other one.
+        page_bytes: bytes of a page.
+        start: bytes from which to compare; they agree before.
+    """
     length = min(len(key) - offset, len(edge)) // page_bytes * page_bytes
-    mine = np.frombuffer(bytes(key[offset : offset + length]), dtype=np.int32)
-    theirs = np.frombuffer(edge, dtype=np.int32, count=length // TOKEN_BYTES)
-    differing = mine != theirs
-    first = int(differing.argmax()) if length else 0
-    if not length or not differing[first]:
-        return length // page_bytes
-    return first * TOKEN_BYTES // page_bytes
+    step = max(COMPARED_BYTES // page_bytes, 1) * page_bytes
+    with memoryview(edge) as theirs:
+        for low in range(start // page_bytes * page_bytes, length, step):
+            high = min(low + step, length)
+            if not key.startswith(theirs[low:high], offset + low):
+                ours = np.frombuffer(key[offset + low : offset + high], dtype=np.int32)
+                differing = ours != np.frombuffer(theirs[low:high], dtype=np.int32)
+                return (low + int(differing.argmax()) * TOKEN_BYTES) // page_bytes
+    return max(length, 0) // page_bytes

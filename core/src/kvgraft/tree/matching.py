@@ -1,10 +1,10 @@
 """Finding the anchor: the deepest boundary every component can resume from (M1 to M6).
 
 Two steps. `walk` follows the key down the tree. `_deepest` then looks upwards from the end of that
-path for a boundary all reaches accept. The search is short because reaches only look back: if a
-component misses data on node j for some boundary, it misses it for every boundary between j and
-there as well, so the next one to try is j's parent. Its cost is O(path + components), whatever the
-tree holds besides.
+path for a boundary all reaches accept. The search is short because reaches only look back: a page
+that is needed at a boundary is needed at every boundary between it and there, so where it is
+missing the next one to try is the page's own. Its cost is O(path + components), whatever the tree
+holds besides.
 
 Matching changes nothing and allocates no slot; `kvgraft.tree.pinning` makes a match last.
 """
@@ -23,6 +23,7 @@ __all__ = [
     "Path",
     "anchor_node",
     "follow",
+    "follow_key",
     "match",
     "missing_from",
     "readable",
@@ -109,22 +110,43 @@ def walk(tree: Tree, root: Node, key: TokenKey, limit: int) -> Path:
     return Path(nodes, offset // page_bytes)
 
 
-def follow(tree: Tree, root: Node, tokens: bytes | bytearray, limit: int) -> Path:
-    """Follow tokens for at most `limit` pages, whatever the nodes hold."""
+def follow(
+    tree: Tree, root: Node, tokens: bytes | bytearray, limit: int, nodes: list[Node] | None = None
+) -> Path:
+    """Follow tokens for at most `limit` pages, whatever the nodes hold.
+
+    Args:
+        tree: the tree.
+        root: where they begin.
+        tokens: int32 bytes.
+        limit: most pages.
+        nodes: the first nodes of the path, where they are known; the path goes on from there.
+    """
     page_bytes = tree.page_bytes
-    node, nodes, page = root, [], 0
+    nodes = nodes if nodes is not None else []
+    node = nodes[-1] if nodes else root
+    page = node.end
     while page < limit:
         offset = page * page_bytes
         child = node.child(bytes(tokens[offset : offset + page_bytes]))
         if child is None:
             break
-        agreed = common_prefix_pages(tokens, offset, child.key, page_bytes)
+        if tokens.startswith(child.key, offset):
+            agreed = child.end - child.start
+        else:
+            agreed = common_prefix_pages(tokens, offset, child.key, page_bytes)
         nodes.append(child)
         page = min(child.start + agreed, limit)
         if page < child.end:
             break
         node = child
     return Path(nodes, page)
+
+
+def follow_key(tree: Tree, key: TokenKey, limit: int) -> Path:
+    """`follow`, from the node the key was last found at."""
+    root = tree.root(key.namespace)
+    return follow(tree, root, key.data, limit, _trail(key, root, limit))
 
 
 def _trail(key: TokenKey, root: Node, limit: int) -> list[Node]:
@@ -200,6 +222,21 @@ def _first_gap(
     return -1
 
 
+def _boundary_before(node: Node, boundary: int, track: Track) -> int:
+    """The deepest boundary to try where `track` lacks data on `node` that it needs at `boundary`.
+
+    All pages of the node that are needed there are missing, and the first of them is needed at
+    every boundary behind it. A reach that ends at its boundary needs the node's own pages at every
+    boundary inside it.
+    """
+    if track.ends_at_boundary:
+        return node.start
+    for span in track.reach_pages.spans(boundary):
+        if span.end > node.start:
+            return max(span.start, node.start)
+    return node.start
+
+
 def _deepest(tree: Tree, nodes: list[Node], boundary: int, *, device_only: bool) -> tuple[int, int]:
     """Deepest accepted boundary at most `boundary`, and the index of its node; (0, -1) if none."""
     index = len(nodes) - 1
@@ -209,8 +246,8 @@ def _deepest(tree: Tree, nodes: list[Node], boundary: int, *, device_only: bool)
         for track in tree.checks:
             gap = _first_gap(nodes, index, boundary, track, device_only=device_only)
             if gap >= 0:
-                index = gap - 1
-                boundary = nodes[index].end if index >= 0 else 0
+                boundary = _boundary_before(nodes[gap], boundary, track)
+                index = gap if boundary > nodes[gap].start else gap - 1
                 break
         else:
             return boundary, index

@@ -47,7 +47,8 @@ class PageNames:
     """What a node's pages are called in STORAGE, and what of them is known to be there (S8).
 
     Attributes:
-        hashes: a hash per page, one behind the other; of a root, the one its first pages follow.
+        hashes: the hashes of its first pages, one behind the other; others are not known yet. Of
+            a root, the one its first pages follow.
         wanted: number of the store they are to go to, now or once they are on HOST; 0 for none.
             Never of a node alone: its ancestors are wanted with it.
         sent: components whose data of all these pages is on its way to a store, as bits.
@@ -57,7 +58,7 @@ class PageNames:
 
     __slots__ = ("hashes", "sent", "store", "stored", "wanted")
 
-    def __init__(self, hashes: bytes) -> None:
+    def __init__(self, hashes: bytearray) -> None:
         self.hashes = hashes
         self.wanted = 0
         self.sent = 0

@@ -26,6 +26,7 @@ __all__ = [
     "commit",
     "holds_up",
     "load_plan",
+    "may_back_up",
     "needs_backup",
     "parent_on_host",
     "segment_nodes",
@@ -351,6 +352,19 @@ def parent_on_host(tree: Tree, node: Node) -> bool:
         for track in tree.everything
         if track.host is not None
     )
+
+
+def may_back_up(tree: Tree, node: Node) -> bool:
+    """Whether what is above the node is on HOST, or on its way there (B1)."""
+    parent = node.parent
+    if parent is None or parent.parent is None or not tree.prefix_closed_host:
+        return True
+    for track in tree.everything:
+        cell = parent.cells[track.index]
+        coming = cell.incoming is not None and cell.incoming.operation.to_host
+        if track.host is not None and cell.host is None and not coming:
+            return False
+    return True
 
 
 def abort(tree: Tree, operation: Operation) -> None:

@@ -25,13 +25,19 @@ def segment_ahead(track: Track, boundary: int, position: int) -> tuple[Span, ...
 
 
 def common_pages(segment: tuple[Span, ...], other: tuple[Span, ...]) -> tuple[Span, ...]:
-    """Pages in both."""
-    return tuple(
-        Span(max(mine.start, its.start), min(mine.end, its.end))
-        for mine in segment
-        for its in other
-        if max(mine.start, its.start) < min(mine.end, its.end)
-    )
+    """Pages in both; each is in order and disjoint. O(spans)."""
+    common: list[Span] = []
+    mine, its = 0, 0
+    while mine < len(segment) and its < len(other):
+        start = max(segment[mine].start, other[its].start)
+        end = min(segment[mine].end, other[its].end)
+        if start < end:
+            common.append(Span(start, end))
+        if segment[mine].end == end:
+            mine += 1
+        else:
+            its += 1
+    return tuple(common)
 
 
 def whole_nodes(anchor: Node, spans: tuple[Span, ...]) -> tuple[Span, ...]:

@@ -53,10 +53,11 @@ class ComponentShape(NamedTuple):
 def ordered(shapes: Sequence[ComponentShape]) -> list[ComponentShape]:
     """Components in the tree's order: containing before contained, then widest reach first (T4).
 
+    The first, the base, ends at every boundary: its data tells how far a sequence was computed.
     The order depends on the set of components only, not on how it was listed (D1).
 
     Raises:
-        ConfigError: no component, or two of one name.
+        ConfigError: no component, two of one name, or none whose reach ends at every boundary.
     """
     if not shapes:
         raise ConfigError("no component given; install and name one, see `kvgraft components`")
@@ -66,6 +67,13 @@ def ordered(shapes: Sequence[ComponentShape]) -> list[ComponentShape]:
             raise ConfigError(
                 f"component {name!r} is given {names.count(name)} times; give it once"
             )
+
+    if not any(shape.reach.ends_at_boundary for shape in shapes):
+        first = shapes[0]
+        raise ConfigError(
+            f"component {first.name!r}: its reach {first.reach} leaves out the token before some "
+            "boundaries; put it beside a component that holds it: full attention, a window, a state"
+        )
 
     def containers(shape: ComponentShape) -> int:
         """How many reaches strictly contain this one; more than any of those have."""
@@ -78,6 +86,7 @@ def ordered(shapes: Sequence[ComponentShape]) -> list[ComponentShape]:
         shapes,
         key=lambda shape: (
             containers(shape),
+            not shape.reach.ends_at_boundary,
             -shape.reach.width_tokens,
             shape.home is Tier.HOST,
             shape.name,
@@ -106,6 +115,7 @@ class Track:
         "device",
         "device_evictions",
         "device_queue",
+        "ends_at_boundary",
         "home_is_host",
         "host",
         "host_evictions",
@@ -120,8 +130,8 @@ class Track:
         "reach_pages",
         "slots_per_page",
         "stale",
+        "stored_pages",
         "wider",
-        "widest_pages",
         "window_pages",
     )
 
@@ -138,11 +148,12 @@ class Track:
         self.name = shape.name
         self.index = index
         self.reach = shape.reach
-        self.reach_pages = PageReach(shape.reach, page_size)
+        self.reach_pages = PageReach(shape.reach, page_size, shape.name)
         self.is_state = self.reach_pages.is_state
         self.is_everything = self.reach_pages.is_everything
         self.window_pages = self.reach_pages.window_pages
-        self.widest_pages = self.reach_pages.widest_pages
+        self.ends_at_boundary = self.reach_pages.ends_at_boundary
+        self.stored_pages = self.reach_pages.stored_pages
         self.home_is_host = shape.home is Tier.HOST
         self.can_copy = shape.can_copy
         self.slots_per_page = shape.slots_per_page
@@ -156,6 +167,11 @@ class Track:
         self.stale = 0
         self.device_evictions: dict[Cause, int] = dict.fromkeys(CAUSES, 0)
         self.host_evictions: dict[Cause, int] = dict.fromkeys(CAUSES, 0)
+
+    def stored_between(self, first: int, end: int) -> int:
+        """How many of the pages `[first, end)` of a running request get slots."""
+        stored = self.stored_pages
+        return end - first if end <= stored else max(0, stored - first)
 
     def n_slots(self, node: Node) -> int:
         """Slots this component takes for the whole of `node`."""

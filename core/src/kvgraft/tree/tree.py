@@ -13,7 +13,7 @@ from typing import Protocol
 
 from kvgraft.errors import ConfigError, ContractViolation
 from kvgraft.slots import SLOT_BYTES
-from kvgraft.tree.keys import TOKEN_BYTES, TokenKey
+from kvgraft.tree.keys import HASH_BYTES, TOKEN_BYTES
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import Cell, Node
 from kvgraft.tree.track import Cause, ComponentShape, Track, ordered
@@ -23,9 +23,6 @@ __all__ = ["HostWatcher", "Tree"]
 
 class HostWatcher(Protocol):
     """Who is told what comes to HOST, leaves it, or is used again: the next tier."""
-
-    def grows(self, key: TokenKey, end: int) -> None:
-        """Pages of a key that has hashes are about to become nodes, up to page `end`."""
 
     def came(self, node: Node) -> None:
         """A component's data on `node` is on HOST now."""
@@ -191,8 +188,7 @@ class Tree:
         upper.children = node
         upper.hits = node.hits
         if node.names is not None:
-            per_page = len(node.names.hashes) // (node.end - node.start + pages)
-            upper.names = node.names.cut(pages * per_page, self.states)
+            upper.names = node.names.cut(pages * HASH_BYTES, self.states)
         if node.operations is not None:
             upper.operations = list(node.operations)
             for operation in node.operations:

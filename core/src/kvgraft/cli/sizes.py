@@ -1,0 +1,59 @@
+"""Options of the command line that are sizes; see `kvgraft.sizes`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from kvgraft.sizes import is_nbytes, parse_nbytes, parse_tokens
+
+__all__ = ["ByteCount", "PoolSize", "TokenCount"]
+
+
+class TokenCount(click.IntRange):
+    """A number of tokens such as `4M` or `4096`."""
+
+    name = "tokens"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number.
+
+        Raises:
+            click.BadParameter: it is none, or out of range.
+        """
+        return super().convert(self._plain(value, param, ctx), param, ctx)
+
+    def _plain(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str) or value.lstrip("+-").isdecimal():
+            return value
+        try:
+            return self._parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+    def _parse(self, text: str) -> int:
+        return parse_tokens(text)
+
+
+class PoolSize(TokenCount):
+    """A pool's size in tokens, or in bytes such as `40GB`, which stays as it is for the cache."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number of tokens, or the size in bytes as it was given.
+
+        Raises:
+            click.BadParameter: it is neither, or out of range.
+        """
+        return value if is_nbytes(value) else super().convert(value, param, ctx)
+
+
+class ByteCount(TokenCount):
+    """A number of bytes such as `256MiB`."""
+
+    name = "size"
+
+    def _parse(self, text: str) -> int:
+        return parse_nbytes(text)

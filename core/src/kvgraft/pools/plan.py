@@ -1,0 +1,169 @@
+"""What a cache's pools will take, added up before any memory is touched.
+
+A component builds its pools itself, wherever it likes: in its fields, behind a private pool, in
+an object of its own. So pools report what they will take to the plan that is open when they are
+built, and take memory when the plan is settled, or when something looks at it before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+import torch
+
+from kvgraft.errors import ConfigError
+from kvgraft.pools.available import AvailableMemory, available_nbytes
+from kvgraft.sizes import format_nbytes
+from kvgraft.types import Tier
+
+__all__ = ["PlannedMemory", "PoolPlan", "plan_memory"]
+
+CPU = torch.device("cpu")
+NO_PAYLOAD = torch.device("meta")
+"""Torch's device for tensors that have a shape and no memory."""
+
+
+@dataclass(slots=True, eq=False)
+class PlannedMemory:
+    """The memory of one pool.
+
+    Attributes:
+        component: whose it is.
+        tier: the pool's.
+        device: where the memory is; torch's `meta` for a pool without payload.
+        nbytes: how much.
+        plan: what it is a part of.
+    """
+
+    component: str
+    tier: Tier
+    device: torch.device
+    nbytes: int
+    plan: PoolPlan
+
+    def take(self, allocate: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """A tensor of this memory; all that is planned so far must fit first.
+
+        Raises:
+            ConfigError: it does not fit, or torch does not get it.
+        """
+        self.plan.expect_room()
+        try:
+            return allocate()
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigError(f"{self.plan.needs(self.device)}, torch: {reason}") from error
+
+
+@dataclass(slots=True)
+class PoolPlan:
+    """The pools of one cache.
+
+    Args:
+        available: says how much memory there is.
+        payload: false for pools of shapes without memory, on torch's device `meta`.
+    """
+
+    available: AvailableMemory = available_nbytes
+    payload: bool = True
+    pools: list[PlannedMemory] = field(default_factory=list)
+    takers: list[Callable[[], object]] = field(default_factory=list)
+    _component: str = ""
+    _available: dict[torch.device, int | None] = field(default_factory=dict)
+
+    @contextmanager
+    def building(self, component: str) -> Iterator[None]:
+        """Pools built inside are this component's and part of the plan."""
+        self._component = component
+        token = _open_plan.set(self)
+        try:
+            yield
+        finally:
+            _open_plan.reset(token)
+
+    def add(self, tier: Tier, device: torch.device, nbytes: int) -> PlannedMemory:
+        """One pool more."""
+        where = device if self.payload else NO_PAYLOAD
+        pool = PlannedMemory(self._component, tier, where, nbytes, self)
+        self.pools.append(pool)
+        return pool
+
+    def nbytes(self, tier: Tier) -> int:
+        """What all pools of a tier hold, with payload or without."""
+        return sum(pool.nbytes for pool in self.pools if pool.tier is tier)
+
+    def settle(self) -> None:
+        """Take the memory of all pools, if it is there.
+
+        Raises:
+            ConfigError: it is not there.
+        """
+        self.expect_room()
+        takers, self.takers = self.takers, []
+        for take in takers:
+            take()
+
+    def expect_room(self) -> None:
+        """Refuse pools that are larger than the memory there was when it was first asked for.
+
+        Raises:
+            ConfigError: with what every component needs, per tier, and what there is.
+        """
+        for device in dict.fromkeys(pool.device for pool in self.pools):
+            if device == NO_PAYLOAD:
+                continue
+            if device not in self._available:
+                self._available[device] = self.available(device)
+            room = self._available[device]
+            if room is not None and self._needed(device) > room:
+                machine = "the machine" if device == CPU else f"{device}"
+                raise ConfigError(
+                    f"{self.needs(device)}, {machine} has {format_nbytes(room)} available; "
+                    f"lower {self._causes(device)}"
+                )
+
+    def needs(self, device: torch.device) -> str:
+        """What the pools on a device need, per component and tier."""
+        shares: dict[str, dict[Tier, int]] = {}
+        for pool in self.pools:
+            if pool.device == device:
+                tiers = shares.setdefault(pool.component, {})
+                tiers[pool.tier] = tiers.get(pool.tier, 0) + pool.nbytes
+        told = "; ".join(
+            f"{name}: " * bool(name)
+            + ", ".join(f"{tier.value} {format_nbytes(n)}" for tier, n in tiers.items())
+            for name, tiers in shares.items()
+        )
+        return f"pools need {format_nbytes(self._needed(device))} ({told})"
+
+    def _needed(self, device: torch.device) -> int:
+        return sum(pool.nbytes for pool in self.pools if pool.device == device)
+
+    def _causes(self, device: torch.device) -> str:
+        """The settings of the tiers on a device, that of the larger one first."""
+        tiers: dict[Tier, int] = {}
+        for pool in self.pools:
+            if pool.device == device:
+                tiers[pool.tier] = tiers.get(pool.tier, 0) + pool.nbytes
+        ranked = sorted(tiers, key=lambda tier: -tiers[tier])
+        return " or ".join(f"{tier.value}_tokens" for tier in ranked)
+
+
+_open_plan: ContextVar[PoolPlan | None] = ContextVar("kvgraft pool plan", default=None)
+
+
+def plan_memory(
+    tier: Tier, device: torch.device, nbytes: int, take: Callable[[], object]
+) -> PlannedMemory:
+    """Report a pool to the plan that is open, which calls `take` to make it take its memory.
+
+    A pool that is built by itself is a plan of its own and takes memory when it is used.
+    """
+    plan = _open_plan.get()
+    if plan is None:
+        return PoolPlan().add(tier, device, nbytes)
+    plan.takers.append(take)
+    return plan.add(tier, device, nbytes)

@@ -1,0 +1,202 @@
+"""Results written whole or not at all.
+
+A reader of a file sees the whole old result or the whole new one: the new text goes to a temporary
+file beside it, which takes its place once it is complete and on the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+import sys
+from collections.abc import Iterator, Sequence
+
+from kvgraft.errors import ConfigError
+
+__all__ = ["Target", "expect_distinct", "write_whole"]
+
+STANDARD_OUTPUT = "-"
+
+Name = str | os.PathLike[str]
+
+
+class Target:
+    """Where a command writes one of its results.
+
+    Args:
+        path: a file, a pipe or another device, or `-` for standard output; links are followed.
+
+    Attributes:
+        is_standard_output: whether this is standard output, by whatever name.
+
+    Raises:
+        ConfigError: it could not be written. Nothing is changed to find out.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.is_standard_output = path == STANDARD_OUTPUT or _is_open_as_output(path)
+        if not self.is_standard_output:
+            with self._refusing():
+                _expect_writable(path)
+
+    def __str__(self) -> str:
+        return "standard output" if self.is_standard_output else self.path
+
+    def is_same(self, other: Target) -> bool:
+        """Whether one of the two overwrites the other."""
+        if self.is_standard_output or other.is_standard_output:
+            return self.is_standard_output and other.is_standard_output
+        return _is_same_file(self.path, other.path)
+
+    def write(self, text: str) -> None:
+        """Write the result; a file keeps what it held unless all of it could be written.
+
+        Raises:
+            ConfigError: it could not be written.
+            BrokenPipeError: whoever reads it has stopped reading.
+        """
+        with self._refusing():
+            if self.is_standard_output:
+                if sys.stdout is None:
+                    raise OSError(errno.EBADF, "it is closed")
+                sys.stdout.write(text)
+                sys.stdout.flush()
+            else:
+                write_whole(self.path, text)
+
+    @contextlib.contextmanager
+    def _refusing(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise ConfigError(f"{self}: {error.strerror}; choose another path") from error
+
+
+def expect_distinct(targets: Sequence[tuple[str, Target]], inputs: Sequence[Name]) -> None:
+    """Refuse two results in one place, and a result in the place of an input.
+
+    Args:
+        targets: each with the option that asked for it.
+        inputs: files that are read.
+
+    Raises:
+        ConfigError: naming both.
+    """
+    for position, (option, target) in enumerate(targets):
+        for other_option, other in targets[:position]:
+            if target.is_same(other):
+                raise ConfigError(
+                    f"{other_option} {other.path} and {option} {target.path} are the same file; "
+                    "give each a path of its own"
+                )
+        for path in inputs:
+            if not target.is_standard_output and _is_same_file(target.path, path):
+                raise ConfigError(
+                    f"{option} {target.path} is the trace that is replayed; choose another path"
+                )
+
+
+def write_whole(path: Name, text: str) -> None:
+    """Write a file as UTF-8, whole or not at all.
+
+    What was there is replaced in one step and keeps its owner and permissions; links are followed.
+    A pipe or another device is written to directly.
+
+    Raises:
+        OSError: it cannot be written; what was there is there still.
+    """
+    if _is_device(path):
+        with open(path, "w", encoding="utf-8") as device:
+            device.write(text)
+        return
+    file = os.path.realpath(path)
+    with _temporary(file) as (descriptor, name):
+        with open(descriptor, "w", encoding="utf-8") as whole:
+            _take_after(file, descriptor)
+            whole.write(text)
+            whole.flush()
+            os.fsync(descriptor)
+        os.replace(name, file)
+
+
+@contextlib.contextmanager
+def _temporary(file: str) -> Iterator[tuple[int, str]]:
+    """A new file beside `file`, open; gone at the end if it has not been moved."""
+    name = os.path.join(os.path.dirname(file), f".kvgraft-{secrets.token_hex(8)}.tmp")
+    # not by tempfile: what is new gets the permissions that new files get here
+    descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        yield descriptor, name
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+
+
+def _take_after(file: str, descriptor: int) -> None:
+    """Give the new file the owner, where that is allowed, and the permissions of the old one."""
+    try:
+        old = os.stat(file)
+    except FileNotFoundError:
+        return
+    with contextlib.suppress(PermissionError):
+        os.fchown(descriptor, old.st_uid, old.st_gid)
+    os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
+
+
+def _expect_writable(path: str) -> None:
+    """Raise what writing would raise, as far as that can be known; changes nothing."""
+    found = _stat(path)
+    if os.path.basename(path) in ("", os.curdir, os.pardir):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if found is not None:
+        if stat.S_ISDIR(found.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        if not stat.S_ISREG(found.st_mode):
+            return
+    file = os.path.realpath(path)
+    with _temporary(file) as (descriptor, _):
+        os.close(descriptor)
+    directory = os.stat(os.path.dirname(file))
+    user = os.geteuid()
+    if (
+        found is not None
+        and directory.st_mode & stat.S_ISVTX
+        and user not in (0, found.st_uid, directory.st_uid)
+    ):
+        raise PermissionError(errno.EPERM, "only its owner can replace it in this directory")
+
+
+def _stat(path: Name) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except FileNotFoundError:
+        return None
+
+
+def _is_device(path: Name) -> bool:
+    found = _stat(path)
+    return found is not None and not stat.S_ISREG(found.st_mode)
+
+
+def _is_same_file(one: Name, other: Name) -> bool:
+    """Whether two names lead to one file or pipe, or would; devices may be shared."""
+    found, there = _stat(one), _stat(other)
+    if found is None or there is None:
+        return os.path.realpath(one) == os.path.realpath(other)
+    return os.path.samestat(found, there) and not stat.S_ISCHR(found.st_mode)
+
+
+def _is_open_as_output(path: str) -> bool:
+    """Whether standard output goes to this file already."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(1))
+    except OSError:
+        return False

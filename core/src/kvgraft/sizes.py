@@ -1,0 +1,101 @@
+"""Sizes as people write them: bytes as `"40GB"`, tokens as `"4M"`.
+
+One meaning everywhere: k, M, G, T, P and E are powers of 1000; with an i, as in `Ki` or `GiB`,
+powers of 1024. A `B` at the end says bytes. Letters may be of either case, numbers may have a
+fraction.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+from pydantic_core import PydanticCustomError
+
+__all__ = ["Nbytes", "Tokens", "format_nbytes", "is_nbytes", "parse_nbytes", "parse_tokens"]
+
+SIZE = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?) *(?:([kmgtpe])(i?))?(b?)", re.IGNORECASE)
+PLAIN = re.compile(r"\s*[+-]?[0-9]+\s*")
+POWERS = {letter: power for power, letter in enumerate("kmgtpe", 1)}
+
+
+def _parsed(text: str) -> tuple[Decimal, bool] | None:
+    """The number, and whether it is said to be of bytes; None for what is no size."""
+    found = SIZE.fullmatch(text.strip())
+    if found is None:
+        return None
+    number, letter, binary, unit = found.groups()
+    base = 1024 if binary else 1000
+    factor = base ** POWERS[letter.lower()] if letter else 1
+    return Decimal(number.replace("_", "")) * factor, bool(unit)
+
+
+def parse_nbytes(text: str) -> int:
+    """A number of bytes, such as `"40GB"`, `"256MiB"`, `"10G"` or `"4096"`, rounded down.
+
+    Raises:
+        ValueError: it is none.
+    """
+    parsed = _parsed(text)
+    if parsed is None:
+        raise ValueError(f"{text!r} is no size; write for example 256MiB")
+    return int(parsed[0])
+
+
+def parse_tokens(text: str) -> int:
+    """A number of tokens, such as `"4M"`, `"1.5k"`, `"64Ki"` or `"4096"`.
+
+    Raises:
+        ValueError: it is none, is of bytes, or is no whole number.
+    """
+    parsed = _parsed(text)
+    if parsed is None:
+        raise ValueError(f"{text!r} is no number of tokens; write for example 4M or 4096")
+    number, is_bytes = parsed
+    if is_bytes:
+        raise ValueError(f"{text!r} is a size in bytes; give tokens, for example 4M or 4096")
+    if number != int(number):
+        raise ValueError(f"{text!r} is no whole number of tokens; write for example 4M or 4096")
+    return int(number)
+
+
+def is_nbytes(text: object) -> bool:
+    """Whether a size says that it is of bytes: `"40GB"` does, `"4M"` does not."""
+    parsed = _parsed(text) if isinstance(text, str) else None
+    return parsed is not None and parsed[1]
+
+
+def format_nbytes(nbytes: int) -> str:
+    """`"131.2 GB"`: powers of 1000, one decimal from a kB on."""
+    size, units = float(nbytes), ["B", "kB", "MB", "GB", "TB", "PB", "EB"]
+    while size >= 999.95 and len(units) > 1:
+        size /= 1000
+        units.pop(0)
+    return f"{size:,.1f} {units[0]}" if units[0] != "B" else f"{nbytes} B"
+
+
+def _nbytes(value: Any) -> Any:
+    return _read(parse_nbytes, value)
+
+
+def _tokens(value: Any) -> Any:
+    return _read(parse_tokens, value)
+
+
+def _read(parse: Any, value: Any) -> Any:
+    # A plain number is an integer like any other, with the errors of one.
+    if not isinstance(value, str) or PLAIN.fullmatch(value):
+        return value
+    try:
+        return parse(value)
+    except ValueError as error:
+        raise PydanticCustomError("size", "{reason}", {"reason": str(error)}) from error
+
+
+Nbytes = Annotated[int, BeforeValidator(_nbytes)]
+"""An option in bytes: a number, or text such as `"40GB"` or `"256MiB"`."""
+
+Tokens = Annotated[int, BeforeValidator(_tokens)]
+"""An option in tokens: a number, or text such as `"4M"`."""
