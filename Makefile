@@ -48,6 +48,7 @@ fuzz: setup ## random operations against the model; STEPS=1000000
 
 mutants: setup ## known-bad components and cores against the contract suite; prints the kill table
 	$(PY) -m tests.mutants.table
+	$(PY) -m tests.mutants.under_guard
 
 docs: setup ## write what is generated in docs/ and the README
 	$(PY) docs/generate.py

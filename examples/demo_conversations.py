@@ -294,6 +294,7 @@ class Conversations:
             "host": generation.host_tokens - generation.storage_tokens,
             "storage": generation.storage_tokens,
             "computed": generation.prompt_tokens - cached,
+            "unserved": 0,
         }
         progress.sources.append(source)
         totals, schedule = self.engine.totals, self.engine.schedule
@@ -337,7 +338,9 @@ def report(row: Progress) -> ReplayResult:
             **{name: value for name, value in row.show.memory.items() if name != "components"},
             "components": engine.memory.architecture.components,
         },
+        "notices": [],
         "requests": row.answers,
+        "served": row.answers,
         "input_tokens": prompt_tokens,
         "output_tokens": totals.generated_tokens,
         "token_hit_rate": totals.cached_tokens / prompt_tokens,
@@ -348,6 +351,8 @@ def report(row: Progress) -> ReplayResult:
         },
         "saved_tokens": totals.cached_tokens,
         "computed_tokens": prompt_tokens - totals.cached_tokens,
+        "unserved_tokens": 0,
+        "recomputed_tokens": 0,
         "component_hits": {
             # what storage brought came to the host first, and is counted there
             name: {"device_slots": device, "host_slots": host, "storage_slots": 0}

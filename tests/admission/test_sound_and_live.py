@@ -128,7 +128,7 @@ def test_an_idle_pool_of_two_windows_is_not_starved(
     cache = setup.open(
         device_tokens=256,
         host_tokens=512,
-        **{narrow: {"device_tokens": 2 * n_windows * probe.widest_pages}},
+        **{narrow: {"device_tokens": 2 * n_windows * probe.reach_pages.width(1000)}},
     )
     crowd = Crowd(cache, PromptEngine(), Random(0))
     server = crowd.server

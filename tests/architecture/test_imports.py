@@ -14,7 +14,19 @@ MODULES = modules(CORE)
 NAMES = frozenset(module.name for module in MODULES)
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "types", "contract", "config", "geometry", "reach", "rules", "slots", "hookspecs"),
+    (
+        "errors",
+        "types",
+        "contract",
+        "config",
+        "geometry",
+        "terms",
+        "reach",
+        "rules",
+        "slots",
+        "hookspecs",
+        "sizes",
+    ),
     ("registry", "implementations", "pools", "storage", "entry_points"),
     ("tree", "admission", "transfers", "dispatch", "answers", "request"),
     ("room", "private", "mirroring", "leasing", "sharing", "loading", "tables", "storage_tier"),
@@ -31,6 +43,7 @@ OUTSIDE_PURE = ("pools", "transfers", "dispatch", "registry", "request", "cache"
 
 OPEN_TO_PLUGINS = {
     "kvgraft",
+    "kvgraft.cli.sizes",
     "kvgraft.config",
     "kvgraft.pools",
     "kvgraft.storage",

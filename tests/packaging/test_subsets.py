@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from ..commands import run
+from ..documents.test_examples import blocks
 from .conftest import Environment
 
 COMPONENTS = ("full", "swa", "mamba", "hisparse")
@@ -182,3 +183,15 @@ def test_every_subset_works_and_the_rest_is_gone(
         for name in COMPONENTS
         if name not in names
     }
+
+
+def test_the_readmes_first_example_runs_on_the_install_it_stands_beside(
+    administrator: Administrator,
+) -> None:
+    """`pip install ./core ./plugins/full ./plugins/swa`, and nothing else of ours."""
+    administrator.change_to({"full", "swa"})
+    embedding = blocks("README.md", "python")[0]
+    assert "Cache.open" in embedding
+    done = run(administrator.environment.python, "-I", "-c", embedding)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "full: accepts" in done.stdout

@@ -182,7 +182,7 @@ BROKEN = {
     ),
     "garbage version": (
         SOUND.replace('"1.0"', '"latest"'),
-        "API version 'latest' is not MAJOR.MINOR; write a literal such as '1.0'",
+        "API version 'latest' is not MAJOR.MINOR; write a literal such as '1.1'",
     ),
     "version that is a number": (
         SOUND.replace('"1.0"', "1.0"),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator
 
 import pytest
 
 from kvgraft import ContractViolation, GuardMode, TokenKey
 from kvgraft.room import Room
 from kvgraft.storage_tier.fetching import Fetch
-from kvgraft.storage_tier.inventory import Inventory, Plan
+from kvgraft.storage_tier.inventory import ANY, Bounds, Plan
 from kvgraft.tree.track import Track
 
 from ..serving.server import Server, ledgers
@@ -119,49 +119,45 @@ def test_below_the_threshold_it_gives_up_without_a_trace(setup: Setup) -> None:
 
 
 Bug = Callable[[pytest.MonkeyPatch], None]
+Planning = Generator[None, None, Plan | None]
 
 
 def give_up_whole(patch: pytest.MonkeyPatch) -> None:
     """The field bug: what does not fit as it is, is given up."""
 
-    def begin(self: Fetch, budget: int) -> None:
-        wanted = self._plan(lambda n_slots: True, self._least)
+    def first_plan(self: Fetch) -> Planning:
+        wanted = yield from self._plan(ANY, self._least)
         assert wanted is not None
         for track, n_slots in zip(self.scene.tree.tracks, wanted.n_slots):
             if not self.scene.room.on_host(track, n_slots):
-                self._end("HOST memory is short")
-                return
-        self._fetch(wanted)
+                self.reason = "HOST memory is short"
+                return None
+        return wanted
 
-    patch.setattr(Fetch, "_begin", begin)
+    patch.setattr(Fetch, "_first_plan", first_plan)
 
 
 def shrink_to_what_no_state_ends(patch: pytest.MonkeyPatch) -> None:
     """What the field's fix left open: a length that a component cannot resume from."""
 
-    deepest = Inventory.deepest
+    plan_of = Fetch._plan
 
-    def shrunk(
-        self: Inventory,
-        found: Sequence[set[int]],
-        arrived: Sequence[set[int]],
-        fits: Callable[[Sequence[int]], bool],
-        least: int,
-    ) -> Plan | None:
-        plan = deepest(self, found, arrived, lambda n_slots: True, least)
-        if plan is None or fits(plan.n_slots):
+    def shrunk(self: Fetch, bounds: Bounds, least: int) -> Planning:
+        plan = yield from plan_of(self, ANY, least)
+        if plan is None or self._fits(plan, bounds):
             return plan
         for boundary in range(plan.boundary, least, -1):
-            pages = [[page for page in each if page < boundary] for each in plan.pages]
+            pages = [each[each < boundary] for each in plan.pages]
             n_slots = [
                 len(each) * (1 if t.is_state else t.slots_per_page)
-                for each, t in zip(pages, self.tree.tracks)
+                for each, t in zip(pages, self.scene.tree.tracks)
             ]
-            if fits(n_slots):
-                return Plan(boundary, pages, n_slots)
+            shorter = Plan(boundary, pages, n_slots)
+            if self._fits(shorter, bounds):
+                return shorter
         return None
 
-    patch.setattr(Inventory, "deepest", shrunk)
+    patch.setattr(Fetch, "_plan", shrunk)
 
 
 @pytest.mark.parametrize("setup", CASES, ids=IDS)

@@ -38,8 +38,9 @@ def result() -> ReplayResult:
     host = sum(one["host"] for one in sources)
     storage = sum(one["storage"] for one in sources)
     computed = sum(one["computed"] for one in sources)
+    unserved = sum(one["unserved"] for one in sources)
     saved = device + host + storage
-    whole = saved + computed
+    whole = saved + computed + unserved
     return {
         "kvgraft": "0.1.0",
         "workload": {
@@ -65,13 +66,17 @@ def result() -> ReplayResult:
             "seed": 0,
             "concurrency": "users:8",
         },
+        "notices": ["2 of 653 requests were rejected"],
         "requests": N_REQUESTS,
+        "served": N_REQUESTS - 2,
         "input_tokens": whole,
         "output_tokens": 261_903,
         "token_hit_rate": saved / whole,
         "hit_tokens": {"device": device, "host": host, "storage": storage},
         "saved_tokens": saved,
         "computed_tokens": computed,
+        "unserved_tokens": unserved,
+        "recomputed_tokens": 5_303,
         "component_hits": {
             "full": {
                 "device_slots": device // PAGE,
@@ -181,6 +186,9 @@ def _sources(rng: random.Random) -> list[Source]:
             cached, host = 1_536, 0
         storage = host // 3 // PAGE * PAGE if chat % 5 == 0 else 0
         whole = context[chat] + new
+        rejected = index in (311, 499)
+        if rejected:
+            cached = host = storage = 0
         found.append(
             {
                 "index": index,
@@ -188,7 +196,8 @@ def _sources(rng: random.Random) -> list[Source]:
                 "device": cached - host,
                 "host": host - storage,
                 "storage": storage,
-                "computed": whole - cached,
+                "computed": 0 if rejected else whole - cached,
+                "unserved": whole if rejected else 0,
             }
         )
         context[chat] = whole + rng.randrange(50, 700)
@@ -222,7 +231,7 @@ def _timeline(rng: random.Random, sources: list[Source]) -> list[TimelinePoint]:
         share = (step + 1) / n_points
         some = sources[step * per_point : (step + 1) * per_point]
         hit_here = sum(one["device"] + one["host"] + one["storage"] for one in some)
-        whole_here = hit_here + sum(one["computed"] for one in some)
+        whole_here = hit_here + sum(one["computed"] + one["unserved"] for one in some)
         hit, whole = hit + hit_here, whole + whole_here
         busy = 0.16 + 0.09 * math.sin(9 * share) + rng.gauss(0, 0.015)
         filled = 1 - math.exp(-7 * share)

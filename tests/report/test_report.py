@@ -90,6 +90,9 @@ def nothing(result: ReplayResult) -> ReplayResult:
             "hit_tokens": {"device": 0, "host": 0, "storage": 0},
             "saved_tokens": 0,
             "computed_tokens": 0,
+            "unserved_tokens": 0,
+            "served": 0,
+            "notices": [],
             "component_hits": {},
             "evictions": {},
             "payloads_verified": 0,
@@ -389,7 +392,15 @@ def test_requests_without_tokens_draw_nothing_and_divide_by_nothing(
 ) -> None:
     nothing["requests"] = 2
     nothing["sources"] = [
-        {"index": index, "time_s": 0.0, "device": 0, "host": 0, "storage": 0, "computed": 0}
+        {
+            "index": index,
+            "time_s": 0.0,
+            "device": 0,
+            "host": 0,
+            "storage": 0,
+            "computed": 0,
+            "unserved": 0,
+        }
         for index in range(2)
     ]
     page = Page(render_html(nothing))
@@ -527,3 +538,33 @@ def test_a_written_page_is_the_rendered_page(result: ReplayResult, tmp_path: Pat
     write_html(result, tmp_path / "report.html")
     written = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert written == render_html(result)
+
+
+def test_requests_that_were_not_served_stand_beside_the_hit_rate(result: ReplayResult) -> None:
+    served, requests = result["served"], result["requests"]
+    notice, tokens = result["notices"][0], f"{result['unserved_tokens']:,}"
+    for text in (Page(render_html(result)).text, terminal(result, width=120)):
+        assert f"{requests} of 655 requests, {served} served" in text
+        assert notice in text
+        assert re.search(rf"not served\s+[\d.% ]*{tokens}", text)
+
+
+def test_a_result_of_a_version_that_did_not_count_them_is_still_reported(
+    result: ReplayResult,
+) -> None:
+    for field in ("notices", "served", "unserved_tokens", "recomputed_tokens"):
+        del result[field]  # type: ignore[misc]
+    for source in result["sources"]:
+        del source["unserved"]  # type: ignore[misc]
+    for text in (Page(render_html(result)).text, terminal(result)):
+        assert "of 655 requests" in text
+        assert "served" not in text.replace("A request that is not served counts as a miss.", "")
+
+
+def test_an_interval_without_requests_has_no_hit_rate(result: ReplayResult) -> None:
+    for point in result["timeline"][40:60]:
+        point.update(requests=0, token_hit_rate=0.0, storage_hit_rate=0.0)
+    rate, load = hover_data(render_html(result))["plots"][:2]
+    assert len(load["at"]) == len(result["timeline"])
+    assert len(rate["at"]) == len(result["timeline"]) - 20
+    assert rate["at"] == load["at"][:40] + load["at"][60:]

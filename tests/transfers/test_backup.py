@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from kvgraft import Direction, Tier, WritePolicy
+from kvgraft import Direction, Tier, TokenKey, WritePolicy
 from kvgraft.cache import Cache
 from kvgraft.transfers import SteppedTransferEngine
 
@@ -261,3 +261,23 @@ def _settled(cache: Cache) -> None:
     deadline = time.monotonic() + 5
     while not cache.drain():
         assert time.monotonic() < deadline
+
+
+def test_room_for_a_backup_is_not_made_of_the_backup_above_it() -> None:
+    """What hangs below it would be of no use, and both copies would be gone."""
+    with Cache.open(
+        {"full": {"n_layers": 1}}, page_size=1, device_tokens=64, host_tokens=16, load=None
+    ) as cache:
+        for n_tokens in (15, 18):
+            request = cache.begin(TokenKey(range(n_tokens)))
+            assert cache.admit(request).admitted
+            n_new = n_tokens - request.computed
+            assert cache.allocate(request, n_new)
+            cache.computed(request, n_new)
+            cache.finish(request)
+            assert cache.drain()
+        cache.evict("full", 64)
+        found = cache.begin(TokenKey(range(30)))
+        assert (found.anchor_tokens, found.device_tokens) == (15, 0)
+        cache.abort(found)
+        cache.check_integrity()

@@ -8,7 +8,7 @@ import pytest
 
 from kvgraft import Direction, Tier, TransferError, WritePolicy
 from kvgraft.cache import Cache
-from kvgraft.transfers import CpuTransferEngine
+from kvgraft.transfers import CpuTransferEngine, Ticket
 
 from ..serving.engines import PromptEngine
 from ..serving.server import Server, ledgers, tree_dump
@@ -145,6 +145,62 @@ def test_when_only_stuck_backups_could_make_room_the_allocation_fails_without_a_
     cache.check_integrity()
     server.prefill(request)
     cache.finish(request)
+    cache.check_integrity()
+    cache.close()
+
+
+class Late(PromptEngine):
+    """Whoever waits for a copy waits in vain while it is `late`."""
+
+    late = True
+
+    def hurry(self, ticket: Ticket) -> None:
+        if not self.late:
+            super().hurry(ticket)
+
+
+def test_an_allocation_waits_for_backups_that_outlasted_an_earlier_one() -> None:
+    engine = Late()
+    cache = SETUPS["full"].open(device_tokens=40, policy=WRITE_BACK, timeout_s=0.1, engine=engine)
+    server = Server(cache)
+    first = server.start(range(500, 530))
+    server.prefill(first)
+    cache.finish(first)
+    request = server.begin(range(700, 722))
+    assert cache.admit(request).admitted
+    with pytest.raises(TransferError, match="check the transfer engine"):
+        cache.allocate(request, 22)
+    engine.late = False
+    assert cache.allocate(request, 22)
+    cache.check_integrity()
+    cache.abort(request)
+    cache.close()
+
+
+def test_a_state_that_found_no_room_in_time_is_kept_at_the_next_attempt() -> None:
+    engine = CpuTransferEngine()
+    cache = SETUPS["full+mamba"].open(
+        device_tokens=128, mamba={"states": 3}, policy=WRITE_BACK, timeout_s=0.1, engine=engine
+    )
+    server = Server(cache)
+    server.serve(range(500, 512))
+    server.serve(range(600, 612))
+    request = server.start(range(900, 917))
+    boundary = request.checkpoints[0]
+    server.step(request, 2 * boundary)
+    # the only worker waits for something else
+    fence = Held()
+    engine.submit([], fence)
+    assert fence.met.wait(5)
+    assert cache.evict("mamba", 2, Tier.DEVICE) == 0
+    with pytest.raises(TransferError, match=r"component 'mamba': free\(0\) < needed\(1\)"):
+        cache.allocate(request, 1)
+    fence.set()
+    settle(cache)
+    server.prefill(request)
+    assert cache.checkpoint(request)
+    cache.abort(request)
+    assert server.begin(range(900, 917)).anchor_tokens == 2 * boundary
     cache.check_integrity()
     cache.close()
 

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvgraft import Chunk, ConfigError, Everything, Leading, Reach, StateAt, Trailing
-from kvgraft.reach import PageReach, Term
-from kvgraft.reach import _contains as term_contains
+from kvgraft import (
+    Chunk,
+    ChunkedLocal,
+    ConfigError,
+    ContractViolation,
+    Everything,
+    Leading,
+    Reach,
+    Span,
+    StateAt,
+    Term,
+    Trailing,
+)
+from kvgraft.reach import PageReach
 from kvgraft.tree.track import ComponentShape, ordered
 
 LARGEST = 8
@@ -18,12 +31,13 @@ BOUNDARIES = range(1, LARGEST * LARGEST + 2)
 """Enough to see every alignment of two chunks of up to `LARGEST` tokens."""
 
 sizes = st.integers(1, LARGEST)
-sized = st.one_of(st.builds(Trailing, sizes), st.builds(Leading, sizes), st.builds(Chunk, sizes))
+ending = st.one_of(st.builds(Trailing, sizes), st.builds(Chunk, sizes))
+sized = st.one_of(
+    ending, st.builds(Leading, sizes), st.builds(ChunkedLocal, st.integers(2, LARGEST))
+)
 terms = st.one_of(st.just(Everything()), st.just(StateAt()), sized)
-unions = (
-    st.lists(st.one_of(st.just(Everything()), sized), min_size=1, max_size=3)
-    .filter(lambda parts: not all(isinstance(part, Leading) for part in parts))
-    .map(lambda parts: Reach(*parts))
+unions = st.lists(st.one_of(st.just(Everything()), sized), min_size=1, max_size=3).map(
+    lambda parts: Reach(*parts)
 )
 reaches = st.one_of(unions, st.just(Reach(StateAt())))
 
@@ -36,6 +50,8 @@ def needed(term: Term, boundary: int) -> set[int]:
         return {token for token in range(boundary) if token >= boundary - term.tokens}
     if isinstance(term, Leading):
         return {token for token in range(boundary) if token < term.tokens}
+    if isinstance(term, ChunkedLocal):
+        return {t for t in range(boundary) if t // term.tokens == boundary // term.tokens}
     if isinstance(term, Chunk):
         return {t for t in range(boundary) if t // term.tokens == (boundary - 1) // term.tokens}
     return {boundary - 1}
@@ -56,7 +72,7 @@ def test_one_term_contains_another_exactly_where_it_needs_all_the_other_needs(
     if isinstance(outer, StateAt) and not isinstance(inner, StateAt):
         return
     covered = all(needed(inner, at) <= needed(outer, at) for at in BOUNDARIES)
-    assert term_contains(outer, inner) == covered
+    assert Reach(outer).contains(Reach(inner)) == covered
 
 
 @pytest.mark.parametrize("inner", [Trailing(1), Chunk(1)])
@@ -83,9 +99,16 @@ def test_sinks_and_a_larger_window_contain_one_another_in_neither_direction() ->
     assert not window.contains(sinks)
 
 
+def shapes_of(reaches: list[Reach]) -> list[ComponentShape]:
+    """Components of these reaches, and a window, since some may not end at every boundary."""
+    named = [ComponentShape(f"c{index}", reach) for index, reach in enumerate(reaches)]
+    return [*named, ComponentShape("window", Reach(Trailing(2)))]
+
+
 @given(parts=st.lists(reaches, min_size=1, max_size=5))
 def test_in_the_trees_order_whatever_contains_another_comes_before_it(parts: list[Reach]) -> None:
-    order = ordered([ComponentShape(f"c{index}", reach) for index, reach in enumerate(parts)])
+    order = ordered(shapes_of(parts))
+    assert order[0].reach.ends_at_boundary
     for position, later in enumerate(order):
         for earlier in order[:position]:
             contained = later.reach.contains(earlier.reach)
@@ -96,7 +119,7 @@ def test_in_the_trees_order_whatever_contains_another_comes_before_it(parts: lis
 def test_the_trees_order_does_not_depend_on_how_components_are_listed(
     parts: list[Reach], random: object
 ) -> None:
-    shapes = [ComponentShape(f"c{index}", reach) for index, reach in enumerate(parts)]
+    shapes = shapes_of(parts)
     shuffled = list(shapes)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     assert ordered(shapes) == ordered(shuffled)
@@ -114,21 +137,141 @@ def test_spans_are_exactly_the_pages_that_hold_a_needed_token(
 
 
 @given(reach=unions, page_size=st.integers(1, 5))
-def test_no_boundary_takes_more_pages_than_the_widest(reach: Reach, page_size: int) -> None:
+def test_no_boundary_takes_more_pages_than_the_width(reach: Reach, page_size: int) -> None:
     pages = PageReach(reach, page_size)
-    most = max(sum(end - start for start, end in pages.spans(at)) for at in range(40))
-    assert pages.is_everything or most <= pages.widest_pages
+    most = 0
+    for at in range(40):
+        most = max(most, sum(end - start for start, end in pages.spans(at)))
+        assert most <= pages.width(at) <= at
 
 
-def test_chunks_of_whole_pages_touch_no_page_more() -> None:
-    assert PageReach(Reach(Chunk(8)), 4).widest_pages == 2
-    assert PageReach(Reach(Chunk(6)), 4).widest_pages == 3
+@pytest.mark.parametrize(
+    ("reach", "width"), [(Chunk(8), 2), (Chunk(6), 3), (ChunkedLocal(8), 1), (Trailing(5), 2)]
+)
+def test_chunks_of_whole_pages_touch_no_page_more(reach: Term, width: int) -> None:
+    assert PageReach(Reach(reach), 4).width(40) == width
 
 
-@pytest.mark.parametrize("terms", [(Leading(4),), (Leading(4), Leading(2))])
-def test_a_reach_that_does_not_end_at_the_boundary_is_refused(terms: tuple[Term, ...]) -> None:
-    with pytest.raises(ConfigError, match="does not end at the boundary; add a term that does"):
-        Reach(*terms)
+@given(term=st.one_of(st.just(Everything()), sized), boundary=st.integers(1, 40))
+def test_a_term_ends_at_every_boundary_or_says_that_it_does_not(term: Term, boundary: int) -> None:
+    assert not term.ends_at_boundary or boundary - 1 in needed(term, boundary)
+    assert max(needed(term, boundary), default=0) < term.stored_tokens
+
+
+@pytest.mark.parametrize("reach", [Reach(Leading(4)), Reach(ChunkedLocal(8), Leading(2))])
+def test_components_of_which_none_ends_at_every_boundary_are_refused(reach: Reach) -> None:
+    with pytest.raises(ConfigError, match="leaves out the token before some boundaries; put it "):
+        ordered([ComponentShape("head", reach)])
+
+
+@pytest.mark.parametrize("boundary", [4, 8, 400])
+def test_at_a_multiple_a_chunk_is_needed_whole_and_a_local_one_not_at_all(boundary: int) -> None:
+    assert PageReach(Reach(Chunk(4)), 2).spans(boundary // 2) == (
+        Span(boundary // 2 - 2, boundary // 2),
+    )
+    assert PageReach(Reach(ChunkedLocal(4)), 2).spans(boundary // 2) == ()
+
+
+class Lookalike:
+    """It answers everything a term does, and is none: nobody said that it keeps their promises."""
+
+    tokens = 512
+
+
+class Silent(Term):
+    """It names no pages."""
+
+    def pages(self, boundary: int, page_size: int) -> list[Span]:
+        raise KeyError(boundary)
+
+    def width(self, boundary: int, page_size: int) -> int:
+        return boundary
+
+    def needs(self, boundary: int, token: int) -> bool:
+        return True
+
+
+class Beyond(Silent):
+    """It names a page behind the boundary."""
+
+    def pages(self, boundary: int, page_size: int) -> list[Span]:
+        return [Span(0, boundary + 1)]
+
+
+class Narrow(Silent):
+    """It needs more pages than it is wide."""
+
+    def pages(self, boundary: int, page_size: int) -> list[Span]:
+        return [Span(0, boundary)]
+
+    def width(self, boundary: int, page_size: int) -> int:
+        return 0
+
+
+class Late(Term):
+    """Behind page 200 it names a page that is none."""
+
+    def __repr__(self) -> str:
+        return "Late()"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Late)
+
+    def __hash__(self) -> int:
+        return 1
+
+    def pages(self, boundary: int, page_size: int) -> list[Span]:
+        return [Span(0, boundary if boundary < 200 else boundary // 0)]
+
+    def width(self, boundary: int, page_size: int) -> int:
+        return boundary
+
+    def needs(self, boundary: int, token: int) -> bool:
+        return True
+
+
+def test_a_term_that_fails_at_a_boundary_breaks_a_rule_under_its_components_name() -> None:
+    pages = PageReach(Reach(Late()), 16, "mine")
+    assert pages.spans(199) == (Span(0, 199),)
+    with pytest.raises(ContractViolation, match=r"'mine'.*no pages at boundary 200") as caught:
+        pages.spans(200)
+    assert caught.value.rule == "M1"
+
+
+@dataclass(frozen=True)
+class Nearer(Trailing):
+    """A window of its own that prints like the core's."""
+
+
+def test_a_reach_of_ones_own_has_a_fingerprint_of_its_own() -> None:
+    assert Reach(Trailing(8)).fingerprint == str(Reach(Trailing(8)))
+    assert Reach(Nearer(8)).fingerprint.endswith("test_reach.Nearer(tokens=8)")
+
+
+class Unhashable(Beyond):
+    """It cannot be compared by value."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("term", "message"),
+    [
+        (Lookalike(), "Lookalike object at .* is no term; give Everything"),
+        (Trailing, "Trailing, a class, is no term"),
+        (512, "512 is no term"),
+        (Silent(), "Silent raised KeyError: 0"),
+        (Beyond(), r"Beyond.pages: Span\(start=0, end=1\) is no range of pages inside"),
+        (
+            Narrow(),
+            "Narrow.width is 0; it is from 1, the pages needed, to the boundary's own at",
+        ),
+        (Unhashable(), "Unhashable raised TypeError: unhashable type"),
+    ],
+)
+def test_something_that_is_no_term_is_refused_by_name(term: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Reach(Everything(), term)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("boundary", [0, 1, 7])
@@ -146,11 +289,49 @@ def test_a_reach_is_printed_as_the_ranges_it_needs() -> None:
     ("parts", "message"),
     [
         ((), "no term given"),
-        ((Trailing(0),), r"Trailing\(0\) needs at least 1 token"),
-        ((Chunk(-3),), r"Chunk\(-3\) needs at least 1 token"),
         ((StateAt(), Trailing(4)), "stands alone"),
     ],
 )
 def test_a_reach_that_means_nothing_is_refused(parts: tuple[Term, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Reach(*parts)
+
+
+@pytest.mark.parametrize(
+    ("term", "size", "least"),
+    [(Trailing, 0, "1 token"), (Chunk, -3, "1 token"), (ChunkedLocal, 1, "2 tokens")],
+)
+def test_a_term_of_no_tokens_is_refused(term: type[Trailing], size: int, least: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{term.__name__}\({size}\) needs at least {least}"):
+        term(size)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedState(StateAt):
+    """A state with a name of its own."""
+
+
+class Identity(Term):
+    """A term of which no two are equal."""
+
+    def pages(self, boundary: int, page_size: int) -> Sequence[Span]:
+        return (Span(0, boundary),)
+
+    def width(self, boundary: int, page_size: int) -> int:
+        return boundary
+
+    def needs(self, boundary: int, token: int) -> bool:
+        return True
+
+
+def test_what_derives_from_a_state_is_a_state() -> None:
+    """It names no pages either: as anything else it would need nothing."""
+    assert Reach(NamedState()).is_state
+    with pytest.raises(ConfigError, match=r"StateAt\(\) stands alone"):
+        Reach(NamedState(), Trailing(4))
+
+
+def test_a_term_that_is_no_value_is_refused() -> None:
+    """Printed, it would name an address in memory, and storage would find nothing again (S8)."""
+    with pytest.raises(ConfigError, match=r"Identity is no value: .* frozen dataclass"):
+        Reach(Identity())

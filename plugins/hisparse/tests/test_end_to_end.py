@@ -399,7 +399,8 @@ def test_a_request_waits_for_the_pool_that_is_short_and_the_one_that_holds_it_ru
     free = pool_sizes(engine)
     decision = engine.cache.admit(waiting)
     engine.cache.check_integrity()
-    assert str(decision) == f"deferred; component 'hisparse' {pool} pool: {shortage}"
+    said = f"deferred; component 'hisparse' {pool} pool: {shortage}; waits for running: 1"
+    assert str(decision) == said
     assert pool_sizes(engine) == free
     with pytest.raises(LeaseError, match="this call needs it admitted"):
         engine.sparse.open_buffer(engine.cache, waiting)
@@ -446,7 +447,7 @@ def test_indexer_rows_of_a_load_back_are_budgeted_beside_those_to_compute() -> N
     decision = engine.cache.admit(third)
     assert str(decision) == (
         "deferred; component 'hisparse' device pool: needs 2 slots, "
-        f"{15 - 3 - waiting_needs} available of 15"
+        f"{15 - 3 - waiting_needs} available of 15; waits for running: 2"
     )
     engine.cache.abort(third)
     second = Running(engine, waiting, [*PROMPT[:36], *range(4)])

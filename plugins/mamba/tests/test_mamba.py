@@ -94,7 +94,7 @@ def test_the_default_state_is_as_small_as_documented() -> None:
         ({"device_tokens": 40_960, "host_tokens": 0}, CONTEXT, (20, 0)),
         ({"states": 3, "host_states": 5}, CONTEXT, (3, 5)),
         ({"host_states": 0}, CONTEXT, (32, 0)),
-        ({"host_states": 7}, sized(1000, 0), (16, 7)),
+        ({"host_states": 7}, sized(1000, 0), (16, 0)),
     ],
 )
 def test_pools_hold_the_states_asked_for_or_one_per_2048_tokens(

@@ -11,6 +11,7 @@ This module imports no torch, so that a budget can be computed without it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvgraft import ConfigError
@@ -63,7 +64,6 @@ class HotPool:
         host: the canonical rows; holds at least the planes of `device`, other planes are ignored.
 
     Attributes:
-        layers: the planes of every layer in the order of `device.specs`, by model layer.
         page_size: tokens per slot.
         torch_device: where the hot rows are.
 
@@ -76,8 +76,7 @@ class HotPool:
             raise ConfigError("component 'hisparse': hot pool: no planes; give at least one layer")
         self.page_size = device.specs[0].shape[0]
         self.torch_device = device.device
-        layers: dict[int, list[PlanePair]] = {}
-        for spec, plane in zip(device.specs, device.planes, strict=True):
+        for spec in device.specs:
             if spec not in host.specs:
                 raise ConfigError(
                     f"component 'hisparse': hot pool: layer {spec.layer} plane {spec.name!r} "
@@ -88,9 +87,16 @@ class HotPool:
                     f"component 'hisparse': hot pool: layer {spec.layer} plane {spec.name!r} has "
                     f"{spec.shape[0]} tokens per slot, others {self.page_size}; use one page_size"
                 )
-            pair = PlanePair(plane.flatten(0, 1), host.plane(spec.layer, spec.name))
+        self._device, self._host = device, host
+
+    @cached_property
+    def layers(self) -> dict[int, tuple[PlanePair, ...]]:
+        """The planes of every layer in the order of the device's specs, by model layer."""
+        layers: dict[int, list[PlanePair]] = {}
+        for spec, plane in zip(self._device.specs, self._device.planes, strict=True):
+            pair = PlanePair(plane.flatten(0, 1), self._host.plane(spec.layer, spec.name))
             layers.setdefault(spec.layer, []).append(pair)
-        self.layers = {layer: tuple(pairs) for layer, pairs in layers.items()}
+        return {layer: tuple(pairs) for layer, pairs in layers.items()}
 
     def check_rows(self, layer: int, rows: Sequence[torch.Tensor]) -> int:
         """How many tokens `rows` has: one tensor `[n_new, *row_shape]` per plane of the layer.

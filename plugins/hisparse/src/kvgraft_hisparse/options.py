@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
-from kvgraft import AttentionOptions, Dtype
+from kvgraft import AttentionOptions, Dtype, Tokens
 
 __all__ = ["HisparseOptions"]
 
@@ -25,5 +25,5 @@ class HisparseOptions(AttentionOptions):
 
     index_dim: PositiveInt = 4
     index_dtype: Dtype = "bfloat16"
-    hot_tokens: PositiveInt = 4096
+    hot_tokens: Tokens = Field(default=4096, gt=0)
     max_running: PositiveInt = 16

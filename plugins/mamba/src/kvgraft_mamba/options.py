@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import NonNegativeInt, PositiveInt, ValidationInfo, field_validator
+from typing import Annotated
 
-from kvgraft import Dtype, LayerOptions
+from pydantic import Field, NonNegativeInt, PositiveInt, ValidationInfo, field_validator
+
+from kvgraft import Dtype, LayerOptions, Tokens
 
 __all__ = ["MambaOptions"]
 
@@ -48,7 +50,7 @@ class MambaOptions(LayerOptions):
     state_dim: PositiveInt = 4
     dtype: Dtype = "bfloat16"
     state_dtype: Dtype = "float32"
-    checkpoint_interval_tokens: PositiveInt | None = None
+    checkpoint_interval_tokens: Annotated[Tokens, Field(gt=0)] | None = None
     checkpoint_branches: bool = True
 
     @field_validator("conv_width", "n_convs")

@@ -74,9 +74,9 @@ def build(options: MambaOptions, context: BuildContext) -> StateComponent:
     device_tokens = options.device_tokens or context.device_tokens
     device = DevicePool(planes, options.states or _default_states(device_tokens), context.device)
     host_tokens = context.host_tokens if options.host_tokens is None else options.host_tokens
-    n_host = options.host_states
-    if n_host is None:
-        n_host = _default_states(host_tokens) if host_tokens else 0
+    n_host = _default_states(host_tokens) if options.host_states is None else options.host_states
+    if not host_tokens:  # without host memory there is no mirror, however large it was to be
+        n_host = 0
     rule = CheckpointRule(
         interval=None if interval is None else context.pages(interval),
         at_branch=options.checkpoint_branches,

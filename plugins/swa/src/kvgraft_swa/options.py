@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import PositiveInt
+from pydantic import Field
 
-from kvgraft import AttentionOptions
+from kvgraft import AttentionOptions, Tokens
 
 __all__ = ["SwaOptions"]
 
@@ -17,4 +17,4 @@ class SwaOptions(AttentionOptions):
             of the page size: kvgraft keeps every page the window touches.
     """
 
-    window: PositiveInt = 4096
+    window: Tokens = Field(default=4096, gt=0)

@@ -1,0 +1,28 @@
+"""A chunk larger than the admitted one takes early what the reservation holds (A5, A11)."""
+
+from __future__ import annotations
+
+from kvgraft import Cache, Reach, TokenKey, Trailing
+from kvgraft.config import CacheConfig
+from kvgraft.testing.machine import paged_plugin
+
+PROMPT = 16
+LARGER = 8
+"""Tokens of a step that finds more room than was asked for."""
+
+
+def test_slots_taken_early_are_not_promised_again() -> None:
+    """What is promised never exceeds a slot for each page ahead and one in reserve."""
+    config = CacheConfig(components={"window": {}}, page_size=1, device_tokens=32)
+    cache = Cache(config, plugins=[paged_plugin("window", Reach(Trailing(4)), mirrored=False)])
+    request = cache.begin(TokenKey(range(PROMPT)), chunk=2)
+    assert cache.admit(request).admitted
+    cache.load_back(request)
+    ledger = cache.tree.track("window").device
+    while request.computed < PROMPT:
+        n_tokens = cache.next_chunk(request, LARGER)
+        assert cache.allocate(request, n_tokens)
+        cache.computed(request, n_tokens)
+        assert ledger.promised <= PROMPT - request.allocated + 1
+    cache.abort(request)
+    cache.close()
