@@ -29,6 +29,7 @@ from kvgraft.errors import ConfigError, LeaseError
 from kvgraft.leasing import Leasing
 from kvgraft.loading import Loading
 from kvgraft.mirroring import Mirroring
+from kvgraft.points import ResumePoints, resume_pages
 from kvgraft.pools.available import AvailableMemory, available_nbytes
 from kvgraft.private import PrivateSlots
 from kvgraft.registry import Plugin
@@ -77,16 +78,23 @@ class Cache(RequestTables):
         self.journal = Journal(self.tree, self.mounted, engine)
         self.room = Room(self.tree, self.journal, config.write_policy, config.transfer_timeout_s)
         self.mirroring = Mirroring(self.tree, self.journal, self.room, config.write_policy)
-        self.leasing = Leasing(self.tree, self.mounted, self.mirroring, config.load)
+        self.points = ResumePoints(
+            self.tree,
+            self.mounted,
+            cut_tokens=config.cut_tokens,
+            inside=config.states_inside_chunks,
+        )
+        self.leasing = Leasing(self.tree, self.mounted, self.mirroring, config.load, self.points)
         self.loading = Loading(self.tree, self.journal, self.room, self.leasing)
         self.budget = Budget(self.tree, self.mounted, self.private)
         self.requests: dict[int, Request] = {}
-        self.slots = PrivateSlots(self.tree, self.mounted, self.room)
-        self.sharing = Sharing(self.tree, self.slots, self.leasing, self.mirroring, self.journal)
+        self.slots = PrivateSlots(self.tree, self.mounted, self.room, self.points)
+        self.sharing = Sharing(
+            self.tree, self.slots, self.leasing, self.mirroring, self.journal, self.points
+        )
         self.storage: StorageTier | None = None
         if config.storage is not None:
             self.storage = StorageTier(self.tree, self.mounted, self.room, config.storage)
-        self._loosens = len(self.tree.everything) < len(self.tree.tracks)
         self.closed = False
         self.checkpoints = 0
         self.declined_checkpoints = 0
@@ -136,6 +144,7 @@ class Cache(RequestTables):
         reserve: int = 0,
         chunk: int | None = None,
         prefetch: Prefetch | None = None,
+        resume_at: int | Sequence[int] = (),
     ) -> Request:
         """Match `key` and pin what was found (M1 to M9).
 
@@ -146,6 +155,8 @@ class Cache(RequestTables):
             reserve: decode tokens to keep slots for.
             chunk: most tokens a prefill step computes; the whole prompt by default.
             prefetch: what was started for it when it was queued; what has not come is given up.
+            resume_at: tokens of the prompt after which others will go on differently: the end of a
+                system prompt, of a document. They are resume points, rounded down to pages (I10).
 
         Raises:
             ConfigError: no `TokenKey`, an empty one, a negative reservation, a chunk below one
@@ -161,6 +172,7 @@ class Cache(RequestTables):
         if self.closed:
             raise LeaseError("the cache is closed; open another")
         request = Request(key, prompt, prompt + reserve, chunk if chunk is not None else prompt)
+        request.resume_at = resume_pages(resume_at, prompt, self.tree.page_size)
         self.tree.hold(key.namespace)
         try:
             if self.storage is not None:
@@ -274,22 +286,35 @@ class Cache(RequestTables):
             return False
         if self.tree.has_state:
             self.slots.set_up_states(request)
+            self.sharing.publish_states(request)
         return True
 
-    def computed(self, request: Request, n_tokens: int) -> None:
+    def computed(self, request: Request, n_tokens: int, fence: Fence | None = None) -> None:
         """The data of the next `n_tokens` tokens exists in the allocated slots.
 
-        Captures states at their boundaries, gives back pages behind bounded reaches, and loosens
-        the pins behind them (L6).
+        Notes where states are to be kept, hands pages behind bounded reaches to the tree (I9), and
+        loosens the pins behind them (L6). Afterwards `table` may name other slots for pages another
+        request had inserted before.
+
+        Args:
+            request: whose.
+            n_tokens: how many.
+            fence: when that data exists, if not yet; what is copied to HOST waits for it (B4).
+
+        Raises:
+            LeaseError: no number of tokens, or more than slots are allocated for.
         """
         self._expect(request, Stage.ADMITTED)
         before = request.advance(n_tokens, self.tree.page_size)
         page, rest = divmod(request.computed, self.tree.page_size)
+        if fence is not None:
+            self.journal.fence = fence
         if self.tree.has_state:
             self.slots.note_boundary(request, 0 if rest else page)
-        if page > before and self._loosens:
-            self.slots.give_back_behind(request, page)
+        if page > before and self.points.matter:
             pinning.slide(self.tree, request.receipt, page)
+            if self.slots.bounded_tracks:
+                self.sharing.leave_behind(request, page)
 
     def checkpoint(self, request: Request, fence: Fence | None = None) -> bool:
         """Share what the request computed so far, up to the deepest legal boundary (I5, I6).
@@ -300,18 +325,20 @@ class Cache(RequestTables):
         """
         self._expect(request, Stage.ADMITTED)
         page = request.computed // self.tree.page_size
+        self.slots.settle_due(request)
         for track in self.slots.state_tracks:
             states = request.states[track.index]
             assert states is not None
             if states.due_is_checkpoint:
                 self.slots.keep_due(request, track, states)
-            page = min(page, max(states.captured, default=0))
-        if page <= request.receipt.anchor.end:
+            page = min(page, max([states.shared, *states.captured]))
+        if page <= request.receipt.anchor.end and not self.slots.holds_below(request, page):
             return False
         if not self.budget.can_part(request, page):
             self.declined_checkpoints += 1
             return False
         self.sharing.share(request, page, fence, self.leasing.lock(page))
+        request.cached = max(request.cached, page)
         self.checkpoints += 1
         return True
 
@@ -324,8 +351,8 @@ class Cache(RequestTables):
         page = request.computed // self.tree.page_size
         for track in self.slots.state_tracks:
             page = min(page, self.slots.offered_page(request, track))
-        anchor = request.receipt.anchor
-        if page > anchor.end:
+        is_new = page > request.receipt.anchor.end or self.slots.holds_below(request, page)
+        if is_new or (request.published and self.mirroring.enabled):
             locks = self.leasing.lock(page) if self.mirroring.enabled else None
             for track in self.slots.state_tracks:
                 self.slots.offer_states(request, track)
@@ -334,7 +361,7 @@ class Cache(RequestTables):
             else:
                 self.sharing.insert(request, page, fence)
         self._end(request)
-        return max(page, anchor.end) * self.tree.page_size
+        return max(page, request.cached) * self.tree.page_size
 
     def retract(self, request: Request, fence: Fence | None = None) -> int:
         """`finish`, to be begun again later with the same key; returns the tokens cached."""

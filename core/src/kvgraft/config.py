@@ -161,6 +161,10 @@ class CacheConfig(BaseModel):
         write_policy: when data goes to HOST.
         load: the load-or-recompute decision; None always loads.
         storage: the storage tier; none by default.
+        cut_tokens: a prefill is cut where a state is worth keeping, but not closer than this to
+            the cut or the prefix before: what an extra pass of the model costs, in tokens.
+        states_inside_chunks: the engine's kernels give states inside a chunk: nothing is cut, and
+            `Cache.computed` is handed them.
         transfer_timeout_s: longest wait for a copy that must finish now.
         guard: how much is checked while serving.
         guard_sample: share of operations looked at when the guard is sampled.
@@ -181,6 +185,8 @@ class CacheConfig(BaseModel):
     write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
     load: LoadModel | None = LoadModel()
     storage: StorageSettings | None = None
+    cut_tokens: Tokens = Field(default=0, ge=0)
+    states_inside_chunks: bool = False
     transfer_timeout_s: PositiveFloat = 30.0
     guard: GuardMode = GuardMode.OFF
     guard_sample: float = Field(default=0.01, gt=0, le=1)

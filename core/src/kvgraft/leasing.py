@@ -11,6 +11,7 @@ from kvgraft.config import LoadModel
 from kvgraft.dispatch import Mounted
 from kvgraft.errors import ContractViolation
 from kvgraft.mirroring import Mirroring
+from kvgraft.points import ResumePoints
 from kvgraft.request import Limited, Request
 from kvgraft.tree import matching, operations, pinning
 from kvgraft.tree.matching import Match
@@ -50,9 +51,11 @@ class Leasing:
         mounted: Sequence[Mounted],
         mirroring: Mirroring,
         load: LoadModel | None,
+        points: ResumePoints,
     ) -> None:
         self.tree = tree
         self.mirroring = mirroring
+        self.points = points
         self.load = load
         self.mounted = mounted
         self.shared_loads = 0
@@ -100,7 +103,7 @@ class Leasing:
             assert receipt is not None
         if anchor.parent is not None:
             try:
-                self.mirroring.hit(anchor)
+                self.mirroring.hit(receipt)
                 if tree.host_watcher is not None:
                     tree.host_watcher.hit(anchor)
             except BaseException:
@@ -113,6 +116,9 @@ class Leasing:
         request.device_tokens = found.device_anchor * tree.page_size
         request.computed = request.anchor_tokens
         request.allocated = found.anchor
+        request.cached = request.last_point = request.last_left = found.anchor
+        request.left = set()
+        request.published = False
         request.host_slots = (
             tuple(
                 sum(track.n_slots(node) for node in nodes)
@@ -125,16 +131,9 @@ class Leasing:
             self.mirroring.journal.find(operation)
             for operation in operations.waits_for(receipt, tree.tracks)
         ]
-        request.checkpoints = self._boundaries(request, found.anchor, checkpoints)
-
-    def _boundaries(self, request: Request, anchor: int, extra: set[int]) -> list[int]:
-        """Pages ahead at which states are captured: the components' own and the prompt's end."""
-        if not self.tree.has_state:
-            return []
-        last = request.prompt // self.tree.page_size
-        if not extra:
-            return [last] if anchor < last else []
-        return sorted([page for page in extra | {last} if anchor < page <= last])
+        request.points, request.checkpoints = self.points.ahead(request, found, checkpoints)
+        if anchor.point is not None:
+            self.points.used[anchor.point] += 1
 
     def renew(self, request: Request, limit: int) -> None:
         """Match again, at most `limit` pages; the old pins go once the new ones stand (I8)."""

@@ -13,6 +13,7 @@ from kvgraft.tree import operations
 from kvgraft.tree.holding import hold_host, let_go_of_host
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import Node
+from kvgraft.tree.pinning import Receipt
 from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Direction
@@ -37,17 +38,28 @@ class Mirroring:
             track.host is not None and not track.home_is_host for track in tree.tracks
         )
 
-    def inserted(self, nodes: list[Node], fence: Fence | None) -> None:
-        """Nodes gained data; the caller holds a receipt over them."""
-        if self.enabled and self.policy is WritePolicy.WRITE_THROUGH and nodes:
-            self._back_up(_with_gaps_above(self.tree, nodes), fence)
+    def inserted(self, anchor: Node, nodes: list[Node], fence: Fence | None) -> None:
+        """Nodes on the path to `anchor` gained data; the caller holds a receipt over them."""
+        if self.enabled and self.policy is WritePolicy.WRITE_THROUGH:
+            self._back_up(_with_gaps_above(self.tree, anchor, nodes), fence)
 
-    def hit(self, anchor: Node) -> None:
-        """A match uses `anchor`; the caller holds a receipt over its path."""
-        if not self.enabled or self.policy is not WritePolicy.WRITE_THROUGH_SELECTIVE:
+    def hit(self, receipt: Receipt) -> None:
+        """A match uses what `receipt` holds: also what was left behind is worth a copy now."""
+        if not self.enabled or self.policy is WritePolicy.WRITE_BACK:
             return
-        if anchor.hits >= SELECTIVE_TOUCHES and anchor.parent is not None:
-            self._back_up(_with_gaps_above(self.tree, [anchor]), None)
+        anchor, tracks = receipt.anchor, self.tree.tracks
+        if self.policy is WritePolicy.WRITE_THROUGH_SELECTIVE and anchor.hits < SELECTIVE_TOUCHES:
+            return
+        bounded = [track for track in tracks if not track.is_everything]
+        reached = {
+            id(node): node
+            for track in bounded
+            for node in operations.segment_nodes(track, receipt)
+            if operations.needs_backup(self.tree, node)
+        }
+        if reached or self.policy is WritePolicy.WRITE_THROUGH_SELECTIVE:
+            nodes = sorted(reached.values(), key=lambda each: each.end)
+            self._back_up(_with_gaps_above(self.tree, anchor, nodes), None)
 
     def _back_up(self, nodes: list[Node], fence: Fence | None) -> None:
         """Back nodes up, root first; the first that finds no room ends the chain (B1)."""
@@ -89,15 +101,16 @@ def _host(track: Track) -> Ledger:
     return track.host
 
 
-def _with_gaps_above(tree: Tree, nodes: list[Node]) -> list[Node]:
-    """`nodes` with the ancestors that are not backed up yet, root first.
+def _with_gaps_above(tree: Tree, anchor: Node, nodes: list[Node]) -> list[Node]:
+    """`nodes`, and what is on the path to `anchor` and not backed up yet, root first.
 
-    Climbs until an ancestor whose base is on HOST or on its way there.
+    Climbs above the first of `nodes`, to a node whose base is on HOST or on its way there.
     """
     chain = {id(node): node for node in nodes}
-    node = nodes[0].parent
+    first = min((node.start for node in nodes), default=anchor.end)
+    node: Node | None = anchor
     while node is not None and node.parent is not None:
-        if not operations.needs_backup(tree, node):
+        if node.end <= first and not operations.needs_backup(tree, node):
             base = node.cells[0]
             if tree.tracks[0].host is None or base.host is not None or base.incoming is not None:
                 break

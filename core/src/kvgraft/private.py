@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from kvgraft.dispatch import Mounted
 from kvgraft.errors import TransferError
-from kvgraft.request import Request, StateSlots
+from kvgraft.points import ResumePoints
+from kvgraft.request import Due, Request, StateSlots
 from kvgraft.room import Room
 from kvgraft.slots import SLOT_BYTES
+from kvgraft.tree import eviction
 from kvgraft.tree.inserting import Holding, Run
 from kvgraft.tree.integrity import SlotOwner
 from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
-from kvgraft.types import Span, Tier
+from kvgraft.types import PointKind, Span, Tier
 
 __all__ = ["PrivateSlots"]
+
+NO_PAGE = 1 << 40
+"""Behind the last page of every sequence."""
 
 
 class PrivateSlots:
@@ -25,9 +30,12 @@ class PrivateSlots:
         copies_on_write: states copied from the tree for a request that writes to them (M8).
     """
 
-    def __init__(self, tree: Tree, mounted: Sequence[Mounted], room: Room) -> None:
+    def __init__(
+        self, tree: Tree, mounted: Sequence[Mounted], room: Room, points: ResumePoints
+    ) -> None:
         self.tree = tree
         self.room = room
+        self.points = points
         self.mounted = mounted
         self.copies_on_write = 0
         self.state_tracks = tuple(track for track in tree.tracks if track.is_state)
@@ -78,33 +86,35 @@ class PrivateSlots:
         request.allocated = end
         return True
 
-    def give_back_behind(self, request: Request, page: int) -> None:
-        """Free private pages that bounded reaches at boundary `page` no longer cover (L6, I3)."""
+    def left_behind(self, request: Request, page: int) -> int:
+        """The end, in pages, of what bounded reaches at boundary `page` no longer cover; else 0."""
+        end = 0
         for track in self.bounded_tracks:
             runs = request.runs[track.index]
             if not runs:
                 continue
-            spans = track.reach_pages.spans(page)
-            trailing = len(spans) == 1 and spans[0].end >= page
-            if trailing and len(runs) == 1 and runs[0].first >= spans[0].start:
+            if track.window_pages is not None:
+                start = page - track.window_pages
+                if runs[0].first < start:
+                    end = max(end, start)
                 continue
-            kept: list[Run] = []
-            freed: list[Run] = []
-            for run in runs:
-                position = run.first
-                for span in (*spans, Span(page, run.end)):
-                    start, end = max(position, span.start), min(run.end, span.end)
-                    if start >= end:
-                        continue
-                    if start > position:
-                        freed.append(run.cut(position, start))
-                    _append(kept, run.cut(start, end))
-                    position = end
-                if position < run.end:
-                    freed.append(run.cut(position, run.end))
-            if freed:
+            _, behind = _divided(runs, (*track.reach_pages.spans(page), Span(page, NO_PAGE)))
+            if behind:
+                end = max(end, behind[-1].end)
+        return end
+
+    def give_back_behind(self, request: Request, page: int) -> None:
+        """Free private pages that bounded reaches at boundary `page` no longer cover (L6, I3)."""
+        for track in self.bounded_tracks:
+            spans = (*track.reach_pages.spans(page), Span(page, NO_PAGE))
+            kept, behind = _divided(request.runs[track.index], spans)
+            if behind:
                 request.runs[track.index] = kept
-                self._free(request, track, freed)
+                self._free(request, track, behind)
+
+    def holds_below(self, request: Request, page: int) -> bool:
+        """Whether the request holds pages of its own before boundary `page`."""
+        return any(runs and runs[0].first < page for runs in request.runs)
 
     def _free(self, request: Request, track: Track, runs: list[Run]) -> None:
         """Give pages back to their pools, and what they cost to the request's promises."""
@@ -121,6 +131,7 @@ class PrivateSlots:
 
     def set_up_states(self, request: Request) -> None:
         """Give the request live states, copied from its anchor (M8); keep what is due first."""
+        self.settle_due(request)
         for track in self.state_tracks:
             states = request.states[track.index]
             assert states is not None
@@ -142,20 +153,64 @@ class PrivateSlots:
         The copy waits until then, because a request that ends here donates the state itself (I7).
         Page 0 stands for no boundary: whatever was due and not kept has been overwritten.
         """
-        wanted = page in request.checkpoints
-        if wanted:
+        due_as = Due.DECODED
+        if page in request.checkpoints:
             request.checkpoints.remove(page)
-        elif request.computed < request.prompt or request.total <= request.prompt:
+            request.last_point = page
+            due_as = Due.POINT
+        elif page and request.computed < request.prompt:
+            if self.points.on_grid(request, page):
+                due_as = Due.GRID
+            elif self.points.leaves_state(request, page):
+                due_as = Due.LEFT
+            else:
+                page = 0
+        elif request.total <= request.prompt:
             page = 0
         for track in self.state_tracks:
             states = request.states[track.index]
             assert states is not None
-            states.due, states.due_is_checkpoint = page, wanted
+            states.due, states.due_as = page, due_as
+
+    def settle_due(self, request: Request) -> None:
+        """Decide on a state that was not promised: all components keep it, or none does (I10)."""
+        if not self.state_tracks:
+            return
+        first = request.states[self.state_tracks[0].index]
+        assert first is not None
+        page, due_as = first.due, first.due_as
+        if not page or first.live is None or due_as in (Due.POINT, Due.DECODED):
+            return
+        for track in self.state_tracks:
+            ledger = track.device
+            spare = ledger.headroom > 0
+            if due_as is Due.LEFT:
+                spare = spare and (ledger.free > 0 or eviction.has_left_behind(self.tree, track))
+            if not spare:
+                if due_as is Due.GRID:
+                    self.points.skipped[PointKind.GRID] += 1
+                for each in self.state_tracks:
+                    states = request.states[each.index]
+                    assert states is not None
+                    states.due = 0
+                return
+        for track in self.state_tracks:
+            request.accounts[track.index].add(1)
+        for track in self.state_tracks:
+            states = request.states[track.index]
+            assert states is not None
+            states.due_as = Due.POINT
+        if due_as is Due.GRID:
+            request.points[page] = PointKind.GRID
+            request.last_point = page
+        else:
+            request.left.add(page)
+            request.last_left = page
 
     def keep_due(self, request: Request, track: Track, states: StateSlots) -> None:
-        """Copy the live state if it is due, as a checkpoint or as the decode's last boundary.
+        """Copy the live state if it is due, as a captured one or as the decode's last boundary.
 
-        Without a slot the checkpoint is skipped; nothing fails for want of one.
+        Without a slot the point is skipped (I11); nothing fails for want of one.
 
         Raises:
             TransferError: copies of evicted data did not end in time; the state is due still.
@@ -163,17 +218,19 @@ class PrivateSlots:
         if not states.due or states.live is None:
             return
         page = states.due
-        if states.due_is_checkpoint:
-            slot = self._take_state(request, track)
-            if slot is not None:
-                self._copy(track, states.live, slot)
-                states.captured[page] = slot
-        else:
+        if states.due_as is Due.DECODED:
             if states.tracked is None:
                 states.tracked = self._take_state(request, track)
             if states.tracked is not None:
                 self._copy(track, states.live, states.tracked)
                 states.tracked_page = page
+        else:
+            slot = self._take_state(request, track)
+            if slot is None:
+                self.points.skip(request, page)
+            else:
+                self._copy(track, states.live, slot)
+                states.captured[page] = slot
         # Last: where room is still being made, the engine calls again and the state is due still.
         states.due = 0
 
@@ -185,7 +242,7 @@ class PrivateSlots:
         if not rest and states.live is not None:
             return page
         tracked = states.tracked_page if states.tracked is not None else 0
-        return max(tracked, *states.captured, 0)
+        return max([tracked, states.shared, *states.captured])
 
     def offer_states(self, request: Request, track: Track) -> None:
         """Put what an ending request can donate among its captured states (I7)."""
@@ -231,8 +288,15 @@ class PrivateSlots:
 
     # -- everything
 
-    def take_out(self, request: Request, page: int) -> list[Holding]:
-        """What the request offers to the tree up to boundary `page`; the rest stays private."""
+    def take_out(self, request: Request, end: int, position: int | None = None) -> list[Holding]:
+        """What the request offers to the tree up to boundary `end`; the rest stays private.
+
+        Args:
+            request: whose pages and states.
+            end: a boundary in pages.
+            position: where the request goes on, in pages: what bounded reaches cover there stays
+                private as well. None if it does not, or if that is to be shared too.
+        """
         holdings: list[Holding] = []
         for track in self.tree.tracks:
             account = request.accounts[track.index]
@@ -240,20 +304,23 @@ class PrivateSlots:
             if states is not None:
                 offered = states.captured
                 states.captured = {}
-                if offered and max(offered) > page:
-                    states.captured = {p: s for p, s in offered.items() if p > page}
-                    offered = {p: s for p, s in offered.items() if p <= page}
+                if offered and max(offered) > end:
+                    states.captured = {p: s for p, s in offered.items() if p > end}
+                    offered = {p: s for p, s in offered.items() if p <= end}
+                states.shared = max(states.shared, *offered) if offered else states.shared
                 account.part(len(offered))
-                holdings.append(Holding([], offered))
+                holdings.append(Holding([], offered, request.left))
                 continue
             runs = request.runs[track.index]
-            if len(runs) == 1 and runs[0].end == page:
+            if len(runs) == 1 and runs[0].end == end and (position is None or track.is_everything):
                 below, request.runs[track.index] = runs, []
             else:
-                below = [run.cut(run.first, min(run.end, page)) for run in runs if run.first < page]
-                request.runs[track.index] = [
-                    run.cut(max(run.first, page), run.end) for run in runs if run.end > page
-                ]
+                private = [Span(end, NO_PAGE)]
+                if position is not None and not track.is_everything:
+                    private = sorted([*track.reach_pages.spans(position), *private])
+                request.runs[track.index], below = _divided(runs, private)
+            if below and not track.is_everything:
+                below = self._classed(request, track, below)
             n_slots = sum([len(run.device) for run in below]) // SLOT_BYTES
             account.part(n_slots)
             host_account = request.host_accounts[track.index]
@@ -261,6 +328,23 @@ class PrivateSlots:
                 host_account.part(n_slots)
             holdings.append(Holding(below, {}))
         return holdings
+
+    def _classed(self, request: Request, track: Track, runs: list[Run]) -> list[Run]:
+        """Pages that leave the request: for resume points, or left behind (I9, I10).
+
+        Where there are states too, only pages before one are of use; the others are given back.
+        """
+        first, end = runs[0].first, runs[-1].end
+        worth = _union(track, request.points, first, end)
+        kept, behind = _divided(runs, worth)
+        if not behind:
+            return kept
+        if self.state_tracks:
+            behind, useless = _divided(behind, _union(track, request.left, first, end))
+            if useless:
+                self._free(request, track, useless)
+        left = [run._replace(is_left=True) for run in behind]
+        return sorted([*kept, *left], key=_first_page)
 
     def give_back_all(self, request: Request) -> None:
         """Free every slot the request owns (H8)."""
@@ -286,6 +370,46 @@ class PrivateSlots:
             if states is not None:
                 found += [(track.name, Tier.DEVICE, who, slots) for slots in states.owned()]
         return found
+
+
+def _first_page(run: Run) -> int:
+    return run.first
+
+
+def _divided(runs: list[Run], spans: Sequence[Span]) -> tuple[list[Run], list[Run]]:
+    """Pages inside and outside `spans`, which are in order and may overlap at their ends."""
+    inside: list[Run] = []
+    outside: list[Run] = []
+    for run in runs:
+        position = run.first
+        for span in spans:
+            start, end = max(position, span.start), min(run.end, span.end)
+            if start >= end:
+                continue
+            if start > position:
+                outside.append(run.cut(position, start))
+            if (start, end) == (run.first, run.end):
+                inside.append(run)
+            else:
+                _append(inside, run.cut(start, end))
+            position = end
+        if position == run.first:
+            outside.append(run)
+        elif position < run.end:
+            outside.append(run.cut(position, run.end))
+    return inside, outside
+
+
+def _union(track: Track, boundaries: Collection[int], first: int, end: int) -> list[Span]:
+    """Pages between `first` and `end` that a component needs at any of `boundaries`, in order."""
+    spans = [
+        span
+        for boundary in boundaries
+        if boundary > first
+        for span in track.reach_pages.spans(boundary)
+        if span.start < end and span.end > first
+    ]
+    return sorted(spans)
 
 
 def _append(runs: list[Run], run: Run) -> None:

@@ -13,9 +13,9 @@ from kvgraft.transfers.journal import Transfer
 from kvgraft.tree.inserting import Run
 from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.pinning import Receipt
-from kvgraft.types import Demand
+from kvgraft.types import Demand, PointKind
 
-__all__ = ["Limited", "Request", "Stage", "StateSlots", "expect_key"]
+__all__ = ["Due", "Limited", "Request", "Stage", "StateSlots", "expect_key"]
 
 
 class Stage(enum.Enum):
@@ -37,28 +37,48 @@ class Limited(str, enum.Enum):
     NO_COPY = "a component cannot copy its state for a request that writes to it (M8)"
 
 
+class Due(enum.Enum):
+    """Why the live states at a boundary are kept before the model goes on."""
+
+    POINT = "point"
+    """A resume point that was promised its slots."""
+    GRID = "grid"
+    """A resume point of the grid: kept where every state component has a slot to spare."""
+    LEFT = "left"
+    """Left behind at the end of a chunk, where there is room among what is left behind."""
+    DECODED = "decoded"
+    """The last boundary passed while decoding."""
+
+
 class StateSlots:
     """Slots a request holds of a state component.
 
     Attributes:
         live: the state the model writes to.
         captured: states at boundaries (in pages) not yet in the tree.
+        shared: the deepest boundary whose state the tree was given since admission; 0 for none.
         tracked: the state at the last page boundary passed while decoding, overwritten at the
             next; it is what a finished request leaves behind.
         tracked_page: that boundary.
         due: boundary at which `live` stands and is to be kept before the model goes on; 0 if none.
-        due_is_checkpoint: whether it is kept as a captured or as the tracked state.
+        due_as: why it is.
     """
 
-    __slots__ = ("captured", "due", "due_is_checkpoint", "live", "tracked", "tracked_page")
+    __slots__ = ("captured", "due", "due_as", "live", "shared", "tracked", "tracked_page")
 
     def __init__(self) -> None:
         self.live: bytes | None = None
         self.captured: dict[int, bytes] = {}
+        self.shared = 0
         self.tracked: bytes | None = None
         self.tracked_page = 0
         self.due = 0
-        self.due_is_checkpoint = False
+        self.due_as = Due.DECODED
+
+    @property
+    def due_is_checkpoint(self) -> bool:
+        """Whether what is due is kept as a captured state."""
+        return self.due_as is not Due.DECODED
 
     def owned(self) -> list[bytes]:
         """Every slot held."""
@@ -84,6 +104,12 @@ class Request:
         host_slots: per component, DEVICE slots its load-back takes (M4).
         demands: per component, the demand it was last decided on.
         checkpoints: boundaries (in pages) ahead at which states are captured.
+        points: the resume points decided so far, by boundary in pages.
+        resume_at: boundaries in pages that the engine named as such.
+        left: boundaries in pages whose states it left behind, where no resume point is.
+        last_point, last_left: the deepest of `points` and `left` it has passed.
+        cached: the deepest boundary, in pages, that it can leave all components' data at so far.
+        published: whether the tree got pages of it that no backup was started for.
         stage: where it is in its life.
         key_edits: the key's edits when the request began.
         load_started: whether `load_back` was called since it was admitted.
@@ -94,6 +120,7 @@ class Request:
         "accounts",
         "allocated",
         "anchor_tokens",
+        "cached",
         "checkpoints",
         "chunk",
         "computed",
@@ -103,11 +130,17 @@ class Request:
         "host_slots",
         "key",
         "key_edits",
+        "last_left",
+        "last_point",
+        "left",
         "limited",
         "load_started",
+        "points",
         "private",
         "prompt",
+        "published",
         "receipt",
+        "resume_at",
         "runs",
         "stage",
         "states",
@@ -131,6 +164,13 @@ class Request:
         self.host_slots: tuple[int, ...] = ()
         self.demands: list[Demand] = []
         self.checkpoints: list[int] = []
+        self.points: dict[int, PointKind] = {}
+        self.resume_at: tuple[int, ...] = ()
+        self.left: set[int] = set()
+        self.last_point = 0
+        self.last_left = 0
+        self.cached = 0
+        self.published = False
         self.stage = Stage.LEASED
         self.limited: Limited | None = None
         self.receipt: Receipt

@@ -1,17 +1,26 @@
-"""What a request computed becomes the tree's, pinned and backed up (I1 to I8)."""
+"""What a request computed becomes the tree's: shared, pinned and backed up, or left behind.
+
+Contract: I1 to I12.
+"""
 
 from __future__ import annotations
 
 from kvgraft.errors import LeaseError
 from kvgraft.leasing import Leasing, Locks
 from kvgraft.mirroring import Mirroring
+from kvgraft.points import ResumePoints
 from kvgraft.private import PrivateSlots
 from kvgraft.request import Request
 from kvgraft.transfers import Fence, Journal
-from kvgraft.tree import inserting
+from kvgraft.tree import inserting, pinning
 from kvgraft.tree.tree import Tree
+from kvgraft.types import PointKind
 
 __all__ = ["Sharing"]
+
+
+BEHIND_TOKENS = 64
+"""Tokens left behind in one step while decoding from which on a place in the tree pays."""
 
 
 class Sharing:
@@ -24,12 +33,55 @@ class Sharing:
         leasing: Leasing,
         mirroring: Mirroring,
         journal: Journal,
+        points: ResumePoints,
     ) -> None:
         self.tree = tree
         self.slots = slots
         self.leasing = leasing
         self.mirroring = mirroring
         self.journal = journal
+        self.points = points
+
+    def leave_behind(self, request: Request, page: int) -> None:
+        """Hand the tree what bounded reaches at boundary `page` no longer cover (I9).
+
+        It is nobody's there: it costs no promise, and pages for new tokens are taken of it first.
+        What a decode leaves in small pieces is given back to the pools instead.
+        """
+        end = self.slots.left_behind(request, page)
+        if not end:
+            return
+        size = self.tree.page_size
+        step_is_small = size < BEHIND_TOKENS and request.computed > request.prompt
+        if step_is_small or end > self._shareable(request):
+            self.slots.give_back_behind(request, page)
+        else:
+            self.publish(request, end, page)
+
+    def publish_states(self, request: Request) -> None:
+        """Hand the tree the states captured so far, with the pages before them."""
+        captured = [
+            page
+            for track in self.slots.state_tracks
+            if (states := request.states[track.index]) is not None
+            for page in states.captured
+        ]
+        shareable = self._shareable(request)
+        end = max([page for page in captured if page <= shareable], default=0)
+        if end and self.tree.everything:
+            self.publish(request, end, request.computed // self.tree.page_size)
+
+    def publish(self, request: Request, end: int, position: int) -> None:
+        """Hand the tree what the request, which goes on at page `position`, needs no more.
+
+        What needs every page comes along up to boundary `end` and stays pinned (T4); so no promise
+        changes (I12).
+        """
+        inserted = self._insert(request, end, position)
+        if inserted.anchor.end > request.receipt.anchor.end:
+            pinning.advance(self.tree, request.receipt, inserted.anchor)
+            request.key.trail = inserted.anchor
+        request.published = True
 
     def insert(self, request: Request, page: int, fence: Fence | None) -> inserting.Inserted:
         """Offer private data up to boundary `page`; what the tree has already is freed (I1).
@@ -40,13 +92,11 @@ class Sharing:
         self._check_key(request, page)
         if fence is not None:
             self.journal.fence = fence
-        holdings = self.slots.take_out(request, page)
-        result = inserting.insert(self.tree, request.receipt.anchor, request.key, page, holdings)
-        request.key.trail = result.anchor
-        for track, holding in zip(self.tree.tracks, holdings):
-            for slots in holding.states.values():
-                track.device.give_private(slots)
-        return result
+        if self.points.matter and page:
+            request.points.setdefault(page, PointKind.END)
+        inserted = self._insert(request, page, None)
+        request.key.trail = inserted.anchor if inserted.anchor.parent is not None else None
+        return inserted
 
     def share(self, request: Request, page: int, fence: Fence | None, locks: Locks | None) -> None:
         """Insert up to boundary `page`, pin it there before the old pins go (I5), back it up.
@@ -58,9 +108,37 @@ class Sharing:
         held = request.receipt
         self.leasing.repin(request, inserted.anchor, locks)
         try:
-            self.mirroring.inserted(inserted.nodes, fence)
+            self.mirroring.inserted(inserted.anchor, inserted.nodes, fence)
+            request.published = False
         finally:
             self.leasing.unpin(held)
+
+    # -- inside
+
+    def _insert(self, request: Request, end: int, position: int | None) -> inserting.Inserted:
+        if self.points.matter and not self.tree.has_state:
+            for page in self.points.grid_between(request, request.last_point, end):
+                request.points.setdefault(page, PointKind.GRID)
+            request.last_point = max(request.last_point, end)
+        holdings = self.slots.take_out(request, end, position)
+        start = request.receipt.anchor
+        first = min([start.end, *(each.runs[0].first for each in holdings if each.runs)])
+        while start.end > first or start.end > end:
+            assert start.parent is not None
+            start = start.parent
+        inserted = inserting.insert(self.tree, start, request.key, end, holdings, request.points)
+        for kind in inserted.points:
+            self.points.made[kind] += 1
+        for track, holding in zip(self.tree.tracks, holdings):
+            for slots in holding.states.values():
+                track.device.give_private(slots)
+        return inserted
+
+    def _shareable(self, request: Request) -> int:
+        """Pages whose tokens the request's key names; none if it was cut."""
+        if request.key.edits != request.key_edits:
+            return 0
+        return request.key.n_tokens // self.tree.page_size
 
     def _check_key(self, request: Request, page: int) -> None:
         """Refuse to publish data under tokens it was not computed for."""

@@ -69,16 +69,27 @@ def _table(request: Request, track: Track, tier: Tier) -> npt.NDArray[np.int32]:
     """Slots on one tier, page by page; -1 for none."""
     _expect_open(request)
     on_device = tier is Tier.DEVICE
+    runs = request.runs[track.index] if request.runs else []
     parts: list[bytes] = []
     node = request.receipt.anchor
+    page = node.end
+    if runs and runs[0].first < page:
+        # What it published of wider components reaches further than what it gave up of this one.
+        page = runs[0].first
+        while node.parent is not None and node.start >= page:
+            node = node.parent
     while node.parent is not None:
         cell = node.cells[track.index]
         slots = cell.device if on_device else cell.host
-        parts.append(slots if slots is not None else _nothing(node.end - node.start, track))
+        n_pages = min(node.end, page) - node.start
+        if slots is None:
+            slots = _nothing(n_pages, track)
+        parts.append(
+            slots if node.end <= page else slots[: n_pages * track.slots_per_page * SLOT_BYTES]
+        )
         node = node.parent
     parts.reverse()
-    page = request.receipt.anchor.end
-    for run in request.runs[track.index] if request.runs else ():
+    for run in runs:
         slots = run.device if on_device else run.host
         if slots is None:
             continue

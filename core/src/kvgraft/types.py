@@ -18,6 +18,7 @@ __all__ = [
     "Kind",
     "LockQuery",
     "MatchView",
+    "PointKind",
     "Span",
     "Tier",
     "TransferQuery",
@@ -44,6 +45,23 @@ class Direction(enum.Enum):
 
     BACKUP = "backup"
     LOAD_BACK = "load_back"
+
+
+class PointKind(str, enum.Enum):
+    """Why a boundary is a resume point: what every component needs there is worth keeping (I10)."""
+
+    REPEAT = "repeat"
+    """The deepest boundary an identical prompt can resume from."""
+    PROMPT_END = "prompt end"
+    """The last boundary of the prompt."""
+    BRANCH = "branch"
+    """Where the prompt leaves what another request computed, and no component's reach was kept."""
+    END = "end"
+    """Where a request ended, or the engine called for a checkpoint."""
+    ASKED = "asked"
+    """A component or the engine asked for it."""
+    GRID = "grid"
+    """Regular, in a long prompt; costs at most an eighth of the base component's bytes (I12)."""
 
 
 class Span(NamedTuple):

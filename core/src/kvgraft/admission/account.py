@@ -55,6 +55,11 @@ class Account:
         self.peak += n
         self.ledger.promised += n
 
+    def add(self, n: int) -> None:
+        """Promise `n` slots that were not foreseen; the caller checked the headroom."""
+        self.extend(n)
+        self.remaining += n
+
     def take(self, n: int) -> bytes:
         """`n` promised slots become the request's; room has been made."""
         slots = self.ledger.take_private(n)

@@ -1,8 +1,9 @@
 """Making room (E1 to E7).
 
-A pool asks for slots; the least recently used victim of that component goes first. Inside the tree
-it takes narrower components along and leaves wider ones; at a leaf everything goes. Candidates wait
-in a queue per component and tier, see `kvgraft.tree.recency`.
+A pool asks for slots. What running requests left behind and nobody has used since goes first, then
+the least recently used victim of that component (I9). Inside the tree it takes narrower components
+along and leaves wider ones; at a leaf everything goes. Candidates wait in queues per component and
+tier, see `kvgraft.tree.recency`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ __all__ = [
     "evict_device",
     "evict_host",
     "evict_victim",
+    "has_left_behind",
     "next_device_victim",
 ]
 
@@ -31,6 +33,15 @@ class Victim(NamedTuple):
     track: Track
     tracks: list[Track]
     at_leaf: bool
+
+
+def has_left_behind(tree: Tree, track: Track) -> bool:
+    """Whether the component's next victim is data that a running request left behind."""
+    while (node := track.take_behind()) is not None:
+        if tree.is_device_candidate(node, track):
+            track.queue_device(node)
+            return True
+    return False
 
 
 def next_device_victim(tree: Tree, track: Track) -> Victim | None:
@@ -75,6 +86,8 @@ def evict_victim(tree: Tree, victim: Victim) -> None:
             track.device_evictions[along] += n_slots
         else:
             track.device_evictions["deleted" if cell.host is None else "demoted"] += n_slots
+        if node.point is not None and cell.host is None:
+            tree.lose_point(node, track)
     tree.sink_device(node, len(victim.tracks))
     lift_recency(tree, node, parent)
     if node.live_host or node.operations is not None or node.children is not None:

@@ -1,19 +1,22 @@
-"""Data a request computed becomes the tree's (I1 to I6).
+"""Data a request computed becomes the tree's (I1 to I6, I9).
 
-The walk starts at the request's own anchor, not at the root: what lies above is pinned by its
-receipt. Pages another request inserted in the meantime are kept as they are and the incoming
-duplicates freed; a tombstone is revived with the incoming slots, which nobody read before (I4).
+The walk starts on the path that the request's receipt pins, not at the root. Pages another request
+inserted in the meantime are kept as they are and the incoming duplicates freed; a tombstone is
+revived with the incoming slots, which nobody read before (I4).
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from kvgraft.slots import SLOT_BYTES
 from kvgraft.tree.keys import TokenKey, common_prefix_pages
 from kvgraft.tree.node import Node, PageNames
+from kvgraft.tree.recency import LEFT_BEHIND
 from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
+from kvgraft.types import PointKind
 
 __all__ = ["Holding", "Inserted", "Run", "insert"]
 
@@ -25,18 +28,21 @@ class Run(NamedTuple):
         first, end: pages `[first, end)`.
         device: DEVICE slots, int32 bytes.
         host: HOST slots of the same pages for a component at home there, else None.
+        is_left: the request left them behind, and no resume point needs them (I9).
     """
 
     first: int
     end: int
     device: bytes
     host: bytes | None = None
+    is_left: bool = False
 
     def cut(self, start: int, end: int) -> Run:
         """The part inside pages `[start, end)`; both inside the run."""
         size = len(self.device) // (self.end - self.first)
         part = slice((start - self.first) * size, (end - self.first) * size)
-        return Run(start, end, self.device[part], self.host[part] if self.host else None)
+        host = self.host[part] if self.host else None
+        return Run(start, end, self.device[part], host, self.is_left)
 
 
 class Holding(NamedTuple):
@@ -46,10 +52,12 @@ class Holding(NamedTuple):
         runs: pages it holds, in order; pages between them were released behind the window (I3).
         states: for a state component, the slot captured at each boundary, in pages; slots that are
             adopted or freed are taken out.
+        left: boundaries whose states are left behind: no resume points.
     """
 
     runs: list[Run]
     states: dict[int, bytes]
+    left: Collection[int] = ()
 
 
 class Inserted(NamedTuple):
@@ -58,23 +66,34 @@ class Inserted(NamedTuple):
     Attributes:
         anchor: the node ending at the inserted boundary.
         nodes: nodes that gained data, root first.
+        points: the kinds of the resume points that are new.
     """
 
     anchor: Node
     nodes: list[Node]
+    points: list[PointKind]
 
 
-def insert(tree: Tree, start: Node, key: TokenKey, end: int, holdings: list[Holding]) -> Inserted:
+def insert(
+    tree: Tree,
+    start: Node,
+    key: TokenKey,
+    end: int,
+    holdings: list[Holding],
+    points: Mapping[int, PointKind],
+) -> Inserted:
     """Hand pages `[start.end, end)` of `key` to the tree; each slot is adopted or freed (I1).
 
     Args:
         tree: the tree.
-        start: the node the request is anchored at, pinned by its receipt.
+        start: a node on the path that the request's receipt pins.
         key: at least `end` pages long.
-        end: boundary in pages, one at which all components can be cached (I6).
+        end: boundary in pages.
         holdings: per component in the tree's order. Runs must end at `end` or before; states
             beyond `end` are left alone.
+        points: resume points by boundary, in pages; a node ends at each that is inserted.
     """
+    stops = [page for page in points if start.end < page <= end]
     data, page_bytes = key.data, tree.page_bytes
     node, page = start, start.end
     gained: list[Node] = []
@@ -85,17 +104,29 @@ def insert(tree: Tree, start: Node, key: TokenKey, end: int, holdings: list[Hold
         if node.children is not None:
             child = node.child(bytes(data[offset : offset + page_bytes]))
         if child is None:
-            node = _grow(tree, node, key, end, holdings, gained)
+            node = _grow(tree, node, key, end, holdings, stops, gained)
             break
         if not data.startswith(child.key, offset) or child.end > end:
             pages = min(common_prefix_pages(data, offset, child.key, page_bytes), end - page)
             if pages < child.end - child.start:
                 child = tree.split(child, page + pages)
-        child = _split_at_coverage(tree, child, holdings)
+        child = _split_at_coverage(tree, child, holdings, stops)
         if _merge(tree, child, holdings):
             gained.append(child)
         node, page = child, child.end
-    return Inserted(node, gained)
+    return Inserted(node, gained, _mark(node, min(stops), points) if stops else [])
+
+
+def _mark(node: Node, first: int, points: Mapping[int, PointKind]) -> list[PointKind]:
+    """Note on the path from page `first` to `node` which boundaries are resume points; the new."""
+    new: list[PointKind] = []
+    above: Node | None = node
+    while above is not None and above.end >= first:
+        if above.point is None and above.end in points:
+            above.point = points[above.end]
+            new.append(above.point)
+        above = above.parent
+    return new
 
 
 def _breakpoints(start: int, end: int, holding: Holding) -> list[int]:
@@ -110,12 +141,18 @@ def _breakpoints(start: int, end: int, holding: Holding) -> list[int]:
 
 
 def _grow(
-    tree: Tree, node: Node, key: TokenKey, end: int, holdings: list[Holding], gained: list[Node]
+    tree: Tree,
+    node: Node,
+    key: TokenKey,
+    end: int,
+    holdings: list[Holding],
+    stops: list[int],
+    gained: list[Node],
 ) -> Node:
     """Append new nodes below `node` up to page `end`."""
     page_bytes = tree.page_bytes
     start = node.end
-    points = [end]
+    points = [end, *(stop for stop in stops if stop > start)]
     for holding in holdings:
         points += _breakpoints(start, end, holding)
     for stop in sorted(set(points)) if len(points) > 1 else points:
@@ -134,11 +171,12 @@ def _grow(
     return node
 
 
-def _split_at_coverage(tree: Tree, child: Node, holdings: list[Holding]) -> Node:
+def _split_at_coverage(tree: Tree, child: Node, holdings: list[Holding], stops: list[int]) -> Node:
     """The first part of `child` on which whatever will be adopted is uniform."""
-    points: list[int] = []
+    points = [stop for stop in stops if child.start < stop < child.end]
     for track, holding in zip(tree.tracks, holdings):
-        if child.cells[track.index].device is None or track.is_state:
+        cell = child.cells[track.index]
+        if cell.device is None or cell.stamp < 0 or track.is_state:
             points += _breakpoints(child.start, child.end, holding)
     return tree.split(child, min(points)) if points else child
 
@@ -147,10 +185,7 @@ def _merge(tree: Tree, child: Node, holdings: list[Holding]) -> bool:
     """Offer the holdings to an existing node; whether it gained anything."""
     gained = False
     for track, holding in zip(tree.tracks, holdings):
-        if _adopt(tree, child, track, holding):
-            # What was just computed is not the next victim, however old its node is.
-            child.cells[track.index].stamp = tree.clock
-            gained = True
+        gained = _adopt(tree, child, track, holding) or gained
     if gained:
         tree.queue_candidates(child)
     return gained
@@ -159,23 +194,25 @@ def _merge(tree: Tree, child: Node, holdings: list[Holding]) -> bool:
 def _adopt(tree: Tree, node: Node, track: Track, holding: Holding) -> bool:
     """Give `node` the holding's slots if its cell is empty, else free them; whether it took any.
 
-    What a wider component's gap on the node would make useless is freed as well (T4). Computing
-    again what is there already is a use of it.
+    What a gap on the node would make useless, of the component it hangs from, is freed as well
+    (T4). Computing again what is there already is a use of it, unless it is left behind again.
     """
     cells = node.cells
     wanted = cells[track.index].device is None
-    for index in track.wider:
+    for index in track.hangs_from:
         wanted = wanted and cells[index].device is not None
     if track.is_state:
         slots = holding.states.pop(node.end, None)
         if slots is None:
             return False
+        is_left = node.end in holding.left
         if not wanted:
-            cells[track.index].stamp = tree.clock
+            if not is_left:
+                tree.use(node, track)
             track.device.give_private(slots)
             return False
         track.device.private -= len(slots) // SLOT_BYTES
-        tree.put_device(node, track, slots)
+        _put(tree, node, track, slots, is_left=is_left)
         return True
     for run in holding.runs:
         start, end = max(run.first, node.start), min(run.end, node.end)
@@ -185,7 +222,8 @@ def _adopt(tree: Tree, node: Node, track: Track, holding: Holding) -> bool:
         if wanted and (start, end) == (node.start, node.end):
             _take(tree, node, track, part)
             return True
-        cells[track.index].stamp = tree.clock
+        if not run.is_left:
+            tree.use(node, track)
         track.device.give_private(part.device)
         if part.host is not None and track.host is not None:
             track.host.give_private(part.host)
@@ -201,4 +239,16 @@ def _take(tree: Tree, node: Node, track: Track, run: Run) -> None:
         else:
             track.host.give_private(run.host)
     track.device.private -= len(run.device) // SLOT_BYTES
-    tree.put_device(node, track, run.device)
+    _put(tree, node, track, run.device, is_left=run.is_left)
+
+
+def _put(tree: Tree, node: Node, track: Track, slots: bytes, *, is_left: bool) -> None:
+    """The node's empty cell gets DEVICE data, as the youngest of its kind.
+
+    What was just computed is not the next victim, however old its node is. What HOST has a copy of
+    was used before: it is not left behind.
+    """
+    cell = node.cells[track.index]
+    behind = is_left and cell.host is None
+    cell.stamp = tree.clock - LEFT_BEHIND if behind else tree.clock
+    tree.put_device(node, track, slots)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from kvgraft.errors import IntegrityError
 from kvgraft.slots import SLOT_BYTES
 from kvgraft.tree.ledger import Ledger
-from kvgraft.tree.node import ON_DEVICE, ON_HOST, Node
+from kvgraft.tree.node import BEHIND, ON_DEVICE, ON_HOST, Node
 from kvgraft.tree.operations import Operation
 from kvgraft.tree.pinning import Receipt
 from kvgraft.tree.track import Track
@@ -145,7 +145,8 @@ def _check_bases(tree: Tree, node: Node) -> None:
             )
         for index in track.narrower:
             other = node.cells[index]
-            if other.device is not None and cell.device is None and not track.is_state:
+            hangs = track.index in tree.tracks[index].hangs_from
+            if hangs and other.device is not None and cell.device is None:
                 raise IntegrityError(
                     "T4",
                     tree.tracks[index].name,
@@ -273,8 +274,15 @@ def check_transfers(nodes: Sequence[Node], operations: Sequence[Operation]) -> N
 
 
 def _check_candidates(tree: Tree, track: Track, nodes: list[Node]) -> None:
+    def is_left(node: Node, track: Track) -> bool:
+        return node.cells[track.index].stamp < 0 and tree.is_device_candidate(node, track)
+
+    def is_used(node: Node, track: Track) -> bool:
+        return node.cells[track.index].stamp >= 0 and tree.is_device_candidate(node, track)
+
     for queue, flag, is_candidate in (
-        (track.device_queue, ON_DEVICE, tree.is_device_candidate),
+        (track.behind_queue, BEHIND, is_left),
+        (track.device_queue, ON_DEVICE, is_used),
         (track.host_queue, ON_HOST, tree.is_host_candidate),
     ):
         entries = {id(node): stamp for stamp, node in queue}
@@ -286,7 +294,7 @@ def _check_candidates(tree: Tree, track: Track, nodes: list[Node]) -> None:
                 raise IntegrityError("T7", track.name, f"{node!r}: queued flag and queue disagree")
             if is_candidate(node, track) and id(node) not in entries:
                 raise IntegrityError("T7", track.name, f"{node!r} is a victim but no candidate")
-            if entries.get(id(node), 0) > cell.stamp:
+            if is_candidate(node, track) and entries[id(node)] > cell.stamp:
                 raise IntegrityError("T7", track.name, f"{node!r}: its entry is ahead of its stamp")
 
 

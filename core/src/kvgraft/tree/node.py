@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kvgraft.tree.operations import Incoming, Operation
+    from kvgraft.types import PointKind
 
-__all__ = ["ON_DEVICE", "ON_HOST", "Cell", "Node", "PageNames"]
+__all__ = ["BEHIND", "ON_DEVICE", "ON_HOST", "Cell", "Node", "PageNames"]
 
 ON_DEVICE = 1
 ON_HOST = 2
+BEHIND = 4
 
 
 class Cell:
@@ -27,8 +29,9 @@ class Cell:
         incoming: slots reserved for a transfer in flight, on the tier the cell lacks: HOST when
             `host` is None, else DEVICE.
         device_pins, host_pins: receipts holding this cell per tier, data or not.
-        stamp: recency, from the tree's counter; larger is later.
-        queued: tiers (`ON_DEVICE | ON_HOST`) in whose queue of candidates the cell has its entry.
+        stamp: recency, from the tree's counter; larger is later. Negative for DEVICE data that a
+            running request left behind and nobody has used since: the first to go (I9).
+        queued: queues of candidates (`ON_DEVICE | ON_HOST | BEHIND`) the cell has its entry in.
     """
 
     __slots__ = ("device", "device_pins", "host", "host_pins", "incoming", "queued", "stamp")
@@ -89,6 +92,7 @@ class Node:
         receipts: how many receipts are anchored here; the node outlives its data for them.
         hits: times a match used this node as anchor.
         ident: creation order, for determinism and reports.
+        point: why the boundary at its end is a resume point; None if it is none.
         names: what its pages are called in STORAGE; None until somebody asks.
     """
 
@@ -104,6 +108,7 @@ class Node:
         "names",
         "operations",
         "parent",
+        "point",
         "receipts",
         "start",
     )
@@ -121,6 +126,7 @@ class Node:
         self.receipts = 0
         self.hits = 0
         self.ident = ident
+        self.point: PointKind | None = None
         self.names: PageNames | None = None
 
     def child(self, page: bytes) -> Node | None:

@@ -104,12 +104,16 @@ def _leave(tree: Tree, operation: Operation) -> None:
 
 
 def needs_backup(tree: Tree, node: Node) -> list[Track]:
-    """Components whose data on `node` is on DEVICE only and can be mirrored (B7)."""
+    """Components whose data on `node` is on DEVICE only and can be mirrored (B7).
+
+    What a running request left behind is not worth a copy until somebody uses it (I9).
+    """
     return [
         track
         for track in tree.tracks
         if track.host is not None
         and (cell := node.cells[track.index]).device is not None
+        and cell.stamp >= 0
         and cell.host is None
         and cell.incoming is None
     ]
@@ -173,12 +177,15 @@ def begin_demotion(tree: Tree, node: Node, victims: list[Track]) -> Operation | 
     _join(operation)
     for track in victims:
         slots = tree.detach_device(node, track)
+        copied = track in unbacked or node.cells[track.index].host is not None
         if track in unbacked:
             track.device.in_flight += len(slots) // SLOT_BYTES
             operation.detached.append((track, slots))
         else:
             track.device.allocator.free(slots)
-        track.device_evictions["demoted"] += len(slots) // SLOT_BYTES
+        track.device_evictions["demoted" if copied else "deleted"] += len(slots) // SLOT_BYTES
+        if not copied:
+            tree.lose_point(node, track)
     return operation
 
 
@@ -339,7 +346,7 @@ def holds_up(tree: Tree, node: Node, track: Track, *, to_host: bool) -> bool:
     below_a_node = track.is_everything and parent.parent is not None
     if below_a_node and parent.cells[track.index].device is None:
         return False
-    return all(node.cells[index].device is not None for index in track.wider)
+    return all(node.cells[index].device is not None for index in track.hangs_from)
 
 
 def parent_on_host(tree: Tree, node: Node) -> bool:

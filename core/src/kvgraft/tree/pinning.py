@@ -29,6 +29,7 @@ __all__ = [
     "Receipt",
     "acquire",
     "acquire_node",
+    "advance",
     "pin_host",
     "release",
     "release_host",
@@ -156,6 +157,36 @@ def acquire_node(tree: Tree, node: Node) -> Receipt | None:
         release(tree, receipt)
         return None
     return receipt
+
+
+def advance(tree: Tree, receipt: Receipt, anchor: Node) -> None:
+    """Move a receipt down to `anchor`, below its own: a request published what it computed (I5).
+
+    What needs every page is pinned on the new nodes too. Of the rest the request holds its own
+    slots there, or left them behind. O(new nodes).
+    """
+    held = receipt.anchor
+    held.receipts -= 1
+    anchor.receipts += 1
+    for track in tree.everything:
+        index, ledger = track.index, track.device
+        moved = 0
+        node = anchor
+        while node is not held:
+            cell = node.cells[index]
+            if not cell.device_pins and cell.device is not None:
+                moved += len(cell.device) // SLOT_BYTES
+            cell.device_pins += 1
+            assert node.parent is not None
+            node = node.parent
+        ledger.evictable -= moved
+        ledger.pinned += moved
+        (span,) = receipt.segments[index] or (Span(0, 0),)
+        added = Span(held.end, anchor.end)
+        if receipt.host_from is not None:
+            pin_host(tree, track, anchor, (added,), receipt.host_from, 1)
+        receipt.segments[index] = (Span(span.start, anchor.end),)
+    receipt.anchor = anchor
 
 
 def release(tree: Tree, receipt: Receipt) -> None:

@@ -15,10 +15,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kvgraft.tree.node import Node
 
-__all__ = ["RecencyQueue"]
+__all__ = ["LEFT_BEHIND", "RecencyQueue"]
 
 SPAN_BITS = 6
 """Stamps per span as a power of two: enough to share a list, few enough to order quickly."""
+
+LEFT_BEHIND = 1 << 62
+"""Taken off the stamp of what a running request left behind (I9). Such stamps are negative: they
+come before all others, and the oldest first among themselves."""
 
 
 class RecencyQueue:
@@ -33,7 +37,7 @@ class RecencyQueue:
     def __init__(self) -> None:
         self._oldest: list[tuple[int, Node]] = []
         """A heap of every entry whose span is `_reached` or before."""
-        self._reached = -1
+        self._reached = -LEFT_BEHIND
         self._spans: dict[int, list[tuple[int, Node]]] = {}
         self._order: list[int] = []
         """A heap of the keys of `_spans`."""
@@ -64,7 +68,7 @@ class RecencyQueue:
     def keep(self, wanted: Callable[[Node], object]) -> None:
         """Drop every candidate whose node is not wanted; O(candidates)."""
         kept = [entry for entry in self if wanted(entry[1])]
-        self._oldest, self._reached = [], -1
+        self._oldest, self._reached = [], -LEFT_BEHIND
         self._spans.clear()
         self._order.clear()
         for stamp, node in kept:

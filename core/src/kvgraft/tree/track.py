@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from kvgraft.errors import ConfigError
 from kvgraft.reach import PageReach, Reach
 from kvgraft.tree.ledger import Ledger
-from kvgraft.tree.node import ON_DEVICE, ON_HOST, Node
+from kvgraft.tree.node import BEHIND, ON_DEVICE, ON_HOST, Node
 from kvgraft.tree.recency import RecencyQueue
 from kvgraft.types import Kind, Tier
 
@@ -101,21 +101,27 @@ class Track:
         index: its position among the tree's components and in `Node.cells`.
         narrower: indexes of components whose reach this one contains, itself included: what
             loses its use on a node where this component's data is gone (E3).
-        wider: indexes of components whose reach contains this one's and is not contained in it.
+        hangs_from: indexes of the components without whose data on a node this one's is of no use
+            there: those that need every page, else the base, where their reach contains this
+            one's and is not contained in it (T4).
         device_evictions, host_evictions: slots that left a tier so far, by cause.
-        device_queue, host_queue: eviction candidates. An entry's stamp may lag behind the cell's;
+        behind_queue: DEVICE eviction candidates that running requests left behind; they go before
+            those of `device_queue` (I9).
+        device_queue, host_queue: other candidates. An entry's stamp may lag behind the cell's;
             whoever pops it looks again (exact least-recently-used order, since stamps only grow).
-            One entry per cell and tier at most, see `Cell.queued`.
-        queued: entries in both.
+            One entry per cell and queue at most, see `Cell.queued`.
+        queued: entries in all.
         stale: how many of them are of nodes that left the tree.
     """
 
     __slots__ = (
+        "behind_queue",
         "can_copy",
         "device",
         "device_evictions",
         "device_queue",
         "ends_at_boundary",
+        "hangs_from",
         "home_is_host",
         "host",
         "host_evictions",
@@ -131,7 +137,6 @@ class Track:
         "slots_per_page",
         "stale",
         "stored_pages",
-        "wider",
         "window_pages",
     )
 
@@ -160,7 +165,8 @@ class Track:
         self.device = device
         self.host = host
         self.narrower: tuple[int, ...] = (index,)
-        self.wider: tuple[int, ...] = ()
+        self.hangs_from: tuple[int, ...] = ()
+        self.behind_queue = RecencyQueue()
         self.device_queue = RecencyQueue()
         self.host_queue = RecencyQueue()
         self.queued = 0
@@ -180,7 +186,12 @@ class Track:
     def queue_device(self, node: Node) -> None:
         """Enter a DEVICE eviction candidate; nothing happens if it is entered already."""
         cell = node.cells[self.index]
-        if not cell.queued & ON_DEVICE:
+        if cell.stamp < 0:
+            if not cell.queued & BEHIND:
+                cell.queued |= BEHIND
+                self.queued += 1
+                self.behind_queue.push(cell.stamp, node)
+        elif not cell.queued & ON_DEVICE:
             cell.queued |= ON_DEVICE
             self.queued += 1
             self.device_queue.push(cell.stamp, node)
@@ -194,26 +205,40 @@ class Track:
             self.host_queue.push(cell.stamp, node)
 
     def take_device(self) -> Node | None:
-        """The least recently used DEVICE entry, taken off the queue; None if there is none."""
-        return self._take(self.device_queue, ON_DEVICE)
+        """The next DEVICE entry, taken off its queue: left behind first, then least recently used.
+
+        None if there is none.
+        """
+        node = self.take_behind()
+        return node if node is not None else self._take(self.device_queue, ON_DEVICE)
+
+    def take_behind(self) -> Node | None:
+        """The oldest DEVICE entry that was left behind, taken off its queue; None if none is."""
+        return self._take(self.behind_queue, BEHIND)
 
     def take_host(self) -> Node | None:
         """The least recently used HOST entry, taken off the queue; None if there is none."""
         return self._take(self.host_queue, ON_HOST)
 
     def _take(self, queue: RecencyQueue, tier: int) -> Node | None:
-        """The oldest entry that is of a node in the tree and whose stamp is the cell's."""
+        """The oldest entry that is of a node in the tree and whose stamp is the cell's.
+
+        A cell that was left behind and used since, or the other way round, has an entry in the
+        queue where it belongs now; the one it left is dropped.
+        """
         while (entry := queue.pop()) is not None:
             stamp, node = entry
             cell = node.cells[self.index]
-            if node.parent is not None and cell.stamp != stamp:
+            there = node.parent is not None
+            moved = there and (cell.stamp < 0) is not (stamp < 0)
+            if there and cell.stamp != stamp and not moved:
                 queue.push(cell.stamp, node)
                 continue
             cell.queued &= ~tier
             self.queued -= 1
-            if node.parent is not None:
+            if there and not moved:
                 return node
-            self.stale -= not cell.queued
+            self.stale -= not there and not cell.queued
         return None
 
     def forget(self, node: Node) -> None:
@@ -221,7 +246,8 @@ class Track:
         if node.cells[self.index].queued:
             self.stale += 1
             if self.stale * 2 > self.queued + 64:
-                self.device_queue.keep(lambda each: each.parent)
-                self.host_queue.keep(lambda each: each.parent)
-                self.queued = len(self.device_queue) + len(self.host_queue)
+                queues = (self.behind_queue, self.device_queue, self.host_queue)
+                for queue in queues:
+                    queue.keep(lambda each: each.parent)
+                self.queued = sum(map(len, queues))
                 self.stale = 0

@@ -17,6 +17,7 @@ from kvgraft.tree.keys import HASH_BYTES, TOKEN_BYTES
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import Cell, Node
 from kvgraft.tree.track import Cause, ComponentShape, Track, ordered
+from kvgraft.types import PointKind
 
 __all__ = ["HostWatcher", "Tree"]
 
@@ -73,18 +74,19 @@ class Tree:
                 for other in self.tracks
                 if other is track or track.reach.contains(other.reach)
             )
-        for track in self.tracks:
-            track.wider = tuple(
-                other.index
-                for other in self.tracks
-                if track.index in other.narrower and other.index not in track.narrower
-            )
         self.by_name = {track.name: track for track in self.tracks}
         self.everything = tuple(track for track in self.tracks if track.is_everything)
+        for track in self.tracks:
+            track.hangs_from = tuple(
+                other.index
+                for other in self.everything or self.tracks[:1]
+                if track.index in other.narrower and other.index not in track.narrower
+            )
         self.checks = tuple(sorted(self.tracks, key=lambda track: track.reach.width_tokens))
         self.states = sum(1 << track.index for track in self.tracks if track.is_state)
         self.has_state = bool(self.states)
         self.host_watcher: HostWatcher | None = None
+        self.lost_points: dict[PointKind, int] = dict.fromkeys(PointKind, 0)
         self.roots: dict[object, Node] = {}
         self._namespaces: dict[int, object] = {}
         self._holders: dict[object, int] = {}
@@ -284,7 +286,21 @@ class Tree:
             was_live = node.live_device
             node.live_device += 1
 
+    def use(self, node: Node, track: Track) -> None:
+        """Computing again what is on DEVICE is a use of it: no longer left behind, nor old."""
+        cell = node.cells[track.index]
+        was_left = cell.stamp < 0
+        cell.stamp = self.clock
+        if was_left and self.is_device_candidate(node, track):
+            track.queue_device(node)
+
     # -- data leaving a cell
+
+    def lose_point(self, node: Node, track: Track) -> None:
+        """A component's data left its last tier: `node` ends at a resume point no more."""
+        if node.point is not None and not track.is_everything:
+            self.lost_points[node.point] += 1
+            node.point = None
 
     def detach_device(self, node: Node, track: Track) -> bytes:
         """An unpinned cell gives up its DEVICE slots; the caller owns them now."""
@@ -317,6 +333,8 @@ class Tree:
         slots = self.detach_device(node, track)
         track.device.allocator.free(slots)
         track.device_evictions[cause] += len(slots) // SLOT_BYTES
+        if node.cells[track.index].host is None:
+            self.lose_point(node, track)
 
     def drop_host(self, node: Node, track: Track, cause: Cause) -> None:
         """An unpinned cell's HOST slots become free."""
@@ -332,6 +350,8 @@ class Tree:
         track.host.evictable -= len(slots) // SLOT_BYTES
         track.host.allocator.free(slots)
         track.host_evictions[cause] += len(slots) // SLOT_BYTES
+        if cell.device is None:
+            self.lose_point(node, track)
         below: Node | None = node
         while below is not None:
             below.live_host -= 1

@@ -1,0 +1,139 @@
+"""Resume points: boundaries at which requests leave behind what every component needs (I9 to I12).
+
+Decided here, once, for all components together: a window worth keeping where no state is, or the
+other way round, is waste. Some are known when a request is matched; the regular ones of a long
+prompt follow as it runs. What lies between is left behind as well, but it is the first to go.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from kvgraft.dispatch import Mounted
+from kvgraft.errors import ConfigError
+from kvgraft.request import Request
+from kvgraft.tree.matching import Match
+from kvgraft.tree.track import Track
+from kvgraft.tree.tree import Tree
+from kvgraft.types import PointKind
+
+__all__ = ["GRID_SHARE", "ResumePoints", "resume_pages"]
+
+GRID_SHARE = 1 / 8
+"""Most bytes a grid of points takes, per byte of the base component that it lies on (I12)."""
+
+
+class ResumePoints:
+    """Where the requests of one cache leave resume points, and how many they left.
+
+    Where every component needs every page, each boundary can be resumed from and there is nothing
+    to decide.
+
+    Args:
+        tree: the components' reaches.
+        mounted: the components, for the bytes of their slots.
+        cut_tokens: tokens between two boundaries at which a prefill is cut for its states, at
+            least.
+        inside: the engine hands over states from inside a chunk, so that nothing is cut.
+
+    Attributes:
+        made, used, skipped: points by kind: published; resumed from; left out because a state
+            found no slot (I11).
+        spacing: pages between points of a grid.
+        state_spacing: pages between states that are left behind at the ends of chunks.
+    """
+
+    def __init__(
+        self, tree: Tree, mounted: Sequence[Mounted], *, cut_tokens: int, inside: bool
+    ) -> None:
+        self.tree = tree
+        self.inside = inside
+        self.matter = len(tree.everything) < len(tree.tracks)
+        self.made: dict[PointKind, int] = dict.fromkeys(PointKind, 0)
+        self.used: dict[PointKind, int] = dict.fromkeys(PointKind, 0)
+        self.skipped: dict[PointKind, int] = dict.fromkeys(PointKind, 0)
+        self.cut_pages = -(-cut_tokens // tree.page_size)
+        nbytes = [each.component.device.slot_nbytes for each in mounted]
+        base = tree.tracks[0]
+        per_page = nbytes[0] * base.slots_per_page
+        if base.home_is_host:
+            host = mounted[0].component.host
+            per_page += 0 if host is None else host.slab_nbytes * base.slots_per_page
+        bounded = [track for track in tree.tracks if not track.is_everything]
+        self.spacing = _pages_for(bounded, nbytes, per_page)
+        states = [track for track in bounded if track.is_state]
+        self.state_spacing = _pages_for(states, nbytes, per_page)
+
+    def ahead(
+        self, request: Request, found: Match, asked: Iterable[int]
+    ) -> tuple[dict[int, PointKind], list[int]]:
+        """The points ahead of a match, by boundary, and those at which states are captured.
+
+        Boundaries in pages. `asked` are the components' own (M5); the engine's are the request's.
+        """
+        if not self.matter:
+            return {}, []
+        size, anchor = self.tree.page_size, found.anchor
+        last = request.prompt // size
+        kinds = dict.fromkeys((*asked, *request.resume_at), PointKind.ASKED)
+        if found.base > anchor:
+            kinds[found.base] = PointKind.BRANCH
+        kinds[last] = PointKind.PROMPT_END
+        kinds[(request.prompt - 1) // size] = PointKind.REPEAT
+        ahead = {page: kinds[page] for page in sorted(kinds) if anchor < page <= last}
+        if not self.tree.has_state:
+            return ahead, []
+        captured: list[int] = []
+        before = anchor
+        for page in ahead:
+            ends_prompt = page * size == request.prompt
+            if self.inside or ends_prompt or page - before >= self.cut_pages:
+                captured.append(page)
+                before = page
+        return {page: ahead[page] for page in captured}, captured
+
+    def grid_between(self, request: Request, start: int, end: int) -> range:
+        """Pages in `(start, end]` of the prompt at which the grid has a point."""
+        end = min(end, (request.prompt - 1) // self.tree.page_size)
+        return range((start // self.spacing + 1) * self.spacing, end + 1, self.spacing)
+
+    def on_grid(self, request: Request, page: int) -> bool:
+        """Whether the end of a chunk is far enough from the point before for one of the grid."""
+        return page - request.last_point >= self.spacing
+
+    def leaves_state(self, request: Request, page: int) -> bool:
+        """Whether a state is left behind at the end of a chunk: an eighth of the base's bytes."""
+        return page - max(request.last_point, request.last_left) >= self.state_spacing
+
+    def skip(self, request: Request, page: int) -> None:
+        """A point found no slot: it is none, for no component (I11)."""
+        kind = request.points.pop(page, None)
+        if kind is not None:
+            self.skipped[kind] += 1
+
+
+def _pages_for(tracks: Sequence[Track], nbytes: Sequence[int], base_nbytes: int) -> int:
+    """Pages of the base on which one point of `tracks` takes at most its share."""
+    far = 1 << 20
+    cost = 0
+    for track in tracks:
+        slots = 1 if track.is_state else track.reach_pages.width(far) * track.slots_per_page
+        cost += slots * nbytes[track.index]
+    return max(1, math.ceil(cost / (base_nbytes * GRID_SHARE)))
+
+
+def resume_pages(resume_at: int | Iterable[int], prompt: int, page_size: int) -> tuple[int, ...]:
+    """The whole pages up to positions the engine names, in tokens.
+
+    Raises:
+        ConfigError: one that is no position of the prompt.
+    """
+    positions = [resume_at] if isinstance(resume_at, int) else list(resume_at)
+    for position in positions:
+        if type(position) is not int or not 0 <= position <= prompt:
+            raise ConfigError(
+                f"resume_at {position!r} is no position in a prompt of {prompt} tokens; "
+                "give tokens from its start"
+            )
+    return tuple(sorted({position // page_size for position in positions}))
