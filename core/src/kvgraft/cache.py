@@ -31,7 +31,7 @@ from kvgraft.loading import Loading
 from kvgraft.mirroring import Mirroring
 from kvgraft.points import ResumePoints, resume_pages
 from kvgraft.pools.available import AvailableMemory, available_nbytes
-from kvgraft.private import PrivateSlots
+from kvgraft.private import InnerStates, PrivateSlots
 from kvgraft.registry import Plugin
 from kvgraft.request import Limited, Request, Stage, expect_key
 from kvgraft.room import Room
@@ -86,7 +86,7 @@ class Cache(RequestTables):
         )
         self.leasing = Leasing(self.tree, self.mounted, self.mirroring, config.load, self.points)
         self.loading = Loading(self.tree, self.journal, self.room, self.leasing)
-        self.budget = Budget(self.tree, self.mounted, self.private)
+        self.budget = Budget(self.tree, self.mounted, self.private, self.points)
         self.requests: dict[int, Request] = {}
         self.slots = PrivateSlots(self.tree, self.mounted, self.room, self.points)
         self.sharing = Sharing(
@@ -289,7 +289,24 @@ class Cache(RequestTables):
             self.sharing.publish_states(request)
         return True
 
-    def computed(self, request: Request, n_tokens: int, fence: Fence | None = None) -> None:
+    def state_boundaries(self, request: Request, n_tokens: int) -> list[int]:
+        """Positions, in tokens, inside the next `n_tokens` at which a state is worth keeping.
+
+        For an engine whose kernels give states inside a chunk (`states_inside_chunks`): it hands
+        them to `computed`. Empty for others: their chunks end at such positions.
+        """
+        self._expect(request, Stage.ADMITTED)
+        start = request.computed
+        pages = self.points.inside_chunk(request, start, start + n_tokens)
+        return [page * self.tree.page_size for page in pages]
+
+    def computed(
+        self,
+        request: Request,
+        n_tokens: int,
+        fence: Fence | None = None,
+        states: InnerStates | None = None,
+    ) -> None:
         """The data of the next `n_tokens` tokens exists in the allocated slots.
 
         Notes where states are to be kept, hands pages behind bounded reaches to the tree (I9), and
@@ -300,16 +317,28 @@ class Cache(RequestTables):
             request: whose.
             n_tokens: how many.
             fence: when that data exists, if not yet; what is copied to HOST waits for it (B4).
+            states: states inside these tokens, at `state_boundaries`: per state component, by
+                position, a tensor for each plane of its pool, in their order and shapes. They are
+                copied. A position that is left out is no resume point.
 
         Raises:
             LeaseError: no number of tokens, or more than slots are allocated for.
+            ConfigError: states that the cache was not opened for, or of other shapes.
         """
         self._expect(request, Stage.ADMITTED)
+        if states is not None and not self.config.states_inside_chunks:
+            raise ConfigError(
+                "computed: states inside a chunk are for a cache opened with "
+                "states_inside_chunks=True"
+            )
+        start = request.computed
         before = request.advance(n_tokens, self.tree.page_size)
         page, rest = divmod(request.computed, self.tree.page_size)
         if fence is not None:
             self.journal.fence = fence
         if self.tree.has_state:
+            if self.config.states_inside_chunks:
+                self.slots.capture_inside(request, start, states or {})
             self.slots.note_boundary(request, 0 if rest else page)
         if page > before and self.points.matter:
             pinning.slide(self.tree, request.receipt, page)

@@ -102,9 +102,30 @@ class ResumePoints:
         """Whether the end of a chunk is far enough from the point before for one of the grid."""
         return page - request.last_point >= self.spacing
 
+    def inside_chunk(self, request: Request, start: int, end: int) -> list[int]:
+        """Pages whose boundary lies inside the chunk of tokens `(start, end)` and wants a state.
+
+        Empty where the engine does not hand over states from inside a chunk.
+        """
+        if not self.inside or not self.tree.has_state:
+            return []
+        size = self.tree.page_size
+        grid = self.grid_between(request, max(start // size, request.last_point), end // size)
+        return sorted(page for page in {*request.checkpoints, *grid} if start < page * size < end)
+
     def leaves_state(self, request: Request, page: int) -> bool:
         """Whether a state is left behind at the end of a chunk: an eighth of the base's bytes."""
         return page - max(request.last_point, request.last_left) >= self.state_spacing
+
+    def keep_deepest(self, request: Request) -> None:
+        """Only one state is worth a rejection: the deepest that an identical prompt can use."""
+        repeat = (request.prompt - 1) // self.tree.page_size
+        ahead = request.checkpoints
+        kept = repeat if repeat in ahead else ahead[-1]
+        for page in ahead:
+            if page != kept:
+                self.skip(request, page)
+        request.checkpoints = [kept]
 
     def skip(self, request: Request, page: int) -> None:
         """A point found no slot: it is none, for no component (I11)."""

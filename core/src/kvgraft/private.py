@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from kvgraft.dispatch import Mounted
 from kvgraft.errors import TransferError
@@ -17,7 +18,13 @@ from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 from kvgraft.types import PointKind, Span, Tier
 
-__all__ = ["PrivateSlots"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["InnerStates", "PrivateSlots"]
+
+InnerStates = Mapping[str, Mapping[int, Sequence["torch.Tensor"]]]
+"""Per state component, by boundary in tokens, the planes of its state there."""
 
 NO_PAGE = 1 << 40
 """Behind the last page of every sequence."""
@@ -171,6 +178,34 @@ class PrivateSlots:
             states = request.states[track.index]
             assert states is not None
             states.due, states.due_as = page, due_as
+
+    def capture_inside(self, request: Request, start: int, states: InnerStates) -> None:
+        """Keep states from inside the chunk that began at token `start` (I10, I11).
+
+        A point is kept for every state component or for none: where the engine hands over nothing,
+        or a pool has no slot to spare, it is skipped.
+        """
+        size = self.tree.page_size
+        for page in self.points.inside_chunk(request, start, request.computed):
+            handed = [states.get(track.name, {}).get(page * size) for track in self.state_tracks]
+            promised = page in request.checkpoints
+            if promised:
+                request.checkpoints.remove(page)
+            else:
+                request.points.setdefault(page, PointKind.GRID)
+            spare = promised or all(track.device.headroom > 0 for track in self.state_tracks)
+            if not spare or None in handed:
+                self.points.skip(request, page)
+                continue
+            for track, planes in zip(self.state_tracks, handed):
+                if not promised:
+                    request.accounts[track.index].add(1)
+                slot = self._take_state(request, track)
+                own = request.states[track.index]
+                assert slot is not None and own is not None and planes is not None
+                own.captured[page] = slot
+                self.mounted[track.index].component.device.write_slot(slot, planes)
+            request.last_point = page
 
     def settle_due(self, request: Request) -> None:
         """Decide on a state that was not promised: all components keep it, or none does (I10)."""

@@ -14,6 +14,7 @@ from kvgraft.admission.decision import Decision, Outcome, Shortage
 from kvgraft.admission.demand import SLACK_PAGES, default_demand, pages_up
 from kvgraft.dispatch import Mounted
 from kvgraft.errors import ContractViolation, IntegrityError
+from kvgraft.points import ResumePoints
 from kvgraft.request import Request, Stage, StateSlots
 from kvgraft.slots import SLOT_BYTES
 from kvgraft.tree.ledger import Ledger
@@ -31,9 +32,14 @@ class Budget:
     """Admission over the pools of one cache."""
 
     def __init__(
-        self, tree: Tree, mounted: Sequence[Mounted], private: Sequence[tuple[Ledger, ...]]
+        self,
+        tree: Tree,
+        mounted: Sequence[Mounted],
+        private: Sequence[tuple[Ledger, ...]],
+        points: ResumePoints,
     ) -> None:
         self.tree = tree
+        self.points = points
         self.mounted = mounted
         self.private = private
         self._hooks = [each.budget_contribution for each in mounted]
@@ -107,8 +113,7 @@ class Budget:
         if not self._never(request, shortages):
             return Decision(Outcome.DEFERRED, shortages)
         if len(request.checkpoints) > 1:
-            # Only the state at the prompt's end is worth a rejection; the others are for reuse.
-            request.checkpoints = request.checkpoints[-1:]
+            self.points.keep_deepest(request)
             return self.decide(request)
         chunk = self._largest_chunk(request)
         if not chunk:
@@ -215,7 +220,7 @@ class Budget:
         page_size = self.tree.page_size
         left = request.prompt - request.computed
         tokens = min(left, limit if limit is not None else request.chunk)
-        for page in request.checkpoints:
+        for page in () if self.points.inside else request.checkpoints:
             boundary = page * page_size
             if request.computed < boundary < request.computed + tokens:
                 tokens = boundary - request.computed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import struct
 from collections.abc import Sequence
 from functools import cached_property, partial
@@ -123,6 +124,22 @@ class DevicePool:
         read, write = slot_index(source, self.device), slot_index(target, self.device)
         for lanes in self.lanes:
             lanes[write] = lanes[read]
+
+    def write_slot(self, slot: bytes, planes: Sequence[torch.Tensor]) -> None:
+        """Fill one slot: a tensor `[*shape]` for each of `specs`, in their order.
+
+        Raises:
+            ConfigError: other tensors than those; nothing is written.
+        """
+        if self.device.type == "meta":
+            return
+        shapes = [tuple(plane.shape) for plane in planes]
+        wanted = [tuple(spec.shape) for spec in self.specs]
+        if shapes != wanted:
+            raise ConfigError(f"pool: a slot of planes {shapes}; the pool's are {wanted}")
+        row = int.from_bytes(slot, sys.byteorder)
+        for into, plane in zip(self.planes, planes):
+            into[row].copy_(plane, non_blocking=True)
 
     def plane(self, layer: int, name: str) -> torch.Tensor:
         """The tensor `[n_slots, *shape]` of one layer's plane."""

@@ -9,6 +9,7 @@ from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.node import Node
 from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
+from kvgraft.types import PointKind
 
 __all__ = ["ComponentReason", "Explanation", "explain"]
 
@@ -39,6 +40,8 @@ class Explanation(NamedTuple):
         anchor: deepest boundary all components accept.
         device_anchor: the same from DEVICE alone.
         components: one entry per component, widest reach first.
+        points: resume points on the way, by position, with their kinds; deeper ones than the anchor
+            lack what the components say.
         storage: what a prefetch brought and why not more; empty without one.
     """
 
@@ -49,6 +52,7 @@ class Explanation(NamedTuple):
     device_anchor: int
     components: tuple[ComponentReason, ...]
     storage: str = ""
+    points: tuple[tuple[int, PointKind], ...] = ()
 
     def __str__(self) -> str:
         lines = [
@@ -60,6 +64,9 @@ class Explanation(NamedTuple):
             f"{each.reason}"
             for each in self.components
         ]
+        if self.points:
+            named = ", ".join(f"{position} ({kind.value})" for position, kind in self.points)
+            lines.append(f"  resume points: {named}")
         if self.storage:
             lines.append(f"  storage: {self.storage}")
         return "\n".join(lines)
@@ -81,6 +88,11 @@ def explain(tree: Tree, key: TokenKey, limit: int) -> Explanation:
         found.anchor * size,
         found.device_anchor * size,
         reasons,
+        points=tuple(
+            (node.end * size, node.point)
+            for node in nodes
+            if node.point is not None and node.end <= known
+        ),
     )
 
 

@@ -8,6 +8,7 @@ revived with the incoming slots, which nobody read before (I4).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from kvgraft.slots import SLOT_BYTES
@@ -19,6 +20,9 @@ from kvgraft.tree.tree import Tree
 from kvgraft.types import PointKind
 
 __all__ = ["Holding", "Inserted", "Run", "insert"]
+
+
+NO_POINTS: Mapping[int, PointKind] = MappingProxyType({})
 
 
 class Run(NamedTuple):
@@ -80,7 +84,7 @@ def insert(
     key: TokenKey,
     end: int,
     holdings: list[Holding],
-    points: Mapping[int, PointKind],
+    points: Mapping[int, PointKind] = NO_POINTS,
 ) -> Inserted:
     """Hand pages `[start.end, end)` of `key` to the tree; each slot is adopted or freed (I1).
 

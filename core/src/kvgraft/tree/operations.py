@@ -151,7 +151,7 @@ def begin_backup(tree: Tree, node: Node, tracks: list[Track]) -> Operation | Non
     reserved = _reserve_host(node, tracks)
     if reserved is None:
         return None
-    receipt = acquire_node(tree, node)
+    receipt = acquire_node(tree, node, tracks)
     if receipt is None:
         for track, slots in zip(tracks, reserved):
             assert track.host is not None

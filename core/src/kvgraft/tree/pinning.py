@@ -120,23 +120,28 @@ def acquire(
     return receipt
 
 
-def acquire_node(tree: Tree, node: Node) -> Receipt | None:
-    """Pin one whole node for a transfer (L8).
+def acquire_node(tree: Tree, node: Node, tracks: Sequence[Track]) -> Receipt | None:
+    """Pin one whole node for a transfer of `tracks` (L8).
 
-    Prefix-closed components are pinned from the root, as everywhere (T6); the others on the node
-    itself. Returns None, with nothing pinned, when that would take slots that were promised to
+    Prefix-closed components are pinned from the root, as everywhere (T6); on the node itself what
+    is moved, and whatever contains it. Returns None, with nothing pinned, when that would take slots that were promised to
     admitted requests: the caller's receipt need not cover every component there (A12).
     """
+    moving = {track.index for track in tracks}
     segments: list[tuple[Span, ...]] = []
     for track in tree.tracks:
         if track.is_everything:
             segments.append((Span(0, node.end),))
+        elif moving.isdisjoint(track.narrower):
+            segments.append(())
         elif track.is_state:
             segments.append((Span(node.end, node.end),))
         else:
             segments.append((Span(node.start, node.end),))
     broken = False
     for track, segment in zip(tree.tracks, segments):
+        if not segment:
+            continue
         if track.is_state:
             moved = _pin_state(track, node, 0)
         else:
