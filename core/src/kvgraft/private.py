@@ -202,7 +202,9 @@ class PrivateSlots:
                     request.accounts[track.index].add(1)
                 slot = self._take_state(request, track)
                 own = request.states[track.index]
-                assert slot is not None and own is not None and planes is not None
+                assert slot is not None
+                assert own is not None
+                assert planes is not None
                 own.captured[page] = slot
                 self.mounted[track.index].component.device.write_slot(slot, planes)
             request.last_point = page

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import struct
+import sys
 from collections.abc import Sequence
 from functools import cached_property, partial
 

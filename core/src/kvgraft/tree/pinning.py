@@ -124,8 +124,9 @@ def acquire_node(tree: Tree, node: Node, tracks: Sequence[Track]) -> Receipt | N
     """Pin one whole node for a transfer of `tracks` (L8).
 
     Prefix-closed components are pinned from the root, as everywhere (T6); on the node itself what
-    is moved, and whatever contains it. Returns None, with nothing pinned, when that would take slots that were promised to
-    admitted requests: the caller's receipt need not cover every component there (A12).
+    is moved, and whatever contains it. Returns None, with nothing pinned, when that would take
+    slots that were promised to admitted requests: the caller's receipt need not cover every
+    component there (A12).
     """
     moving = {track.index for track in tracks}
     segments: list[tuple[Span, ...]] = []
