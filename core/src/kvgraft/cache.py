@@ -281,12 +281,13 @@ class Cache(RequestTables):
                 raise LeaseError("allocate before the load-back delivered; poll, or restart")
             request.waits = []
             pinning.release_host_copy(self.tree, request.receipt)
+        if self.tree.has_state:
+            self.sharing.publish_states(request)
         pages = request.pages_short(n_tokens, self.tree.page_size)
         if pages > 0 and not self.slots.allocate_pages(request, pages):
             return False
         if self.tree.has_state:
             self.slots.set_up_states(request)
-            self.sharing.publish_states(request)
         return True
 
     def state_boundaries(self, request: Request, n_tokens: int) -> list[int]:
@@ -310,7 +311,8 @@ class Cache(RequestTables):
         """The data of the next `n_tokens` tokens exists in the allocated slots.
 
         Notes where states are to be kept, hands pages behind bounded reaches to the tree (I9), and
-        loosens the pins behind them (L6). Afterwards `table` may name other slots for pages another
+        loosens the pins behind them (L6). Of a request that got to the end of its reservation they
+        go there when it ends. Afterwards `table` may name other slots for pages another
         request had inserted before.
 
         Args:
@@ -342,7 +344,7 @@ class Cache(RequestTables):
             self.slots.note_boundary(request, 0 if rest else page)
         if page > before and self.points.matter:
             pinning.slide(self.tree, request.receipt, page)
-            if self.slots.bounded_tracks:
+            if self.slots.bounded_tracks and request.computed < request.total:
                 self.sharing.leave_behind(request, page)
 
     def checkpoint(self, request: Request, fence: Fence | None = None) -> bool:

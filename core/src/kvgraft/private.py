@@ -271,6 +271,15 @@ class PrivateSlots:
         # Last: where room is still being made, the engine calls again and the state is due still.
         states.due = 0
 
+    def captured_pages(self, request: Request) -> list[int]:
+        """Boundaries of the states that it captured and the tree does not have yet."""
+        pages: list[int] = []
+        for track in self.state_tracks:
+            states = request.states[track.index]
+            if states is not None and states.captured:
+                pages += states.captured
+        return pages
+
     def offered_page(self, request: Request, track: Track) -> int:
         """The deepest boundary at which an ending request has a state to donate; 0 if none."""
         states = request.states[track.index]

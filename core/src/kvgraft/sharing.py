@@ -60,12 +60,9 @@ class Sharing:
 
     def publish_states(self, request: Request) -> None:
         """Hand the tree the states captured so far, with the pages before them."""
-        captured = [
-            page
-            for track in self.slots.state_tracks
-            if (states := request.states[track.index]) is not None
-            for page in states.captured
-        ]
+        captured = self.slots.captured_pages(request)
+        if not captured:
+            return
         shareable = self._shareable(request)
         end = max([page for page in captured if page <= shareable], default=0)
         if end and self.tree.everything:

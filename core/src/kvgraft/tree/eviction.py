@@ -86,8 +86,8 @@ def evict_victim(tree: Tree, victim: Victim) -> None:
             track.device_evictions[along] += n_slots
         else:
             track.device_evictions["deleted" if cell.host is None else "demoted"] += n_slots
-        if node.point is not None and cell.host is None:
-            tree.lose_point(node, track)
+        if node.points is not None and cell.host is None:
+            tree.lose_points(node, track)
     tree.sink_device(node, len(victim.tracks))
     lift_recency(tree, node, parent)
     if node.live_host or node.operations is not None or node.children is not None:

@@ -89,9 +89,10 @@ def explain(tree: Tree, key: TokenKey, limit: int) -> Explanation:
         found.device_anchor * size,
         reasons,
         points=tuple(
-            (node.end * size, node.point)
+            (page * size, kind)
             for node in nodes
-            if node.point is not None and node.end <= known
+            for page, kind in sorted((node.points or {}).items())
+            if page <= known
         ),
     )
 

@@ -95,9 +95,8 @@ def insert(
         end: boundary in pages.
         holdings: per component in the tree's order. Runs must end at `end` or before; states
             beyond `end` are left alone.
-        points: resume points by boundary, in pages; a node ends at each that is inserted.
+        points: resume points by boundary, in pages.
     """
-    stops = [page for page in points if start.end < page <= end]
     data, page_bytes = key.data, tree.page_bytes
     node, page = start, start.end
     gained: list[Node] = []
@@ -108,28 +107,33 @@ def insert(
         if node.children is not None:
             child = node.child(bytes(data[offset : offset + page_bytes]))
         if child is None:
-            node = _grow(tree, node, key, end, holdings, stops, gained)
+            node = _grow(tree, node, key, end, holdings, gained)
             break
         if not data.startswith(child.key, offset) or child.end > end:
             pages = min(common_prefix_pages(data, offset, child.key, page_bytes), end - page)
             if pages < child.end - child.start:
                 child = tree.split(child, page + pages)
-        child = _split_at_coverage(tree, child, holdings, stops)
+        child = _split_at_coverage(tree, child, holdings)
         if _merge(tree, child, holdings):
             gained.append(child)
         node, page = child, child.end
-    return Inserted(node, gained, _mark(node, min(stops), points) if stops else [])
+    return Inserted(node, gained, _mark(node, start.end, points) if points else [])
 
 
-def _mark(node: Node, first: int, points: Mapping[int, PointKind]) -> list[PointKind]:
-    """Note on the path from page `first` to `node` which boundaries are resume points; the new."""
+def _mark(node: Node, start: int, points: Mapping[int, PointKind]) -> list[PointKind]:
+    """Note the resume points behind page `start` on the path to `node`; the kinds of new ones."""
     new: list[PointKind] = []
-    above: Node | None = node
-    while above is not None and above.end >= first:
-        if above.point is None and above.end in points:
-            above.point = points[above.end]
-            new.append(above.point)
-        above = above.parent
+    for page in sorted(points, reverse=True):
+        if not start < page <= node.end:
+            continue
+        while node.start >= page:
+            assert node.parent is not None
+            node = node.parent
+        if node.points is None:
+            node.points = {}
+        if page not in node.points:
+            node.points[page] = points[page]
+            new.append(points[page])
     return new
 
 
@@ -150,13 +154,12 @@ def _grow(
     key: TokenKey,
     end: int,
     holdings: list[Holding],
-    stops: list[int],
     gained: list[Node],
 ) -> Node:
     """Append new nodes below `node` up to page `end`."""
     page_bytes = tree.page_bytes
     start = node.end
-    points = [end, *(stop for stop in stops if stop > start)]
+    points = [end]
     for holding in holdings:
         points += _breakpoints(start, end, holding)
     for stop in sorted(set(points)) if len(points) > 1 else points:
@@ -175,9 +178,9 @@ def _grow(
     return node
 
 
-def _split_at_coverage(tree: Tree, child: Node, holdings: list[Holding], stops: list[int]) -> Node:
+def _split_at_coverage(tree: Tree, child: Node, holdings: list[Holding]) -> Node:
     """The first part of `child` on which whatever will be adopted is uniform."""
-    points = [stop for stop in stops if child.start < stop < child.end]
+    points: list[int] = []
     for track, holding in zip(tree.tracks, holdings):
         cell = child.cells[track.index]
         if cell.device is None or cell.stamp < 0 or track.is_state:

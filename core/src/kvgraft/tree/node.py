@@ -92,7 +92,7 @@ class Node:
         receipts: how many receipts are anchored here; the node outlives its data for them.
         hits: times a match used this node as anchor.
         ident: creation order, for determinism and reports.
-        point: why the boundary at its end is a resume point; None if it is none.
+        points: the resume points on its pages, by boundary; None if there is none.
         names: what its pages are called in STORAGE; None until somebody asks.
     """
 
@@ -108,7 +108,7 @@ class Node:
         "names",
         "operations",
         "parent",
-        "point",
+        "points",
         "receipts",
         "start",
     )
@@ -126,7 +126,7 @@ class Node:
         self.receipts = 0
         self.hits = 0
         self.ident = ident
-        self.point: PointKind | None = None
+        self.points: dict[int, PointKind] | None = None
         self.names: PageNames | None = None
 
     def child(self, page: bytes) -> Node | None:

@@ -185,7 +185,7 @@ def begin_demotion(tree: Tree, node: Node, victims: list[Track]) -> Operation | 
             track.device.allocator.free(slots)
         track.device_evictions["demoted" if copied else "deleted"] += len(slots) // SLOT_BYTES
         if not copied:
-            tree.lose_point(node, track)
+            tree.lose_points(node, track)
     return operation
 
 

@@ -189,6 +189,10 @@ class Tree:
         self.n_nodes += 1
         upper.children = node
         upper.hits = node.hits
+        if node.points is not None:
+            points = node.points
+            upper.points = {page: kind for page, kind in points.items() if page <= at} or None
+            node.points = {page: kind for page, kind in points.items() if page > at} or None
         if node.names is not None:
             upper.names = node.names.cut(pages * HASH_BYTES, self.states)
         if node.operations is not None:
@@ -296,11 +300,12 @@ class Tree:
 
     # -- data leaving a cell
 
-    def lose_point(self, node: Node, track: Track) -> None:
-        """A component's data left its last tier: `node` ends at a resume point no more."""
-        if node.point is not None and not track.is_everything:
-            self.lost_points[node.point] += 1
-            node.point = None
+    def lose_points(self, node: Node, track: Track) -> None:
+        """A component's data left its last tier: `node` has no resume points any more."""
+        if node.points is not None and not track.is_everything:
+            for kind in node.points.values():
+                self.lost_points[kind] += 1
+            node.points = None
 
     def detach_device(self, node: Node, track: Track) -> bytes:
         """An unpinned cell gives up its DEVICE slots; the caller owns them now."""
@@ -334,7 +339,7 @@ class Tree:
         track.device.allocator.free(slots)
         track.device_evictions[cause] += len(slots) // SLOT_BYTES
         if node.cells[track.index].host is None:
-            self.lose_point(node, track)
+            self.lose_points(node, track)
 
     def drop_host(self, node: Node, track: Track, cause: Cause) -> None:
         """An unpinned cell's HOST slots become free."""
@@ -351,7 +356,7 @@ class Tree:
         track.host.allocator.free(slots)
         track.host_evictions[cause] += len(slots) // SLOT_BYTES
         if cell.device is None:
-            self.lose_point(node, track)
+            self.lose_points(node, track)
         below: Node | None = node
         while below is not None:
             below.live_host -= 1
