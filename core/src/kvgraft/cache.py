@@ -172,7 +172,8 @@ class Cache(RequestTables):
         if self.closed:
             raise LeaseError("the cache is closed; open another")
         request = Request(key, prompt, prompt + reserve, chunk if chunk is not None else prompt)
-        request.resume_at = resume_pages(resume_at, prompt, self.tree.page_size)
+        if resume_at != ():
+            request.resume_at = resume_pages(resume_at, prompt, self.tree.page_size)
         self.tree.hold(key.namespace)
         try:
             if self.storage is not None:

@@ -24,6 +24,17 @@ GRID_SHARE = 1 / 8
 """Most bytes a grid of points takes, per byte of the base component that it lies on (I12)."""
 
 
+REPEAT_SHARE = 1 / 4
+"""Least part of a page-aligned prompt that its repetition must save for a pass of its last page.
+
+The state at such a prompt's end is of no use to an identical one, which computes one token at
+least; whoever goes on from there finds it without a cut. Where somebody computed the same prompt
+before, repetitions are to be expected, and the cut is made whatever it saves.
+"""
+
+NOTHING = range(0)
+
+
 class ResumePoints:
     """Where the requests of one cache leave resume points, and how many they left.
 
@@ -34,7 +45,7 @@ class ResumePoints:
         tree: the components' reaches.
         mounted: the components, for the bytes of their slots.
         cut_tokens: tokens between two boundaries at which a prefill is cut for its states, at
-            least.
+            least; what an extra pass of the model costs.
         inside: the engine hands over states from inside a chunk, so that nothing is cut.
 
     Attributes:
@@ -75,28 +86,43 @@ class ResumePoints:
         if not self.matter:
             return {}, []
         size, anchor = self.tree.page_size, found.anchor
-        last = request.prompt // size
-        kinds = dict.fromkeys((*asked, *request.resume_at), PointKind.ASKED)
-        if found.base > anchor:
-            kinds[found.base] = PointKind.BRANCH
-        kinds[last] = PointKind.PROMPT_END
-        kinds[(request.prompt - 1) // size] = PointKind.REPEAT
-        ahead = {page: kinds[page] for page in sorted(kinds) if anchor < page <= last}
+        last, repeat = request.prompt // size, (request.prompt - 1) // size
+        points: dict[int, PointKind] = {}
+        if anchor < found.base < repeat:
+            points[found.base] = PointKind.BRANCH
+        if anchor < repeat:
+            points[repeat] = PointKind.REPEAT
+        if anchor < last and last != repeat:
+            points[last] = PointKind.PROMPT_END
+        if asked or request.resume_at:
+            for page in (*asked, *request.resume_at):
+                if anchor < page <= last:
+                    points.setdefault(page, PointKind.ASKED)
+            points = dict(sorted(points.items()))
         if not self.tree.has_state:
-            return ahead, []
+            return points, []
         captured: list[int] = []
         before = anchor
-        for page in ahead:
-            ends_prompt = page * size == request.prompt
-            if self.inside or ends_prompt or page - before >= self.cut_pages:
-                captured.append(page)
-                before = page
-        return {page: ahead[page] for page in captured}, captured
+        for page in points:
+            gain = page - before
+            if not self.inside and page * size != request.prompt:
+                # A pass more must be worth it; the more so for a state of use to repeats alone.
+                rare = page == repeat != last and found.base < repeat
+                if gain < self.cut_pages or (rare and gain < repeat * REPEAT_SHARE):
+                    continue
+            captured.append(page)
+            before = page
+        if len(captured) < len(points):
+            points = {page: points[page] for page in captured}
+        return points, captured
 
     def grid_between(self, request: Request, start: int, end: int) -> range:
         """Pages in `(start, end]` of the prompt at which the grid has a point."""
         end = min(end, (request.prompt - 1) // self.tree.page_size)
-        return range((start // self.spacing + 1) * self.spacing, end + 1, self.spacing)
+        spacing = self.spacing
+        if end // spacing <= start // spacing:
+            return NOTHING
+        return range((start // spacing + 1) * spacing, end + 1, spacing)
 
     def on_grid(self, request: Request, page: int) -> bool:
         """Whether the end of a chunk is far enough from the point before for one of the grid."""

@@ -381,6 +381,14 @@ class PrivateSlots:
         Where there are states too, only pages before one are of use; the others are given back.
         """
         first, end = runs[0].first, runs[-1].end
+        if track.window_pages is not None and len(runs) == 1:
+            for page in sorted(request.points, reverse=True):
+                if page < end:
+                    break
+                end = min(end, page - track.window_pages)
+            if end <= first:
+                return runs
+            end = runs[-1].end
         worth = _union(track, request.points, first, end)
         kept, behind = _divided(runs, worth)
         if not behind:
