@@ -381,22 +381,15 @@ class PrivateSlots:
         Where there are states too, only pages before one are of use; the others are given back.
         """
         first, end = runs[0].first, runs[-1].end
-        if track.window_pages is not None and len(runs) == 1:
-            for page in sorted(request.points, reverse=True):
-                if page < end:
-                    break
-                end = min(end, page - track.window_pages)
-            if end <= first:
-                return runs
-            end = runs[-1].end
-        worth = _union(track, request.points, first, end)
+        worth = _needed_between(track, request.points, first, end)
+        if len(worth) == 1 and worth[0].start <= first and worth[0].end >= end:
+            return runs
+        if not self.state_tracks:
+            return _marked(runs, worth)
         kept, behind = _divided(runs, worth)
-        if not behind:
-            return kept
-        if self.state_tracks:
-            behind, useless = _divided(behind, _union(track, request.left, first, end))
-            if useless:
-                self._free(request, track, useless)
+        behind, useless = _divided(behind, _needed_between(track, request.left, first, end))
+        if useless:
+            self._free(request, track, useless)
         left = [run._replace(is_left=True) for run in behind]
         return sorted([*kept, *left], key=_first_page)
 
@@ -454,16 +447,48 @@ def _divided(runs: list[Run], spans: Sequence[Span]) -> tuple[list[Run], list[Ru
     return inside, outside
 
 
-def _union(track: Track, boundaries: Collection[int], first: int, end: int) -> list[Span]:
-    """Pages between `first` and `end` that a component needs at any of `boundaries`, in order."""
-    spans = [
+def _marked(runs: list[Run], worth: Sequence[Span]) -> list[Run]:
+    """The same pages; what is not `worth` keeping, in order and disjoint, is left behind."""
+    marked: list[Run] = []
+    for run in runs:
+        position = run.first
+        for start, end in worth:
+            if end <= position:
+                continue
+            if start >= run.end:
+                break
+            if start > position:
+                marked.append(run.cut(position, start)._replace(is_left=True))
+                position = start
+            stop = end if end < run.end else run.end
+            marked.append(run.cut(position, stop))
+            position = stop
+        if position < run.end:
+            rest = run if position == run.first else run.cut(position, run.end)
+            marked.append(rest._replace(is_left=True))
+    return marked
+
+
+def _needed_between(track: Track, boundaries: Collection[int], first: int, end: int) -> list[Span]:
+    """Pages between `first` and `end` that a component needs at any of `boundaries`.
+
+    In order and disjoint.
+    """
+    merged: list[Span] = []
+    named = [
         span
         for boundary in boundaries
         if boundary > first
         for span in track.reach_pages.spans(boundary)
         if span.start < end and span.end > first
     ]
-    return sorted(spans)
+    for span in sorted(named) if len(named) > 1 else named:
+        if merged and span.start <= merged[-1].end:
+            last = merged[-1]
+            merged[-1] = Span(last.start, max(last.end, span.end))
+        else:
+            merged.append(span)
+    return merged
 
 
 def _append(runs: list[Run], run: Run) -> None:
