@@ -105,16 +105,44 @@ class PrivateSlots:
                 if runs[0].first < start:
                     end = max(end, start)
                 continue
-            _, behind = _divided(runs, (*track.reach_pages.spans(page), Span(page, NO_PAGE)))
+            _, behind = self._behind(request, track, page)
             if behind:
                 end = max(end, behind[-1].end)
         return end
 
+    def pages_behind(self, request: Request, page: int) -> int:
+        """Pages of the component that holds most of what `left_behind` names."""
+        most = 0
+        for track in self.bounded_tracks:
+            _, behind = self._behind(request, track, page)
+            most = max(most, sum(run.end - run.first for run in behind))
+        return most
+
+    def has_promise_left(self, request: Request) -> bool:
+        """Whether the next page of every bounded component is promised."""
+        return all(
+            request.accounts[track.index].promised >= track.slots_per_page
+            for track in self.bounded_tracks
+        )
+
+    def is_worth_keeping(self, request: Request, page: int) -> bool:
+        """Whether a resume point needs any of what `left_behind` names."""
+        for track in self.bounded_tracks:
+            _, behind = self._behind(request, track, page)
+            for run in behind:
+                if _needed_between(track, (*request.points, *request.left), run.first, run.end):
+                    return True
+        return False
+
+    def _behind(self, request: Request, track: Track, page: int) -> tuple[list[Run], list[Run]]:
+        """A request's pages that the reach at boundary `page` covers, and those it left."""
+        spans = (*track.reach_pages.spans(page), Span(page, NO_PAGE))
+        return _divided(request.runs[track.index], spans)
+
     def give_back_behind(self, request: Request, page: int) -> None:
         """Free private pages that bounded reaches at boundary `page` no longer cover (L6, I3)."""
         for track in self.bounded_tracks:
-            spans = (*track.reach_pages.spans(page), Span(page, NO_PAGE))
-            kept, behind = _divided(request.runs[track.index], spans)
+            kept, behind = self._behind(request, track, page)
             if behind:
                 request.runs[track.index] = kept
                 self._free(request, track, behind)

@@ -20,7 +20,7 @@ __all__ = ["Sharing"]
 
 
 BEHIND_TOKENS = 64
-"""Tokens left behind in one step while decoding from which on a place in the tree pays."""
+"""Tokens left behind while decoding from which on a place in the tree pays."""
 
 
 class Sharing:
@@ -46,17 +46,24 @@ class Sharing:
         """Hand the tree what bounded reaches at boundary `page` no longer cover (I9).
 
         It is nobody's there: it costs no promise, and pages for new tokens are taken of it first.
-        What a decode leaves in small pieces is given back to the pools instead.
+        A decode with small pages collects some before, as far as its promise goes; where that is
+        too little, what no resume point needs is given back to the pools instead.
         """
         end = self.slots.left_behind(request, page)
         if not end:
             return
-        size = self.tree.page_size
-        step_is_small = size < BEHIND_TOKENS and request.computed > request.prompt
-        if step_is_small or end > self._shareable(request):
+        if end > self._shareable(request):
             self.slots.give_back_behind(request, page)
-        else:
-            self.publish(request, end, page)
+            return
+        if request.computed > request.prompt and self.tree.page_size < BEHIND_TOKENS:
+            collected = self.slots.pages_behind(request, page)
+            if collected * self.tree.page_size < BEHIND_TOKENS:
+                if self.slots.has_promise_left(request):
+                    return
+                if not self.slots.is_worth_keeping(request, page):
+                    self.slots.give_back_behind(request, page)
+                    return
+        self.publish(request, end, page)
 
     def publish_states(self, request: Request) -> None:
         """Hand the tree the states captured so far, with the pages before them."""
