@@ -63,7 +63,7 @@ def test_a_chunk_shrinks_only_when_the_full_one_could_never_fit(name: str, page_
         cache = SETUPS[name].open(page_size=page_size, device_tokens=256, host_tokens=256, **sizes)
         server = Server(cache)
         for chunk in (1, 2, 3, 4, 6, 9, 14, 22, 39):
-            request = server.begin(range(10_000, 10_040), chunk=chunk)
+            request = server.begin(range(100 * chunk, 100 * chunk + 40), chunk=chunk)
             decision = cache.admit(request)
             given = request.chunk
             if not decision.admitted:

@@ -249,6 +249,7 @@ def test_pins_are_undone_under_every_interleaving(name: str, random: Random) -> 
         cache.check_integrity()
     for request in held:
         cache.abort(request)
+    cache.drain()
     cache.check_integrity()
     assert all(track.device.pinned == 0 for track in cache.tree.tracks)
     assert all(track.host is None or track.host.pinned == 0 for track in cache.tree.tracks)

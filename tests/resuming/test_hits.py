@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from kvgraft import Cache, Chunk, ChunkedLocal, Leading, Reach, TokenKey, Trailing
+from kvgraft.config import parse_config
 from kvgraft.registry import Plugin, load_plugin
 
 from ..serving.components import PagedPackage
@@ -48,13 +49,10 @@ STATES: dict[str, dict[str, dict[str, object]]] = {
 
 def open_cache(components: dict[str, dict[str, object]], page_size: int) -> Cache:
     named = [plugin for plugin in PLUGINS if plugin.name in components]
-    sized = {name: options if name == "mamba" else options for name, options in components.items()}
-    from kvgraft.config import parse_config
-
     return Cache(
         parse_config(
             {
-                "components": sized,
+                "components": components,
                 "device_tokens": TOKENS // page_size * page_size,
                 "page_size": page_size,
             }
@@ -124,17 +122,17 @@ def serve(cache: Cache, turn: Turn, chunk: int | None, *, checkpoint: bool) -> i
     return request.anchor_tokens
 
 
-@pytest.mark.parametrize("checkpoint", [False, True], ids=["finish only", "checkpoints"])
+@pytest.mark.parametrize("calls", ["finish", "checkpoints"])
 @pytest.mark.parametrize("chunk", [None, 192])
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 @pytest.mark.parametrize("name", WINDOWS)
 def test_windows_resume_wherever_full_attention_does(
-    name: str, page_size: int, chunk: int | None, checkpoint: bool
+    name: str, page_size: int, chunk: int | None, calls: str
 ) -> None:
     cache = open_cache(WINDOWS[name], page_size)
     past: list[Turn] = []
     for turn in conversation(page_size + len(name), page_size):
-        hit = serve(cache, turn, chunk, checkpoint=checkpoint)
+        hit = serve(cache, turn, chunk, checkpoint=calls == "checkpoints")
         limit = (len(turn.prompt) - 1) // page_size
         most, least = 0, 0
         for before in past:

@@ -6,12 +6,14 @@ import threading
 
 import torch
 
+from kvgraft import TokenKey
 from kvgraft.cache import Cache
+from kvgraft.tree import matching
 from kvgraft.types import Tier
 
 from ..serving.server import slots_on
 
-__all__ = ["Broken", "GatedRows", "Held", "pages_on"]
+__all__ = ["Broken", "GatedRows", "Held", "kept_on", "pages_on"]
 
 
 class Held(threading.Event):
@@ -42,6 +44,18 @@ class GatedRows:
     def __getitem__(self, index: torch.Tensor) -> torch.Tensor:
         assert self.gate.wait(10)
         return self.rows[index]
+
+
+def kept_on(cache: Cache, tokens: list[int], component: str) -> list[int]:
+    """Those of `pages_on` DEVICE that are worth a copy: not left behind without a use since."""
+    track, node, kept = cache.tree.track(component), cache.tree.root(None), []
+    path = matching.follow(cache.tree, node, TokenKey(tokens).data, len(tokens))
+    for each in path.nodes:
+        cell = each.cells[track.index]
+        if cell.device is not None and cell.stamp >= 0:
+            pages = range(each.start, min(each.end, path.end))
+            kept += [pages[-1]] if track.is_state else pages
+    return kept
 
 
 def pages_on(cache: Cache, tokens: list[int], component: str, tier: Tier) -> list[int]:

@@ -13,7 +13,7 @@ from kvgraft.transfers import CpuTransferEngine, Ticket
 from ..serving.engines import PromptEngine
 from ..serving.server import Server, ledgers, tree_dump
 from ..serving.setups import SETUPS
-from .gates import Held, pages_on
+from .gates import Held, kept_on, pages_on
 
 PROMPT = list(range(100, 116))
 WRITE_BACK = WritePolicy.WRITE_BACK
@@ -25,9 +25,7 @@ def test_eviction_takes_windows_and_states_to_host_as_well(name: str) -> None:
     cache = SETUPS[name].open(device_tokens=128, host_tokens=256, policy=WRITE_BACK)
     server = Server(cache)
     server.serve(PROMPT)
-    on_device = {
-        track.name: pages_on(cache, PROMPT, track.name, Tier.DEVICE) for track in cache.tree.tracks
-    }
+    on_device = {track.name: kept_on(cache, PROMPT, track.name) for track in cache.tree.tracks}
     assert cache.journal.counters[Direction.BACKUP].started == 0
     server.empty_device()
     for track in cache.tree.tracks:

@@ -285,6 +285,8 @@ class Cache(RequestTables):
         if self.tree.has_state:
             self.sharing.publish_states(request)
         pages = request.pages_short(n_tokens, self.tree.page_size)
+        if pages > 0 and request.computed >= request.total and self.slots.bounded_tracks:
+            self.sharing.leave_behind(request, request.computed // self.tree.page_size)
         if pages > 0 and not self.slots.allocate_pages(request, pages):
             return False
         if self.tree.has_state:
@@ -313,8 +315,7 @@ class Cache(RequestTables):
 
         Notes where states are to be kept, hands pages behind bounded reaches to the tree (I9), and
         loosens the pins behind them (L6). Of a request that got to the end of its reservation they
-        go there when it ends. Afterwards `table` may name other slots for pages another
-        request had inserted before.
+        go there when it ends. The request's tables stay as they are.
 
         Args:
             request: whose.
@@ -345,7 +346,7 @@ class Cache(RequestTables):
             self.slots.note_boundary(request, 0 if rest else page)
         if page > before and self.points.matter:
             pinning.slide(self.tree, request.receipt, page)
-            if self.slots.bounded_tracks and request.computed < request.total:
+            if self.slots.bounded_tracks and request.computed != request.total:
                 self.sharing.leave_behind(request, page)
 
     def checkpoint(self, request: Request, fence: Fence | None = None) -> bool:

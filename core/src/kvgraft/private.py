@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvgraft.dispatch import Mounted
 from kvgraft.errors import TransferError
@@ -21,13 +21,25 @@ from kvgraft.types import PointKind, Span, Tier
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["InnerStates", "PrivateSlots"]
+__all__ = ["Going", "InnerStates", "PrivateSlots"]
 
 InnerStates = Mapping[str, Mapping[int, Sequence["torch.Tensor"]]]
 """Per state component, by boundary in tokens, the planes of its state there."""
 
 NO_PAGE = 1 << 40
 """Behind the last page of every sequence."""
+
+
+class Going(NamedTuple):
+    """What a request that goes on keeps to itself while it publishes other pages; in pages.
+
+    Attributes:
+        position: where it goes on; what bounded reaches cover there stays private.
+        shared: what needs every page stays private up to here: others' data is in the tree there.
+    """
+
+    position: int
+    shared: int
 
 
 class PrivateSlots:
@@ -362,14 +374,13 @@ class PrivateSlots:
 
     # -- everything
 
-    def take_out(self, request: Request, end: int, position: int | None = None) -> list[Holding]:
+    def take_out(self, request: Request, end: int, going: Going | None = None) -> list[Holding]:
         """What the request offers to the tree up to boundary `end`; the rest stays private.
 
         Args:
             request: whose pages and states.
             end: a boundary in pages.
-            position: where the request goes on, in pages: what bounded reaches cover there stays
-                private as well. None if it does not, or if that is to be shared too.
+            going: what it needs to go on with its own pages; None if it shares all of them.
         """
         holdings: list[Holding] = []
         for track in self.tree.tracks:
@@ -386,12 +397,14 @@ class PrivateSlots:
                 holdings.append(Holding([], offered, request.left))
                 continue
             runs = request.runs[track.index]
-            if len(runs) == 1 and runs[0].end == end and (position is None or track.is_everything):
+            if len(runs) == 1 and runs[0].end == end and going is None:
                 below, request.runs[track.index] = runs, []
             else:
                 private = [Span(end, NO_PAGE)]
-                if position is not None and not track.is_everything:
-                    private = sorted([*track.reach_pages.spans(position), *private])
+                if going is not None and track.is_everything:
+                    private = [Span(0, going.shared), *private]
+                elif going is not None:
+                    private = sorted([*track.reach_pages.spans(going.position), *private])
                 request.runs[track.index], below = _divided(runs, private)
             if below and not track.is_everything:
                 below = self._classed(request, track, below)

@@ -9,10 +9,12 @@ from kvgraft.errors import LeaseError
 from kvgraft.leasing import Leasing, Locks
 from kvgraft.mirroring import Mirroring
 from kvgraft.points import ResumePoints
-from kvgraft.private import PrivateSlots
+from kvgraft.private import Going, PrivateSlots
 from kvgraft.request import Request
 from kvgraft.transfers import Fence, Journal
 from kvgraft.tree import inserting, pinning
+from kvgraft.tree.keys import common_prefix_pages
+from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
 from kvgraft.types import PointKind
 
@@ -79,13 +81,56 @@ class Sharing:
         """Hand the tree what the request, which goes on at page `position`, needs no more.
 
         What needs every page comes along up to boundary `end` and stays pinned (T4); so no promise
-        changes (I12).
+        changes (I12). Pages that another request has inserted meanwhile stay the request's own as
+        well, so that its tables do not change; where they cannot be pinned beside them (A12), what
+        is left behind is given back instead.
         """
-        inserted = self._insert(request, end, position)
+        there = self._there_already(request, end)
+        if there is None:
+            self.slots.give_back_behind(request, position)
+            return
+        inserted = self._insert(request, end, Going(position, there))
         if inserted.anchor.end > request.receipt.anchor.end:
             pinning.advance(self.tree, request.receipt, inserted.anchor)
             request.key.trail = inserted.anchor
         request.published = True
+
+    def _there_already(self, request: Request, end: int) -> int | None:
+        """The page up to which others' data is on the way to `end`; None if it cannot be pinned."""
+        tree = self.tree
+        node = request.receipt.anchor
+        page = node.end
+        passed: list[tuple[Node, int]] = []
+        data, page_bytes = request.key.data, tree.page_bytes
+        while page < end and node.children is not None:
+            offset = page * page_bytes
+            child = node.child(bytes(data[offset : offset + page_bytes]))
+            if child is None:
+                break
+            cells = [(track, child.cells[track.index]) for track in tree.everything]
+            if any(cell.device is None for _, cell in cells):
+                if any(track.home_is_host and cell.host is not None for track, cell in cells):
+                    return None  # the request's own canonical copy would have to go
+                break
+            agreed = common_prefix_pages(data, offset, child.key, page_bytes)
+            n_pages = min(agreed, end - page, child.end - child.start)
+            passed.append((child, n_pages))
+            page += n_pages
+            if page < child.end:
+                break
+            node = child
+        for track in tree.everything:
+            for ledger, on_device in ((track.device, True), (track.host, False)):
+                if ledger is None or not (on_device or track.home_is_host):
+                    continue
+                pinned = 0
+                for child, n_pages in passed:
+                    cell = child.cells[track.index]
+                    if not (cell.device_pins if on_device else cell.host_pins):
+                        pinned += n_pages * track.slots_per_page
+                if pinned > max(0, ledger.headroom):
+                    return None
+        return page
 
     def insert(self, request: Request, page: int, fence: Fence | None) -> inserting.Inserted:
         """Offer private data up to boundary `page`; what the tree has already is freed (I1).
@@ -119,12 +164,12 @@ class Sharing:
 
     # -- inside
 
-    def _insert(self, request: Request, end: int, position: int | None) -> inserting.Inserted:
+    def _insert(self, request: Request, end: int, going: Going | None) -> inserting.Inserted:
         if self.points.matter and not self.tree.has_state:
             for page in self.points.grid_between(request, request.last_point, end):
                 request.points.setdefault(page, PointKind.GRID)
             request.last_point = max(request.last_point, end)
-        holdings = self.slots.take_out(request, end, position)
+        holdings = self.slots.take_out(request, end, going)
         start = request.receipt.anchor
         first = min([start.end, *(each.runs[0].first for each in holdings if each.runs)])
         while start.end > first or start.end > end:

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from kvgraft.errors import LeaseError
 from kvgraft.request import Request, Stage
 from kvgraft.slots import SLOT_BYTES
+from kvgraft.tree.inserting import Run
 from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
@@ -73,25 +74,20 @@ def _table(request: Request, track: Track, tier: Tier) -> npt.NDArray[np.int32]:
     parts: list[bytes] = []
     node = request.receipt.anchor
     page = node.end
-    if runs and runs[0].first < page:
-        # What it published of wider components reaches further than what it gave up of this one.
-        page = runs[0].first
-        while node.parent is not None and node.start >= page:
-            node = node.parent
     while node.parent is not None:
         cell = node.cells[track.index]
         slots = cell.device if on_device else cell.host
-        n_pages = min(node.end, page) - node.start
-        if slots is None:
-            slots = _nothing(n_pages, track)
-        parts.append(
-            slots if node.end <= page else slots[: n_pages * track.slots_per_page * SLOT_BYTES]
-        )
+        parts.append(slots if slots is not None else _nothing(node.end - node.start, track))
         node = node.parent
     parts.reverse()
+    beside: list[Run] = []
     for run in runs:
         slots = run.device if on_device else run.host
         if slots is None:
+            continue
+        if run.first < page:
+            # Published of wider components only, or another request's: its own are what it reads.
+            beside.append(run)
             continue
         if run.first > page:
             parts.append(_nothing(run.first - page, track))
@@ -99,4 +95,14 @@ def _table(request: Request, track: Track, tier: Tier) -> npt.NDArray[np.int32]:
         page = run.end
     if page < request.allocated:
         parts.append(_nothing(request.allocated - page, track))
-    return np.frombuffer(b"".join(parts), dtype=np.int32)
+    joined = b"".join(parts)
+    if not beside:
+        return np.frombuffer(joined, dtype=np.int32)
+    table = np.frombuffer(bytearray(joined), dtype=np.int32)
+    for run in beside:
+        slots = run.device if on_device else run.host
+        assert slots is not None
+        first = run.first * track.slots_per_page
+        table[first : first + len(slots) // SLOT_BYTES] = np.frombuffer(slots, dtype=np.int32)
+    table.flags.writeable = False
+    return table
