@@ -111,7 +111,7 @@ class Leasing:
                 raise
         request.receipt = receipt
         request.limited = limited
-        request.key.trail = anchor if anchor.parent is not None else None
+        request.key.found_at(anchor if anchor.parent is not None else None)
         request.anchor_tokens = found.anchor * tree.page_size
         request.device_tokens = found.device_anchor * tree.page_size
         request.computed = request.anchor_tokens

@@ -89,10 +89,11 @@ class Sharing:
         if there is None:
             self.slots.give_back_behind(request, position)
             return
+        boundary = request.receipt.anchor.end
         inserted = self._insert(request, end, Going(position, there))
-        if inserted.anchor.end > request.receipt.anchor.end:
-            pinning.advance(self.tree, request.receipt, inserted.anchor)
-            request.key.trail = inserted.anchor
+        if inserted.anchor.end > boundary:
+            pinning.advance(self.tree, request.receipt, inserted.anchor, boundary)
+            request.key.found_at(inserted.anchor)
         request.published = True
 
     def _there_already(self, request: Request, end: int) -> int | None:
@@ -144,7 +145,7 @@ class Sharing:
         if self.points.matter and page:
             request.points.setdefault(page, PointKind.END)
         inserted = self._insert(request, page, None)
-        request.key.trail = inserted.anchor if inserted.anchor.parent is not None else None
+        request.key.found_at(inserted.anchor if inserted.anchor.parent is not None else None)
         return inserted
 
     def share(self, request: Request, page: int, fence: Fence | None, locks: Locks | None) -> None:
@@ -175,7 +176,10 @@ class Sharing:
         while start.end > first or start.end > end:
             assert start.parent is not None
             start = start.parent
-        inserted = inserting.insert(self.tree, start, request.key, end, holdings, request.points)
+        leaf = request.receipt.anchor if going is not None else None
+        inserted = inserting.insert(
+            self.tree, start, request.key, end, holdings, request.points, leaf
+        )
         for kind in inserted.points:
             self.points.made[kind] += 1
         for track, holding in zip(self.tree.tracks, holdings):

@@ -124,7 +124,7 @@ class Fetch:
         self.anchor = self.boundary = node.end
         self.key = TokenKey(namespace=key.namespace)
         self.key.data = key.data  # of a key that is cut it stays as it was
-        self.key.trail = node if node.parent is not None else None
+        self.key.found_at(node if node.parent is not None else None)
         self.first = _page_behind(node, key, tree.page_bytes)
         while not backed_on_host(tree, node):
             assert node.parent is not None
@@ -538,7 +538,8 @@ class Fetch:
         if self._tip_held is None:
             tree.remove_dead(tip)
             return False
-        self.tip = self.key.trail = tip
+        self.tip = tip
+        self.key.found_at(tip)
         return True
 
     # -- the end

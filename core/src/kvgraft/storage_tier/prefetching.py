@@ -441,7 +441,7 @@ class Prefetching:
         tree.hold(key.namespace)
         try:
             if fetch.tip.parent is not None and fetch.tip.end <= agreed:
-                key.trail = fetch.tip
+                key.found_at(fetch.tip)
             anchor = matching.match(tree, key, limit).anchor
         finally:
             tree.let_go(key.namespace)

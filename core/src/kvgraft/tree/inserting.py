@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from kvgraft.slots import SLOT_BYTES
-from kvgraft.tree.keys import TokenKey, common_prefix_pages
+from kvgraft.tree.keys import TOKEN_BYTES, TokenKey, common_prefix_pages
 from kvgraft.tree.node import Node, PageNames
 from kvgraft.tree.recency import LEFT_BEHIND
 from kvgraft.tree.track import Track
@@ -21,6 +21,9 @@ from kvgraft.types import PointKind
 
 __all__ = ["Holding", "Inserted", "Run", "insert"]
 
+
+LONGEST_LEAF_BYTES = 4096 * TOKEN_BYTES
+"""Key bytes from which on a leaf grows no more: growing copies it."""
 
 NO_POINTS: Mapping[int, PointKind] = MappingProxyType({})
 
@@ -85,6 +88,7 @@ def insert(
     end: int,
     holdings: list[Holding],
     points: Mapping[int, PointKind] = NO_POINTS,
+    leaf: Node | None = None,
 ) -> Inserted:
     """Hand pages `[start.end, end)` of `key` to the tree; each slot is adopted or freed (I1).
 
@@ -96,6 +100,8 @@ def insert(
         holdings: per component in the tree's order. Runs must end at `end` or before; states
             beyond `end` are left alone.
         points: resume points by boundary, in pages.
+        leaf: a node that may grow in place, if the request's receipt alone holds it; its boundary
+            moves, and the caller's receipt with it.
     """
     data, page_bytes = key.data, tree.page_bytes
     node, page = start, start.end
@@ -107,7 +113,10 @@ def insert(
         if node.children is not None:
             child = node.child(bytes(data[offset : offset + page_bytes]))
         if child is None:
-            node = _grow(tree, node, key, end, holdings, gained)
+            if node is leaf:
+                _lengthen(tree, leaf, key, end, holdings)
+            if node.end < end:
+                node = _grow(tree, node, key, end, holdings, gained)
             break
         if not data.startswith(child.key, offset) or child.end > end:
             pages = min(common_prefix_pages(data, offset, child.key, page_bytes), end - page)
@@ -176,6 +185,49 @@ def _grow(
         gained.append(node)
         start = stop
     return node
+
+
+def _lengthen(tree: Tree, leaf: Node, key: TokenKey, end: int, holdings: list[Holding]) -> None:
+    """Add pages to a leaf in place as far as it holds what the request offers, and no more.
+
+    A node for every few pages would make deep trees. The leaf grows while it is short, only its
+    own request holds it, nothing of it was copied, and every component goes on as it does there.
+    """
+    start = leaf.end
+    if leaf.parent is None or leaf.receipts != 1 or leaf.operations is not None:
+        return
+    if leaf.children is not None or leaf.names is not None or leaf.live_host:
+        return
+    if len(leaf.key) >= LONGEST_LEAF_BYTES:
+        return
+    stop = end
+    for holding in holdings:
+        stop = min([stop, *_breakpoints(start, end, holding)])
+    parts: list[tuple[Track, Run]] = []
+    for track, holding in zip(tree.tracks, holdings):
+        cell = leaf.cells[track.index]
+        run = next((run for run in holding.runs if run.first <= start < run.end), None)
+        alike = (run is None) is (cell.device is None)
+        if run is not None and alike:
+            alike = run.host is None and run.is_left is (cell.stamp < 0)
+            parts.append((track, run.cut(start, stop)))
+        if cell.device_pins and not track.is_everything:
+            alike = False
+        if not alike or (track.is_state and (cell.device is not None or stop in holding.states)):
+            return
+    leaf.key += bytes(key.data[start * tree.page_bytes : stop * tree.page_bytes])
+    leaf.end = stop
+    for track, run in parts:
+        cell, ledger = leaf.cells[track.index], track.device
+        assert cell.device is not None
+        n_slots = len(run.device) // SLOT_BYTES
+        cell.device += run.device
+        ledger.private -= n_slots
+        if cell.device_pins:
+            ledger.pinned += n_slots
+        else:
+            ledger.evictable += n_slots
+            cell.stamp = tree.clock - LEFT_BEHIND if run.is_left else tree.clock
 
 
 def _split_at_coverage(tree: Tree, child: Node, holdings: list[Holding]) -> Node:

@@ -62,7 +62,7 @@ class TokenKey:
         ConfigError: a token id that does not fit int32.
     """
 
-    __slots__ = ("data", "edits", "hashed", "namespace", "trail")
+    __slots__ = ("data", "edits", "hashed", "namespace", "trail", "trail_end")
 
     def __init__(self, tokens: Tokens = (), namespace: object = None) -> None:
         self.namespace = namespace
@@ -72,6 +72,8 @@ class TokenKey:
         """int32 `[n_tokens]` as bytes; it only grows, through `extend`."""
         self.trail: Node | None = None
         """A node this key was found or inserted at; its path need not be compared again."""
+        self.trail_end = 0
+        """The boundary that node ended at then, in pages; a leaf may have grown since."""
         self.hashed: PageHashes | None = None
         """Hashes that its pages need not be given again."""
         self.extend(tokens)
@@ -114,8 +116,13 @@ class TokenKey:
         """An independent key with the same tokens, for a conversation that forks."""
         fork = TokenKey(namespace=self.namespace)
         fork.data += self.data
-        fork.trail, fork.hashed = self.trail, self.hashed
+        fork.trail, fork.trail_end, fork.hashed = self.trail, self.trail_end, self.hashed
         return fork
+
+    def found_at(self, node: Node | None) -> None:
+        """Note where the key was found or inserted: a node whose path spells its first pages."""
+        self.trail = node
+        self.trail_end = 0 if node is None else node.end
 
     def page_hashes(self, owner: object, start: int, end: int) -> bytes | bytearray:
         """The hashes that pages from `start` on have in a tree, as far as known; at most to `end`.

@@ -153,6 +153,8 @@ def _trail(key: TokenKey, root: Node, limit: int) -> list[Node]:
     """The path to the node the key was last found at, as far as it lies within `limit`."""
     nodes: list[Node] = []
     node = key.trail
+    if node is not None and node.end != key.trail_end:
+        node = node.parent
     while node is not None and node is not root:
         if node.end <= limit:
             nodes.append(node)

@@ -165,11 +165,12 @@ def acquire_node(tree: Tree, node: Node, tracks: Sequence[Track]) -> Receipt | N
     return receipt
 
 
-def advance(tree: Tree, receipt: Receipt, anchor: Node) -> None:
-    """Move a receipt down to `anchor`, below its own: a request published what it computed (I5).
+def advance(tree: Tree, receipt: Receipt, anchor: Node, boundary: int) -> None:
+    """Move a receipt from page `boundary` down to `anchor`: a request published pages (I5).
 
-    What needs every page is pinned on the new nodes too. Of the rest the request holds its own
-    slots there, or left them behind. O(new nodes).
+    `anchor` is below the receipt's own, or the same node, grown in place. What needs every page is
+    pinned on the new nodes too. Of the rest the request holds its own slots there, or left them
+    behind. O(new nodes).
     """
     held = receipt.anchor
     held.receipts -= 1
@@ -188,7 +189,7 @@ def advance(tree: Tree, receipt: Receipt, anchor: Node) -> None:
         ledger.evictable -= moved
         ledger.pinned += moved
         (span,) = receipt.segments[index] or (Span(0, 0),)
-        added = Span(held.end, anchor.end)
+        added = Span(boundary, anchor.end)
         if receipt.host_from is not None:
             pin_host(tree, track, anchor, (added,), receipt.host_from, 1)
         receipt.segments[index] = (Span(span.start, anchor.end),)
