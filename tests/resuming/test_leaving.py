@@ -1,0 +1,225 @@
+"""What requests leave behind, and the points they keep (I9 to I12)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvgraft import Cache, ConfigError, TokenKey
+from kvgraft.request import Request
+from kvgraft.types import PointKind
+
+SMALL: dict[str, Any] = {"n_layers": 1, "n_kv_heads": 1, "head_dim": 2}
+PAGE, WINDOW = 64, 256
+LONG = range(100_000, 108_000)
+
+
+def window_cache(window_tokens: int = 64_000, **settings: Any) -> Cache:
+    swa = {**SMALL, "window": WINDOW, "device_tokens": window_tokens}
+    return Cache.open({"full": SMALL, "swa": swa}, device_tokens=64_000, page_size=PAGE, **settings)
+
+
+def start(cache: Cache, tokens: Any, **begin: Any) -> Request:
+    request = cache.begin(TokenKey(tokens), **begin)
+    assert cache.admit(request).admitted
+    return request
+
+
+def prefill(cache: Cache, request: Request, until: int | None = None) -> None:
+    while request.computed < (until or request.prompt):
+        n_tokens = cache.next_chunk(request)
+        assert n_tokens
+        assert cache.allocate(request, n_tokens)
+        cache.computed(request, n_tokens)
+        cache.check_integrity()
+
+
+def decode(cache: Cache, request: Request, n_tokens: int) -> None:
+    for token in range(n_tokens):
+        request.key.extend([token])
+        assert cache.allocate(request, 1)
+        cache.computed(request, 1)
+
+
+def serve(cache: Cache, tokens: Any, **begin: Any) -> int:
+    request = start(cache, tokens, **begin)
+    prefill(cache, request)
+    cache.finish(request)
+    return request.anchor_tokens
+
+
+def left_slots(cache: Cache, component: str) -> int:
+    index = cache.tree.track(component).index
+    cells = [node.cells[index] for node in cache.tree.nodes()]
+    return sum(len(cell.device) // 4 for cell in cells if cell.device and cell.stamp < 0)
+
+
+def test_what_is_left_behind_costs_no_promise() -> None:
+    cache = window_cache()
+    request = start(cache, LONG, reserve=300, chunk=512)
+    seen = set()
+    while request.computed < request.prompt:
+        n_tokens = cache.next_chunk(request)
+        assert cache.allocate(request, n_tokens)
+        before = [track.device.headroom for track in cache.tree.tracks]
+        cache.computed(request, n_tokens)
+        after = [track.device.headroom for track in cache.tree.tracks]
+        assert all(now >= was for now, was in zip(after, before))
+        seen.add(left_slots(cache, "swa"))
+    assert max(seen) > 80  # all but the points of 125 pages
+    cache.finish(request)
+    cache.close()
+
+
+def test_another_request_resumes_from_what_a_running_one_left_behind() -> None:
+    cache = window_cache()
+    running = start(cache, LONG, reserve=64, chunk=1024)
+    prefill(cache, running, until=4096)
+    other = cache.begin(TokenKey([*LONG[:3000], 1, 2, 3]))
+    assert other.anchor_tokens == 3000 // PAGE * PAGE
+    cache.abort(other)
+    cache.close()
+
+
+def test_the_windows_of_finished_conversations_outlive_the_leavings_of_a_long_prompt() -> None:
+    cache = window_cache(window_tokens=4096)
+    talks = [range(1000 * n, 1000 * n + 384) for n in range(1, 4)]
+    for talk in talks:
+        serve(cache, talk)
+    assert cache.tree.track("swa").device.capacity < len(LONG) // PAGE
+    serve(cache, LONG, chunk=512)
+    for talk in talks:
+        assert serve(cache, [*talk, 7, 8, 9]) == 384
+    cache.close()
+
+
+def test_what_is_left_behind_goes_first_and_the_oldest_of_it() -> None:
+    cache = window_cache()
+    serve(cache, range(500))
+    serve(cache, LONG)
+    left = left_slots(cache, "swa")
+    assert cache.evict("swa", left // 2) >= left // 2
+    # the end of the long prompt can be left off, its beginning can not
+    assert cache.explain(TokenKey([*LONG[:7500], 1])).anchor == 7500 // PAGE * PAGE
+    assert cache.explain(TokenKey([*LONG[:700], 1])).anchor == 0
+    assert cache.explain(TokenKey([*range(500), 1])).anchor == 500 // PAGE * PAGE
+    cache.evict("swa", left_slots(cache, "swa"))
+    assert cache.explain(TokenKey([*range(500), 1])).anchor == 500 // PAGE * PAGE
+    cache.close()
+
+
+def test_tables_stay_as_they_are_while_two_requests_compute_the_same() -> None:
+    cache = window_cache()
+    first, second = (start(cache, LONG[:3000], reserve=100, chunk=512) for _ in range(2))
+    for _ in range(7):
+        for request in (first, second):
+            n_tokens = cache.next_chunk(request)
+            if not n_tokens:
+                continue
+            assert cache.allocate(request, n_tokens)
+            before = cache.table(request, "full").tolist()
+            cache.computed(request, n_tokens)
+            assert cache.table(request, "full").tolist() == before
+            window = cache.table(request, "swa")
+            at = request.computed // PAGE
+            assert (window[max(0, at - WINDOW // PAGE) : at] >= 0).all()
+            cache.check_integrity()
+    assert cache.checkpoint(second)
+    assert cache.table(second, "full").tolist()[:40] == cache.table(first, "full").tolist()[:40]
+    for request in (first, second):
+        decode(cache, request, 90)
+        cache.finish(request)
+        cache.check_integrity()
+    cache.close()
+
+
+@pytest.mark.parametrize("named", [(), 1000, [1000, 1400]])
+def test_a_boundary_the_engine_names_stays_when_what_is_left_behind_is_gone(named: Any) -> None:
+    cache = window_cache()
+    serve(cache, LONG[:1500], resume_at=named)
+    cache.evict("swa", left_slots(cache, "swa"))
+    hit = cache.explain(TokenKey([*LONG[:1010], 1])).anchor
+    assert hit == (960 if named else 0)
+    cache.close()
+
+
+def test_a_boundary_that_is_none_is_refused() -> None:
+    cache = window_cache()
+    for wrong in (-1, 11, "5", [3, None]):
+        with pytest.raises(ConfigError, match=r"resume_at .* in a prompt of 10 tokens"):
+            cache.begin(TokenKey(range(10)), resume_at=wrong)  # type: ignore[arg-type]
+    cache.close()
+
+
+def test_points_are_named_by_explain_and_counted() -> None:
+    cache = window_cache()
+    serve(cache, LONG[:3000])
+    found = cache.explain(TokenKey([*LONG[:3000], 1]))
+    grid = cache.points.spacing * PAGE
+    assert grid == 8 * WINDOW  # as many bytes a token as the base: an eighth
+    assert found.points == ((grid, PointKind.GRID), (2944, PointKind.REPEAT))
+    assert "resume points: 2048 (grid), 2944 (repeat)" in str(found)
+    assert cache.points.made[PointKind.GRID] == cache.points.made[PointKind.REPEAT] == 1
+    assert serve(cache, LONG[:3000]) == 2944
+    assert cache.points.used[PointKind.REPEAT] == 1
+    cache.evict("swa", 64_000)
+    assert cache.tree.lost_points[PointKind.REPEAT] == 1
+    assert cache.explain(TokenKey([*LONG[:3000], 1])).points == ()
+    cache.close()
+
+
+def test_a_long_decode_makes_no_deep_tree() -> None:
+    cache = window_cache()
+    request = start(cache, LONG[:1000], reserve=3000, chunk=256)
+    prefill(cache, request)
+    decode(cache, request, 3000)
+    cache.check_integrity()
+    assert cache.tree.n_nodes <= 4
+    cache.finish(request)
+    cache.check_integrity()
+    assert serve(cache, [*LONG[:1000], *range(2000)]) == 2944
+    cache.close()
+
+
+def state_cache(**options: Any) -> Cache:
+    swa = {**SMALL, "window": WINDOW}
+    mamba = {"states": 64, **options}
+    return Cache.open(
+        {"full": SMALL, "swa": swa, "mamba": mamba}, device_tokens=64_000, page_size=PAGE
+    )
+
+
+def test_a_page_aligned_prompt_is_cut_for_its_repetition_where_that_saves_enough() -> None:
+    cache = state_cache()
+    serve(cache, LONG[:2048])
+    assert serve(cache, LONG[:2048]) == 1984
+    # two more pages: not worth a cut the first time, but once it was repeated
+    longer = LONG[:2176]
+    assert serve(cache, longer) == 2048
+    assert serve(cache, longer) == 2048
+    assert serve(cache, longer) == 2112
+    cache.close()
+
+
+def test_a_point_without_a_slot_is_one_for_no_component() -> None:
+    cache = state_cache(states=16)
+    held = [start(cache, range(1000 * n, 1000 * n + 100), reserve=64) for n in range(1, 5)]
+    for request in held:
+        prefill(cache, request)
+    long = start(cache, LONG, reserve=1, chunk=4096)
+    assert cache.tree.track("mamba").device.headroom == 0
+    books = [track.device.promised for track in cache.tree.tracks if not track.is_state]
+    prefill(cache, long, until=4096)
+    n_tokens = cache.next_chunk(long)
+    assert cache.allocate(long, n_tokens)
+    assert cache.points.skipped[PointKind.GRID] == 1
+    assert 4096 // PAGE not in long.points
+    assert books
+    cache.computed(long, n_tokens)
+    assert left_slots(cache, "swa") == 0
+    assert cache.explain(TokenKey([*LONG[:4097]])).anchor == 0
+    for request in (*held, long):
+        cache.abort(request)
+    cache.check_integrity()
+    cache.close()
