@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from kvgraft.testing.machine.constants import constants_of_modules_left_out
 
 COMMON = settings(
     deadline=None,
@@ -29,6 +32,13 @@ settings.register_profile(
     "fuzz", COMMON, max_examples=100, stateful_step_count=100, print_blob=True
 )
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def examples_do_not_depend_on_imports() -> Iterator[None]:
+    """A test alone draws what it draws among all others."""
+    with constants_of_modules_left_out():
+        yield
 
 
 @pytest.fixture(scope="session")

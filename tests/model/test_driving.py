@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -197,6 +200,18 @@ def test_runs_add_up_and_the_first_broken_rule_counts() -> None:
     assert both.violation is bad.violation
     assert both.steps == bad.steps
     assert both.counts["begin"] == 2 * good.counts["begin"] + bad.counts["begin"]
+
+
+def test_equal_searches_do_the_same_whatever_was_imported_in_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = settings(SHORT, max_examples=60, stateful_step_count=3)
+    before = drive(setup_for(references()[:1]), settings=many).counts
+    (tmp_path / "numbers_of_a_user.py").write_text(f"NUMBERS = {list(range(100, 255))}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("numbers_of_a_user")
+    monkeypatch.setitem(sys.modules, "numbers_of_a_user", module)
+    assert drive(setup_for(references()[:1]), settings=many).counts == before
 
 
 def test_nothing_is_printed_and_nothing_stored(
