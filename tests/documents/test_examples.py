@@ -95,6 +95,26 @@ def test_make_and_pip_are_told_what_is_there() -> None:
             assert all((ROOT / each / "pyproject.toml").exists() for each in arguments[1:])
 
 
+def test_make_help_lists_every_target() -> None:
+    done = run("make", "help", cwd=ROOT)
+    listed = re.findall(r"^make (\w+) +\S", done.stdout, re.MULTILINE)
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(phony.split())
+
+
+def test_make_nightly_runs_whatever_takes_long_and_says_what_failed() -> None:
+    done = run("make", "-n", "nightly", "STAMP=", cwd=ROOT)
+    parts = ["== make long", "pytest -m long", "== make fuzz", "KVGRAFT_FUZZ_STEPS=1000000"]
+    parts += ["== make mutants", "-m tests.mutants.table", "-m tests.mutants.under_guard"]
+    places = [done.stdout.find(part) for part in parts]
+    assert -1 not in places
+    assert places == sorted(places)
+    failing = run("make", "nightly", "PY=false", "STAMP=", cwd=ROOT)
+    assert failing.returncode != 0
+    assert failing.stderr.count(" Error 1") == 4
+    assert failing.stdout.endswith("failed: long fuzz mutants\n")
+
+
 def test_relative_links_lead_to_files() -> None:
     documents = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("changes/*.md")]
     assert len(documents) > 10
