@@ -19,6 +19,9 @@ DOCUMENTS = [
 FOR_EVER = ("kvgraft serve ",)
 """Commands that run until they are stopped; their own tests start and stop them."""
 
+REPEATED = ("kvgraft check full",)
+"""Commands that take long, and that tests of their own run in a smaller way."""
+
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -69,7 +72,10 @@ def test_a_documents_python_runs_in_order(document: str, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     ("document", "command", "shown"),
-    commands(),
+    [
+        pytest.param(*each, marks=pytest.mark.long if each[1] in REPEATED else ())
+        for each in commands()
+    ],
     ids=[f"{document}: {command[:40]}" for document, command, _ in commands()],
 )
 def test_a_command_runs_and_shows_these_lines(
