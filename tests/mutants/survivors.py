@@ -26,12 +26,12 @@ SURVIVORS: dict[str, str] = {
     "the source of a demotion is free at once": _WAITS,
     "a time-out leaves the pool short": _WAITS,
     "data hangs below a gap": _LINE,
-    "a request restarted after a failure asks for HOST again": _LINE,
+    "a request restarted after a failure asks for HOST again": "found under M1: the match is wrong",
     "pins do not slide": "pages behind a window that stay pinned are not counted",
     "a receipt is not marked as released": "no call of an engine releases a receipt twice",
     "a duplicate state is lost": _LINE,
     "a conversation's gap on HOST is left": _LINE,
     "the lower node is backed up first": _LINE,
-    "inserts are backed up whatever the policy": "found under E2: DEVICE keeps what is in flight",
+    "inserts are backed up whatever the policy": "found under E1: what is copied is evicted",
 }
 """Reasons by the name of the defect, as in `cores_held_out`."""
