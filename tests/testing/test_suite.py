@@ -172,6 +172,20 @@ def test_what_cannot_be_loaded_or_built_is_one_failure_under_the_rule_it_breaks_
     assert result["sentence"] == (RULES[rule] if rule else "The component can be loaded and built.")
 
 
+@pytest.mark.parametrize(
+    "given", [{"profile": "slow"}, {"options": ["window"]}, {"expected_failures": {"Z9": "typo"}}]
+)
+def test_what_is_no_components_to_refuse_is_refused_before_a_process_is_started(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
+) -> None:
+    def start(*command: object, **options: object) -> None:
+        raise AssertionError(f"{command} was started")
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with pytest.raises(ConfigError):
+        check_component("swa", **given)
+
+
 MISTAKES = {
     "'nope'": "component 'nope' is not installed; installed: ",
     "'swa'; options = {'windw': 3}": "component 'swa': option windw=3: Extra inputs ",
