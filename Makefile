@@ -13,11 +13,12 @@ EXTRAS := './plugins/mooncake[cpu]' './plugins/transformers[serve]'
 BUILD  := 'hatchling>=1.27' editables
 TOOLS  := pytest hypothesis pytest-xdist pytest-timeout ruff mypy httpx openai 'moto[server]'
 PIP    := $(PY) -m pip --disable-pip-version-check
-PYTEST_ARGS ?= -n 2
+# worksteal: each process keeps to its part of the tests, and helps where the other is behind
+PYTEST_ARGS ?= -n 2 --dist worksteal
 STEPS  ?= 1000000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fuzz mutants docs bench build clean
+.PHONY: help setup demo test check long fuzz mutants nightly docs bench build clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-7s %s\n", $$1, $$2}' Makefile
@@ -37,6 +38,9 @@ demo: setup ## run the demonstration
 test: setup ## run the tests, except the long ones
 	$(PY) -m pytest -m 'not long' $(PYTEST_ARGS)
 
+long: setup ## run the long tests, each named as it ends
+	$(PY) -m pytest -m long -v $(PYTEST_ARGS)
+
 check: setup ## format, lint and types, changing nothing
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
@@ -49,6 +53,11 @@ fuzz: setup ## random operations against the model; STEPS=1000000
 mutants: setup ## known-bad components and cores against the contract suite; prints the kill table
 	$(PY) -m tests.mutants.table
 	$(PY) -m tests.mutants.under_guard
+
+nightly: setup ## run long, fuzz and mutants, all three whatever fails; takes hours
+	@failed=; for part in long fuzz mutants; do echo "== make $$part"; \
+	  $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; done; \
+	  test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 docs: setup ## write what is generated in docs/ and the README
 	$(PY) docs/generate.py

@@ -19,6 +19,9 @@ DOCUMENTS = [
 FOR_EVER = ("kvgraft serve ",)
 """Commands that run until they are stopped; their own tests start and stop them."""
 
+REPEATED = ("kvgraft check full",)
+"""Commands that take long, and that tests of their own run in a smaller way."""
+
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -69,7 +72,10 @@ def test_a_documents_python_runs_in_order(document: str, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     ("document", "command", "shown"),
-    commands(),
+    [
+        pytest.param(*each, marks=pytest.mark.long if each[1] in REPEATED else ())
+        for each in commands()
+    ],
     ids=[f"{document}: {command[:40]}" for document, command, _ in commands()],
 )
 def test_a_command_runs_and_shows_these_lines(
@@ -93,6 +99,26 @@ def test_make_and_pip_are_told_what_is_there() -> None:
         else:
             assert (tool, arguments[0]) == ("pip", "install")
             assert all((ROOT / each / "pyproject.toml").exists() for each in arguments[1:])
+
+
+def test_make_help_lists_every_target() -> None:
+    done = run("make", "help", cwd=ROOT)
+    listed = re.findall(r"^make (\w+) +\S", done.stdout, re.MULTILINE)
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(phony.split())
+
+
+def test_make_nightly_runs_whatever_takes_long_and_says_what_failed() -> None:
+    done = run("make", "-n", "nightly", "STAMP=", cwd=ROOT)
+    parts = ["== make long", "pytest -m long", "== make fuzz", "KVGRAFT_FUZZ_STEPS=1000000"]
+    parts += ["== make mutants", "-m tests.mutants.table", "-m tests.mutants.under_guard"]
+    places = [done.stdout.find(part) for part in parts]
+    assert -1 not in places
+    assert places == sorted(places)
+    failing = run("make", "nightly", "PY=false", "STAMP=", cwd=ROOT)
+    assert failing.returncode != 0
+    assert failing.stderr.count(" Error 1") == 4
+    assert failing.stdout.endswith("failed: long fuzz mutants\n")
 
 
 def test_relative_links_lead_to_files() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -73,25 +76,35 @@ def test_a_reference_component_keeps_every_rule(plugin: Plugin) -> None:
     assert found.counts["examples"] >= 25
 
 
-@pytest.mark.parametrize(
-    "plugin",
-    [
-        oddities.of_planes(((3,), torch.int8), ((5, 2), torch.float16), ((1,), torch.float64)),
-        oddities.of_planes(((1,), torch.uint8)),
-        oddities.of_planes(((7, 11), torch.float32)),
-        oddities.joined_on_host(),
-        oddities.coarse(),
-        oddities.tiny(),
-        paged_plugin("wide", Reach(Trailing(5000))),
-        paged_plugin("thrice", Reach(Everything()), 3, mirrored=False),
-        state_plugin("lone", mirrored=False, can_copy=False),
-    ],
-    ids=lambda plugin: plugin.name,
-)
-def test_no_alarm_is_raised_about_what_is_unusual_and_legal(plugin: Plugin) -> None:
-    found = drive(setup_for([plugin], beside=references()), settings=SHORT)
+UNUSUAL = [
+    oddities.of_planes(((3,), torch.int8), ((5, 2), torch.float16), ((1,), torch.float64)),
+    oddities.of_planes(((1,), torch.uint8)),
+    oddities.of_planes(((7, 11), torch.float32)),
+    oddities.joined_on_host(),
+    oddities.coarse(),
+    oddities.tiny(),
+    paged_plugin("wide", Reach(Trailing(5000))),
+    paged_plugin("thrice", Reach(Everything()), 3, mirrored=False),
+    state_plugin("lone", mirrored=False, can_copy=False),
+]
+
+
+def expect_no_alarm(plugin: Plugin, n_examples: int) -> None:
+    chosen = settings(SHORT, max_examples=n_examples)
+    found = drive(setup_for([plugin], beside=references()), settings=chosen)
     assert found.violation is None, found.steps
     assert found.counts["admitted"]
+
+
+@pytest.mark.parametrize("plugin", UNUSUAL, ids=lambda plugin: plugin.name)
+def test_no_alarm_is_raised_about_what_is_unusual_and_legal(plugin: Plugin) -> None:
+    expect_no_alarm(plugin, 8)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("plugin", UNUSUAL, ids=lambda plugin: plugin.name)
+def test_no_alarm_is_raised_in_a_longer_run(plugin: Plugin) -> None:
+    expect_no_alarm(plugin, 100)
 
 
 def test_a_broken_rule_comes_with_the_calls_that_show_it() -> None:
@@ -191,12 +204,24 @@ def test_options_that_are_refused_are_the_callers_to_correct() -> None:
 
 
 def test_runs_add_up_and_the_first_broken_rule_counts() -> None:
-    good = drive(setup_for([references()[1]]), settings=SHORT)
+    good = drive(setup_for([references()[1]]), settings=settings(SHORT, max_examples=8))
     bad = drive(setup_for([wrong_hook(finalize_match_result=too_long)]), settings=SHORT)
     both = good.then(bad).then(Drive(good.counts))
     assert both.violation is bad.violation
     assert both.steps == bad.steps
     assert both.counts["begin"] == 2 * good.counts["begin"] + bad.counts["begin"]
+
+
+def test_equal_searches_do_the_same_whatever_was_imported_in_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = settings(SHORT, max_examples=60, stateful_step_count=3)
+    before = drive(setup_for(references()[:1]), settings=many).counts
+    (tmp_path / "numbers_of_a_user.py").write_text(f"NUMBERS = {list(range(100, 255))}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("numbers_of_a_user")
+    monkeypatch.setitem(sys.modules, "numbers_of_a_user", module)
+    assert drive(setup_for(references()[:1]), settings=many).counts == before
 
 
 def test_nothing_is_printed_and_nothing_stored(

@@ -2,6 +2,7 @@
 
 A failure prints the calls that led to it, made as few and small as they get. To run them again,
 make a machine and call its rules: `state = machine_for(SETUPS["full+swa"])(); state.open(...)`.
+`make fuzz` runs the same for a million steps.
 """
 
 from __future__ import annotations

@@ -26,6 +26,12 @@ __all__ = ["REPLAYS", "play"]
 NAMESPACES = (None, None, "", 0, "tenant")
 """Told apart although some are falsy."""
 
+PAGE = 4
+"""Tokens."""
+
+AGAIN = 3
+"""How many users ask the same again in the end, with a prompt of whole pages."""
+
 LOSES_INTEREST = 11
 """Every so many admitted requests one is aborted while its load-back may be in flight."""
 
@@ -36,25 +42,21 @@ def sessions(seed: int, n_sessions: int) -> Workload:
     preambles = [addresses.take(random.randint(20, 70)) for _ in range(3)]
     requests: list[TraceRequest] = []
 
+    def ask(session: int, think_s: float, context: tuple[Any, ...], output: Any) -> None:
+        prompt = sum(span.length for span in context)
+        content = join_spans((*context, output))
+        number = len(requests)
+        requests.append(
+            TraceRequest(number, session, number / 4, think_s, prompt, output.length, content)
+        )
+
     def speak(session: int, context: tuple[Any, ...], turns: int) -> None:
         for turn in range(turns):
             context = join_spans((*context, addresses.take(random.randint(3, 50))))
             output = addresses.take(random.randint(2, 40))
-            prompt = sum(span.length for span in context)
-            content = join_spans((*context, output))
-            requests.append(
-                TraceRequest(
-                    len(requests),
-                    session,
-                    float(len(requests)) / 4,
-                    random.random() if turn else 0.0,
-                    prompt,
-                    output.length,
-                    content,
-                )
-            )
+            ask(session, random.random() if turn else 0.0, context, output)
             if random.random() < 0.7:
-                context = content
+                context = requests[-1].content
 
     for session in range(n_sessions):
         preamble = random.choices(preambles, (4, 2, 1))[0]
@@ -62,6 +64,10 @@ def sessions(seed: int, n_sessions: int) -> Workload:
         speak(2 * session, (preamble, opening), random.randint(1, 4))
         if random.random() < 0.3:
             speak(2 * session + 1, (preamble, opening), random.randint(1, 2))
+    for session in range(2 * n_sessions, 2 * n_sessions + AGAIN):
+        prompt = (preambles[0], addresses.take(PAGE - preambles[0].length % PAGE))
+        for think_s in (0.0, 0.5):
+            ask(session, think_s, prompt, addresses.take(5))
     return Workload.of(
         requests, name="sessions", format="synthetic", has_absolute_time=True, block_tokens=1
     )
@@ -124,7 +130,7 @@ def _sessions(guard: str) -> str:
         parse_config(
             {
                 "components": COMPONENTS,
-                "page_size": 4,
+                "page_size": PAGE,
                 "device_tokens": 800,
                 "host_tokens": 1200,
                 "load": None,
@@ -141,7 +147,7 @@ def _stored(guard: str) -> str:
             parse_config(
                 {
                     "components": COMPONENTS,
-                    "page_size": 4,
+                    "page_size": PAGE,
                     "device_tokens": 800,
                     "host_tokens": 1000,
                     "write_policy": "write-back",

@@ -55,7 +55,7 @@ def mutant(kinds: str, *rules: str, examples: int = 250) -> Callable[[Defect], D
     return register
 
 
-@mutant("everything+window", "M1", "L3", "L6")
+@mutant("everything+window", "M1", "L3", "L6", "M9")
 def a_window_is_one_page_short(patch: Patch) -> None:
     spans = reach.PageReach.spans
 
@@ -81,7 +81,7 @@ def a_release_unpins_one_page_too_few(patch: Patch) -> None:
     patch.setattr(pinning, "_unpin", forgetful)
 
 
-@mutant("everything", "T10", "T6", "T8", "L3")
+@mutant("everything", "T10", "T6", "T8", "L3", "L1")
 def a_split_forgets_pins(patch: Patch) -> None:
     split = Tree.split
 

@@ -404,7 +404,7 @@ change(
 change(
     "namespaces are told apart by their text",
     TWO,
-    "T11",
+    "T11 T2",
     matching.match,
     "root = tree.root(key.namespace)",
     "root = next((r for n, r in tree.roots.items() if str(n) == str(key.namespace)), None) "

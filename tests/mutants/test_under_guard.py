@@ -15,10 +15,11 @@ AT_LEAST = 0.6
 """Share of the bad cores that the guard finds."""
 
 FOUND_AT_ONCE = (
-    "a match leaves no token to compute",
+    "a match skips a node after each gap",
     "a split forgets when the upper part was used",
     "rows of a backup are crossed",
 )
+"""Found early in the replay without a store, which is the same however busy the machine is."""
 
 
 def judged(*names: str) -> dict[str, str]:
@@ -28,7 +29,6 @@ def judged(*names: str) -> dict[str, str]:
     return {name: rule for rule, name in rows}
 
 
-@pytest.mark.long
 def test_the_guard_names_the_rule_that_a_bad_core_breaks() -> None:
     found = judged(*FOUND_AT_ONCE)
     assert {name: found[name] in GUARDED_CORES[name].rules for name in FOUND_AT_ONCE} == (

@@ -1,7 +1,7 @@
 """Every subset of the component distributions works, and what was removed is gone (P1).
 
 One environment goes from subset to subset as an administrator would: by installing and removing
-wheels, one at a time where tests run in order.
+wheels, one at a time in the long tests.
 """
 
 from __future__ import annotations
@@ -109,6 +109,9 @@ def subset(number: int) -> tuple[str, ...]:
 
 SUBSETS = [subset(number) for number in range(2 ** len(COMPONENTS))]
 
+QUICK = [names for names in SUBSETS if len(names) in (0, 1, 4)]
+"""Each alone, all together, and none."""
+
 
 class Administrator:
     """Brings one environment from subset to subset."""
@@ -153,7 +156,11 @@ def test_each_step_of_the_walk_changes_one_distribution_and_none_is_left_out() -
     assert all(len(one ^ other) == 1 for one, other in itertools.pairwise(sets))
 
 
-@pytest.mark.parametrize("names", SUBSETS, ids=lambda names: "+".join(names) or "none")
+@pytest.mark.parametrize(
+    "names",
+    [pytest.param(names, marks=() if names in QUICK else pytest.mark.long) for names in SUBSETS],
+    ids=lambda names: "+".join(names) or "none",
+)
 def test_every_subset_works_and_the_rest_is_gone(
     administrator: Administrator, names: tuple[str, ...]
 ) -> None:

@@ -223,8 +223,11 @@ def test_the_books_count_pins_of_what_was_stored_and_is_not_taken_in_yet() -> No
     with stepping(FULL, shelf) as cache:
         storing = tier_of(cache).storing
         shelf.gate.clear()
+        server = Server(cache)
         for start in (0, 100, 200):
-            Server(cache).serve(list(range(start, start + 9)))
+            request = server.start(range(start, start + 9))
+            server.prefill(request)
+            cache.finish(request)
         until(lambda: len(storing._sent) == 3, cache)
         shelf.gate.set()
         until(lambda: all(sent.ticket.done for sent in storing._sent))

@@ -82,7 +82,7 @@ def outcome(directory: Path, rule: str, *options: str) -> subprocess.CompletedPr
     )
 
 
-@pytest.mark.parametrize("rule", ["A7", "M8"])
+@pytest.mark.parametrize("rule", ["A7", pytest.param("M8", marks=pytest.mark.long)])
 def test_what_only_one_of_two_processes_finds_is_reported(tmp_path: Path, rule: str) -> None:
     done = outcome(tmp_path, rule, "-n", "2")
     assert done.returncode == 1, done.stdout
@@ -150,14 +150,15 @@ TestLater.test_clause = lambda self: None
 """
 
 
-@pytest.mark.parametrize("source", [UNSEALED, SET_LATER], ids=["unsealed", "set later"])
-def test_the_seal_is_looked_at_again_when_tests_are_collected(tmp_path: Path, source: str) -> None:
-    path = tmp_path / "test_contract.py"
-    path.write_text(source)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)]
+def test_the_seal_is_looked_at_again_when_tests_are_collected(tmp_path: Path) -> None:
+    (tmp_path / "test_unsealed.py").write_text(UNSEALED)
+    (tmp_path / "test_set_later.py").write_text(SET_LATER)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False
     )
     assert done.returncode != 0
-    assert "a contract class holds data only" in done.stdout
+    for name in ("test_unsealed.py", "test_set_later.py"):
+        _, _, told = done.stdout.partition(f"ERROR collecting {name}")
+        assert "a contract class holds data only" in told.partition("ERROR collecting")[0], name
     assert "passed" not in done.stdout

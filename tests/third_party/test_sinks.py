@@ -6,6 +6,7 @@ import ast
 import email
 import shutil
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,34 +30,40 @@ def project(tmp_path: Path) -> Path:
     )
 
 
-def test_the_example_is_built_installed_listed_tested_replayed_and_removed(
-    core: Path, project: Path, tmp_path: Path
-) -> None:
-    fresh = Workshop(tmp_path / "environment", core)
-    assert fresh.listed() == {}
+@pytest.fixture
+def cleared(workshop: Workshop) -> Iterator[Workshop]:
+    """The shared environment, without the example whatever happened."""
+    yield workshop
+    workshop.uninstall("kvgraft-sinks")
 
-    wheel = fresh.install_wheel_of(project)
+
+def test_the_example_is_built_installed_listed_tested_replayed_and_removed(
+    cleared: Workshop, project: Path, tmp_path: Path
+) -> None:
+    assert cleared.listed() == {}
+
+    wheel = cleared.install_wheel_of(project)
     (metadata,) = (name for name in zipfile.ZipFile(wheel).namelist() if name.endswith("METADATA"))
     fields = email.message_from_bytes(zipfile.ZipFile(wheel).read(metadata))
     assert (fields.get_all("Requires-Dist") or [])[0] == "kvgraft>=0.1"
     shutil.rmtree(project / "src")
 
-    listed = fresh.listed()
+    listed = cleared.listed()
     assert list(listed) == ["sinks"]
     row = listed["sinks"]
     assert (row["distribution"], row["status"], row["reach"]) == ("kvgraft-sinks", "ok", UNION)
 
-    fresh.succeeds("pytest", project)
+    cleared.succeeds("pytest", project)
 
-    result = fresh.replayed("sinks:sinks=100,window=700", tmp_path)
+    result = cleared.replayed("sinks:sinks=100,window=700", tmp_path)
     assert result["requests"] == 40
     assert result["payloads_verified"] > 0
     assert result["component_hits"]["sinks"]["device_slots"] > 0
     assert result["component_hits"]["sinks"]["host_slots"] > 0
 
-    fresh.uninstall("kvgraft-sinks")
-    assert fresh.listed() == {}
-    gone = fresh.shell("kvgraft replay --synthetic chat --component sinks", tmp_path)
+    cleared.uninstall("kvgraft-sinks")
+    assert cleared.listed() == {}
+    gone = cleared.shell("kvgraft replay --synthetic chat --component sinks", tmp_path)
     assert gone.returncode == 2
     assert "component 'sinks' is not installed; installed: none" in gone.stderr
 

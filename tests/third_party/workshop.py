@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..commands import ROOT, run
+from ..commands import run
 from ..packaging.conftest import PIP, Environment
 
 __all__ = ["Workshop"]
@@ -25,10 +25,8 @@ CONTRACT = "--contract-profile=dev --hypothesis-seed=0"
 """Contract tests here show that packages work, in seconds; others look harder for broken rules."""
 
 PYTEST_PROGRAM = """#!/bin/sh
-test -e .hypothesis || ln -s "{root}/.hypothesis" .hypothesis
 exec "{environment}/bin/python" -m pytest -p no:cacheprovider "$@"
 """
-"""Hypothesis reads linked packages for constants, which takes seconds: what it found is shared."""
 
 
 class Workshop(Environment):
@@ -42,10 +40,9 @@ class Workshop(Environment):
     def __init__(self, directory: Path, core: Path) -> None:
         super().__init__(directory, {"kvgraft": core})
         self.install("kvgraft")
-        (ROOT / ".hypothesis").mkdir(exist_ok=True)
         for name, program in (("pip", PIP_PROGRAM), ("pytest", PYTEST_PROGRAM)):
             path = directory / "bin" / name
-            path.write_text(program.format(python=sys.executable, environment=directory, root=ROOT))
+            path.write_text(program.format(python=sys.executable, environment=directory))
             path.chmod(0o755)
 
     def shell(self, command: str, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -9,6 +9,7 @@ driving         `drive`: run the machine, get values back
 machine         the Hypothesis rules: any order of calls an engine may make
 scenes          rules that bring several requests together
 picking         which request a rule is about, and how far it gets
+constants       examples that do not depend on what else is imported
 examples        one run of it, and how it ended; shrinking makes that small
 driver          a call at a time, over leases, steps, donations and rooms
 bench           the cache, the model, and what must hold after every call

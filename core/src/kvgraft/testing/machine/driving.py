@@ -14,6 +14,7 @@ from hypothesis.errors import Flaky
 from hypothesis.stateful import run_state_machine_as_test
 
 from kvgraft.errors import ContractViolation, PluginError
+from kvgraft.testing.machine.constants import constants_of_modules_left_out
 from kvgraft.testing.machine.examples import Example, Failure, Rule
 from kvgraft.testing.machine.machine import machine_for
 from kvgraft.testing.machine.setups import Setup
@@ -104,7 +105,7 @@ def search(machine: type[Example], settings: hypothesis.settings) -> Failure | N
     )
     machine.failures.clear()
     try:
-        with _quiet_log():
+        with _quiet_log(), constants_of_modules_left_out():
             run_state_machine_as_test(machine, settings=chosen)
     except ContractViolation:
         return machine.failures[0]
