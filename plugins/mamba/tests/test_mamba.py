@@ -155,11 +155,11 @@ def test_a_match_is_annotated_in_pages_and_its_anchor_left_alone() -> None:
     finalize = built({"checkpoint_interval_tokens": 64}).finalize_match_result
     assert finalize is not None
     here = MatchView(anchor=2, device_anchor=1, base=5, limit=9, host_slots=1)
-    assert finalize(here) == ComponentMatch(limit_pages=2, checkpoint_pages=(4, 5, 8))
+    assert finalize(here) == ComponentMatch(limit_pages=2, checkpoint_pages=(4, 8))
 
 
 def test_a_match_with_nothing_to_capture_is_left_as_it_is() -> None:
-    finalize = built({"checkpoint_branches": False}).finalize_match_result
+    finalize = built({}).finalize_match_result
     assert finalize is not None
     assert finalize(MatchView(anchor=2, device_anchor=2, base=5, limit=9, host_slots=0)) is None
 

@@ -36,8 +36,6 @@ class MambaOptions(LayerOptions):
             float32 also under a model of lower precision.
         checkpoint_interval_tokens: during prefill, capture a state at each multiple of this many
             tokens; a multiple of the page size; None for none.
-        checkpoint_branches: capture a state where the request leaves a prefix other requests
-            have computed, so that the next one to branch off there can resume.
     """
 
     states: PositiveInt | None = None
@@ -51,7 +49,6 @@ class MambaOptions(LayerOptions):
     dtype: Dtype = "bfloat16"
     state_dtype: Dtype = "float32"
     checkpoint_interval_tokens: Annotated[Tokens, Field(gt=0)] | None = None
-    checkpoint_branches: bool = True
 
     @field_validator("conv_width", "n_convs")
     @classmethod

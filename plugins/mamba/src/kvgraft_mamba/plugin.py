@@ -1,7 +1,7 @@
 """The hooks of the `mamba` component.
 
-Besides the two required ones it annotates matches: a state exists only where one was captured, and
-only this component knows which boundaries are worth capturing.
+Besides the two required ones it annotates matches: an engine may want states at regular
+boundaries, beside the resume points that the core decides on.
 """
 
 from __future__ import annotations

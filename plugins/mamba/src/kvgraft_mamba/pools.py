@@ -79,7 +79,6 @@ def build(options: MambaOptions, context: BuildContext) -> StateComponent:
         n_host = 0
     rule = CheckpointRule(
         interval=None if interval is None else context.pages(interval),
-        at_branch=options.checkpoint_branches,
         # the other half is for the states requests run on
         most=device.capacity // 2,
     )
