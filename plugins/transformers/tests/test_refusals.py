@@ -176,10 +176,10 @@ def test_what_is_no_token_is_refused(tiny, open_memory, ids, reason):
         ({"chunk_tokens": 8}, "chunk_tokens 8 is not a multiple of page_size 16; use 16"),
         ({"components": {"mamba": {}}}, r"components \['mamba'\]: the model has \['full'\]"),
         ({"device_tokens": 0}, "device_tokens"),
-        ({"colour": "red"}, "setting colour"),
+        ({"colour": "red"}, "no setting 'colour'"),
         (
             {"device_token": 64, "device_tokens": None},
-            "setting device_token is none; settings: components",
+            r"no setting 'device_token'; did you mean 'device_tokens'\? settings: comp",
         ),
         ({"sparse_on_host": True}, "no layer with an indexer"),
     ],
