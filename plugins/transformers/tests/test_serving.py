@@ -427,7 +427,18 @@ def test_a_model_that_is_not_there_is_one_line(tmp_path):
 
 def test_a_checkpoint_without_a_tokenizer_is_one_line(tmp_path):
     build_tiny_model("llama").save_pretrained(tmp_path)
-    assert "has no tokenizer: " in refused(tmp_path, "--port", "0")
+    assert refused(tmp_path, "--port", "0").startswith(
+        f"model '{tmp_path}' has no tokenizer that can be loaded; save the model's own beside its "
+    )
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "mamba2", "qwen3"])
+def test_a_tokenizer_that_transformers_makes_of_nothing_is_refused(tmp_path, family):
+    build_tiny_model(family).save_pretrained(tmp_path)
+    assert refused(tmp_path, "--port", "0") == (
+        f"model '{tmp_path}' has no tokenizer: all it knows are special tokens, no text; save the "
+        "model's own beside its weights (tokenizer.save_pretrained)"
+    )
 
 
 @pytest.mark.parametrize("options", [("--device", "cuda"), ("--dtype", "foo")])
