@@ -219,9 +219,12 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "not an option": (
         ("TRACE", "--component", "swa:window"),
-        "--component 'swa:window': 'window' is not OPTION=VALUE",
+        "component 'swa:window': 'window' is not OPTION=VALUE",
     ),
-    "no component named": (("TRACE", "--component", ":window=1"), "names no component"),
+    "no component named": (
+        ("TRACE", "--component", ":window=1"),
+        "component ':window=1' has no name",
+    ),
     "no device memory": (
         ("TRACE", "--component", "full", "--device-tokens", "0"),
         "invalid value for '--device-tokens': 0 is not in the range x>=1",

@@ -16,7 +16,6 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from kvgraft import ConfigError
-from kvgraft.sizes import format_nbytes
 
 __all__ = ["FAMILIES", "TinyFamily", "build_tiny_model"]
 
@@ -276,7 +275,7 @@ def _check_size(family: str, settings: PretrainedConfig, dtype: torch.dtype) -> 
         close = get_close_matches(family, FAMILIES, n=1)
         raise ConfigError(
             f"family {family!r}: {n_parameters:,} parameters, "
-            f"{format_nbytes(n_parameters * dtype.itemsize)}; a tiny model has at most "
+            f"{n_parameters * dtype.itemsize / 1e9:.1f} GB; a tiny model has at most "
             f"{MOST_PARAMETERS:,}: give smaller {' or '.join(inner) or 'fields'}"
             + (f", or take {close[0]!r}" if close and close[0] != family else "")
         )
