@@ -303,3 +303,12 @@ def test_a_sparse_model_moves_less_than_it_would_densely(tiny, open_memory, toke
         run(model, prompt, session, cuts=cuts)
         assert session.swapped.rows_moved < session.rows_dense / 2
     assert session.rows_dense == 4 * sum(range(192, 200))
+
+
+def test_memories_and_sessions_print_what_they_are(tiny, open_memory, tokens):
+    memory = open_memory(tiny("llama"))
+    prompt = tokens(40)
+    with memory.session(prompt) as session:
+        assert repr(session) == "<Session 0 of 40 tokens computed, 0 cached>"
+    assert repr(session) == "<Session 0 of 40 tokens computed, 0 cached, ended>"
+    assert repr(memory).startswith("<ModelMemory of LlamaForCausalLM: <Cache full: page size 16, ")

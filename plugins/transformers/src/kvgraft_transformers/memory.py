@@ -148,6 +148,9 @@ class ModelMemory:
         config = _configure(model, {"components": options, **plain}, storage)
         return cls(model, architecture, Cache(config, transfers=transfers), self_check)
 
+    def __repr__(self) -> str:
+        return f"<ModelMemory of {type(self.model).__name__}: {self.cache!r}>"
+
     # -- sessions
 
     def session(

@@ -63,6 +63,13 @@ class Session:
         self._in_pieces = False
         self.rows_dense = 0
 
+    def __repr__(self) -> str:
+        ended = ", ended" if self.ended else ""
+        return (
+            f"<Session {self.computed} of {self.key.n_tokens} tokens computed, "
+            f"{self.cached_tokens} cached{ended}>"
+        )
+
     # -- getting ready
 
     def admit(self) -> Decision:

@@ -73,7 +73,7 @@ TOKENS = TokenCount(min=1)
     "--max-running",
     default=16,
     show_default=True,
-    type=TOKENS,
+    type=click.IntRange(min=1),
     help="Requests that hold memory at a time.",
 )
 @click.option("--sparse-on-host", is_flag=True, help="Keep K/V of indexed layers on the host.")
@@ -100,7 +100,9 @@ TOKENS = TokenCount(min=1)
     help="Check the contract while serving.",
 )
 @click.option(
-    "--threads", type=TOKENS, help="Threads torch computes with; its own choice by default."
+    "--threads",
+    type=click.IntRange(min=1),
+    help="Threads torch computes with; its own choice by default.",
 )
 @click.option(
     "--grace",
