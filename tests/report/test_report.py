@@ -17,6 +17,7 @@ from kvgraft.report import ReplayResult, print_tables, render_html, write_html
 from kvgraft.report.icicle import icicle
 from kvgraft.report.plot import ticks
 from kvgraft.report.schema import TreeNode
+from kvgraft.report.summary import cpu_table, headline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
