@@ -80,7 +80,7 @@ def test_a_batch_for_one_session_is_refused(tiny, open_memory, tokens):
     with pytest.raises(ConfigError, match=r"input_ids of shape \[2, 20\]: a session is one"):
         memory.session(torch.tensor([tokens(20), tokens(20)]))
     session = memory.session(tokens(20))
-    with pytest.raises(SessionError, match="a batch of 2 rows for 1 sessions"):
+    with pytest.raises(SessionError, match="a batch of 2 rows, sessions: 1; open"):
         model(
             input_ids=torch.tensor([tokens(20), tokens(20)]),
             past_key_values=session.cache,
@@ -100,7 +100,7 @@ def test_embeddings_instead_of_tokens_are_refused(tiny, open_memory, tokens):
 def test_beams_are_refused(tiny, open_memory, tokens):
     model = tiny("llama")
     session = open_memory(model).session(tokens(20), max_new_tokens=4)
-    with pytest.raises(SessionError, match="a batch of 2 rows for 1 sessions"):
+    with pytest.raises(SessionError, match="a batch of 2 rows, sessions: 1; open"):
         model.generate(
             row(tokens(20)), past_key_values=session.cache, max_new_tokens=4, num_beams=2
         )
