@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvgraft import Cache, ConfigError, LeaseError, TokenKey
-from kvgraft.config import parse_config
+from kvgraft import Cache, ConfigError, LeaseError, PluginError, TokenKey
+from kvgraft.config import CacheConfig, StorageSettings, parse_config
 
 Call = Callable[[Cache, Any], object]
+
+NAMES = ", ".join(CacheConfig.model_fields)
+STORAGE_NAMES = ", ".join(StorageSettings.model_fields)
 
 
 @pytest.fixture
@@ -95,28 +98,147 @@ def test_sizes_of_the_storage_tier_may_be_written_as_people_write_them() -> None
 @pytest.mark.parametrize(
     ("setting", "value", "said"),
     [
-        ("store_nbytes", "much", "setting storage.store_nbytes='much': write for example 256MiB; "),
-        ("store_nbytes", 0, "setting storage.store_nbytes=0: .* greater than or equal to 1; "),
-        ("stor", 1, "setting storage.stor is none; settings: url, model, "),
+        (
+            *("store_nbytes", "much"),
+            "setting storage.store_nbytes='much' is no size; write for example 256MiB",
+        ),
+        ("store_nbytes", 0, "setting storage.store_nbytes=0: give 1 or more"),
+        ("model", "", "setting storage.model='': give text of 1 or more characters"),
+        (
+            *("stor", 1),
+            f"no setting 'storage.stor'; did you mean 'store'? settings: {STORAGE_NAMES}",
+        ),
     ],
 )
 def test_a_setting_of_the_storage_tier_that_is_wrong_is_named(
     setting: str, value: object, said: str
 ) -> None:
     storage = {"model": "m", "weights": "1", setting: value}
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError) as refused:
         parse_config({"components": ["full"], "device_tokens": 64, "storage": storage})
+    assert str(refused.value) == said
 
 
-def test_a_setting_that_is_missing_is_named_as_missing() -> None:
-    with pytest.raises(ConfigError, match=r"^setting device_tokens: missing; settings: comp"):
-        Cache.open(["full"])
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, "setting device_tokens is missing; give for example '4M'"),
+        ({"device_tokens": -1}, "setting device_tokens=-1: give more than 0"),
+        ({"device_tokens": 1.5}, "setting device_tokens=1.5: give a whole number, such as '4M'"),
+        ({"device_tokens": None}, "setting device_tokens=None: give a whole number, such as '4M'"),
+        (
+            {"device_tokens": "lots"},
+            "setting device_tokens='lots' is no number of tokens; write for example 4M or 4096",
+        ),
+        (
+            {"device_tokens": 64, "device_bytes": "4GB"},
+            "settings device_tokens=64 and device_bytes='4GB': give one of the two",
+        ),
+        ({"page_size": 0}, "setting page_size=0: give more than 0"),
+        ({"device": 3}, "setting device=3: give text, such as 'cpu'"),
+        ({"payload": "perhaps"}, "setting payload='perhaps': give true or false"),
+        ({"guard": "maybe"}, "setting guard='maybe': give 'off', 'sampled' or 'on'"),
+        ({"guard_sample": 2}, "setting guard_sample=2: give 1 or less"),
+        ({"guard_sample": "x"}, "setting guard_sample='x': give a number, such as 0.01"),
+        ({"load": {"latency_s": -1}}, "setting load.latency_s=-1: give 0 or more"),
+        (
+            {"load": 3},
+            "setting load=3: give options by name, such as {'prefill_tokens_s': 20000}",
+        ),
+        (
+            {"storage": "file:here"},
+            "setting storage='file:here': give options by name, such as "
+            "{'url': 'file:/var/cache/kvgraft', 'model': 'my-model', 'weights': 'rev-1'}",
+        ),
+        (
+            {"device_tokens": 64, "storage": {}},
+            "setting storage.model is missing; give for example 'my-model'",
+        ),
+    ],
+)
+def test_a_setting_that_is_wrong_is_named_with_its_value_and_what_to_give(
+    settings: dict[str, Any], said: str
+) -> None:
+    wanted = {} if "device_tokens" in said else {"device_tokens": 64}
+    with pytest.raises(ConfigError) as refused:
+        Cache.open(["full"], **{**wanted, **settings})
+    assert str(refused.value) == said
 
 
-@pytest.mark.parametrize("components", ["full", ["full", 3], [["full"]]])
-def test_components_are_a_list_of_names(components: Any) -> None:
-    with pytest.raises(ConfigError, match=r"^setting components=.*: give a list of names, s"):
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"device_token": 64},  # which leaves device_tokens missing
+            f"no setting 'device_token'; did you mean 'device_tokens'? settings: {NAMES}",
+        ),
+        ({"device_tokens": 64, "zebra": 1}, f"no setting 'zebra'; settings: {NAMES}"),
+        (
+            {"device_tokens": 64, "load": {"latency": 1}},
+            "no setting 'load.latency'; did you mean 'latency_s'? settings: "
+            "bandwidth_bytes_s, latency_s, prefill_tokens_s",
+        ),
+    ],
+)
+def test_a_setting_that_does_not_exist_is_told_from_those_that_do_the_nearest_first(
+    settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Cache.open(["full"], **settings)
+    assert str(refused.value) == said
+
+
+@pytest.mark.parametrize(
+    ("components", "said"),
+    [
+        ({"swa": {"window": 0}}, "component 'swa': option window=0: give more than 0"),
+        (
+            {"full": {"n_layers": 0.5}},
+            "component 'full': option n_layers=0.5: give a whole number, such as 2",
+        ),
+        (
+            {"full": {"kind": "mla"}},
+            "component 'full': option latent_dim=None: kind 'mla' needs it; take it from the "
+            "model's configuration",
+        ),
+        (
+            {"full": {"layers": 3}},
+            "component 'full': option layers=3: give a list",
+        ),
+    ],
+)
+def test_an_option_that_is_wrong_is_named_with_its_value_and_what_to_give(
+    components: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(PluginError) as refused:
         Cache.open(components, device_tokens=64)
+    assert str(refused.value) == said
+
+
+def test_an_option_that_does_not_exist_is_told_from_those_that_do() -> None:
+    with pytest.raises(PluginError) as misspelt:
+        Cache.open({"swa": {"windw": 4}}, device_tokens=64)
+    assert str(misspelt.value).startswith(
+        "component 'swa': no option 'windw'; did you mean 'window'? options: device_tokens, "
+    )
+    with pytest.raises(PluginError, match="component 'full': no option 'window'; options: device"):
+        Cache.open({"full": {"window": 4}}, device_tokens=64)
+
+
+def test_a_value_that_is_long_is_cut() -> None:
+    with pytest.raises(ConfigError) as refused:
+        Cache.open(["full"], device_tokens="4" + "M" * 10_000)
+    assert len(str(refused.value)) < 160
+
+
+@pytest.mark.parametrize("components", ["full", ["full", 3], [["full"]], [], {}, {3: {}}, 3, None])
+def test_components_are_names_or_options_by_name(components: Any) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Cache.open(components, device_tokens=64)
+    assert str(refused.value) == (
+        f"setting components={components!r}: give names such as ['full'], or options by name "
+        "such as {'full': {'n_layers': 32}}"
+    )
 
 
 def test_names_may_come_from_anything_that_can_be_iterated() -> None:

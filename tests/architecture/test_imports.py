@@ -26,6 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "slots",
         "hookspecs",
         "sizes",
+        "refusals",
     ),
     ("registry", "implementations", "pools", "storage", "entry_points"),
     ("tree", "admission", "transfers", "dispatch", "answers", "request"),

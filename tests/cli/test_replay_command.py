@@ -211,17 +211,20 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "unknown option": (
         ("TRACE", "--component", "swa:windw=64"),
-        "component 'swa': option windw='64': Extra inputs are not permitted; options: ",
+        "component 'swa': no option 'windw'; did you mean 'window'? options: ",
     ),
     "impossible option": (
         ("TRACE", "--component", "swa:window=-1"),
-        "component 'swa': option window='-1': Input should be greater than 0",
+        "component 'swa': option window='-1': give more than 0",
     ),
     "not an option": (
         ("TRACE", "--component", "swa:window"),
-        "--component 'swa:window': 'window' is not OPTION=VALUE",
+        "component 'swa:window': 'window' is not OPTION=VALUE",
     ),
-    "no component named": (("TRACE", "--component", ":window=1"), "names no component"),
+    "no component named": (
+        ("TRACE", "--component", ":window=1"),
+        "component ':window=1' has no name",
+    ),
     "no device memory": (
         ("TRACE", "--component", "full", "--device-tokens", "0"),
         "invalid value for '--device-tokens': 0 is not in the range x>=1",
@@ -256,7 +259,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "storage option": (
         ("TRACE", "--component", "full", "--host-tokens", "10000", "--storage", "file:DIR?size=1"),
-        "storage 'file': has no option 'size'; options: capacity, segment, refresh_s",
+        "storage 'file': no option 'size'; options: capacity, segment, refresh_s",
     ),
     "prefetch without storage": (
         ("TRACE", "--component", "full", "--prefetch-threshold", "256"),
@@ -284,7 +287,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "bytes of a component": (
         ("TRACE", "--component", "full:device_tokens=4GB"),
-        "option device_tokens='4GB': '4GB' is a size in bytes; give tokens",
+        "option device_tokens='4GB' is a size in bytes; give tokens",
     ),
     "more than the machine": (
         ("TRACE", "--component", LLAMA, "--device-tokens", "10M", "--host-tokens", "40M"),

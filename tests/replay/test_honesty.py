@@ -148,10 +148,47 @@ def test_a_limit_too_small_for_whole_sessions_cuts_all_users_alike_and_says_so()
     assert sessions_of(result, 4) == {0: 3, 1: 2, 2: 2}
     (notice,) = result["notices"]
     assert notice.startswith("limit 7 leaves only the beginning of 3 of 3 sessions; ")
-    assert "give 12 or more" in notice
+    assert "give a limit of 12 or more" in notice
 
 
 @pytest.mark.parametrize(("users", "limit", "idle"), [(5, 3, 2), (9, None, 3), (8, 24, 2)])
 def test_users_without_a_session_are_told(users: int, limit: int | None, idle: int) -> None:
     notices = closed(users=users, limit=limit)["notices"]
     assert any(notice.startswith(f"{idle} of {users} users have no session") for notice in notices)
+
+
+@pytest.mark.parametrize(
+    ("users", "limit", "said"),
+    [
+        (3, 12, []),
+        (
+            3,
+            7,
+            ["limit 7 leaves only the beginning of 3 of 3 sessions; give a limit of 12 or more"],
+        ),
+        (
+            *(5, 3),
+            [
+                "limit 3 leaves only the beginning of 3 of 3 sessions; give a limit of 20 or more",
+                "2 of 5 users have no session: limit 3 is one request for each of 3 sessions; "
+                "give a limit of 20 or more",
+            ],
+        ),
+        (
+            *(9, 3),
+            [
+                "limit 3 leaves only the beginning of 3 of 3 sessions; give at most 6 users and a "
+                "limit of 24 or more",
+                "6 of 9 users have no session: the workload has 6 sessions and limit 3 is one "
+                "request for each of 3 sessions; give at most 6 users and a limit of 24 or more",
+            ],
+        ),
+        (
+            9,
+            None,
+            ["3 of 9 users have no session: the workload has 6 sessions; give at most 6 users"],
+        ),
+    ],
+)
+def test_notices_of_users_and_a_limit_agree(users: int, limit: int | None, said: list[str]) -> None:
+    assert closed(users=users, limit=limit)["notices"] == said

@@ -17,6 +17,7 @@ from kvgraft.report import ReplayResult, print_tables, render_html, write_html
 from kvgraft.report.icicle import icicle
 from kvgraft.report.plot import ticks
 from kvgraft.report.schema import TreeNode
+from kvgraft.report.summary import cpu_table, headline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -568,3 +569,16 @@ def test_an_interval_without_requests_has_no_hit_rate(result: ReplayResult) -> N
     assert len(load["at"]) == len(result["timeline"])
     assert len(rate["at"]) == len(result["timeline"]) - 20
     assert rate["at"] == load["at"][:40] + load["at"][60:]
+
+
+def test_what_all_requests_share_alike_has_a_mean_and_no_percentiles(result: ReplayResult) -> None:
+    result["cpu_us_per_request"] = {
+        "match": {"p50": 1.0, "p99": 2.0, "mean": 1.5},
+        "poll": {"p50": 3.0, "p99": 3.0, "mean": 3.0},
+    }
+    assert cpu_table(result).rows == (("match", "1.0", "2.0", "1.5"), ("poll", "–", "–", "3.0"))
+
+
+def test_one_request_is_counted_in_the_singular(result: ReplayResult) -> None:
+    result["workload"]["requests"] = result["requests"] = result["served"] = 1
+    assert headline(result) == "1 of 1 request"

@@ -60,9 +60,9 @@ def test_a_contract_class_holds_data_only(name: str) -> None:
 
 
 REFUSED = {
-    "windw=3": "'swa': option windw='3': Extra inputs are not permitted; options: ",
-    "window=0": "'swa': option window='0': Input should be greater than 0; options: ",
-    "window=abc": "'swa': option window='abc': 'abc' is no number of tokens; write for example 4M",
+    "windw=3": "'swa': no option 'windw'; did you mean 'window'? options: ",
+    "window=0": "'swa': option window='0': give more than 0",
+    "window=abc": "'swa': option window='abc' is no number of tokens; write for example 4M",
     "device_tokens=1": "'swa': option device_tokens: 1 tokens make no page of 2; give 2 or more",
     "": "'nothing' is not installed; installed: ",
 }
@@ -83,6 +83,24 @@ def test_what_is_refused_is_its_givers_mistake_and_one_line(
     assert (status, output) == (2, "")
     assert errors.startswith(f"kvgraft: component {REFUSED[option]}")
     assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["swa:windw=3"], "component 'swa': no option 'windw'; did you mean 'window'? options: "),
+        (["swa:window=0,n_layers=1"], "component 'swa': option window='0': give more than 0"),
+        (["swa:n_layers=1", "--option", "window=0"], "component 'swa': option window='0': give"),
+        (["swa:window=4", "--option", "window=4"], "option 'window' of component 'swa' is given"),
+        (["swa:window"], "component 'swa:window': 'window' is not OPTION=VALUE; write for"),
+        ([":window=4"], "component ':window=4' has no name; see `kvgraft components`"),
+    ],
+)
+def test_options_come_with_the_name_as_for_a_replay(arguments: list[str], said: str) -> None:
+    done = run(KVGRAFT, "check", *arguments, "--profile", "dev")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"kvgraft: {said}")
+    assert done.stderr.count("\n") == 1
 
 
 SOUND = COMPONENT.format(name="thrown")
@@ -188,7 +206,7 @@ def test_what_is_no_components_to_refuse_is_refused_before_a_process_is_started(
 
 MISTAKES = {
     "'nope'": "component 'nope' is not installed; installed: ",
-    "'swa'; options = {'windw': 3}": "component 'swa': option windw=3: Extra inputs ",
+    "'swa'; options = {'windw': 3}": "component 'swa': no option 'windw'; ",
     "'swa'; expected_failures = {'Z1': ''}": "expected failure 'Z1' is no rule ",
     "'swa'; expected_failures = {'M4'}": "expected_failures is {'M4'}; give rules with reasons",
     "'swa'; expected_failures = {'M4': ' '}": "expected failure 'M4': ' ' is no reason; say why",

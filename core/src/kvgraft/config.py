@@ -18,6 +18,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from kvgraft.errors import ConfigError
+from kvgraft.refusals import first_refusal, shown
 from kvgraft.sizes import Nbytes, Tokens, is_nbytes
 
 __all__ = [
@@ -130,8 +131,8 @@ class StorageSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     url: str | None = None
-    model: str = Field(min_length=1)
-    weights: str = Field(min_length=1)
+    model: str = Field(min_length=1, examples=["my-model"])
+    weights: str = Field(min_length=1, examples=["rev-1"])
     sharding: str | None = None
     salt: str | None = None
     store: StorePolicy = StorePolicy.SECOND_TOUCH
@@ -142,6 +143,9 @@ class StorageSettings(BaseModel):
     threshold_tokens: Tokens = Field(default=256, gt=0)
     deadline_s: PositiveFloat = 10.0
     queue_timeout_s: PositiveFloat = 60.0
+
+
+STORAGE_EXAMPLE = {"url": "file:/var/cache/kvgraft", "model": "my-model", "weights": "rev-1"}
 
 
 class CacheConfig(BaseModel):
@@ -174,17 +178,17 @@ class CacheConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    components: dict[str, dict[str, Any]] = Field(min_length=1)
+    components: dict[str, dict[str, Any]] = Field(min_length=1, examples=[["full"]])
     page_size: Tokens = Field(default=64, gt=0)
     device: str = "cpu"
-    device_tokens: Tokens = Field(gt=0)
+    device_tokens: Tokens = Field(gt=0, examples=["4M"])
     device_bytes: Nbytes | None = None
     host_tokens: Tokens = Field(default=0, ge=0)
     host_bytes: Nbytes | None = None
     payload: bool = True
     write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
-    load: LoadModel | None = LoadModel()
-    storage: StorageSettings | None = None
+    load: LoadModel | None = Field(default=LoadModel(), examples=[{"prefill_tokens_s": 20_000}])
+    storage: StorageSettings | None = Field(default=None, examples=[STORAGE_EXAMPLE])
     cut_tokens: Tokens = Field(default=0, ge=0)
     states_inside_chunks: bool = False
     transfer_timeout_s: PositiveFloat = 30.0
@@ -203,13 +207,29 @@ class CacheConfig(BaseModel):
             tokens, nbytes = f"{tier}_tokens", f"{tier}_bytes"
             if is_nbytes(settings.get(tokens)):
                 if settings.get(nbytes) is not None:
-                    raise PydanticCustomError("size", f"give {tokens} or {nbytes}, one of the two")
+                    raise _sized_twice(settings, tokens, nbytes)
                 settings[nbytes] = settings.pop(tokens)
             if settings.get(nbytes) is not None:
                 if tokens in settings:
-                    raise PydanticCustomError("size", f"give {tokens} or {nbytes}, one of the two")
+                    raise _sized_twice(settings, tokens, nbytes)
                 settings[tokens] = 1
         return settings
+
+
+def _sized_twice(settings: Mapping[str, Any], *names: str) -> PydanticCustomError:
+    given = " and ".join(f"{name}={shown(settings[name])}" for name in names)
+    return PydanticCustomError("twice", "settings {given}: give one of the two", {"given": given})
+
+
+def _by_name(components: object) -> dict[str, Any]:
+    """Options by component; a list of names stands for components without options."""
+    names = list(components) if isinstance(components, Iterable) else []
+    if isinstance(components, str) or not names or not all(isinstance(each, str) for each in names):
+        raise ConfigError(
+            f"setting components={shown(components)}: give names such as ['full'], or options by "
+            "name such as {'full': {'n_layers': 32}}"
+        )
+    return dict(components) if isinstance(components, Mapping) else {name: {} for name in names}
 
 
 def parse_config(settings: dict[str, Any]) -> CacheConfig:
@@ -218,29 +238,9 @@ def parse_config(settings: dict[str, Any]) -> CacheConfig:
     Raises:
         ConfigError: the first field that is missing, unknown or impossible, named.
     """
-    components = settings.get("components")
-    if isinstance(components, Iterable) and not isinstance(components, Mapping):
-        names = list(components)
-        if isinstance(components, str) or not all(isinstance(name, str) for name in names):
-            raise ConfigError(
-                f"setting components={components!r}: give a list of names, such as ['full']"
-            )
-        settings = {**settings, "components": {name: {} for name in names}}
+    if "components" in settings:
+        settings = {**settings, "components": _by_name(settings["components"])}
     try:
         return CacheConfig.model_validate(settings)
     except ValidationError as error:
-        # a misspelt name shows up as unknown and, if it is required, as missing
-        first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
-        if not first["loc"]:
-            raise ConfigError(f"settings: {first['msg']}") from error
-        field = ".".join(str(part) for part in first["loc"])
-        inside = first["loc"][0] == "storage" and len(first["loc"]) > 1
-        known = ", ".join((StorageSettings if inside else CacheConfig).model_fields)
-        given = f"={first.get('input')!r}: {first['msg']}"
-        if first["type"] == "missing":
-            given = ": missing"
-        elif first["type"] == "extra_forbidden":
-            given = " is none"
-        elif first["type"] == "size":
-            given = f"={first.get('input')!r}: {first['msg'].partition('; ')[2]}"
-        raise ConfigError(f"setting {field}{given}; settings: {known}") from error
+        raise ConfigError(first_refusal(error, CacheConfig, "setting")) from error

@@ -29,6 +29,7 @@ from kvgraft.errors import (
 )
 from kvgraft.pools import BuildContext, Component, DevicePool, HostMirror, PrivatePool
 from kvgraft.reach import Reach
+from kvgraft.refusals import first_refusal
 from kvgraft.registry import HOOKS, NO_RULE, Plugin
 from kvgraft.tree.track import ComponentShape
 from kvgraft.types import Kind, Tier
@@ -87,14 +88,8 @@ def parse_options(plugin: Plugin, options: dict[str, Any]) -> BaseModel:
     try:
         return plugin.declaration.options.model_validate(options)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "options"
-        known = ", ".join(plugin.declaration.options.model_fields)
-        raise PluginError(
-            plugin.name,
-            f"option {field}={first.get('input')!r}: {first['msg']}; options: {known}",
-            "P7",
-        ) from error
+        said = first_refusal(error, plugin.declaration.options, "option")
+        raise PluginError(plugin.name, said, "P7") from error
 
 
 FROZEN = (

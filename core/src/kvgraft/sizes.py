@@ -91,7 +91,8 @@ def _read(parse: Any, value: Any) -> Any:
     try:
         return parse(value)
     except ValueError as error:
-        raise PydanticCustomError("size", "{reason}", {"reason": str(error)}) from error
+        reason = str(error).removeprefix(f"{value!r} ")  # whoever shows it names the value
+        raise PydanticCustomError("size", "{reason}", {"reason": reason}) from error
 
 
 Nbytes = Annotated[int, BeforeValidator(_nbytes)]

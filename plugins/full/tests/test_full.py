@@ -83,7 +83,7 @@ def test_without_host_tokens_there_is_no_mirror() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"window": 64}, "component 'full': option window=64: Extra inputs"),
+        ({"window": 64}, "component 'full': no option 'window'; options: "),
         ({"n_kv_heads": 0}, "component 'full': option n_kv_heads=0"),
         ({"kind": "mla"}, "component 'full': option latent_dim=None"),
         ({**DEEPSEEK_V3, "head_dim": 4}, "component 'full': option head_dim=4"),

@@ -225,7 +225,7 @@ def test_extending_reserves_this_chunk_now_and_the_rest_of_the_request_for_later
         ({"index_dim": 0}, "component 'hisparse': option index_dim=0"),
         ({"index_dtype": "int4"}, "component 'hisparse': option index_dtype='int4'"),
         ({"kind": "mla"}, "component 'hisparse': option latent_dim=None"),
-        ({"top_k": 4}, "component 'hisparse': option top_k=4: Extra inputs"),
+        ({"top_k": 4}, "component 'hisparse': no option 'top_k'; options: "),
     ],
 )
 def test_impossible_options_are_refused_with_the_field_named(

@@ -82,7 +82,7 @@ def test_without_host_tokens_there_is_no_mirror() -> None:
     [
         ({"window": 0}, "component 'swa': option window=0"),
         ({"window": None}, "component 'swa': option window=None"),
-        ({"window_size": 64}, "component 'swa': option window_size=64: Extra inputs"),
+        ({"window_size": 64}, "component 'swa': no option 'window_size'; did you mean 'window'"),
         ({"kind": "mla"}, "component 'swa': option latent_dim=None"),
     ],
 )

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import httpx
@@ -16,6 +17,8 @@ import openai
 __all__ = ["Server", "kvgraft"]
 
 START_S = 120
+
+OFFLINE = {"HF_HUB_OFFLINE": "1"}
 
 
 def kvgraft(*arguments: str | Path) -> list[str]:
@@ -26,9 +29,12 @@ def kvgraft(*arguments: str | Path) -> list[str]:
 class Server:
     """A server process; `with` starts and stops it."""
 
-    def __init__(self, model: Path, *options: str, log: Path) -> None:
+    def __init__(
+        self, model: Path | str, *options: str, log: Path, environment: Mapping[str, str] = OFFLINE
+    ) -> None:
         self.command = kvgraft("serve", model, "--port", "0", "--threads", "1", *options)
         self.log = log
+        self.environment = environment
         self.url = ""
 
     def __enter__(self) -> Server:
@@ -37,7 +43,7 @@ class Server:
                 self.command,
                 stderr=log,
                 stdout=log,
-                env={**os.environ, "HF_HUB_OFFLINE": "1", "NO_COLOR": "1"},
+                env={**os.environ, "NO_COLOR": "1", **self.environment},
             )
         deadline = time.monotonic() + START_S
         while not self.url:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from kvgraft import ConfigError
 from kvgraft_transformers import ModelMemory, SessionError
+from kvgraft_transformers.engine import Engine
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +80,7 @@ def test_a_batch_for_one_session_is_refused(tiny, open_memory, tokens):
     with pytest.raises(ConfigError, match=r"input_ids of shape \[2, 20\]: a session is one"):
         memory.session(torch.tensor([tokens(20), tokens(20)]))
     session = memory.session(tokens(20))
-    with pytest.raises(SessionError, match="a batch of 2 rows for 1 sessions"):
+    with pytest.raises(SessionError, match="a batch of 2 rows, sessions: 1; open"):
         model(
             input_ids=torch.tensor([tokens(20), tokens(20)]),
             past_key_values=session.cache,
@@ -96,7 +100,7 @@ def test_embeddings_instead_of_tokens_are_refused(tiny, open_memory, tokens):
 def test_beams_are_refused(tiny, open_memory, tokens):
     model = tiny("llama")
     session = open_memory(model).session(tokens(20), max_new_tokens=4)
-    with pytest.raises(SessionError, match="a batch of 2 rows for 1 sessions"):
+    with pytest.raises(SessionError, match="a batch of 2 rows, sessions: 1; open"):
         model.generate(
             row(tokens(20)), past_key_values=session.cache, max_new_tokens=4, num_beams=2
         )
@@ -162,6 +166,14 @@ def test_a_session_on_another_model_or_a_closed_memory_is_refused(tiny, open_mem
         ([3, 512], r"token ids 3\.\.512 of a vocabulary of 512"),
         ([-1], r"token ids -1\.\.-1"),
         (torch.rand(5), r"input_ids of torch\.float32: give token ids"),
+        ([1.5], r"input_ids of torch\.float32: give token ids"),
+        (torch.ones(5) > 0, r"input_ids of torch\.bool: give token ids"),
+        ("hello", "input_ids='hello': give token ids, a list of them or a tensor"),
+        (None, "input_ids=None: give token ids"),
+        (["hello"], r"input_ids=\['hello'\]: give token ids"),
+        ([[1, 2], [3, 4]], r"input_ids of shape \[2, 2\]: a session is one sequence"),
+        ([[1, 2], [3]], r"input_ids=\[\[1, 2\], \[3\]\]: give token ids"),
+        ([], "request of 0 tokens"),
     ],
 )
 def test_what_is_no_token_is_refused(tiny, open_memory, ids, reason):
@@ -174,12 +186,17 @@ def test_what_is_no_token_is_refused(tiny, open_memory, ids, reason):
     [
         ({"chunk_tokens": 40}, "chunk_tokens 40 is not a multiple of page_size 16; use 32"),
         ({"chunk_tokens": 8}, "chunk_tokens 8 is not a multiple of page_size 16; use 16"),
+        ({"chunk_tokens": "4k"}, "setting chunk_tokens='4k': give a whole number, 1 or more"),
+        ({"page_size": 0}, "setting page_size=0: give a whole number, 1 or more"),
+        ({"page_size": 1.5}, "setting page_size=1.5: give a whole number, 1 or more"),
+        ({"components": ["swa"]}, r"setting components=\['swa'\]: give options by name, such as"),
+        ({"components": {"swa": 3}}, r"setting components=\{'swa': 3\}: give options by name"),
         ({"components": {"mamba": {}}}, r"components \['mamba'\]: the model has \['full'\]"),
         ({"device_tokens": 0}, "device_tokens"),
-        ({"colour": "red"}, "setting colour"),
+        ({"colour": "red"}, "no setting 'colour'"),
         (
             {"device_token": 64, "device_tokens": None},
-            "setting device_token is none; settings: components",
+            r"no setting 'device_token'; did you mean 'device_tokens'\? settings: comp",
         ),
         ({"sparse_on_host": True}, "no layer with an indexer"),
     ],
@@ -190,3 +207,118 @@ def test_settings_that_cannot_work_are_refused(tiny, settings, reason):
             tiny("llama"), **{"page_size": 16, "device_tokens": 256, "chunk_tokens": 32, **settings}
         )
     assert not tiny("llama")._forward_hooks
+
+
+@pytest.mark.parametrize("opened", [ModelMemory, Engine], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("model", ["gemma", None, torch.nn.Linear(2, 2), PreTrainedModel])
+def test_what_is_no_model_is_refused_with_how_to_load_one(opened, model):
+    with pytest.raises(ConfigError) as refused:
+        opened.open(model, device_tokens=64)
+    kind = type(model).__name__
+    assert str(refused.value) == (
+        f"model {model!r:.60} is a {kind}, no model of transformers; load it with "
+        "AutoModelForCausalLM.from_pretrained(...) and give what that returns"
+    )
+
+
+SETTINGS = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
+
+
+def test_a_prompt_that_differs_within_the_reused_prefix_is_refused(tiny, open_memory, tokens):
+    model = tiny("llama")
+    memory = open_memory(model)
+    prompt = tokens(40)
+    with memory.session(prompt, max_new_tokens=4) as session:
+        model.generate(row(prompt), past_key_values=session.cache, **SETTINGS)
+    wrong = [*prompt[:5], 400, *prompt[6:]]
+    with memory.session(prompt, max_new_tokens=4) as session:
+        assert session.cached_tokens == 32
+        with pytest.raises(SessionError, match=rf"token 5 is 400, the session .* {prompt[5]}; "):
+            model.generate(row(wrong), past_key_values=session.cache, **SETTINGS)
+        said = model.generate(row(prompt), past_key_values=session.cache, **SETTINGS)
+    assert torch.equal(said, model.generate(row(prompt), **SETTINGS))
+
+
+@pytest.mark.parametrize("reused", [False, True])
+def test_a_part_of_the_prompt_is_refused_before_anything_is_computed(
+    tiny, open_memory, tokens, reused
+):
+    model = tiny("llama")
+    memory = open_memory(model)
+    if reused:
+        with memory.session(tokens(40), max_new_tokens=4) as session:
+            model.generate(row(tokens(40)), past_key_values=session.cache, **SETTINGS)
+    with memory.session(tokens(40), max_new_tokens=4) as session:
+        before = session.computed
+        with pytest.raises(SessionError) as refused:
+            model.generate(row(tokens(40)[:20]), past_key_values=session.cache, **SETTINGS)
+        assert str(refused.value) == (
+            f"generate was given 20 tokens, the session has 40 and has computed {before}: give at "
+            "least its first 40"
+        )
+        assert session.computed == before
+
+
+def test_a_second_answer_to_the_same_prompt_needs_another_session(tiny, open_memory, tokens):
+    model = tiny("llama")
+    with open_memory(model).session(tokens(40), max_new_tokens=8) as session:
+        said = model.generate(row(tokens(40)), past_key_values=session.cache, **SETTINGS)
+        with pytest.raises(SessionError, match="given 40 tokens, the session has 43 and has comp"):
+            model.generate(row(tokens(40)), past_key_values=session.cache, **SETTINGS)
+        more = model.generate(said, past_key_values=session.cache, **SETTINGS)
+    longer = {**SETTINGS, "max_new_tokens": 8}
+    assert torch.equal(more, model.generate(row(tokens(40)), **longer))
+
+
+def test_more_tokens_than_were_reserved_are_refused(tiny, open_memory, tokens):
+    model = tiny("llama")
+    with open_memory(model).session(tokens(40), max_new_tokens=3) as session:
+        with pytest.raises(SessionError) as refused:
+            model.generate(row(tokens(40)), past_key_values=session.cache, **SETTINGS)
+        assert str(refused.value) == (
+            "44 tokens in a session that was begun for 43: a prompt of 40 and max_new_tokens 3; "
+            "begin it with max_new_tokens=4"
+        )
+        assert session.computed == 0
+        model(input_ids=row(tokens(43)), past_key_values=session.cache)
+        with pytest.raises(SessionError, match="44 tokens in a session that was begun for 43"):
+            model(input_ids=row([5]), past_key_values=session.cache)
+        assert session.computed == 43
+
+
+def test_a_session_instead_of_its_cache_and_one_that_has_ended_are_refused(
+    tiny, open_memory, tokens
+):
+    model = tiny("llama")
+    with open_memory(model).session(tokens(40), max_new_tokens=4) as session:
+        for call in (model.generate, model):
+            with pytest.raises(
+                SessionError, match="is a Session; give its cache, past_key_values="
+            ):
+                call(row(tokens(40)), past_key_values=session)
+        cache = session.cache
+    for call in (model.generate, model):
+        with pytest.raises(SessionError, match="the session has ended; begin another"):
+            call(row(tokens(40)), past_key_values=cache)
+    with pytest.raises(SessionError, match="the session has ended; begin another"):
+        _ = session.cache
+
+
+def test_two_memories_of_one_model_check_their_own_sessions_and_leave_no_trace(
+    tiny, open_memory, tokens
+):
+    model = tiny("llama")
+    first, second = open_memory(model), open_memory(model)
+    wrong = row([400, *tokens(40)[1:]])
+    for memory in (first, second):
+        with memory.session(tokens(40), max_new_tokens=4) as session:
+            model.generate(row(tokens(40)), past_key_values=session.cache, **SETTINGS)
+    copied = copy.deepcopy(model)
+    assert copied.generate.__self__ is copied
+    first.close()
+    session = second.session(tokens(40), max_new_tokens=4)
+    with pytest.raises(SessionError, match="token 0 is 400"):
+        model.generate(wrong, past_key_values=session.cache, **SETTINGS)
+    session.abort()
+    second.close()
+    assert model.generate(wrong, **SETTINGS).shape == (1, 44)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 from threading import Barrier
 from time import sleep
 
+import click
 import httpx
 import openai
 import pytest
@@ -427,7 +429,18 @@ def test_a_model_that_is_not_there_is_one_line(tmp_path):
 
 def test_a_checkpoint_without_a_tokenizer_is_one_line(tmp_path):
     build_tiny_model("llama").save_pretrained(tmp_path)
-    assert "has no tokenizer: " in refused(tmp_path, "--port", "0")
+    assert refused(tmp_path, "--port", "0").startswith(
+        f"model '{tmp_path}' has no tokenizer that can be loaded; save the model's own beside its "
+    )
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "mamba2", "qwen3"])
+def test_a_tokenizer_that_transformers_makes_of_nothing_is_refused(tmp_path, family):
+    build_tiny_model(family).save_pretrained(tmp_path)
+    assert refused(tmp_path, "--port", "0") == (
+        f"model '{tmp_path}' has no tokenizer: all it knows are special tokens, no text; save the "
+        "model's own beside its weights (tokenizer.save_pretrained)"
+    )
 
 
 @pytest.mark.parametrize("options", [("--device", "cuda"), ("--dtype", "foo")])
@@ -467,3 +480,11 @@ def test_a_port_in_use_is_one_line(checkpoint):
 def test_impossible_sizes_are_one_line(checkpoint):
     line = refused(checkpoint, "--port", "0", "--chunk-tokens", "100", "--page-size", "64")
     assert line == "chunk_tokens 100 is not a multiple of page_size 64; use 64"
+
+
+def test_the_help_names_what_each_option_counts():
+    said = serve.get_help(click.Context(serve, info_name="serve", max_content_width=200))
+    metavars = dict(re.findall(r"--([a-z-]+) ([A-Z]+)", said))
+    in_tokens = {option for option, metavar in metavars.items() if metavar == "TOKENS"}
+    assert in_tokens == {"page-size", "chunk-tokens", "step-tokens"}
+    assert (metavars["max-running"], metavars["threads"]) == ("INTEGER", "INTEGER")

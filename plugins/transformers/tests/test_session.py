@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kvgraft import TokenKey
 from kvgraft.transfers import SteppedTransferEngine
-from kvgraft_transformers import AdmissionRefusedError, ModelMemory, SessionError
+from kvgraft_transformers import AdmissionRefusedError, ModelMemory, Session, SessionError
 from kvgraft_transformers.tiny import build_tiny_model
 
 
@@ -146,7 +147,8 @@ def test_a_batch_without_room_for_one_changes_none_of_its_sessions(tiny, open_me
     model = tiny("llama")
     memory = open_memory(model, device_tokens=160)
     roomy = memory.session(tokens(48), max_new_tokens=32)
-    tight = memory.session(tokens(48, seed=2))
+    tight = Session(memory, TokenKey(tokens(48, seed=2)))  # as an engine's: without a limit
+    tight.open()
     cache = memory.session_cache([roomy, tight])
     model(input_ids=torch.tensor([tokens(48), tokens(48, seed=2)]), past_key_values=cache)
     with pytest.raises(SessionError, match="no slots for 20 tokens"):
@@ -184,7 +186,7 @@ def test_decoding_beyond_the_reserve_says_what_to_do(tiny, open_memory, tokens):
     memory = open_memory(model, device_tokens=96)
     prompt = tokens(60)
     session = memory.session(prompt)
-    with pytest.raises(SessionError, match="a larger max_new_tokens"):
+    with pytest.raises(SessionError, match="begin it with max_new_tokens=60"):
         model.generate(
             row(prompt), past_key_values=session.cache, max_new_tokens=60, eos_token_id=None
         )
@@ -201,8 +203,6 @@ def test_a_failed_load_back_is_computed_again(tiny, open_memory, tokens, run):
     transfers.run_all()
     memory.cache.poll()
     memory.cache.evict("full", 100)
-    from kvgraft import TokenKey
-    from kvgraft_transformers import Session
 
     session = Session(memory, TokenKey(prompt))
     assert session.admit().admitted
@@ -303,3 +303,12 @@ def test_a_sparse_model_moves_less_than_it_would_densely(tiny, open_memory, toke
         run(model, prompt, session, cuts=cuts)
         assert session.swapped.rows_moved < session.rows_dense / 2
     assert session.rows_dense == 4 * sum(range(192, 200))
+
+
+def test_memories_and_sessions_print_what_they_are(tiny, open_memory, tokens):
+    memory = open_memory(tiny("llama"))
+    prompt = tokens(40)
+    with memory.session(prompt) as session:
+        assert repr(session) == "<Session 0 of 40 tokens computed, 0 cached>"
+    assert repr(session) == "<Session 0 of 40 tokens computed, 0 cached, ended>"
+    assert repr(memory).startswith("<ModelMemory of LlamaForCausalLM: <Cache full: page size 16, ")

@@ -198,7 +198,7 @@ def test_weights_that_cannot_be_hashed_are_one_line_that_says_what_to_give(opene
         ("fil:/tmp", "did you mean file?"),
         (7, "storage=7: give a URL"),
         ({"store": "never"}, "setting storage.store='never'"),
-        ({"stroe": "second-touch"}, "setting storage.stroe is none; settings: url"),
+        ({"stroe": "second-touch"}, "no setting 'storage.stroe'; did you mean 'store'? sett"),
     ],
 )
 def test_storage_that_cannot_work_is_one_line(tiny, storage, line):

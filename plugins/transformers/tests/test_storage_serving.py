@@ -64,7 +64,7 @@ def test_a_second_server_answers_from_what_the_first_one_stored(checkpoint, tmp_
     ("options", "line"),
     [
         (("--storage", "nowhere"), "storage 'nowhere' is not NAME:LOCATION, such as file:/var/"),
-        (("--storage", "file:{there}?size=1"), "storage 'file': has no option 'size'; options: "),
+        (("--storage", "file:{there}?size=1"), "storage 'file': no option 'size'; options: "),
         (("--storage", "file:{there}/none"), "storage 'file': {there}/none does not exist"),
         (("--store-policy", "second-touch"), "--store-policy without --storage; give --storage"),
         (("--prefetch-policy", "timeout"), "--prefetch-policy without --storage; give --storage"),

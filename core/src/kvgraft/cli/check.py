@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
+from kvgraft.cli.components import parse_component
 from kvgraft.cli.console import OutputConsole
 from kvgraft.errors import ConfigError
 
@@ -40,7 +41,7 @@ def _options(texts: tuple[str, ...]) -> dict[str, Any]:
 
 
 @click.command()
-@click.argument("name")
+@click.argument("component", metavar="NAME[:OPTION=VALUE,...]")
 @click.option(
     "--option",
     "options",
@@ -58,14 +59,20 @@ def _options(texts: tuple[str, ...]) -> dict[str, Any]:
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list instead of lines.")
 @click.option("--all", "show_all", is_flag=True, help="List clauses that do not apply as well.")
 def check(
-    name: str, options: tuple[str, ...], profile: str, *, as_json: bool, show_all: bool
+    component: str, options: tuple[str, ...], profile: str, *, as_json: bool, show_all: bool
 ) -> None:
     """Run the contract suite on the installed component NAME.
+
+    Its options come with the name, as in NAME:window=8, or with --option.
 
     Prints each failure with its rule, what was seen and the calls that lead there, then a line per
     clause. Exits with 1 if a clause fails. The component runs in processes of its own. Needs the
     extra kvgraft[testing].
     """
+    name, given = parse_component(component)
+    more = _options(options)
+    for field in sorted(given.keys() & more.keys()):
+        raise ConfigError(f"option {field!r} of component {name!r} is given twice; keep one")
     console = OutputConsole()
     waiting = Console(stderr=True)
     status = waiting.status(f"driving {name!r} through the core")
@@ -73,7 +80,7 @@ def check(
     if waiting.is_terminal:
         status.start()
     try:
-        results = _results(name, _options(options), profile)
+        results = _results(name, {**given, **more}, profile)
     finally:
         status.stop()
     if as_json:

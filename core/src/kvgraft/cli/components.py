@@ -17,7 +17,7 @@ from kvgraft.errors import ConfigError, KvgraftError, PluginError
 from kvgraft.registry import Found, Plugin, discover
 from kvgraft.tree.track import ComponentShape, ordered
 
-__all__ = ["components", "describe", "widest"]
+__all__ = ["components", "describe", "parse_component", "widest"]
 
 COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "name": lambda row: str(row["name"]),
@@ -127,6 +127,27 @@ def _shape(plugin: Plugin) -> ComponentShape:
             refused = error
     assert refused is not None
     raise refused
+
+
+def parse_component(text: str) -> tuple[str, dict[str, Any]]:
+    """`NAME:window=4096,n_layers=2` as a name and options.
+
+    Raises:
+        ConfigError: not of that form.
+    """
+    name, _, rest = text.partition(":")
+    options: dict[str, Any] = {}
+    for item in filter(None, rest.split(",")):
+        field, equals, value = item.partition("=")
+        if not equals or not field.strip():
+            raise ConfigError(
+                f"component {text!r}: {item!r} is not OPTION=VALUE; "
+                "write for example NAME:window=4096"
+            )
+        options[field.strip()] = value.strip()
+    if not name.strip():
+        raise ConfigError(f"component {text!r} has no name; see `kvgraft components`")
+    return name.strip(), options
 
 
 def widest() -> str:

@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from kvgraft.cli.components import widest
+from kvgraft.cli.components import parse_component, widest
 from kvgraft.cli.console import OutputConsole
 from kvgraft.cli.replay_storage import storage_options, storage_settings
 from kvgraft.cli.sizes import PoolSize, TokenCount
@@ -24,30 +24,9 @@ from kvgraft.replay.workload import Workload
 from kvgraft.report import ReplayResult, print_tables, render_html
 from kvgraft.report.output import Target, expect_distinct
 
-__all__ = ["open_targets", "parse_component", "replay", "run_with_progress", "save"]
+__all__ = ["open_targets", "replay", "run_with_progress", "save"]
 
 MUST_BE_ZERO = ("out_of_memory", "payload_mismatches", "ledger_violations")
-
-
-def parse_component(text: str) -> tuple[str, dict[str, Any]]:
-    """`NAME:window=4096,n_layers=2` as a name and options.
-
-    Raises:
-        ConfigError: not of that form.
-    """
-    name, _, rest = text.partition(":")
-    options: dict[str, Any] = {}
-    for item in filter(None, rest.split(",")):
-        field, equals, value = item.partition("=")
-        if not equals or not field.strip():
-            raise ConfigError(
-                f"--component {text!r}: {item!r} is not OPTION=VALUE; "
-                "write for example NAME:window=4096"
-            )
-        options[field.strip()] = value.strip()
-    if not name.strip():
-        raise ConfigError(f"--component {text!r} names no component; see `kvgraft components`")
-    return name.strip(), options
 
 
 def parse_components(texts: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from kvgraft.replay.workload import TraceRequest, Workload
@@ -32,24 +32,38 @@ def choose_sessions(workload: Workload, users: int, limit: int | None) -> Sessio
     each, as far as their sessions reach.
     """
     first = workload.sessions[:users]
-    whole = sum(map(len, first))
-    notices = []
-    if limit is not None and whole > limit:
-        chosen = _beginnings(first, limit)
-        n_cut = sum(len(part) < len(session) for part, session in zip(chosen, first))
-        notices.append(
-            f"limit {limit} leaves only the beginning of {n_cut} of {len(first)} sessions; for "
-            f"whole sessions of {users} users give {whole} or more"
-        )
-    else:
+    if limit is None or sum(map(len, first)) <= limit:
         chosen = _within(workload.sessions, limit)
-    chosen = tuple(session for session in chosen if session)
-    if len(chosen) < users:
-        notices.append(
-            f"{users - len(chosen)} of {users} users have no session: "
-            f"{len(chosen)} sessions are replayed; give fewer users or more sessions"
+    else:
+        chosen = tuple(part for part in _beginnings(first, limit) if part)
+    return Sessions(chosen, tuple(_notices(users, limit, first, chosen)))
+
+
+def _notices(
+    users: int, limit: int | None, first: Sequence[Session], chosen: Sequence[Session]
+) -> Iterator[str]:
+    """What the limit cuts and whom it leaves without a session, with one advice for both."""
+    whole = sum(map(len, first))
+    reasons, advice = [], []
+    if len(first) < users:
+        reasons.append(f"the workload has {len(first)} sessions")
+        advice.append(f"at most {len(first)} users")
+    if limit is not None and whole > limit:
+        advice.append(f"a limit of {whole} or more")
+    if len(chosen) < len(first):
+        reasons.append(f"limit {limit} is one request for each of {len(chosen)} sessions")
+    give = " and ".join(advice)
+    n_cut = sum(len(part) < len(session) for part, session in zip(chosen, first))
+    if n_cut:
+        yield (
+            f"limit {limit} leaves only the beginning of {n_cut} of {len(chosen)} sessions; "
+            f"give {give}"
         )
-    return Sessions(chosen, tuple(notices))
+    if len(chosen) < users:
+        yield (
+            f"{users - len(chosen)} of {users} users have no session: {' and '.join(reasons)}; "
+            f"give {give}"
+        )
 
 
 def _within(sessions: Sequence[Session], limit: int | None) -> tuple[Session, ...]:

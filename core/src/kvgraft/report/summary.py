@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvgraft.report.schema import ReplayResult
+    from kvgraft.report.schema import Quantiles, ReplayResult
 
 __all__ = [
     "ABSENT",
@@ -117,7 +117,7 @@ def headline(result: ReplayResult) -> str:
     """How many requests were replayed, and served where these are fewer."""
     of, requests = result["workload"]["requests"], result["requests"]
     served = result.get("served", requests)
-    text = f"{count(requests)} of {count(of)} requests"
+    text = f"{count(requests)} of {count(of)} request{'s' if of != 1 else ''}"
     return text if served == requests else f"{text}, {count(served)} served"
 
 
@@ -225,6 +225,13 @@ def _scheduling_table(result: ReplayResult) -> SummaryTable:
     )
 
 
+def _quantiles(of: Quantiles) -> tuple[str, str]:
+    """p50 and p99; dashes for what all requests share alike, of which only the mean is known."""
+    if of["p50"] == of["p99"]:
+        return ABSENT, ABSENT
+    return micros(of["p50"]), micros(of["p99"])
+
+
 def cpu_table(result: ReplayResult) -> SummaryTable:
     """CPU time per request by operation, `total` first."""
     cpu = result["cpu_us_per_request"]
@@ -234,7 +241,7 @@ def cpu_table(result: ReplayResult) -> SummaryTable:
         "in µs",
         ("operation", "p50", "p99", "mean"),
         tuple(
-            (name.replace("_", " "), *map(micros, (of["p50"], of["p99"], of["mean"])))
+            (name.replace("_", " "), *_quantiles(of), micros(of["mean"]))
             for name in order
             for of in (cpu[name],)
         ),

@@ -20,6 +20,7 @@ from pydantic_core import PydanticUndefined
 from kvgraft.contract import ApiVersion
 from kvgraft.entry_points import Published, import_failure, published
 from kvgraft.errors import ConfigError, KvgraftError
+from kvgraft.refusals import first_refusal
 from kvgraft.storage.backend import StorageBackend
 
 __all__ = [
@@ -135,19 +136,8 @@ def _options(name: str, model: type[StorageOptions], query: str) -> StorageOptio
     try:
         return model.model_validate(given)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "options"
-        known = ", ".join(model.model_fields) or "none"
-        told = f"option {field}={first.get('input')!r:.60}: {first['msg']}"
-        if first["type"] == "extra_forbidden":
-            told = f"has no option {field!r}"
-        elif first["type"] == "missing":
-            told = f"option {field!r} is missing"
-        elif first["type"] == "size":
-            told = f"option {field}={first.get('input')!r:.60}: write for example 10GiB"
-        elif first["loc"] == ():
-            told = first["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"storage {name!r}: {told}; options: {known}") from error
+        said = first_refusal(error, model, "option")
+        raise ConfigError(f"storage {name!r}: {said}") from error
 
 
 def _select(name: str) -> StorageDriver:

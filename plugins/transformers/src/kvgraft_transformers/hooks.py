@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from kvgraft_transformers.errors import SessionError
+from kvgraft_transformers.session import Session
 from kvgraft_transformers.session_cache import SessionCache
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from kvgraft_transformers.memory import ModelMemory
 
-__all__ = ["watch_forward"]
+__all__ = ["watch_forward", "watch_generate"]
 
 HARMLESS = frozenset(
     {"input_ids", "attention_mask", "position_ids", "cache_position", "logits_to_keep", "labels"}
@@ -39,6 +44,8 @@ def watch_forward(memory: ModelMemory) -> Callable[[], None]:
         cache = memory.running = mine(kwargs)
         if cache is None:
             return
+        for session in cache.sessions:
+            session.expect_open()
         tokens = kwargs.get("input_ids", args[0] if args else None)
         if not isinstance(tokens, torch.Tensor):
             raise SessionError("a session's tokens decide what can be shared: pass input_ids")
@@ -66,11 +73,74 @@ def watch_forward(memory: ModelMemory) -> Callable[[], None]:
     return undo
 
 
+def watch_generate(model: PreTrainedModel) -> Callable[[], None]:
+    """Check what `generate` is given with a session, before anything is computed.
+
+    The model itself sees only the tokens behind those a session has: `generate` leaves them out.
+
+    Returns:
+        What removes the check.
+    """
+    known = vars(model).get("generate")  # another memory's
+    if known is None and not hasattr(model, "generate"):
+        return lambda: None
+
+    @wraps(model.generate)
+    def generate(self: PreTrainedModel, inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
+        cache = _session_cache(kwargs)
+        if cache is not None and cache.memory.model is self:
+            _check_prompt(cache, kwargs.get("input_ids") if inputs is None else inputs, kwargs)
+        call = type(self).generate if known is None else known.__func__
+        return call(self, inputs, *args, **kwargs)
+
+    # a method, so that a copy of the model is not bound to the original
+    watched = vars(model)["generate"] = MethodType(generate, model)
+
+    def undo() -> None:
+        if vars(model).get("generate") is not watched:
+            return  # whoever came later calls this one; it checks twice, and holds no memory
+        if known is None:
+            del vars(model)["generate"]
+        else:
+            vars(model)["generate"] = known
+
+    return undo
+
+
+def _check_prompt(cache: SessionCache, prompt: object, arguments: dict[str, Any]) -> None:
+    """Refuse a prompt that is not the sessions', or more new tokens than they may hold.
+
+    Raises:
+        SessionError: naming the token or the lengths.
+    """
+    for session in cache.sessions:
+        session.expect_open()
+    if not isinstance(prompt, torch.Tensor) or prompt.dim() != 2:
+        return  # refused by `generate` or by the pass
+    mask = arguments.get("attention_mask")
+    if isinstance(mask, torch.Tensor) and mask.shape[-1] != prompt.shape[1]:
+        return  # what is given are the new tokens alone, all of which the model sees
+    new = arguments.get("max_new_tokens")
+    for session, row in zip(cache.sessions, prompt.tolist()):
+        tokens = row[cache.past - session.computed :]  # without the padding
+        session.expect_tokens(tokens, 0)
+        needed = max(session.key.n_tokens, session.computed + 1)
+        if len(tokens) < needed:
+            raise SessionError(
+                f"generate was given {len(tokens)} tokens, the session has {session.key.n_tokens} "
+                f"and has computed {session.computed}: give at least its first {needed}"
+            )
+        if isinstance(new, int):
+            session.expect_length(len(tokens) + new)
+
+
 def _session_cache(kwargs: dict[str, Any]) -> SessionCache | None:
     for name in ("past_key_values", "cache_params"):
         cache = kwargs.get(name)
         if isinstance(cache, SessionCache):
             return cache
+        if isinstance(cache, Session):
+            raise SessionError(f"{name} is a Session; give its cache, {name}=session.cache")
     return None
 
 

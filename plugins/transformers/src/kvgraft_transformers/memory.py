@@ -16,7 +16,7 @@ from kvgraft.pools import DevicePool, HostMirror
 from kvgraft.transfers import TransferEngine
 from kvgraft_hisparse.pools import SparseComponent
 from kvgraft_transformers.architecture import Architecture, read_architecture
-from kvgraft_transformers.hooks import watch_forward
+from kvgraft_transformers.hooks import watch_forward, watch_generate
 from kvgraft_transformers.identity import digest_weights, storage_options
 from kvgraft_transformers.lightning import accepted_as
 from kvgraft_transformers.probing import undisturbed
@@ -78,7 +78,7 @@ class ModelMemory:
                 self._mirrors[each.name] = each.component.host
         self._planes: dict[tuple[str, int, str], torch.Tensor] = {}
         self._rows: dict[tuple[str, int, str], torch.Tensor] = {}
-        self._undo: list[Callable[[], None]] = [watch_forward(self)]
+        self._undo: list[Callable[[], None]] = [watch_forward(self), watch_generate(model)]
         if self.sparse is not None:
             self._undo.append(route_sparse_attention(self))
 
@@ -122,7 +122,9 @@ class ModelMemory:
                 else behind a reused prefix; the layer is named where it is known.
             ConfigError: settings that cannot work, or a store that cannot be opened.
         """
+        _expect_model(model)
         check_chunk(chunk_tokens, page_size)
+        extra = _options_by_name(components or {})
         self_check = NOT_CHECKED
         with undisturbed(model):
             architecture = read_architecture(model, sparse_on_host=sparse_on_host)
@@ -134,7 +136,6 @@ class ModelMemory:
                     sparse_on_host=sparse_on_host,
                     probe_tokens=probe_tokens,
                 )
-        extra = dict(components or {})
         options = _component_options(model, architecture, chunk_tokens, extra)
         packages = {name.partition("@")[0] for name in options}
         unknown = sorted(set(extra) - set(options) - packages)
@@ -146,6 +147,9 @@ class ModelMemory:
         plain = {"page_size": page_size, "device": str(model.device), **settings}
         config = _configure(model, {"components": options, **plain}, storage)
         return cls(model, architecture, Cache(config, transfers=transfers), self_check)
+
+    def __repr__(self) -> str:
+        return f"<ModelMemory of {type(self.model).__name__}: {self.cache!r}>"
 
     # -- sessions
 
@@ -164,7 +168,7 @@ class ModelMemory:
 
         Args:
             input_ids: the prompt, `[n]` or `[1, n]`.
-            max_new_tokens: tokens to keep slots for behind it.
+            max_new_tokens: tokens to keep slots for behind it; it cannot become longer.
             chunk_tokens: most tokens of one prefill pass; the whole prompt by default.
             namespace: what must not share cache with others: a tenant's salt, an adapter's id.
 
@@ -176,7 +180,12 @@ class ModelMemory:
         self.check_tokens(tokens)
         key = TokenKey(tokens, namespace=namespace)
         session = Session(
-            self, key, reserve=max_new_tokens, chunk=chunk_tokens, prefetch=self._fetched(key)
+            self,
+            key,
+            reserve=max_new_tokens,
+            chunk=chunk_tokens,
+            prefetch=self._fetched(key),
+            limit_tokens=len(tokens) + max_new_tokens,
         )
         session.open()
         return session
@@ -338,11 +347,32 @@ def check_chunk(chunk_tokens: int, page_size: int) -> None:
     Raises:
         ConfigError: with the nearest size that does.
     """
+    sizes: dict[str, object] = {"page_size": page_size, "chunk_tokens": chunk_tokens}
+    for name, value in sizes.items():
+        if not isinstance(value, int) or value < 1:
+            raise ConfigError(f"setting {name}={value!r}: give a whole number, 1 or more")
     if chunk_tokens < page_size or chunk_tokens % page_size:
         raise ConfigError(
             f"chunk_tokens {chunk_tokens} is not a multiple of page_size {page_size}; use "
             f"{max(1, chunk_tokens // page_size) * page_size}"
         )
+
+
+def _options_by_name(components: object) -> dict[str, dict[str, Any]]:
+    """Options per component or package, as a dictionary of its own.
+
+    Raises:
+        ConfigError: something else.
+    """
+    named: dict[str, Any] = (
+        dict(components) if isinstance(components, Mapping) else {"": components}
+    )
+    if not all(isinstance(options, Mapping) for options in named.values()):
+        raise ConfigError(
+            f"setting components={components!r:.60}: give options by name, such as "
+            "{'full': {'device_tokens': 4096}}"
+        )
+    return {name: dict(options) for name, options in named.items()}
 
 
 def _configure(
@@ -362,15 +392,34 @@ def _configure(
     return config.model_copy(update={"storage": named})
 
 
+def _expect_model(model: object) -> None:
+    """Refuse what is no model of transformers, such as a model's name.
+
+    Raises:
+        ConfigError: saying how to load one.
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise ConfigError(
+            f"model {model!r:.60} is a {type(model).__name__}, no model of transformers; load it "
+            "with AutoModelForCausalLM.from_pretrained(...) and give what that returns"
+        )
+
+
 def _one_row(input_ids: torch.Tensor | Sequence[int]) -> list[int]:
     """Token ids as a list.
 
     Raises:
-        ConfigError: a batch of more than one row.
+        ConfigError: a batch of more than one row, or what is no token id.
     """
     if not isinstance(input_ids, torch.Tensor):
-        return list(input_ids)
-    if input_ids.is_floating_point():
+        try:
+            input_ids = torch.as_tensor(input_ids) if len(input_ids) else torch.tensor([0])[:0]
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(
+                f"input_ids={input_ids!r:.60}: give token ids, a list of them or a tensor [n] or "
+                "[1, n]; a tokenizer makes them of text"
+            ) from error
+    if input_ids.is_floating_point() or input_ids.dtype == torch.bool:
         raise ConfigError(f"input_ids of {input_ids.dtype}: give token ids, integers")
     if input_ids.dim() == 2 and len(input_ids) == 1:
         input_ids = input_ids[0]

@@ -34,6 +34,7 @@ class Session:
         reserve: tokens to keep slots for behind the prompt.
         chunk: most tokens a prefill pass computes; the whole prompt by default.
         prefetch: what was asked of storage for it; what has not come is given up.
+        limit_tokens: longest it may become; by default as long as there is memory.
 
     Attributes:
         request: the core's request.
@@ -50,15 +51,24 @@ class Session:
         reserve: int = 0,
         chunk: int | None = None,
         prefetch: Prefetch | None = None,
+        limit_tokens: int | None = None,
     ) -> None:
         self.memory = memory
         self.key = key
+        self.limit_tokens = limit_tokens
         self.request = memory.cache.begin(key, reserve=reserve, chunk=chunk, prefetch=prefetch)
         self._hot: list[HotBuffer] = []
         self._cache: SessionCache | None = None
         self._swapped = SwapStatistics(0, 0)
         self._in_pieces = False
         self.rows_dense = 0
+
+    def __repr__(self) -> str:
+        ended = ", ended" if self.ended else ""
+        return (
+            f"<Session {self.computed} of {self.key.n_tokens} tokens computed, "
+            f"{self.cached_tokens} cached{ended}>"
+        )
 
     # -- getting ready
 
@@ -129,7 +139,12 @@ class Session:
 
     @property
     def cache(self) -> SessionCache:
-        """What `generate` and the model take as `past_key_values`."""
+        """What `generate` and the model take as `past_key_values`.
+
+        Raises:
+            SessionError: the session has ended.
+        """
+        self.expect_open()
         if self._cache is None:
             self._cache = self.memory.session_cache([self])
         return self._cache
@@ -149,24 +164,62 @@ class Session:
             return self._swapped
         return self._hot[0].statistics
 
+    # -- what it may be given
+
+    def expect_open(self) -> None:
+        """Refuse a session that has ended.
+
+        Raises:
+            SessionError: it has.
+        """
+        if self.ended:
+            raise SessionError("the session has ended; begin another with the same tokens")
+
+    def expect_tokens(self, tokens: Sequence[int], start: int) -> None:
+        """Refuse other tokens than the session's.
+
+        Args:
+            tokens: those from position `start` on; what is beyond the session's may be any.
+            start: a position of the sequence.
+
+        Raises:
+            SessionError: with the first that differs.
+        """
+        known = self.key.tokens(start, start + len(tokens)).tolist()
+        if list(tokens[: len(known)]) != known:
+            at = next(i for i, (a, b) in enumerate(zip(tokens, known)) if a != b)
+            raise SessionError(
+                f"token {start + at} is {tokens[at]}, the session was begun with {known[at]}; "
+                "begin a session with the tokens you run"
+            )
+
+    def expect_length(self, n_tokens: int) -> None:
+        """Refuse a sequence that becomes longer than was reserved.
+
+        Raises:
+            SessionError: with both lengths.
+        """
+        if self.limit_tokens is not None and n_tokens > self.limit_tokens:
+            prompt = self.request.prompt
+            raise SessionError(
+                f"{n_tokens} tokens in a session that was begun for {self.limit_tokens}: a prompt "
+                f"of {prompt} and max_new_tokens {self.limit_tokens - prompt}; begin it with "
+                f"max_new_tokens={n_tokens - prompt}"
+            )
+
     # -- around a forward pass; called by `SessionCache`
 
     def make_room(self, tokens: Sequence[int]) -> None:
         """Slots for `tokens`, the next ones of the sequence; nothing else changes.
 
         Raises:
-            SessionError: an earlier pass failed, other tokens than the session's, or no slots left
-                beyond its reserve.
+            SessionError: an earlier pass failed, other tokens than the session's, more than it
+                may hold, or no slots left beyond its reserve.
         """
         self._require_whole()
         start = self.computed
-        ahead = self.key.tokens(start, start + len(tokens)).tolist()
-        if list(tokens[: len(ahead)]) != ahead:
-            at = next(i for i, (a, b) in enumerate(zip(tokens, ahead)) if a != b)
-            raise SessionError(
-                f"token {start + at} is {tokens[at]}, the session was begun with {ahead[at]}; "
-                "begin a session with the tokens you run"
-            )
+        self.expect_tokens(tokens, start)
+        self.expect_length(start + len(tokens))
         if not self.memory.cache.allocate(self.request, len(tokens)):
             raise SessionError(
                 f"no slots for {len(tokens)} tokens after {start}; begin the session with a larger "

@@ -92,7 +92,7 @@ class SessionCache(Cache):
         batch, n_new = tokens.shape
         if batch != len(self.sessions):
             raise SessionError(
-                f"a batch of {batch} rows for {len(self.sessions)} sessions; open one per row"
+                f"a batch of {batch} rows, sessions: {len(self.sessions)}; open one per row"
             )
         beginning = [session.computed == 0 for session in self.sessions]
         if self._stateful and any(beginning) and not all(beginning):

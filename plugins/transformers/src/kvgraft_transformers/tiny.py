@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from kvgraft import ConfigError
 
@@ -22,6 +23,9 @@ VOCABULARY = 512
 
 SPREAD = 0.1
 """Standard deviation of the weights; 0.02 is usual."""
+
+MOST_PARAMETERS = 100_000_000
+"""More are not tiny."""
 
 DECAY, STEP = -3.0, -1.0
 """`A_log` and `dt_bias` of recurrences: a state keeps half of itself over tens of tokens."""
@@ -223,7 +227,8 @@ def build_tiny_model(
         config: fields of the configuration that win over the family's.
 
     Raises:
-        ConfigError: a family transformers does not have.
+        ConfigError: a family transformers does not have, or a model of more than
+            `MOST_PARAMETERS`; that is found out without taking memory.
 
     Effects: seeds torch's generator and restores its state.
     """
@@ -243,6 +248,7 @@ def build_tiny_model(
         # grouped products of experts exist for lower precisions only
         settings._experts_implementation = "eager"
     with torch.random.fork_rng(devices=[]):
+        _check_size(family, settings, dtype)
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(settings, dtype=dtype).eval()
         _draw_padding(model)
@@ -254,6 +260,25 @@ def build_tiny_model(
                 weights.fill_(STEP)
     assert isinstance(model, PreTrainedModel)
     return model
+
+
+def _check_size(family: str, settings: PretrainedConfig, dtype: torch.dtype) -> None:
+    """Refuse a model that is not tiny, before it takes memory.
+
+    A family with models inside, as for images, leaves the fields of these at their defaults.
+    """
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(settings, dtype=dtype)
+    n_parameters = sum(weights.numel() for weights in model.parameters())
+    if n_parameters > MOST_PARAMETERS:
+        inner = [f"{name}={{...}}" for name in settings.sub_configs]
+        close = get_close_matches(family, FAMILIES, n=1)
+        raise ConfigError(
+            f"family {family!r}: {n_parameters:,} parameters, "
+            f"{n_parameters * dtype.itemsize / 1e9:.1f} GB; a tiny model has at most "
+            f"{MOST_PARAMETERS:,}: give smaller {' or '.join(inner) or 'fields'}"
+            + (f", or take {close[0]!r}" if close and close[0] != family else "")
+        )
 
 
 def _draw_padding(model: PreTrainedModel) -> None:

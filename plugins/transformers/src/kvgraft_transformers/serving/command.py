@@ -15,6 +15,7 @@ import click
 from kvgraft import ConfigError, GuardMode
 from kvgraft.cli.sizes import PoolSize, TokenCount
 from kvgraft.config import PrefetchPolicy, StorePolicy
+from kvgraft_transformers.serving.checkpoint import find_checkpoint, load_tokenizer, one_line
 
 if TYPE_CHECKING:
     from kvgraft.storage import StorageBackend
@@ -72,7 +73,7 @@ TOKENS = TokenCount(min=1)
     "--max-running",
     default=16,
     show_default=True,
-    type=TOKENS,
+    type=click.IntRange(min=1),
     help="Requests that hold memory at a time.",
 )
 @click.option("--sparse-on-host", is_flag=True, help="Keep K/V of indexed layers on the host.")
@@ -99,7 +100,9 @@ TOKENS = TokenCount(min=1)
     help="Check the contract while serving.",
 )
 @click.option(
-    "--threads", type=TOKENS, help="Threads torch computes with; its own choice by default."
+    "--threads",
+    type=click.IntRange(min=1),
+    help="Threads torch computes with; its own choice by default.",
 )
 @click.option(
     "--grace",
@@ -124,6 +127,7 @@ def serve(model: str, host: str, port: int, grace_s: float, **options: Any) -> N
     """
     if options["api_key"] is not None and not options["api_key"].strip():
         raise ConfigError("--api-key is empty; give a key, or leave it out to let everybody in")
+    local = find_checkpoint(model)
     try:
         import uvicorn
     except ImportError as error:
@@ -133,9 +137,10 @@ def serve(model: str, host: str, port: int, grace_s: float, **options: Any) -> N
     from kvgraft_transformers.serving.app import build_app
     from kvgraft_transformers.serving.shutdown import DrainingServer
 
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("kvgraft").setLevel(logging.INFO)  # others' tell of their own requests
     with _listen(host, port) as listener:
-        served = load_served_model(model, options)
+        served = load_served_model(model, options, local=local)
         where = f"http://{host}:{listener.getsockname()[1]}/v1"
         click.echo(f"serving {served.name!r} on {where} (stop with Ctrl-C)", err=True)
         config = uvicorn.Config(build_app(served), log_level="warning", timeout_graceful_shutdown=1)
@@ -151,18 +156,19 @@ def _listen(host: str, port: int) -> socket.socket:
         raise ConfigError(f"cannot listen on {host}:{port}: {reason}") from error
 
 
-def load_served_model(model: str, options: dict[str, Any]) -> ServedModel:
+def load_served_model(model: str, options: dict[str, Any], *, local: bool) -> ServedModel:
     """Model, tokenizer and engine, ready to serve.
 
     Args:
         model: a directory or a name on the model hub.
         options: those of the command.
+        local: all files are on this machine.
 
     Raises:
         ConfigError: a model that cannot be found or loaded, or that no component serves.
     """
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
     from transformers.utils import logging as progress
 
     from kvgraft_transformers.engine import Engine, EngineSettings
@@ -179,8 +185,6 @@ def load_served_model(model: str, options: dict[str, Any]) -> ServedModel:
     threads = memory.pop("threads")
     limits = {each: memory.pop(each) for each in ("chunk_tokens", "step_tokens", "max_running")}
     check_chunk(limits["chunk_tokens"], memory["page_size"])
-    if Path(model).is_absolute() or model.startswith("."):
-        _check_directory(Path(model))
     if threads is not None:
         torch.set_num_threads(threads)
     if not sys.stderr.isatty():
@@ -189,15 +193,15 @@ def load_served_model(model: str, options: dict[str, Any]) -> ServedModel:
         store = _open_store(memory)
         if store is not None:
             undo.callback(store.close)
+        tokenizer = load_tokenizer(model, local=local)
         click.echo(f"loading {model} ...", err=True)
         try:
-            weights = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).to(device).eval()
+            weights = AutoModelForCausalLM.from_pretrained(
+                model, dtype=dtype, local_files_only=local
+            )
+            weights = weights.to(device).eval()
         except (OSError, ValueError, RuntimeError, AttributeError, AssertionError) as error:
-            raise ConfigError(f"model {model!r}: {_one_line(error)}") from error
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(model)
-        except (OSError, ValueError, ImportError, AttributeError) as error:
-            raise ConfigError(f"model {model!r} has no tokenizer: {_one_line(error)}") from error
+            raise ConfigError(f"model {model!r}: {one_line(error)}") from error
         engine = Engine.open(weights, EngineSettings(**limits), **memory)
         if store is not None:
             assert engine.memory.cache.storage is not None
@@ -238,14 +242,3 @@ def _open_store(options: dict[str, Any]) -> StorageBackend | None:
         raise ConfigError("--storage with --host-tokens 0: storage is filled from the host")
     options["storage"] = given
     return open_storage(url)
-
-
-def _check_directory(path: Path) -> None:
-    if not (path / "config.json").is_file():
-        raise ConfigError(
-            f"model {str(path)!r}: no config.json there; give a checkpoint's directory"
-        )
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]

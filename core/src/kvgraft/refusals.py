@@ -1,0 +1,129 @@
+"""What is wrong with a setting or an option, in one line: its name, its value and what to give.
+
+    page_size=0: give more than 0
+    device_tokens is missing; give for example '4M'
+    no setting 'device_token'; did you mean 'device_tokens'? settings: components, page_size, ...
+
+pydantic finds what is wrong; its wording and its links are for programmers of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from reprlib import Repr
+from typing import get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+__all__ = ["first_refusal", "shown"]
+
+_SHORT = Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
+
+INTEGER = ("int_type", "int_parsing", "int_from_float")
+FLOAT = ("float_type", "float_parsing")
+OPTIONS = ("dict_type", "model_type", "model_attributes_type")
+
+WANTED = {
+    "greater_than": "more than {gt}",
+    "greater_than_equal": "{ge} or more",
+    "less_than": "less than {lt}",
+    "less_than_equal": "{le} or less",
+    "finite_number": "a number that is finite",
+    "string_type": "text",
+    "string_pattern_mismatch": "text that matches {pattern}",
+    "path_not_file": "a file that is there",
+    "path_not_directory": "a directory that is there",
+    "string_too_short": "text of {min_length} or more characters",
+    **dict.fromkeys(INTEGER, "a whole number"),
+    **dict.fromkeys(FLOAT, "a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    **dict.fromkeys(("enum", "literal_error"), "{expected}"),
+    **dict.fromkeys(("tuple_type", "list_type", "set_type"), "a list"),
+    **dict.fromkeys(OPTIONS, "options by name"),
+}
+"""What to give instead, by pydantic's type of error; its context fills in the names."""
+
+OF_A_TYPE = frozenset({"string_type", *INTEGER, *FLOAT, *OPTIONS})
+"""Errors after which an example helps."""
+
+CLOSE = 0.65
+"""Likeness from which on another name may have been meant; `window` is no `kind`."""
+
+
+def first_refusal(error: ValidationError, model: type[BaseModel], noun: str) -> str:
+    """One line about the first thing that is wrong.
+
+    A misspelt name comes first: where the right one is required, it shows as missing as well.
+
+    Args:
+        error: raised for `model`.
+        model: whose fields were given.
+        noun: what a field is called: "setting" or "option".
+    """
+    first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
+    place = [str(part) for part in first["loc"]]
+    if not place:
+        return _plain(first)
+    fields = _fields_around(model, place)
+    if first["type"] == "extra_forbidden":
+        return _unknown(place, fields, noun)
+    field = fields.get(place[-1])
+    name = f"{noun} {'.'.join(place)}"
+    if first["type"] == "missing":
+        return f"{name} is missing; give {_example(field, 'for example ') or 'it'}"
+    value = shown(first["input"])
+    if first["type"] == "size":
+        return f"{name}={value} {first['msg']}"
+    wanted = WANTED.get(first["type"])
+    if wanted is None:
+        return f"{name}={value}: {_plain(first)}"
+    bounds = {key: _short(each) for key, each in first.get("ctx", {}).items()}
+    example = _example(field, ", such as ") if first["type"] in OF_A_TYPE else ""
+    return f"{name}={value}: give {wanted.format(**bounds)}{example}"
+
+
+def shown(value: object) -> str:
+    """A value in a message; a long one is cut."""
+    return " ".join(_SHORT.repr(value).split())
+
+
+def _unknown(place: list[str], known: Mapping[str, FieldInfo], noun: str) -> str:
+    close = get_close_matches(place[-1], known, n=1, cutoff=CLOSE)
+    meant = f"; did you mean {close[0]!r}?" if close else ";"
+    listed = ", ".join(known) or "none"
+    return f"no {noun} {'.'.join(place)!r}{meant} {noun}s: {listed}"
+
+
+def _fields_around(model: type[BaseModel], place: list[str]) -> Mapping[str, FieldInfo]:
+    """The fields of the model, inside others, to which the last part of a place belongs."""
+    fields: Mapping[str, FieldInfo] = model.model_fields
+    for part in place[:-1]:
+        annotation = fields[part].annotation if part in fields else None
+        kinds = (annotation, *get_args(annotation))
+        inner = [each for each in kinds if isinstance(each, type) and issubclass(each, BaseModel)]
+        fields = inner[0].model_fields if inner else {}
+    return fields
+
+
+def _example(field: FieldInfo | None, before: str) -> str:
+    """A value that would do, if the field says one: an example of it, or its default."""
+    if field is None:
+        return ""
+    if field.examples:
+        return f"{before}{field.examples[0]!r}"
+    return f"{before}{field.default!r}" if isinstance(field.default, (str, int, float)) else ""
+
+
+def _short(bound: object) -> object:
+    """`1` for `1.0`."""
+    return int(bound) if isinstance(bound, float) and bound.is_integer() else bound
+
+
+def _plain(problem: ErrorDetails) -> str:
+    """The model's own words, or pydantic's where there is nothing better."""
+    said = problem["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    return said.replace("Input should be ", "give ")

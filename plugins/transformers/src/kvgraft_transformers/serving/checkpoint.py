@@ -1,0 +1,102 @@
+"""Where a model comes from, and its tokenizer: found out before anything large is read."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvgraft import ConfigError
+
+__all__ = ["find_checkpoint", "load_tokenizer", "one_line"]
+
+HUB_TIMEOUT_S = 5.0
+"""Longest wait for the hub's first answer; its client would try again for half a minute."""
+
+
+def one_line(error: BaseException) -> str:
+    """An error's text without its line breaks, and its beginning where it is long."""
+    return textwrap.shorten(str(error), 300, placeholder=" ...")
+
+
+def find_checkpoint(model: str) -> bool:
+    """Look for a model where it is said to be: in a directory, or on the hub.
+
+    Returns:
+        Whether all its files are on this machine, so that the hub is not asked for them.
+
+    Raises:
+        ConfigError: it is in neither place, and not in the hub's cache.
+    """
+    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    path = Path(model)
+    if path.is_absolute() or model.startswith(".") or path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ConfigError(
+                f"model {model!r}: no config.json there; give a checkpoint's directory"
+            )
+        return True
+    try:
+        cached = isinstance(try_to_load_from_cache(model, "config.json"), str)
+    except HFValidationError as error:
+        raise ConfigError(
+            f"model {model!r} is no directory here and cannot be a name on the hub; give a "
+            "checkpoint's directory, or a name such as Qwen/Qwen3-0.6B"
+        ) from error
+    problem = "is not asked, as HF_HUB_OFFLINE is set"
+    if not constants.HF_HUB_OFFLINE:
+        problem = _ask_hub(model)
+    if problem and not cached:
+        raise ConfigError(
+            f"model {model!r} is no directory here and not in the cache, and {constants.ENDPOINT} "
+            f"{problem}; give a checkpoint's directory, or another name"
+        )
+    if problem:
+        click.echo(f"{constants.ENDPOINT} {problem}; taking {model} from the cache", err=True)
+    return bool(problem)
+
+
+def _ask_hub(model: str) -> str:
+    """Why the hub does not give a model, in words that follow the hub's address; "" if it does."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        get_hf_file_metadata(hf_hub_url(model, "config.json"), timeout=HUB_TIMEOUT_S)
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        return f"answers {status} (it has no such model, or wants you to log in: hf auth login)"
+    except Exception as error:  # noqa: BLE001 - of the client's own HTTP library, which may change
+        return f"cannot be reached ({one_line(error)})"
+    return ""
+
+
+def load_tokenizer(model: str, *, local: bool) -> Any:
+    """A model's tokenizer, as transformers loads it.
+
+    Args:
+        model: a directory or a name on the hub.
+        local: do not ask the hub.
+
+    Raises:
+        ConfigError: there is none, or one that knows no text. For some families transformers makes
+            such a one where the files are missing.
+    """
+    from transformers import AutoTokenizer
+
+    advice = "save the model's own beside its weights (tokenizer.save_pretrained)"
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=local)
+    except (OSError, ValueError, ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"model {model!r} has no tokenizer that can be loaded; {advice}: {one_line(error)}"
+        ) from error
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+        raise ConfigError(
+            f"model {model!r} has no tokenizer: all it knows are special tokens, no text; {advice}"
+        )
+    return tokenizer
