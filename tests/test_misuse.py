@@ -269,3 +269,31 @@ def test_a_copied_key_is_found_where_the_first_was(cache: Cache) -> None:
     fork.extend([99, 98, 97, 96, 95])
     assert cache.begin(fork).anchor_tokens == 8
     assert cache.begin(copy.copy(key)).anchor_tokens == 8
+
+
+@pytest.mark.parametrize("value", ["5", 2.5, [3], -1])
+@pytest.mark.parametrize(
+    ("subject", "call"),
+    [
+        ("begin: reserve", lambda cache, value: cache.begin(TokenKey([1, 2]), reserve=value)),
+        ("begin: chunk", lambda cache, value: cache.begin(TokenKey([1, 2]), chunk=value)),
+        ("evict: slots", lambda cache, value: cache.evict("full", value)),
+    ],
+)
+def test_a_count_of_another_type_is_named_with_its_argument(
+    cache: Cache, subject: str, call: Call, value: object
+) -> None:
+    with pytest.raises(ConfigError, match=rf"^{subject} .*; give a whole number, [01] or more$"):
+        call(cache, value)
+    assert not cache.requests
+    cache.check_integrity()
+
+
+@pytest.mark.parametrize("limit", ["5", 2.5, -1])
+def test_a_limit_of_another_type_leaves_the_request_as_it_was(cache: Cache, limit: object) -> None:
+    request = cache.begin(TokenKey([1, 2]))
+    assert cache.admit(request).admitted
+    with pytest.raises(ConfigError, match=r"^next_chunk: limit .*; give a whole number, 0 "):
+        cache.next_chunk(request, limit)  # type: ignore[arg-type]
+    assert cache.next_chunk(request, np.int64(2)) == 2
+    cache.abort(request)

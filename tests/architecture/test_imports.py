@@ -19,6 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "types",
         "contract",
         "config",
+        "files",
         "geometry",
         "terms",
         "reach",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -49,6 +50,23 @@ def test_a_result_that_does_not_fit_on_the_disk_leaves_the_old_one(tmp_path: Pat
     assert done.stderr == f"kvgraft: {file}: File too large; choose another path\n"
     assert "token hit rate" in done.stdout, "the tables are there all the same"
     assert file.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+KILLED = """
+import os, sys
+from kvgraft.report.output import write_whole
+os.fsync = lambda descriptor: os._exit(9)
+write_whole(sys.argv[1], "half")
+"""
+
+
+def test_what_a_killed_writer_left_goes_with_the_next_result(tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    assert run(sys.executable, "-c", KILLED, str(file)).returncode == 9
+    assert not file.exists()
+    assert list(tmp_path.iterdir()), "killed before it could clean up"
+    assert replay("--json", file).returncode == 0
     assert list(tmp_path.iterdir()) == [file]
 
 

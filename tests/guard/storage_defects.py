@@ -105,13 +105,14 @@ def a_boundary_published_without_its_window(put: Patch) -> None:
 
     counts = Inventory._counts
 
-    def none_of_windows(self: Inventory, track: Track, mask: Mask, low: int) -> object:
-        found = counts(self, track, mask, low)
+    def none_of_windows(self: Inventory, track: Track, *given: Any) -> object:
+        found = counts(self, track, *given)
         return found if track.is_everything or found is None else found * 0
 
     scene, tier = stored()
     put.setattr(Inventory, "_spans", without_windows)
     put.setattr(Inventory, "_counts", none_of_windows)
+    put.setattr(Fetch, "_accepted", lambda self, boundary: True)
     tier.prefetch(TokenKey([*LONGER, 1]))
     come(scene)
 
@@ -147,8 +148,9 @@ def a_prefetch_that_is_not_worth_it(put: Patch) -> None:
 def pages_that_are_published_in_others_places(put: Patch) -> None:
     arrive = fetching.arrive
 
-    def turned(tree: Tree, start: Node, end: int, arrival: Arrival) -> Node:
-        return arrive(tree, start, end, arrival._replace(slots=[s[::-1] for s in arrival.slots]))
+    def turned(tree: Tree, start: Node, end: int, arrival: Arrival, n_pages: int) -> Node:
+        slots = [mine[::-1] for mine in arrival.slots]
+        return arrive(tree, start, end, arrival._replace(slots=slots), n_pages)
 
     scene, tier = stored()
     put.setattr(fetching, "arrive", turned)

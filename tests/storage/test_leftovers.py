@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from kvgraft.errors import ConfigError
+from kvgraft.files import unfinished_path
 from kvgraft.storage import Status, Storage
 from kvgraft.storage.file.directory import Directory
-from kvgraft.storage.files import unfinished_path
 from kvgraft.testing.storage.traffic import FINGERPRINT, addresses, fetched, stored
 
 from ..commands import ROOT, run

@@ -85,7 +85,7 @@ def arrival_of(cache: Cache, start: int, chance: random.Random) -> Arrival:
         there.append(came)
         slots.append(mine)
     hashes = bytes(32) * (PAGES - start)
-    return Arrival(TokenKey(PROMPT).data, hashes, start, there, slots, 1)
+    return Arrival(TokenKey(PROMPT), hashes, start, there, slots, 1)
 
 
 def anchor(cache: Cache, limit: int) -> int:
@@ -111,7 +111,10 @@ def test_what_arrives_hangs_where_it_may_and_the_rest_stays_with_whoever_brought
         whole = anchor(cache, start.end) == start.end and all(
             mask[: end - start.end].all() for mask in arrival.there
         )
-        tree.remove_dead(arrive(tree, start, end, arrival))
+        tip, n_pages = start, chance.choice([1, 4, PAGES])
+        while tip.end < end:
+            tip = arrive(tree, tip, end, arrival, n_pages)
+        tree.remove_dead(tip)
         if whole:
             assert anchor(cache, end) == end, "all of it came"
         owners: list[SlotOwner] = [

@@ -13,6 +13,7 @@ from hypothesis import settings as examples
 
 from kvgraft import WritePolicy
 from kvgraft.config import PrefetchPolicy, StorePolicy
+from kvgraft.storage import Access, BreakerState
 
 from ..serving.setups import SETUPS, Setup, installed
 from .shelf import AT_ONCE, open_cache, settings, tier_of
@@ -85,10 +86,11 @@ def test_a_dead_store_is_left_alone_and_asked_now_and_then_whether_it_is_back(
     with traffic_over(HYBRID, settings(deadline_s=DEADLINE_S), Troubled, **LARGE) as traffic:
         backend = failing(traffic, "exists", Trouble.RAISES)
         backend.faults |= {"set": Trouble.RAISES, "healthy": trouble}
-        for start in range(0, 500, 100):
+        storage = traffic.tier.storage
+        for start in range(0, 600, 100):
             traffic.serve([*range(start, start + 9)])
-        assert traffic.tier.storage.state is not None
-        assert traffic.tier.storage.state.value == "open"
+            traffic.settle()
+        assert all(storage.state_of(access) is BreakerState.OPEN for access in Access)
         before = backend.n_calls.copy()
         for start in range(1000, 2000, 100):
             prefetch_reason = traffic.serve([*range(start, start + 9)])

@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import pytest
 
-from kvgraft import Leading, Reach, Tier, TokenKey
+from kvgraft import Leading, Reach, Tier, TokenKey, WritePolicy
 from kvgraft.cache import Cache
 from kvgraft.storage import BreakerState, Status, SupervisionLimits, Value
-from kvgraft.storage_tier import StorageTier, fetching, naming
+from kvgraft.storage_tier import StorageTier, fetching, inventory, naming
 from kvgraft.storage_tier import tier as tier_module
 
 from ..serving.components import PagedPackage
@@ -234,3 +235,61 @@ def test_the_books_count_pins_of_what_was_stored_and_is_not_taken_in_yet() -> No
         cache.poll()
         assert storing._done  # one of them is taken in per step
         cache.check_integrity()
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("setup", [FULL, HYBRID], ids=["full", "hybrid"])
+def test_a_long_prefetch_is_planned_as_often_as_a_short_one(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not anew for every piece that is looked for or hung into the tree."""
+    taken: list[int] = []
+    take = fetching.take_inventory
+
+    def counted(*given: Any, **named: Any) -> Any:
+        taken[-1] += 1
+        return take(*given, **named)
+
+    monkeypatch.setattr(fetching, "take_inventory", counted)
+    shelf = stocked(setup, PROMPT[:9], PROMPT)
+    for n_tokens in (9, 65):
+        taken.append(0)
+        with stepping(setup, shelf.copy()) as cache:
+            prefetch = drained(cache, tier_of(cache).prefetch(TokenKey(PROMPT[:n_tokens])))
+            assert prefetch.gained_tokens == n_tokens - 1
+    assert taken[0] == taken[1]
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("setup", [FULL, HYBRID, HEADED], ids=["full", "hybrid", "headed"])
+def test_a_call_counts_no_more_than_a_block_of_pages(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    per_call = [0]
+    count = inventory.Inventory.count
+
+    def counted(self: inventory.Inventory, low: int, lacking: Any, *given: Any) -> None:
+        per_call[-1] += len(lacking[0])
+        count(self, low, lacking, *given)
+
+    monkeypatch.setattr(inventory, "PAGES_AT_ONCE", 8)
+    monkeypatch.setattr(inventory.Inventory, "count", counted)
+    with stepping(setup, stocked(setup, PROMPT)) as cache:
+        prefetch = tier_of(cache).prefetch(TokenKey(PROMPT))
+        while not prefetch.ended:
+            per_call.append(0)
+            tier_of(cache).poll()
+        assert prefetch.gained_tokens == len(PROMPT) - 1
+    assert max(per_call) == 8
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_a_node_that_is_there_is_not_cut_where_a_piece_ends() -> None:
+    """What DEVICE has in one node stays one, though it comes to HOST in pieces."""
+    cache = open_cache(FULL, stocked(FULL, [*PROMPT, 1, 2]), policy=WritePolicy.WRITE_BACK, **LARGE)
+    Server(cache).serve(PROMPT)
+    assert cache.tree.n_nodes == 1
+    prefetch = drained(cache, tier_of(cache).prefetch(TokenKey([*PROMPT, 1, 2])))
+    assert (prefetch.anchor_tokens, prefetch.gained_tokens) == (64, 2)
+    assert cache.tree.n_nodes == 2
+    cache.close()

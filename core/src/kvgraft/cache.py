@@ -36,6 +36,7 @@ from kvgraft.registry import Plugin
 from kvgraft.request import Limited, Request, Stage, expect_key
 from kvgraft.room import Room
 from kvgraft.sharing import Sharing
+from kvgraft.sizes import expect_count
 from kvgraft.storage_tier import Prefetch, StorageTier
 from kvgraft.tables import RequestTables
 from kvgraft.transfers import Fence, Journal, Transfer, TransferEngine
@@ -164,11 +165,10 @@ class Cache(RequestTables):
             LeaseError: the cache is closed, or the prefetch was cancelled.
         """
         prompt = expect_key(key).n_tokens
-        if prompt < 1 or reserve < 0 or (chunk is not None and chunk < 1):
-            raise ConfigError(
-                f"request of {prompt} tokens, reserve {reserve}, chunk {chunk}; "
-                "give at least 1 token, reserve >= 0 and chunk >= 1"
-            )
+        reserve = expect_count("begin: reserve", reserve)
+        chunk = chunk if chunk is None else expect_count("begin: chunk", chunk, 1)
+        if prompt < 1:
+            raise ConfigError(f"request of {prompt} tokens; give at least 1")
         if self.closed:
             raise LeaseError("the cache is closed; open another")
         request = Request(key, prompt, prompt + reserve, chunk if chunk is not None else prompt)
@@ -258,8 +258,8 @@ class Cache(RequestTables):
         is set aside for it: `allocate` before asking for another request's.
         """
         self._expect(request, Stage.ADMITTED)
-        if limit is not None and limit < 0:
-            raise ConfigError(f"chunk limit {limit} is negative; give the step's token budget")
+        if limit is not None:
+            limit = expect_count("next_chunk: limit", limit)
         return self.budget.next_chunk(request, limit)
 
     def allocate(self, request: Request, n_tokens: int) -> bool:
@@ -433,6 +433,7 @@ class Cache(RequestTables):
 
     def evict(self, component: str, n_slots: int, tier: Tier = Tier.DEVICE) -> int:
         """Free at least `n_slots` more slots of one pool; returns how many it freed (E6)."""
+        n_slots = expect_count("evict: slots", n_slots)
         return self.room.make_free(self.tree.track(component), n_slots, tier)
 
     def check_integrity(self) -> None:

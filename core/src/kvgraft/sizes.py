@@ -7,6 +7,7 @@ fraction.
 
 from __future__ import annotations
 
+import operator
 import re
 from decimal import Decimal
 from typing import Annotated, Any
@@ -14,7 +15,17 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
-__all__ = ["Nbytes", "Tokens", "format_nbytes", "is_nbytes", "parse_nbytes", "parse_tokens"]
+from kvgraft.errors import ConfigError
+
+__all__ = [
+    "Nbytes",
+    "Tokens",
+    "expect_count",
+    "format_nbytes",
+    "is_nbytes",
+    "parse_nbytes",
+    "parse_tokens",
+]
 
 SIZE = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?) *(?:([kmgtpe])(i?))?(b?)", re.IGNORECASE)
 PLAIN = re.compile(r"\s*[+-]?[0-9]+\s*")
@@ -30,6 +41,26 @@ def _parsed(text: str) -> tuple[Decimal, bool] | None:
     base = 1024 if binary else 1000
     factor = base ** POWERS[letter.lower()] if letter else 1
     return Decimal(number.replace("_", "")) * factor, bool(unit)
+
+
+def expect_count(subject: str, value: object, least: int = 0) -> int:
+    """A whole number that a call was given.
+
+    Args:
+        subject: of the message: the call and its argument.
+        value: an int, or a number of another library that is whole.
+        least: the smallest that will do.
+
+    Raises:
+        ConfigError: it is of another type, or smaller.
+    """
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = least - 1
+    if number < least:
+        raise ConfigError(f"{subject} {value!r:.40}; give a whole number, {least} or more")
+    return number
 
 
 def parse_nbytes(text: str) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from rich.console import Console
@@ -73,6 +74,7 @@ def check(
     more = _options(options)
     for field in sorted(given.keys() & more.keys()):
         raise ConfigError(f"option {field!r} of component {name!r} is given twice; keep one")
+    signal.signal(signal.SIGTERM, _stop)
     console = OutputConsole()
     waiting = Console(stderr=True)
     status = waiting.status(f"driving {name!r} through the core")
@@ -93,6 +95,11 @@ def check(
         console.print(f"component {name!r}: {told}", highlight=False)
     if any(result.bad for result in results):
         sys.exit(1)
+
+
+def _stop(number: int, frame: object) -> NoReturn:
+    """End as other commands do, and the process of the component first."""
+    sys.exit(128 + number)
 
 
 def _results(name: str, options: dict[str, Any], profile: str) -> list[Result]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from kvgraft.errors import ConfigError
+from kvgraft.files import replace_file, unfinished_file
 
 __all__ = ["Target", "expect_distinct", "write_whole"]
 
@@ -115,38 +116,7 @@ def write_whole(path: Name, text: str) -> None:
         with open(path, "w", encoding="utf-8") as device:
             device.write(text)
         return
-    file = os.path.realpath(path)
-    with _temporary(file) as (descriptor, name):
-        with open(descriptor, "w", encoding="utf-8") as whole:
-            _take_after(file, descriptor)
-            whole.write(text)
-            whole.flush()
-            os.fsync(descriptor)
-        os.replace(name, file)
-
-
-@contextlib.contextmanager
-def _temporary(file: str) -> Iterator[tuple[int, str]]:
-    """A new file beside `file`, open; gone at the end if it has not been moved."""
-    name = os.path.join(os.path.dirname(file), f".kvgraft-{secrets.token_hex(8)}.tmp")
-    # not by tempfile: what is new gets the permissions that new files get here
-    descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
-        yield descriptor, name
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
-
-
-def _take_after(file: str, descriptor: int) -> None:
-    """Give the new file the owner, where that is allowed, and the permissions of the old one."""
-    try:
-        old = os.stat(file)
-    except FileNotFoundError:
-        return
-    with contextlib.suppress(PermissionError):
-        os.fchown(descriptor, old.st_uid, old.st_gid)
-    os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
+    replace_file(Path(path), text.encode(), mode=0o666)
 
 
 def _expect_writable(path: str) -> None:
@@ -161,10 +131,10 @@ def _expect_writable(path: str) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         if not stat.S_ISREG(found.st_mode):
             return
-    file = os.path.realpath(path)
-    with _temporary(file) as (descriptor, _):
-        os.close(descriptor)
-    directory = os.stat(os.path.dirname(file))
+    file = Path(os.path.realpath(path))
+    with unfinished_file(file):
+        pass
+    directory = file.parent.stat()
     user = os.geteuid()
     if (
         found is not None

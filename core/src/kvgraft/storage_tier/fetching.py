@@ -8,8 +8,9 @@ Memory is reserved once the store said what it has: for the deepest boundary tha
 every component can resume from. What came is published up to such a boundary, or not at all.
 
 All of it is done in steps, between which requests run, nodes are split and evicted, and the fetch
-itself may be stopped. So what a step found out of the tree is of use to that step only: the next
-one looks again. Pages are kept in arrays, one element each.
+itself may be stopped. None takes longer the longer the sequence is: pages are named, asked for,
+counted, fetched and hung into the tree a block at a time. A plan says where to go, not what is
+there: whether a boundary was reached the tree itself says, in the step that publishes it.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from kvgraft.storage.keys import HASH_NBYTES
 from kvgraft.storage_tier.inventory import (
     ANY,
     Bounds,
-    Inventory,
     Mask,
     Plan,
     ShortOf,
     backed_on_host,
+    lacking_pages,
     take_inventory,
 )
 from kvgraft.storage_tier.naming import block_end
@@ -56,7 +57,10 @@ PIECE_PAGES = 512
 EVICTED_SLOTS = 64
 """Slots that room is made for at once."""
 
+NO_SLOTS = np.zeros(0, dtype=np.int32)
+
 Steps = Generator[None, None, None]
+Planning = Generator[None, None, Plan | None]
 
 
 class Phase(enum.Enum):
@@ -132,7 +136,8 @@ class Fetch:
         self.start, self.limit, self.asked = node.end, limit, limit
         self._least = self.anchor + threshold
         self._digest = scene.naming.namespace(key.namespace)
-        self.hashes = bytearray(key.page_hashes(tree, self.start, limit))
+        self.key.hashed = key.hashed
+        self.hashes = bytearray()
         self.nbytes = self.planned = self._target = 0
         self.budget = 0
         self.gap: int | None = None
@@ -141,14 +146,11 @@ class Fetch:
         self.short_of: ShortOf | None = None
         self.phase = Phase.ENDED
         self.draining: Draining | None = None
-        n_pages = limit - self.start
-        self._found = [np.zeros(n_pages, dtype=np.bool_) for _ in tree.tracks]
-        self._arrived = [np.zeros(n_pages, dtype=np.bool_) for _ in tree.tracks]
-        self._wanted = [np.zeros(n_pages, dtype=np.bool_) for _ in tree.tracks]
-        self._slots = [
-            np.zeros((n_pages, 1 if track.is_state else track.slots_per_page), dtype=np.int32)
-            for track in tree.tracks
-        ]
+        self._found: list[Mask] = []
+        self._arrived: list[Mask] = []
+        self._wanted: list[Mask] = []
+        self._slots: list[npt.NDArray[np.int32]] = []
+        self._reserved: list[npt.NDArray[np.int32]] = []
         self._asked: list[_Part] = []
         self._ticket: StorageTicket | None = None
         self._lacked = [False for _ in tree.tracks]
@@ -170,6 +172,13 @@ class Fetch:
             return False
         tree.hold(self.key.namespace)
         self.phase = Phase.LOOKING
+        n_pages = self.limit - self.start
+        for track in tree.tracks:
+            self._found.append(np.zeros(n_pages, dtype=np.bool_))
+            self._arrived.append(np.zeros(n_pages, dtype=np.bool_))
+            self._wanted.append(np.zeros(n_pages, dtype=np.bool_))
+            self._slots.append(np.zeros((n_pages, self._per_page(track)), dtype=np.int32))
+            self._reserved.append(NO_SLOTS)
         return True
 
     def hand_names_to(self, key: TokenKey) -> None:
@@ -191,17 +200,17 @@ class Fetch:
         held = []
         for track, wanted, arrived in zip(self.scene.tree.tracks, self._wanted, self._arrived):
             held.append((_host(track), self._slots[track.index][wanted | arrived].tobytes()))
+            held.append((_host(track), self._reserved[track.index].tobytes()))
         return held
 
-    def step(self) -> bool:
-        """Do what can be done at once, a fraction of a millisecond; whether there was anything.
+    @property
+    def can_step(self) -> bool:
+        """Whether there is anything to do now; it goes by the store's last poll."""
+        return not self.ended and (self._ticket is None or _is_over(self._ticket))
 
-        It goes by the store's last poll, and never waits.
-        """
-        if self.ended or (self._ticket is not None and not _is_over(self._ticket)):
-            return False
+    def step(self) -> None:
+        """Do the next thing, a fraction of a millisecond; where there is any, see `can_step`."""
         next(self._steps, None)
-        return True
 
     def _run(self) -> Steps:
         yield from self.scene.naming.name(self.tip)
@@ -236,8 +245,12 @@ class Fetch:
         """Hash pages up to `end`, a block at a time."""
         naming = self.scene.naming
         while (page := self.start + len(self.hashes) // HASH_NBYTES) < end:
-            parent = self.hashes[-HASH_NBYTES:] or naming.of(self.tip).hashes[-HASH_NBYTES:]
             stop = min(block_end(page), end)
+            known = self.key.page_hashes(self.scene.tree, page, stop)
+            if known:
+                self.hashes += known
+                continue
+            parent = self.hashes[-HASH_NBYTES:] or naming.of(self.tip).hashes[-HASH_NBYTES:]
             self.hashes += naming.block(bytes(parent), self.key.data, page, page, stop)
             yield
 
@@ -250,11 +263,10 @@ class Fetch:
         while first < self.limit:
             last = min(first + PIECE_PAGES, self.limit)
             yield from self._name(last)
-            inventory = self._inventory()
             self._asked = []
-            for track, mask in zip(tree.tracks, inventory.lacking):
-                low = first - inventory.first
-                pages = np.flatnonzero(mask[low : low + last - first]) + first
+            lacking = lacking_pages(tree, self.key, self.start, first, last)
+            for track, mask in zip(tree.tracks, lacking):
+                pages = np.flatnonzero(mask) + first
                 if len(pages):
                     self._lacked[track.index] = True
                     self._asked.append(_Part(track, pages))
@@ -291,33 +303,23 @@ class Fetch:
             yield part, np.asarray(fine.reshape(len(part.pages), -1).all(axis=1))
 
     def _per_page(self, track: Track) -> int:
-        return self._slots[track.index].shape[1]
-
-    def _inventory(self) -> Inventory:
-        """What the tree lacks now, which others may have changed since the fetch began."""
-        tree = self.scene.tree
-        anchor = matching.match(tree, self.key, self.limit).anchor
-        return take_inventory(tree, self.key, start=self.start, anchor=anchor, limit=self.limit)
+        return 1 if track.is_state else track.slots_per_page
 
     # -- planning
 
-    def _plan(self, bounds: Bounds, least: int) -> Generator[None, None, Plan | None]:
-        """The deepest boundary there is room for now, and what it takes now."""
+    def _plan(self, bounds: Bounds, least: int) -> Planning:
+        """The deepest boundary there is room for, and what it takes."""
+        tree, limit = self.scene.tree, self.limit
+        inventory = yield from take_inventory(
+            tree, self.key, self._found, self._arrived, start=self.start, limit=limit
+        )
+        return (yield from inventory.deepest(bounds, least))
+
+    def _plan_that_fits(self, least: int) -> Planning:
+        """The deepest boundary that there is still room for when this is known."""
         for _ in range(MAX_ROUNDS):
-            n_steps = 0
-            search = self._inventory().search(self._found, self._arrived, bounds, least)
-            while True:
-                try:
-                    next(search)
-                except StopIteration as end:
-                    plan: Plan | None = end.value
-                    break
-                n_steps += 1
-                yield
-            if plan is None or not n_steps:
-                return plan
-            plan = self._inventory().at(self._found, self._arrived, plan.boundary)
-            if plan is not None and self._fits(plan, bounds):
+            plan = yield from self._plan(self._bounds(), least)
+            if plan is None or self._fits(plan, self._bounds()):
                 return plan
         return None
 
@@ -332,7 +334,7 @@ class Fetch:
             rooms = [_host(track).spare for track in self.scene.tree.tracks]
         return Bounds(rooms, self.budget, self.scene.slabs.nbytes)
 
-    def _first_plan(self) -> Generator[None, None, Plan | None]:
+    def _first_plan(self) -> Planning:
         """Plan, make room once, plan again with what there is (S3)."""
         rooms = [max(0, _host(track).headroom) for track in self.scene.tree.tracks]
         wanted = yield from self._plan(self._bounds(rooms), self._least)
@@ -346,7 +348,7 @@ class Fetch:
         if not self.spare:
             yield from self._make_room(wanted)
             yield
-        plan = yield from self._plan(self._bounds(), self._least)
+        plan = yield from self._plan_that_fits(self._least)
         self.shrunk = plan is None or plan.boundary < longest.boundary
         if plan is None:
             yield from self._say_why_nothing()
@@ -370,7 +372,7 @@ class Fetch:
                 left -= freed
                 yield
 
-    def _next_plan(self) -> Generator[None, None, Plan | None]:
+    def _next_plan(self) -> Planning:
         """Where something did not come, what a shorter boundary takes besides; else None."""
         if self._rounds >= MAX_ROUNDS:
             return None
@@ -378,7 +380,7 @@ class Fetch:
         reached = best.boundary if best is not None else self.anchor
         if reached >= self._target:
             return None
-        return (yield from self._plan(self._bounds(), reached + 1))
+        return (yield from self._plan_that_fits(reached + 1))
 
     @property
     def _nothing(self) -> Bounds:
@@ -422,16 +424,13 @@ class Fetch:
     def _fetch(self, plan: Plan) -> Generator[None, None, bool]:
         """Reserve what the plan takes, which is free, and ask for it; whether it came in time."""
         self.phase, self._target = Phase.FETCHING, plan.boundary
-        for track, pages, n_slots in zip(self.scene.tree.tracks, plan.pages, plan.n_slots):
-            if len(pages):
-                slots = _host(track).reserve(n_slots)
-                assert slots is not None
-                own = self._slots[track.index]
-                own[pages - self.start] = np.frombuffer(slots, np.int32).reshape(len(pages), -1)
-                self._wanted[track.index][pages - self.start] = True
+        for track, n_slots in zip(self.scene.tree.tracks, plan.n_slots):
+            slots = _host(track).reserve(n_slots)
+            assert slots is not None
+            self._reserved[track.index] = np.frombuffer(slots, np.int32)
         self.nbytes += self._nbytes(plan.n_slots)
         for first in range(self.start, plan.boundary, PIECE_PAGES):
-            self._ask(plan, first, first + PIECE_PAGES)
+            self._ask(plan, first)
             yield
             assert self._ticket is not None
             in_time = self._ticket.done
@@ -442,24 +441,31 @@ class Fetch:
             if not came:
                 break
             yield
-        for track, wanted in zip(self.scene.tree.tracks, self._wanted):
-            self._free(track, wanted)
+        self._free_wanted()
         yield  # what was freed counts for the budget
         return True
 
-    def _ask(self, plan: Plan, first: int, last: int) -> None:
-        """Fetch what a plan takes of some pages."""
-        scene = self.scene
+    def _ask(self, plan: Plan, first: int) -> None:
+        """Fetch what a plan takes of the pages from `first` on."""
+        scene, low = self.scene, first - self.start
         self._asked = []
         memory = []
-        for track, pages in zip(scene.tree.tracks, plan.pages):
-            low, high = np.searchsorted(pages, [first, last])
-            if low < high:
-                mine = pages[low:high]
-                self._asked.append(_Part(track, mine))
-                memory.append((track, self._slots[track.index][mine - self.start].reshape(-1)))
+        for track, mask in zip(scene.tree.tracks, plan.pages):
+            pages = np.flatnonzero(mask[low : low + PIECE_PAGES]) + low
+            if len(pages):
+                slots = self._place(track, pages)
+                self._asked.append(_Part(track, pages + self.start))
+                memory.append((track, slots))
         asked = scene.naming.asked(self.hashes, self.start, self._asked, self._digest)
         self._ticket = scene.storage.get(asked, scene.slabs.of(memory), scene.deadline_s)
+
+    def _place(self, track: Track, pages: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+        """Give reserved slots to some pages, counted from `start`."""
+        reserved, n_slots = self._reserved[track.index], len(pages) * self._per_page(track)
+        slots, self._reserved[track.index] = reserved[:n_slots], reserved[n_slots:]
+        self._slots[track.index][pages] = slots.reshape(len(pages), -1)
+        self._wanted[track.index][pages] = True
+        return slots
 
     def _take_in(self) -> bool:
         """Sort what was asked for into what arrived and what did not; whether all of it did.
@@ -476,8 +482,8 @@ class Fetch:
             self._arrived[index][good] = True
             self._wanted[index][good] = False
             came = came and bool(fine.all())
-            if done:
-                bad = pages[~fine & open_]
+            bad = pages[~fine & open_]
+            if done and len(bad):
                 self._found[index][bad] = False
                 mask = np.zeros_like(self._wanted[index])
                 mask[bad] = True
@@ -502,36 +508,42 @@ class Fetch:
     def _hang(self) -> Steps:
         """Hang what arrived into the tree, up to the deepest boundary it makes (S4, S5).
 
-        Piece by piece; the last one, which makes the boundary, at once with a look at the tree.
+        Piece by piece; with the last one the tree is asked whether all components accept it.
         """
-        while True:
+        for _ in range(MAX_ROUNDS):
             plan = yield from self._plan(self._nothing, self.boundary + 1)
             if plan is None:
                 return
-            whole = plan.boundary - self.tip.end <= PIECE_PAGES
-            end = plan.boundary if whole else self.tip.end + PIECE_PAGES
-            if end > self.tip.end and not self._arrive(end):
-                return
-            if whole:
+            while self.tip.end < plan.boundary:
+                if not self._arrive(plan.boundary):
+                    return
+                if self.tip.end < plan.boundary:
+                    yield
+            if self._accepted(plan.boundary):
                 self.reached(plan.boundary)
+                return
             yield
+
+    def _accepted(self, boundary: int) -> bool:
+        """Whether every component can resume from a boundary, as the tree is now."""
+        return matching.match(self.scene.tree, self.key, boundary).anchor == boundary
 
     def reached(self, boundary: int) -> None:
         """A boundary is published: every component can resume from it (S4)."""
         self.boundary = boundary
 
     def _arrive(self, end: int) -> bool:
-        """Hang what arrived up to page `end`, and hold it; whether there is something to go on."""
+        """Hang a piece of what arrived up to page `end`, and hold it; whether one can go on."""
         tree = self.scene.tree
         if self.tip.parent is None and self.tip.end:
             return False  # it was not held, and left the tree
-        held = [int(mask.sum()) for mask in self._arrived]
         arrival = Arrival(
-            self.key.data, self.hashes, self.start, self._arrived, self._slots, self._store
+            self.key, self.hashes, self.start, self._arrived, self._slots, self._store
         )
-        tip = arrive(tree, self.tip, end, arrival)
-        taken = [before - int(mask.sum()) for before, mask in zip(held, self._arrived)]
-        self.nbytes -= self._nbytes([n * self._per_page(t) for n, t in zip(taken, tree.tracks)])
+        held = [host.in_flight for host in map(_host, tree.tracks)]
+        tip = arrive(tree, self.tip, end, arrival, PIECE_PAGES)
+        taken = [before - _host(t).in_flight for before, t in zip(held, tree.tracks)]
+        self.nbytes -= self._nbytes(taken)
         before, self._tip_held = self._tip_held, hold_host(tree, tip)
         if before is not None:
             let_go_of_host(tree, before)
@@ -547,8 +559,7 @@ class Fetch:
     def wind_up(self, reason: str) -> None:
         """Ask for nothing more; what has come is hung into the tree step by step."""
         self._give_up_ticket()
-        for track, wanted in zip(self.scene.tree.tracks, self._wanted):
-            self._free(track, wanted)
+        self._free_wanted()
         self.phase = Phase.HANGING
         self._steps = self._finish(reason)
 
@@ -585,8 +596,8 @@ class Fetch:
 
     def _end(self, reason: str) -> None:
         """Free what was not published, once; give up the pins (S1, S2, S5)."""
-        for track, wanted, arrived in zip(self.scene.tree.tracks, self._wanted, self._arrived):
-            self._free(track, wanted)
+        self._free_wanted()
+        for track, arrived in zip(self.scene.tree.tracks, self._arrived):
             self._free(track, arrived)
         assert self.nbytes == 0, self.nbytes
         self.phase = Phase.ENDED
@@ -597,15 +608,24 @@ class Fetch:
                 let_go_of_host(self.scene.tree, receipt)
         self.scene.tree.let_go(self.key.namespace)
 
-    def _free(self, track: Track, pages: Mask) -> None:
-        """Slots of some pages become free, and the pages are no longer counted as what they are."""
-        slots = self._slots[track.index][pages]
-        if slots.size:
+    def _free_wanted(self) -> None:
+        """What was reserved and did not come becomes free."""
+        for track, wanted in zip(self.scene.tree.tracks, self._wanted):
+            self._free(track, wanted)
+            slots, self._reserved[track.index] = self._reserved[track.index], NO_SLOTS
             _host(track).cancel(slots.tobytes())
             self.nbytes -= self.scene.slabs.nbytes[track.index] * slots.size
-            others = ~pages
-            self._wanted[track.index] &= others
-            self._arrived[track.index] &= others
+
+    def _free(self, track: Track, pages: Mask) -> None:
+        """Slots of some pages become free, and the pages are no longer counted as what they are."""
+        if not pages.any():
+            return
+        slots = self._slots[track.index][pages]
+        _host(track).cancel(slots.tobytes())
+        self.nbytes -= self.scene.slabs.nbytes[track.index] * slots.size
+        others = ~pages
+        self._wanted[track.index] &= others
+        self._arrived[track.index] &= others
 
 
 def _is_over(ticket: StorageTicket) -> bool:

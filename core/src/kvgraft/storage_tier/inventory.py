@@ -1,7 +1,7 @@
 """Which boundaries could be resumed from, given what is where (S3, S4).
 
-The walk over the tree is done once, into an array of pages per component; after that a boundary
-is looked at in O(components), whatever its reach.
+What must be fetched is counted up, page by page and component by component; after that a boundary
+is looked at in O(components), whatever its reach. Both are done a block of pages at a time.
 """
 
 from __future__ import annotations
@@ -28,11 +28,15 @@ __all__ = [
     "Plan",
     "ShortOf",
     "backed_on_host",
+    "lacking_pages",
     "take_inventory",
 ]
 
 AT_A_TIME = 64
 """Boundaries that are looked at one by one before anybody else has a turn."""
+
+PAGES_AT_ONCE = 4096
+"""Pages that are counted, or boundaries that are looked at, before anybody else has a turn."""
 
 Mask = npt.NDArray[np.bool_]
 
@@ -66,47 +70,71 @@ class Plan(NamedTuple):
 
     Attributes:
         boundary: in pages.
-        pages: per component, the pages to fetch, int `[n]`, in order; a state's is the last before
-            its boundary.
+        pages: per component, bool `[boundary - start]`, the pages to fetch; a state's is the last
+            before its boundary.
         n_slots: per component, the HOST slots for them.
     """
 
     boundary: int
-    pages: list[npt.NDArray[np.int64]]
+    pages: list[Mask]
     n_slots: list[int]
 
 
-class Inventory(NamedTuple):
-    """What a tree lacks of a sequence, behind the boundary it can be resumed from.
+class Inventory:
+    """What must come from STORAGE of a sequence, and how much of it before each page.
 
-    Attributes:
+    Args:
         tree: the tree.
-        first: the page that masks begin with.
         start: where a prefetch begins: a boundary backed on HOST, in pages.
         anchor: the deepest boundary all components accept now.
         limit: the deepest boundary of interest.
-        lacking: per component, bool `[limit - first]`: whether a page must come from STORAGE. A
-            state counts for the last page before its boundary.
+
+    Attributes:
+        first: the page that everything here begins with.
+        limit: the deepest boundary of interest that can be had.
     """
 
-    tree: Tree
-    first: int
-    start: int
-    anchor: int
-    limit: int
-    lacking: list[Mask]
+    def __init__(self, tree: Tree, *, start: int, anchor: int, limit: int) -> None:
+        self.tree = tree
+        self.first = min(start, anchor)
+        self.start = start
+        self.anchor = anchor
+        self.limit = limit
+        n_pages = limit - self.first
+        self._lacks = [np.empty(n_pages, dtype=np.bool_) for _ in tree.tracks]
+        self._wanted = [_no_sums(n_pages) for _ in tree.tracks]
+        self._missing = [_no_sums(n_pages) for _ in tree.tracks]
 
-    def search(
-        self, found: Sequence[Mask], arrived: Sequence[Mask], bounds: Bounds, least: int
-    ) -> Generator[None, None, Plan | None]:
+    def count(
+        self, low: int, lacking: Sequence[Mask], found: Sequence[Mask], arrived: Sequence[Mask]
+    ) -> None:
+        """Go on with the pages from `low` on; those before it have been counted.
+
+        Args:
+            low: a page.
+            lacking: per component, bool `[n]`, of these pages.
+            found: per component, bool `[n_pages]` from `start` on, pages that STORAGE should have.
+            arrived: likewise, pages that are on HOST already, not in the tree.
+        """
+        at, limit = low - self.first, self.limit
+        for track, mask in zip(self.tree.tracks, lacking):
+            index, end = track.index, at + len(mask)
+            lacks = mask & ~self._between(arrived[index], low, low + len(mask))
+            gone = lacks & ~self._between(found[index], low, low + len(mask))
+            self._lacks[index][at:end] = lacks
+            _sum_up(self._wanted[index], at, lacks)
+            _sum_up(self._missing[index], at, gone)
+            if track.is_everything and (behind := gone[max(0, self.start - low) :]).any():
+                limit = min(limit, low + len(gone) - len(behind) + int(behind.argmax()))
+        self.limit = limit
+
+    def deepest(self, bounds: Bounds, least: int) -> Generator[None, None, Plan | None]:
         """Look for the deepest boundary every component could resume from (S3).
 
-        All boundaries are looked at at once, but for components whose reach is of another form
+        Many boundaries are looked at at once, but for components whose reach is of another form
         than everything, a window or a state: those are asked about one boundary after the other.
 
         Args:
-            found: per component, bool `[limit - start]`, pages that STORAGE should have.
-            arrived: per component, likewise, pages that are on HOST already, not in the tree.
             bounds: what it may take.
             least: the shallowest boundary worth it, in pages.
 
@@ -116,66 +144,42 @@ class Inventory(NamedTuple):
         Returns:
             What the boundary takes; None if there is none.
         """
-        lacks, gone = self._masks(found, arrived)
-        n = self.limit - self.first
-        low = max(least, self.anchor + 1) - self.first
-        if low > n:
-            return None
-        fits = np.ones(n + 1 - low, dtype=np.bool_)
-        nbytes = np.zeros(n + 1 - low, dtype=np.int64)
-        others = []
-        for track in self.tree.tracks:
-            index = track.index
-            missing = self._counts(track, gone[index], low)
-            wanted = self._counts(track, lacks[index], low)
-            if missing is None or wanted is None:
-                others.append(track)
-                continue
-            fits &= missing == 0
-            n_slots = wanted * _per_page(track)
-            if bounds.n_slots is not None:
-                fits &= n_slots <= bounds.n_slots[index]
-            if bounds.nbytes is not None:
-                nbytes += n_slots * bounds.slot_nbytes[index]
-        if bounds.nbytes is not None:
-            fits &= nbytes <= bounds.nbytes
-        boundaries = np.flatnonzero(fits) + low + self.first
-        if not others:
-            return self._plan(int(boundaries[-1]), lacks) if len(boundaries) else None
-        sums = [(track, _sums(gone[track.index]), _sums(lacks[track.index])) for track in others]
-        for number in range(len(boundaries) - 1, -1, -1):
-            boundary = int(boundaries[number])
-            if self._accepts(boundary, sums, bounds, int(nbytes[boundary - low - self.first])):
-                return self._plan(boundary, lacks)
-            if not number % AT_A_TIME:
+        least = max(least, self.anchor + 1)
+        for end in range(self.limit + 1, least, -PAGES_AT_ONCE):
+            if end <= self.limit:
                 yield
+            low = max(least, end - PAGES_AT_ONCE)
+            fits = np.ones(end - low, dtype=np.bool_)
+            nbytes = np.zeros(end - low, dtype=np.int64)
+            others = []
+            for track in self.tree.tracks:
+                missing = self._counts(track, self._missing[track.index], low, end)
+                wanted = self._counts(track, self._wanted[track.index], low, end)
+                if missing is None or wanted is None:
+                    others.append(track)
+                    continue
+                fits &= missing == 0
+                n_slots = wanted * _per_page(track)
+                if bounds.n_slots is not None:
+                    fits &= n_slots <= bounds.n_slots[track.index]
+                if bounds.nbytes is not None:
+                    nbytes += n_slots * bounds.slot_nbytes[track.index]
+            if bounds.nbytes is not None:
+                fits &= nbytes <= bounds.nbytes
+            for number, at in enumerate(np.flatnonzero(fits)[::-1]):
+                if number and not number % AT_A_TIME:
+                    yield
+                boundary = low + int(at)
+                if self._accepts(boundary, others, bounds, int(nbytes[at])):
+                    return self._plan(boundary)
         return None
 
-    def at(self, found: Sequence[Mask], arrived: Sequence[Mask], boundary: int) -> Plan | None:
-        """What a boundary takes; None if not every component could resume from it."""
-        if not self.anchor < boundary <= self.limit:
-            return None
-        lacks, gone = self._masks(found, arrived)
-        if any(
-            gone[track.index][span.start : span.end].any()
-            for track in self.tree.tracks
-            for span in self._spans(track, boundary)
-        ):
-            return None
-        return self._plan(boundary, lacks)
-
-    def _accepts(
-        self,
-        boundary: int,
-        sums: Sequence[tuple[Track, npt.NDArray[np.int32], npt.NDArray[np.int32]]],
-        bounds: Bounds,
-        nbytes: int,
-    ) -> bool:
-        for track, missing, wanted in sums:
+    def _accepts(self, boundary: int, tracks: Sequence[Track], bounds: Bounds, nbytes: int) -> bool:
+        for track in tracks:
             spans = self._spans(track, boundary)
-            if _count(missing, spans):
+            if _count(self._missing[track.index], spans):
                 return False
-            n_slots = _count(wanted, spans) * _per_page(track)
+            n_slots = _count(self._wanted[track.index], spans) * _per_page(track)
             if bounds.n_slots is not None and n_slots > bounds.n_slots[track.index]:
                 return False
             if bounds.nbytes is not None:
@@ -184,53 +188,41 @@ class Inventory(NamedTuple):
                     return False
         return True
 
-    def _plan(self, boundary: int, lacks: Sequence[Mask]) -> Plan:
-        pages = [
-            np.concatenate(
-                [
-                    np.zeros(0, dtype=np.int64),
-                    *(
-                        np.flatnonzero(lacks[track.index][span.start : span.end])
-                        + (span.start + self.first)
-                        for span in self._spans(track, boundary)
-                    ),
-                ]
-            )
-            for track in self.tree.tracks
-        ]
-        n_slots = [len(mine) * _per_page(track) for mine, track in zip(pages, self.tree.tracks)]
+    def _plan(self, boundary: int) -> Plan:
+        pages, n_slots = [], []
+        before = self.start - self.first
+        for track in self.tree.tracks:
+            mask = np.zeros(boundary - self.start, dtype=np.bool_)
+            for span in self._spans(track, boundary):
+                low, high = max(span.start, before), max(span.end, before)
+                mask[low - before : high - before] = self._lacks[track.index][low:high]
+            pages.append(mask)
+            n_slots.append(int(np.count_nonzero(mask)) * _per_page(track))
         return Plan(boundary, pages, n_slots)
 
-    def _masks(
-        self, found: Sequence[Mask], arrived: Sequence[Mask]
-    ) -> tuple[list[Mask], list[Mask]]:
-        """Per component, pages that must be fetched, and of those what cannot be had."""
-        lacks = [mask & ~self._padded(there) for mask, there in zip(self.lacking, arrived)]
-        return lacks, [mask & ~self._padded(there) for mask, there in zip(lacks, found)]
+    def _between(self, mask: Mask, low: int, high: int) -> Mask:
+        """Of a mask from `start` on, the pages `[low, high)`; none is set before `start`."""
+        part = mask[max(0, low - self.start) : max(0, high - self.start)]
+        if len(part) == high - low:
+            return part
+        return np.concatenate([np.zeros(high - low - len(part), dtype=np.bool_), part])
 
-    def _padded(self, mask: Mask) -> Mask:
-        """From `first` on and not from `start`; up to the limit."""
-        if self.first == self.start:
-            return mask[: self.limit - self.start]
-        padded = np.zeros(self.limit - self.first, dtype=np.bool_)
-        padded[self.start - self.first :] = mask[: self.limit - self.start]
-        return padded
-
-    def _counts(self, track: Track, mask: Mask, low: int) -> npt.NDArray[np.int32] | None:
-        """How many of some pages are needed at each boundary from `low` on, as `_spans` says.
+    def _counts(
+        self, track: Track, sums: npt.NDArray[np.int32], low: int, end: int
+    ) -> npt.NDArray[np.int32] | None:
+        """How many of some pages are needed at each boundary `[low, end)`, as `_spans` says.
 
         None for a reach that must be asked about each.
         """
+        low, end = low - self.first, end - self.first
         if track.is_state:
-            return mask[low - 1 :].astype(np.int32)
-        sums = _sums(mask)
+            return np.asarray(sums[low:end] - sums[low - 1 : end - 1])
         if track.is_everything:
-            begin = self.start - self.first
-            return np.asarray(np.maximum(sums[low:] - sums[begin], 0))
+            return np.asarray(np.maximum(sums[low:end] - sums[self.start - self.first], 0))
         if track.window_pages is None:
             return None
-        starts = np.maximum(np.arange(low, len(sums)) - track.window_pages, 0)
-        return np.asarray(sums[low:] - sums[starts])
+        starts = np.maximum(np.arange(low, end) - track.window_pages, 0)
+        return np.asarray(sums[low:end] - sums[starts])
 
     def _spans(self, track: Track, boundary: int) -> list[Span]:
         """Pages a component needs at a boundary, counted from `first`."""
@@ -249,11 +241,18 @@ def _per_page(track: Track) -> int:
     return 1 if track.is_state else track.slots_per_page
 
 
-def _sums(mask: Mask) -> npt.NDArray[np.int32]:
-    """How many are set before each position, `[n + 1]`."""
-    sums = np.zeros(len(mask) + 1, dtype=np.int32)
-    np.cumsum(mask, out=sums[1:])
+def _no_sums(n_pages: int) -> npt.NDArray[np.int32]:
+    """Room for how many are set before each position, `[n_pages + 1]`."""
+    sums = np.empty(n_pages + 1, dtype=np.int32)
+    sums[0] = 0
     return sums
+
+
+def _sum_up(sums: npt.NDArray[np.int32], at: int, mask: Mask) -> None:
+    """Go on with sums that are known up to position `at`."""
+    part = sums[at + 1 : at + 1 + len(mask)]
+    np.cumsum(mask, out=part)
+    part += sums[at]
 
 
 def _count(sums: npt.NDArray[np.int32], spans: Sequence[Span]) -> int:
@@ -269,19 +268,49 @@ def backed_on_host(tree: Tree, node: Node) -> bool:
     )
 
 
-def take_inventory(tree: Tree, key: TokenKey, *, start: int, anchor: int, limit: int) -> Inventory:
-    """What the tree lacks of a sequence up to page `limit`, on HOST or at all.
+def take_inventory(
+    tree: Tree,
+    key: TokenKey,
+    found: Sequence[Mask],
+    arrived: Sequence[Mask],
+    *,
+    start: int,
+    limit: int,
+) -> Generator[None, None, Inventory]:
+    """What must come from STORAGE of a sequence, up to page `limit`; see `Inventory.count`.
+
+    Yields:
+        Between any `PAGES_AT_ONCE` pages, so that others have a turn; the tree may change
+        meanwhile.
+    """
+    anchor = matching.match(tree, key, limit).anchor
+    inventory = Inventory(tree, start=start, anchor=anchor, limit=limit)
+    for low in range(inventory.first, limit, PAGES_AT_ONCE):
+        if low >= inventory.limit:
+            break
+        if low > inventory.first:
+            yield
+        lacking = lacking_pages(tree, key, start, low, min(low + PAGES_AT_ONCE, limit))
+        inventory.count(low, lacking, found, arrived)
+    return inventory
+
+
+def lacking_pages(tree: Tree, key: TokenKey, start: int, low: int, high: int) -> list[Mask]:
+    """What a tree lacks of the pages `[low, high)` of a sequence, on HOST or at all.
 
     HOST must be complete where data may not hang below a gap: for components that need every page,
     and for the base, from `start` on (B1, T4). Elsewhere DEVICE will do.
+
+    Returns:
+        Per component, bool `[high - low]`. A state counts for the last page before its boundary.
     """
-    first = min(start, anchor)
-    lacking = [np.ones(limit - first, dtype=np.bool_) for _ in tree.tracks]
-    path = matching.follow_key(tree, key, limit)
-    for node in path.nodes:
-        low, high = max(node.start, first), min(node.end, path.end)
-        if low >= high:
-            continue
+    lacking = [np.ones(high - low, dtype=np.bool_) for _ in tree.tracks]
+    path = matching.follow_key(tree, key, high)
+    _remember(key, path)
+    for node in reversed(path.nodes):
+        if node.end <= low:
+            break
+        begin, end = max(node.start, low), min(node.end, path.end)
         for track, mask in zip(tree.tracks, lacking):
             cell = node.cells[track.index]
             closed = tree.prefix_closed_host and (track.is_everything or track is tree.tracks[0])
@@ -289,8 +318,18 @@ def take_inventory(tree: Tree, key: TokenKey, *, start: int, anchor: int, limit:
             if closed and node.start >= start:
                 there = cell.host is not None
             if track.is_state:
-                if there and node.end == high:
-                    mask[high - 1 - first] = False
+                if there and node.end == end:
+                    mask[end - 1 - low] = False
             elif there:
-                mask[low - first : high - first] = False
-    return Inventory(tree, first, start, anchor, limit, lacking)
+                mask[begin - low : end - low] = False
+    return lacking
+
+
+def _remember(key: TokenKey, path: matching.Path) -> None:
+    """Leave a trail for the next look, which need not compare the same tokens again."""
+    trail = key.trail
+    for node in reversed(path.nodes[-2:]):
+        if node.end <= path.end:
+            if trail is None or trail.parent is None or trail.end < node.end:
+                key.trail = node
+            return

@@ -22,12 +22,13 @@ from kvgraft.storage_tier.slicing import Slice
 from kvgraft.tree import matching
 from kvgraft.tree.keys import TokenKey, common_prefix_pages
 from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.node import Node
 from kvgraft.tree.pinning import Receipt
 
 __all__ = ["Prefetch", "Prefetching"]
 
 
-COMPARED_NBYTES = 1 << 21
+COMPARED_NBYTES = 1 << 19
 """Bytes of two sequences that are compared in one step."""
 
 
@@ -349,13 +350,15 @@ class Prefetching:
 
     def _step(self, fetch: Fetch) -> bool:
         """A step of one fetch; whether there was any."""
+        if not fetch.can_step:
+            return False
         if fetch.spare and fetch.phase is Phase.LOOKING and self.nbytes_in_flight:
             return False  # requests first, and one after the other, each with all of the budget
         fetch.budget = self._budget()
-        stepped = fetch.step()
+        fetch.step()
         if fetch.ended:
             self._ended(fetch)
-        return stepped
+        return True
 
     def _leave(self, prefetch: Prefetch, reason: str, time: Slice, *, stop: bool = True) -> None:
         """A prefetch waits no longer; its fetch stops, if nobody else waits for it."""
@@ -440,8 +443,11 @@ class Prefetching:
         agreed = prefetch.agreed_nbytes // tree.page_bytes
         tree.hold(key.namespace)
         try:
-            if fetch.tip.parent is not None and fetch.tip.end <= agreed:
-                key.found_at(fetch.tip)
+            node: Node | None = fetch.tip
+            while node is not None and node.end > agreed:
+                node = node.parent
+            if node is not None and node.parent is not None:
+                key.found_at(node)
             anchor = matching.match(tree, key, limit).anchor
         finally:
             tree.let_go(key.namespace)

@@ -18,8 +18,8 @@ from typing import NamedTuple
 import xxhash
 
 from kvgraft.errors import SnapshotError
+from kvgraft.files import replace_file
 from kvgraft.storage.canonical import MAX_DEPTH, decode, encode
-from kvgraft.storage.files import create_unfinished, remove_unfinished
 from kvgraft.tree.keys import TOKEN_BYTES, TokenKey
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
@@ -90,7 +90,7 @@ def write_snapshot(path: Path, tree: Tree, fingerprint: bytes, store: int) -> in
         raise SnapshotError(f"snapshot {path}: {len(body)} bytes > {MAX_NBYTES}; go without it")
     head = HEAD.pack(MAGIC, VERSION, len(body), xxhash.xxh3_128_digest(body))
     try:
-        _replace(path, head + body)
+        replace_file(path, head + body)
     except OSError as error:
         raise SnapshotError(f"snapshot {path}: cannot be written: {error.strerror}") from error
     return sum(len(records) for _, records in namespaces)
@@ -119,21 +119,6 @@ def _records(root: Node, store: int) -> Iterator[tuple[int, bytes, int]]:
             numbers[id(node)] = len(numbers)
             stamp = max(cell.stamp for cell in node.cells) if id(node) in stored else -1
             yield numbers[id(node.parent)], node.key, stamp
-
-
-def _replace(path: Path, content: bytes) -> None:
-    subject = path.name[:50]  # what is added must fit into a name, too
-    remove_unfinished(path.parent, subject)
-    descriptor, made = create_unfinished(path.parent, subject)
-    with os.fdopen(descriptor, "wb") as file:
-        try:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-            made.replace(path)
-        except BaseException:
-            made.unlink(missing_ok=True)
-            raise
 
 
 def read_snapshot(path: Path, page_size: int, fingerprint: bytes) -> list[Boundary]:

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import weakref
@@ -158,14 +159,18 @@ class SuiteProcess(Suite):
         return None if self._end is not None else answer
 
     def _read(self) -> Any:
-        line = self._answers.readline()
+        try:
+            line = self._answers.readline()
+        except BaseException:  # whoever asks was told to stop: nobody waits for the answer
+            _kill(self._process)
+            raise
         return json.loads(line) if line.endswith("\n") else None
 
     def _ended(self, when: str) -> str:
         try:
             status = self._process.wait(GRACE_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            _kill(self._process)
             status = self._process.wait()
         return f"the suite's process ended with status {status} {when}"
 
@@ -189,6 +194,7 @@ def _start() -> tuple[subprocess.Popen[str], IO[str]]:
         text=True,
         pass_fds=[write],
         env={**os.environ, "PYTHONPATH": python_path()},
+        start_new_session=True,  # its group is it and what a component starts there
     )
     os.close(write)
     return process, os.fdopen(read, encoding="utf-8")
@@ -203,5 +209,12 @@ def _stop(process: subprocess.Popen[str], answers: IO[str]) -> None:
     try:
         process.wait(GRACE_S)
     except subprocess.TimeoutExpired:
-        process.kill()
+        _kill(process)
         process.wait()
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """End a process and those of its group at once; nothing if it is over."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)

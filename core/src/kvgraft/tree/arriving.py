@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvgraft.slots import SLOT_BYTES
-from kvgraft.tree.keys import HASH_BYTES, common_prefix_pages
+from kvgraft.tree import matching
+from kvgraft.tree.keys import HASH_BYTES, TokenKey
 from kvgraft.tree.node import Node, PageNames
 from kvgraft.tree.operations import holds_up, parent_on_host
 from kvgraft.tree.track import Track
@@ -21,14 +22,17 @@ from kvgraft.tree.tree import Tree
 
 __all__ = ["Arrival", "arrive"]
 
+NODES_AT_ONCE = 64
+"""Nodes that one call takes at most, however short they are."""
+
 
 class Arrival(NamedTuple):
     """Pages of one sequence that arrived on HOST.
 
     Attributes:
-        tokens: int32 bytes of the sequence from its start.
+        key: the sequence, with a trail to where it is in the tree.
         hashes: the hashes of its pages from page `first` on, 32 bytes each.
-        first: the page that everything but `tokens` begins with.
+        first: the page that everything but `key` begins with.
         there: per component, bool `[n_pages]`, which pages arrived; a state stands for the last
             page before its boundary. Pages that are adopted are taken out; the others' slots stay
             the caller's.
@@ -36,7 +40,7 @@ class Arrival(NamedTuple):
         store: number of the store they are from.
     """
 
-    tokens: bytes | bytearray
+    key: TokenKey
     hashes: bytes | bytearray
     first: int
     there: Sequence[npt.NDArray[np.bool_]]
@@ -44,29 +48,41 @@ class Arrival(NamedTuple):
     store: int
 
 
-def arrive(tree: Tree, start: Node, end: int, arrival: Arrival) -> Node:
-    """Hang what arrived up to page `end` below `start`, a root or a node backed on HOST (S1).
+def arrive(tree: Tree, start: Node, end: int, arrival: Arrival, n_pages: int) -> Node:
+    """Hang the next piece of what arrived, up to page `end`, below a node.
 
     Adopted slots move from in flight to the tree's, and are victims like all others. A node takes
-    a component's data only if all of it came. O(pages) with a small factor: it copies them.
+    a component's data only if all of it came. Nodes that are there are taken whole: they are not
+    cut where the piece ends.
+
+    Args:
+        tree: the tree.
+        start: a root or a node backed on HOST (S1).
+        end: the page to hang all of it up to.
+        arrival: what arrived.
+        n_pages: about how many pages to hang now, and at most how many a new node has.
 
     Returns:
-        The last node of it, at page `end`. Nodes made for data that then could not be hung lead
-        nowhere: the caller holds it, or removes what is dead (T3).
+        The last node of the piece, at page `end` or before it. Nodes made for data that then could
+        not be hung lead nowhere: the caller holds it, or removes what is dead (T3).
     """
-    tokens, page_bytes = arrival.tokens, tree.page_bytes
-    node = start
+    page_bytes = tree.page_bytes
+    tokens = arrival.key.data
+    known = matching.follow_key(tree, arrival.key, end).end
+    stop = min(end, start.end + n_pages)
     tree.clock += 1
-    while node.end < end:
+    node = start
+    for _ in range(NODES_AT_ONCE):
+        if node.end >= stop:
+            break
         offset = node.end * page_bytes
         child = node.child(bytes(tokens[offset : offset + page_bytes]))
         if child is None:
-            child = _grow(tree, node, end, arrival)
+            child = _grow(tree, node, stop, arrival)
         else:
-            agreed = min(common_prefix_pages(tokens, offset, child.key, page_bytes), end - node.end)
-            stop = _coverage_end(tree, arrival, child.start, child.start + agreed)
-            if stop < child.end:
-                child = tree.split(child, stop)
+            covered = _coverage_end(tree, arrival, child.start, min(child.end, known))
+            if covered < child.end:
+                child = tree.split(child, covered)
         taken = sum([_adopt(tree, child, track, arrival) for track in tree.tracks])
         if taken:
             _note_stored(tree, child, arrival)
@@ -79,7 +95,8 @@ def _grow(tree: Tree, parent: Node, end: int, arrival: Arrival) -> Node:
     """A new node below `parent`, as far as coverage is uniform."""
     start = parent.end
     end = _coverage_end(tree, arrival, start, end)
-    edge = bytes(arrival.tokens[start * tree.page_bytes : end * tree.page_bytes])
+    with memoryview(arrival.key.data) as tokens:
+        edge = bytes(tokens[start * tree.page_bytes : end * tree.page_bytes])
     node = tree.new_node(edge, parent, start, end)
     tree.link(node)
     for cell in node.cells:
@@ -135,7 +152,8 @@ def _note_stored(tree: Tree, node: Node, arrival: Arrival) -> None:
     """What came from a store need not go there again."""
     if node.names is None:
         first, end = node.start - arrival.first, node.end - arrival.first
-        node.names = PageNames(bytearray(arrival.hashes[first * HASH_BYTES : end * HASH_BYTES]))
+        with memoryview(arrival.hashes) as hashes:
+            node.names = PageNames(bytearray(hashes[first * HASH_BYTES : end * HASH_BYTES]))
     names = node.names
     if names.store != arrival.store:
         names.store, names.stored = arrival.store, 0

@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvgraft.errors import ConfigError
-from kvgraft.storage.file.disk import SUBJECT, DiskFile, supports_direct
-from kvgraft.storage.file.open_files import OpenFiles
-from kvgraft.storage.file.segment import SUFFIX, segment_path
-from kvgraft.storage.files import (
+from kvgraft.files import (
     NotRegularFileError,
     has_name,
     open_regular,
     remove_unfinished,
     try_lock,
 )
+from kvgraft.storage.file.disk import SUBJECT, DiskFile, supports_direct
+from kvgraft.storage.file.open_files import OpenFiles
+from kvgraft.storage.file.segment import SUFFIX, segment_path
 
 __all__ = ["Directory", "Listed"]
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from kvgraft.files import open_regular, unfinished_path
 from kvgraft.storage.file.open_files import OpenFiles
-from kvgraft.storage.files import open_regular, unfinished_path
 from kvgraft.storage.memory import BLOCK_NBYTES, aligned
 
 __all__ = ["DISK_ERRORS", "NO_ROOM", "SUBJECT", "DiskFile", "TruncatedRead", "supports_direct"]

@@ -31,6 +31,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+from kvgraft.files import unfinished_path
 from kvgraft.storage.file.disk import (
     DISK_ERRORS,
     SUBJECT,
@@ -48,7 +49,6 @@ from kvgraft.storage.file.record import (
     read_record,
 )
 from kvgraft.storage.file.transfer import has_header, is_whole, read_header
-from kvgraft.storage.files import unfinished_path
 from kvgraft.storage.memory import BLOCK_NBYTES, aligned
 
 __all__ = ["SUFFIX", "Opener", "Segment", "segment_path"]

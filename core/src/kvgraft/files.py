@@ -1,4 +1,4 @@
-"""Files that are not whole yet, and files that are none.
+"""Files that are written whole or not at all, and files that are none.
 
 A file is made under a name nobody else has, and locked meanwhile; the lock alone says that somebody
 finishes it. Process ids say nothing: they are small, repeat, and differ between containers.
@@ -12,7 +12,8 @@ import os
 import re
 import secrets
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 __all__ = [
@@ -21,7 +22,9 @@ __all__ = [
     "has_name",
     "open_regular",
     "remove_unfinished",
+    "replace_file",
     "try_lock",
+    "unfinished_file",
     "unfinished_path",
 ]
 
@@ -33,8 +36,13 @@ class NotRegularFileError(FileNotFoundError):
     """There is something else of this name."""
 
 
-def open_regular(path: Path, flags: int) -> int:
+def open_regular(path: Path, flags: int, mode: int = 0o600) -> int:
     """A descriptor of a regular file of this very name: nothing else is followed or opened.
+
+    Args:
+        path: its name.
+        flags: of `os.open`.
+        mode: permissions of a new one, less those the process never gives.
 
     Raises:
         NotRegularFileError: a link, a directory, a pipe, a socket or a device has the name.
@@ -44,7 +52,7 @@ def open_regular(path: Path, flags: int) -> int:
         _expect_regular(path, os.lstat(path).st_mode)
     flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        fd = os.open(path, flags, 0o600)
+        fd = os.open(path, flags, mode)
     except OSError as error:
         if error.errno in NOT_REGULAR:
             raise _not_regular(path) from error
@@ -79,7 +87,60 @@ def unfinished_path(directory: Path, subject: str) -> Path:
     return directory / f".{subject}-{secrets.token_hex(16)}.tmp"
 
 
-def create_unfinished(directory: Path, subject: str) -> tuple[int, Path]:
+def replace_file(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Put a file in place of whatever has its name, whole or not at all.
+
+    A reader sees the old one or the new one, also after the machine stopped. Links are followed;
+    what is replaced gives its owner, where that is allowed, and its permissions. What a writer of
+    the same file left unfinished is removed.
+
+    Args:
+        path: where.
+        content: all of it.
+        mode: permissions where there was no file, less those the process never gives.
+
+    Raises:
+        OSError: it cannot be written; what was there is there still.
+    """
+    file = Path(os.path.realpath(path))
+    with unfinished_file(file, mode) as (fd, made):
+        _take_after(file, fd)
+        with open(fd, "wb", closefd=False) as whole:
+            whole.write(content)
+        os.fsync(fd)
+        made.replace(file)
+
+
+@contextmanager
+def unfinished_file(file: Path, mode: int = 0o600) -> Iterator[tuple[int, Path]]:
+    """A new file beside `file`, locked, and its name; gone at the end if it was not renamed.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    subject = file.name[:50]  # what is added must fit into a name, too
+    with suppress(OSError):  # one may write into some directories that one may not read
+        remove_unfinished(file.parent, subject)
+    fd, made = create_unfinished(file.parent, subject, mode)
+    try:
+        yield fd, made
+    finally:
+        made.unlink(missing_ok=True)
+        os.close(fd)
+
+
+def _take_after(file: Path, fd: int) -> None:
+    """Give a new file the owner, where that is allowed, and the permissions of the old one."""
+    try:
+        old = file.stat()
+    except FileNotFoundError:
+        return
+    with suppress(PermissionError):
+        os.fchown(fd, old.st_uid, old.st_gid)
+    os.fchmod(fd, stat.S_IMODE(old.st_mode))
+
+
+def create_unfinished(directory: Path, subject: str, mode: int = 0o600) -> tuple[int, Path]:
     """A new file, locked as long as its descriptor is open, and its name.
 
     Raises:
@@ -87,7 +148,7 @@ def create_unfinished(directory: Path, subject: str) -> tuple[int, Path]:
     """
     while True:
         path = unfinished_path(directory, subject)
-        fd = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        fd = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
         if try_lock(fd) and has_name(fd, path):
             return fd, path
         os.close(fd)  # somebody took it for a file that nobody finishes
