@@ -331,5 +331,5 @@ def _remember(key: TokenKey, path: matching.Path) -> None:
     for node in reversed(path.nodes[-2:]):
         if node.end <= path.end:
             if trail is None or trail.parent is None or trail.end < node.end:
-                key.trail = node
+                key.found_at(node)
             return
