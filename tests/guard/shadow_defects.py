@@ -200,7 +200,7 @@ def pages_that_are_kept_where_no_state_is(put: Patch) -> None:
 
 @breaks("I10", "window")
 def a_decode_that_gives_back_what_a_point_needs(put: Patch) -> None:
-    put.setattr(PrivateSlots, "is_of_use", lambda self, request, page: False)
+    put.setattr(PrivateSlots, "is_worth_keeping", lambda self, request, page: False)
     scene = Scene()
     request = scene.computed(PROMPT, reserve=8)
     request.key.extend(OTHER)

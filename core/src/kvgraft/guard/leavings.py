@@ -21,13 +21,13 @@ from kvgraft.types import PointKind
 if TYPE_CHECKING:
     from kvgraft.cache import Cache
 
-__all__ = ["Belongings", "Departed", "Leavings"]
+__all__ = ["SMALL_TOKENS", "Belongings", "Departed", "Leavings"]
 
 Pages = npt.NDArray[np.int32]
 """Slots of consecutive pages from the first one on, `[n_pages, slots_per_page]`; -1 for none."""
 
 SMALL_TOKENS = 64
-"""A decode that leaves pages smaller than this behind may give them back."""
+"""What a decode leaves behind, it may collect up to here, and give back instead."""
 
 GRID_SHARE = 8
 """Bytes of the base component for each byte of a grid's points, at least (I12)."""
@@ -155,7 +155,7 @@ class Leavings:
                 for node in nodes
                 if node.end <= end and (cell := node.cells[track.index]).device is not None
             }
-        marked = frozenset(node.end for node in nodes if node.point is not None)
+        marked = frozenset(page for node in nodes for page in node.points or ())
         skipped = sum(self.cache.points.skipped.values())
         return Belongings(
             own, tree, stamps, copied, states, shared, dict(request.points), marked, due, skipped
@@ -248,7 +248,7 @@ class Leavings:
         behind = stamps < 0
         copied = np.zeros(n_pages, np.bool_)
         copied[: len(now.copied[index])] = now.copied[index][:n_pages]
-        if not self._may_give_back(request, gone):
+        if not self._may_give_back(request, was, gone):
             self._raise_for(request, track, "I10", lost & worth, "needed at a point, is freed")
             if not self._is_small(request):
                 self._raise_for(
@@ -271,11 +271,24 @@ class Leavings:
     def _is_small(self, request: Request) -> bool:
         return self.tree.page_size < SMALL_TOKENS and request.computed > request.prompt
 
-    def _may_give_back(self, request: Request, gone: npt.NDArray[np.bool_]) -> bool:
-        """Whether its key does not name the pages (any more)."""
+    def _may_give_back(
+        self, request: Request, was: Belongings, gone: npt.NDArray[np.bool_]
+    ) -> bool:
+        """Whether its key does not name the pages (any more), or others' cannot be pinned there."""
         last = int(np.flatnonzero(gone)[-1]) + 1
         named = request.key.n_tokens // self.tree.page_size
-        return request.key.edits != request.key_edits or named < last
+        if request.key.edits != request.key_edits or named < last:
+            return True
+        for track in self.tree.everything:
+            beside = self.beside(was, track) * track.slots_per_page
+            if beside and (track.home_is_host or beside > track.device.headroom):
+                return True
+        return False
+
+    def beside(self, was: Belongings, track: Track) -> int:
+        """Pages that both the request and the tree had slots for."""
+        own, tree = was.own[track.index], was.tree[track.index]
+        return int(((own[:, 0] >= 0) & (tree[:, 0] >= 0)).sum())
 
     def _raise_for(
         self, request: Request, track: Track, rule: str, pages: npt.NDArray[np.bool_], what: str

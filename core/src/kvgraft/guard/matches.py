@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Expected", "Matches"]
 
+REPEATS_SAVE = 4
+"""A pass for the last page of a prompt is made where repeats save a part of it, one in so many."""
+
 EXPLAINED_EVERY = 32
 """Matches between two whose explanation is compared (M9)."""
 
@@ -250,7 +253,12 @@ class Matches:
             config, before = self.cache.config, anchor
             for page in sorted(page for page in asked if anchor < page <= last):
                 costs_a_cut = page * size < request.prompt and not config.states_inside_chunks
-                if states and costs_a_cut and (page - before) * size < config.cut_tokens:
+                gain = page - before
+                if states and costs_a_cut and gain * size < config.cut_tokens:
+                    continue
+                # A pass for the last page alone pays where prompts are repeated, or far behind.
+                alone = (page + 1) * size == request.prompt and expected.base < page
+                if states and costs_a_cut and alone and gain * REPEATS_SAVE < page:
                     continue
                 wanted.append(page)
                 before = page

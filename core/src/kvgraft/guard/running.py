@@ -100,11 +100,12 @@ class Running:
         watched.rooms.expect(needs, host_too=watched.write_back or watched.homes)
         loaded = bool(request.waits)
         states, peaks = watched.shares.states(request), watched.promises.peaks(request)
-        hands_over = any(each.due or each.captured for each in states.values())
+        ends = request.computed >= request.total and watched.shares.leavings.matters
+        hands_over = ends or any(each.due or each.captured for each in states.values())
         left = watched.shares.leavings.see(request) if hands_over else None
         rooms = self._headrooms(self.books.read())
         falls = [
-            max(0, needed - account.promised) + int(track.is_state and hands_over)
+            max(0, needed - account.promised) + self._may_take(track, left)
             for track, needed, account in zip(self.tree.tracks, needs, request.accounts)
         ]
 
@@ -112,7 +113,10 @@ class Running:
             if not given:
                 if self._was_promised(request, n_tokens, pages):
                     raise self._refused(request, f"{n_tokens} tokens")
-                self._check_unchanged("A5", "a refused allocation", was, now)
+                if left is None:
+                    self._check_unchanged("A5", "a refused allocation", was, now)
+                else:
+                    self._check_left(request, left, was, now)
                 return
             departed = self._check_left(request, left, was, now)
             for track, needed in zip(self.tree.tracks, needs):
@@ -123,7 +127,7 @@ class Running:
                 watched.leases.check(request, Moment.RUNNING)
             unforeseen = any(each.due_as in (Due.GRID, Due.LEFT) for each in states.values())
             watched.promises.check_within(request, n_tokens, peaks, spare=unforeseen)
-            watched.shares.allocated(request, left)
+            watched.shares.allocated(request, left=ends)
             shared = self._shared_states(request, left)
             watched.shares.check_kept(request, states, shared, spare=self._has_spare(was))
             self._check_headroom("allocate", falls, rooms, now)
@@ -170,7 +174,7 @@ class Running:
         """
         needed, gone = moved
         before, after = was.counts[track.index], now.counts[track.index]
-        if after[PROMISED] > before[PROMISED]:
+        if after[PROMISED] > before[PROMISED] + gone:
             raise ContractViolation(
                 "A12",
                 track.name,
@@ -239,12 +243,25 @@ class Running:
                         f"private from {before[PRIVATE]} to {later[PRIVATE]}; {freed} left the "
                         "request to be free",
                     )
-            falls = [inside if track.is_state else 0 for track in self.tree.tracks]
+            falls = [
+                inside if track.is_state else self._may_take(track, left)
+                for track in self.tree.tracks
+            ]
             self._check_headroom("computed", falls, rooms, now)
             if left is not None and request.receipt.anchor.parent is not None:
                 watched.leases.check(request, Moment.HELD)
 
         return after
+
+    def _may_take(self, track: Track, left: Belongings | None) -> int:
+        """Slots of the headroom that handing over may cost: a state, others' pages it pins."""
+        if left is None:
+            return 0
+        if track.is_state:
+            return 1
+        if not track.is_everything:
+            return 0
+        return self.watched.shares.leavings.beside(left, track) * track.slots_per_page
 
     def _captured_inside(self, request: Request, left: Belongings | None) -> int:
         """States that were captured at points of the grid, inside the chunk."""

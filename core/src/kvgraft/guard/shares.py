@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from kvgraft.config import WritePolicy
 from kvgraft.errors import ContractViolation
-from kvgraft.guard.leavings import Belongings, Leavings
+from kvgraft.guard.leavings import SMALL_TOKENS, Belongings, Leavings
 from kvgraft.guard.paths import Shelf, deepest, look, needed
 from kvgraft.pools import DevicePool
 from kvgraft.request import Due, Request
@@ -159,21 +159,13 @@ class Shares:
                 self._compare(request, seen.tables, self._read(request))
             self.remember(request)
 
-    def _compare(
-        self,
-        request: Request,
-        was: dict[int, Table],
-        now: dict[int, Table],
-        left: Belongings | None = None,
-    ) -> None:
-        """Slots that were there are there still; `left` if some of them went to the tree."""
+    def _compare(self, request: Request, was: dict[int, Table], now: dict[int, Table]) -> None:
+        """Slots that were there are there still."""
         for track in self._paged:
             before = was[track.index]
             after = now[track.index][: len(before)]
             if len(after) == len(before):
                 changed = (before != after) & (before >= 0)
-                if changed.any() and left is not None:
-                    changed &= ~self._had_already(track, after, left)
                 if not changed.any():
                     continue
                 first = int(changed.argmax()) // track.slots_per_page
@@ -188,23 +180,15 @@ class Shares:
                 f"{n_slots} slots changed",
             )
 
-    def _had_already(self, track: Track, now: Table, left: Belongings) -> npt.NDArray[np.bool_]:
-        """Slots that are read where the tree had the page before the request handed over its own.
+    def allocated(self, request: Request, *, left: bool) -> None:
+        """Pages that had slots keep them, the others have new ones (A1, T9).
 
-        So a table may change for pages that another request inserted before, and for no others.
+        Unless what reaches `left` behind was handed over first.
         """
-        there = np.zeros(len(now), np.bool_)
-        own, tree = left.own[track.index].ravel(), left.tree[track.index].ravel()
-        n_slots = min(len(now), len(own))
-        own, tree = own[:n_slots], tree[:n_slots]
-        there[:n_slots] = (own >= 0) & (tree >= 0) & (tree == now[:n_slots])
-        return there
-
-    def allocated(self, request: Request, left: Belongings | None) -> None:
-        """Pages that had slots keep them, the others have new ones (A1, T9)."""
         seen, now = self._seen.get(id(request)), self._read(request)
         if seen is not None and seen.request is request:
-            self._compare(request, seen.tables, now, left)
+            if not left:
+                self._compare(request, seen.tables, now)
             for track in self._paged:
                 stored = track.stored_between(0, request.allocated) * track.slots_per_page
                 fresh = now[track.index][len(seen.tables[track.index]) : stored]
@@ -234,30 +218,26 @@ class Shares:
                 for low, high in needed(track, page, size):
                     ahead[low:high] = True
                 wanted = np.repeat(ahead, track.slots_per_page)
-                changed = len(was) != len(held)
-                if not changed:
-                    elsewhere = (was != held) & wanted & (was >= 0)
-                    if elsewhere.any() and left is not None:
-                        elsewhere &= ~self._had_already(track, held, left)
-                    changed = bool(elsewhere.any())
-                if changed:
+                if len(was) != len(held) or np.any((was != held) & wanted & (was >= 0)):
                     raise ContractViolation(
                         "L6",
                         track.name,
                         f"{_of(request)} stands at page {page} and gave up pages that its reach "
                         f"{needed(track, page, size)} covers",
                     )
-                if left is None:
-                    continue
-                for run in request.runs[track.index]:
-                    if not ahead[run.first : run.end].all():
-                        raise ContractViolation(
-                            "I3",
-                            track.name,
-                            f"{_of(request)} stands at page {page} and keeps pages "
-                            f"[{run.first}, {run.end}) of its own, not all of which its reach "
-                            f"{needed(track, page, size)} covers",
-                        )
+                if left is None or request.computed == request.total:
+                    continue  # what it leaves at its end, it hands over then
+                kept = sum(
+                    int((~ahead[run.first : run.end]).sum()) for run in request.runs[track.index]
+                )
+                collects = request.computed > request.prompt and kept * size < SMALL_TOKENS
+                if kept and not collects:
+                    raise ContractViolation(
+                        "I3",
+                        track.name,
+                        f"{_of(request)} stands at page {page} and keeps {kept} pages of its own "
+                        f"that its reach {needed(track, page, size)} does not cover",
+                    )
         self._check_slid(request, page, now)
         self._note(request, now)
 
