@@ -454,7 +454,7 @@ def a_slot_with_two_owners(put: Patch) -> None:
     scene = looked_through()
     upper = scene.nodes[0].cells[0].device
     assert upper is not None
-    put.setattr(scene.nodes[-1].cells[0], "device", upper[:4])
+    put.setattr(scene.nodes[-1].cells[0], "device", upper[:8])
     scene.cache.drain()
 
 

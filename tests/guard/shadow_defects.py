@@ -91,7 +91,7 @@ def an_insert_that_mixes_up_the_pages(put: Patch) -> None:
 @breaks("I3", "window")
 def a_window_that_keeps_what_it_left_behind(put: Patch) -> None:
     put.setattr(Sharing, "leave_behind", lambda self, request, page: None)
-    Scene().computed(PROMPT)
+    Scene().computed(PROMPT, chunk=16)
 
 
 @breaks("I4", "base")
@@ -132,7 +132,7 @@ def leavings_that_count_as_used(put: Patch) -> None:
         "_put",
         lambda tree, node, track, slots, is_left: adopt(tree, node, track, slots, is_left=False),
     )
-    Scene().computed(PROMPT)
+    Scene().computed(PROMPT, chunk=16)
 
 
 @breaks("I9", "window")
@@ -177,7 +177,7 @@ def a_point_whose_pages_go_first(put: Patch) -> None:
         return [run._replace(is_left=True) for run in runs]
 
     put.setattr(PrivateSlots, "_classed", all_left)
-    Scene().computed(PROMPT)
+    Scene().computed(PROMPT, reserve=8)
 
 
 @breaks("I10", "window")
@@ -189,7 +189,7 @@ def a_point_of_states_without_the_pages_before_it(put: Patch) -> None:
         return []
 
     put.setattr(PrivateSlots, "_classed", none)
-    Scene(state=True).computed(LONGER)
+    Scene(state=True).computed(LONGER, reserve=8)
 
 
 @breaks("I10", "window")
@@ -200,6 +200,7 @@ def pages_that_are_kept_where_no_state_is(put: Patch) -> None:
 
 @breaks("I10", "window")
 def a_decode_that_gives_back_what_a_point_needs(put: Patch) -> None:
+    put.setattr(PrivateSlots, "has_promise_left", lambda self, request: False)
     put.setattr(PrivateSlots, "is_worth_keeping", lambda self, request, page: False)
     scene = Scene()
     request = scene.computed(PROMPT, reserve=8)
@@ -239,7 +240,7 @@ def leavings_that_cost_a_promise(put: Patch) -> None:
 def a_window_that_gives_back_a_page_too_many(put: Patch) -> None:
     leave = Sharing.leave_behind
     put.setattr(Sharing, "leave_behind", lambda self, request, page: leave(self, request, page + 1))
-    Scene().computed(PROMPT)
+    Scene().computed(PROMPT, chunk=16)
 
 
 @breaks("E4", "window")

@@ -280,8 +280,11 @@ class Leavings:
         if request.key.edits != request.key_edits or named < last:
             return True
         for track in self.tree.everything:
+            at_home = (was.own[track.index][:, 0] >= 0) & was.copied[track.index]
+            if track.home_is_host and at_home.any():
+                return True
             beside = self.beside(was, track) * track.slots_per_page
-            if beside and (track.home_is_host or beside > track.device.headroom):
+            if beside > max(0, track.device.headroom):
                 return True
         return False
 

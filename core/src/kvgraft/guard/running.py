@@ -117,6 +117,7 @@ class Running:
                     self._check_unchanged("A5", "a refused allocation", was, now)
                 else:
                     self._check_left(request, left, was, now)
+                    self._check_none_evicted("a refused allocation", was, now)
                 return
             departed = self._check_left(request, left, was, now)
             for track, needed in zip(self.tree.tracks, needs):
@@ -297,6 +298,17 @@ class Running:
             for node in nodes
             if node.end <= end and all(node.cells[at].device is not None for at in states)
         }
+
+    def _check_none_evicted(self, what: str, was: Reading, now: Reading) -> None:
+        """What it handed over aside, it changes nothing (A5)."""
+        for at in range(self.books.n_device):
+            if was.left[at] != now.left[at]:
+                raise ContractViolation(
+                    "A5",
+                    self.books.pools[at].component,
+                    f"{what} evicted: slots that left by cause went from {was.left[at]} to "
+                    f"{now.left[at]}",
+                )
 
     # -- promises
 
