@@ -128,7 +128,7 @@ class Running:
                 watched.leases.check(request, Moment.RUNNING)
             unforeseen = any(each.due_as in (Due.GRID, Due.LEFT) for each in states.values())
             watched.promises.check_within(request, n_tokens, peaks, spare=unforeseen)
-            watched.shares.allocated(request, left=ends)
+            watched.shares.allocated(request, left=left is not None)
             shared = self._shared_states(request, left)
             watched.shares.check_kept(request, states, shared, spare=self._has_spare(was))
             self._check_headroom("allocate", falls, rooms, now)
@@ -236,6 +236,9 @@ class Running:
                 if pool.track.is_state and states:
                     continue
                 fallen = before[PRIVATE] - later[PRIVATE]
+                if pool.track.is_state:
+                    freed = risen  # a state that the tree had is free again
+                    gone = gone or Departed(0, 0)
                 if risen < freed or fallen < 0 or (gone is None and risen):
                     raise ContractViolation(
                         "A12",
@@ -284,14 +287,10 @@ class Running:
         return was.left[: self.books.n_device] != now.left[: self.books.n_device]
 
     def _shared_states(self, request: Request, left: Belongings | None) -> set[int]:
-        """Boundaries at which the tree has all states of a request that may have handed some over.
-
-        Those that it did are copies of the live ones (I7).
-        """
+        """Boundaries at which the tree has all states of a request that may hand some over."""
         if left is None:
             return set()
         nodes, end = follow(self.tree, request.key, request.allocated)
-        self.watched.shares.check_captured(request, left, nodes)
         states = [track.index for track in self.tree.tracks if track.is_state]
         return {
             node.end

@@ -159,13 +159,27 @@ class Shares:
                 self._compare(request, seen.tables, self._read(request))
             self.remember(request)
 
-    def _compare(self, request: Request, was: dict[int, Table], now: dict[int, Table]) -> None:
-        """Slots that were there are there still."""
+    def _compare(
+        self,
+        request: Request,
+        was: dict[int, Table],
+        now: dict[int, Table],
+        *,
+        reach_only: bool = False,
+    ) -> None:
+        """Slots that were there are there still, or those that its reaches cover."""
+        page = request.computed // self.tree.page_size
         for track in self._paged:
             before = was[track.index]
             after = now[track.index][: len(before)]
             if len(after) == len(before):
                 changed = (before != after) & (before >= 0)
+                if reach_only and changed.any():
+                    kept = np.zeros(len(after) // track.slots_per_page, np.bool_)
+                    kept[page:] = True
+                    for low, high in needed(track, page, self.tree.page_size):
+                        kept[low:high] = True
+                    changed &= np.repeat(kept, track.slots_per_page)
                 if not changed.any():
                     continue
                 first = int(changed.argmax()) // track.slots_per_page
@@ -187,8 +201,7 @@ class Shares:
         """
         seen, now = self._seen.get(id(request)), self._read(request)
         if seen is not None and seen.request is request:
-            if not left:
-                self._compare(request, seen.tables, now)
+            self._compare(request, seen.tables, now, reach_only=left)
             for track in self._paged:
                 stored = track.stored_between(0, request.allocated) * track.slots_per_page
                 fresh = now[track.index][len(seen.tables[track.index]) : stored]
