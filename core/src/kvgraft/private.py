@@ -416,7 +416,8 @@ class PrivateSlots:
             host_account = request.host_accounts[track.index]
             if host_account is not None:
                 host_account.part(n_slots)
-            holdings.append(Holding(below, {}))
+            renews = going is not None and not track.is_everything
+            holdings.append(Holding(below, {}, renews=renews))
         return holdings
 
     def _classed(self, request: Request, track: Track, runs: list[Run]) -> list[Run]:

@@ -48,6 +48,7 @@ class Belongings(NamedTuple):
         tree: the same of the tree.
         stamps: when the tree's were used last; negative for what was left behind, 0 for none.
         copied: of the tree's, which HOST has a copy of.
+        held: pages that are pinned in the tree, data or not.
         states: by state component, the request's captured ones by boundary.
         shared: the same of the tree.
         points: the request's resume points.
@@ -60,6 +61,7 @@ class Belongings(NamedTuple):
     tree: dict[int, Pages]
     stamps: dict[int, npt.NDArray[np.int64]]
     copied: dict[int, npt.NDArray[np.bool_]]
+    held: dict[int, npt.NDArray[np.bool_]]
     states: dict[int, dict[int, bytes]]
     shared: dict[int, dict[int, bytes]]
     points: dict[int, PointKind]
@@ -126,14 +128,17 @@ class Leavings:
         tree: dict[int, Pages] = {}
         stamps: dict[int, npt.NDArray[np.int64]] = {}
         copied: dict[int, npt.NDArray[np.bool_]] = {}
+        held: dict[int, npt.NDArray[np.bool_]] = {}
         for track in self._paged:
             size = track.slots_per_page
             mine, theirs = (np.full((n_pages, size), -1, np.int32) for _ in range(2))
             used, on_host = np.zeros(n_pages, np.int64), np.zeros(n_pages, np.bool_)
+            pinned = np.zeros(n_pages, np.bool_)
             for node in nodes:
                 cell = node.cells[track.index]
                 part = slice(node.start, min(node.end, end))
                 on_host[part] = cell.host is not None
+                pinned[part] = cell.device_pins > 0
                 if cell.device is not None:
                     slots = np.frombuffer(cell.device, np.int32).reshape(-1, size)
                     theirs[part] = slots[: part.stop - part.start]
@@ -142,6 +147,7 @@ class Leavings:
                 mine[run.first : run.end] = np.frombuffer(run.device, np.int32).reshape(-1, size)
             own[track.index], tree[track.index] = mine, theirs
             stamps[track.index], copied[track.index] = used, on_host
+            held[track.index] = pinned
         states: dict[int, dict[int, bytes]] = {}
         shared: dict[int, dict[int, bytes]] = {}
         due = 0
@@ -158,7 +164,17 @@ class Leavings:
         marked = frozenset(page for node in nodes for page in node.points or ())
         skipped = sum(self.cache.points.skipped.values())
         return Belongings(
-            own, tree, stamps, copied, states, shared, dict(request.points), marked, due, skipped
+            own,
+            tree,
+            stamps,
+            copied,
+            held,
+            states,
+            shared,
+            dict(request.points),
+            marked,
+            due,
+            skipped,
         )
 
     def check(
@@ -237,7 +253,8 @@ class Leavings:
                 continue  # the request has it on every page
             column = now.tree[each][:n_pages, 0]
             hangs[: len(column)] &= column >= 0
-        lost = freed & ~there & hangs
+        # On a pinned page it would not be there for the next to take (A12).
+        lost = freed & ~there & hangs & ~was.held[index]
         worth = left = np.ones(n_pages, np.bool_)
         if not track.is_everything:
             worth = self._wanted_by(track, sorted(request.points), n_pages)

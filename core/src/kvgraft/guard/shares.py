@@ -53,6 +53,7 @@ class Offer(NamedTuple):
         whole: whether everything the reaches need at `best` is there.
         declined: checkpoints declined so far.
         published: whether the tree got pages of it that no backup was started for.
+        spare: by component, DEVICE slots that nobody was promised.
     """
 
     cached: int
@@ -64,6 +65,7 @@ class Offer(NamedTuple):
     whole: bool
     declined: int
     published: bool
+    spare: list[int]
 
     @property
     def anything(self) -> bool:
@@ -314,6 +316,7 @@ class Shares:
             self._is_whole(left, states, best, due),
             self.cache.declined_checkpoints,
             request.published,
+            [track.device.headroom for track in self.tree.tracks],
         )
 
     def _check_namespace(self, request: Request) -> None:
@@ -420,7 +423,7 @@ class Shares:
                     for track in lacking
                 )
                 backed = any(cell.host is not None or cell.incoming for cell in node.cells)
-                spare = all(track.device.headroom >= track.n_slots(node) for track in lacking)
+                spare = all(offer.spare[each.index] >= each.n_slots(node) for each in lacking)
                 if room and spare:
                     raise ContractViolation(
                         "B7" if backed else "B6",
