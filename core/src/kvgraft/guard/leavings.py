@@ -392,6 +392,7 @@ class Leavings:
                 and page not in kept[index]
                 and page not in now.shared[index]
                 and not self._is_due(request, track, page)
+                and self._hangs(track, now, page)
             }
             if strays or lacks:
                 raise ContractViolation(
@@ -402,6 +403,13 @@ class Leavings:
                     f"at {sorted(request.left)}",
                 )
         self._check_skipped(request, was, now, kept)
+
+    def _hangs(self, track: Track, now: Belongings, page: int) -> bool:
+        """Whether the tree has what a state needs before it to be of use (T4)."""
+        return all(
+            page <= len(now.tree[each]) and now.tree[each][page - 1, 0] >= 0
+            for each in track.hangs_from
+        )
 
     def _is_due(self, request: Request, track: Track, page: int) -> bool:
         """Whether the state is still to be captured, or the live one."""

@@ -423,7 +423,12 @@ class Shares:
                     for track in lacking
                 )
                 backed = any(cell.host is not None or cell.incoming for cell in node.cells)
-                spare = all(offer.spare[each.index] >= each.n_slots(node) for each in lacking)
+                # Backups pin what they copy, one node after the other.
+                spare = all(
+                    offer.spare[each.index] >= self._had(each, shelf, offer)
+                    for each in self.tree.tracks
+                    if not each.is_everything
+                )
                 if room and spare:
                     raise ContractViolation(
                         "B7" if backed else "B6",
