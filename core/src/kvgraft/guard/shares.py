@@ -441,6 +441,13 @@ class Shares:
             base = node.cells[0]
             above_is_backed = base.host is not None or base.incoming is not None
 
+    def _had(self, track: Track, shelf: Shelf, offer: Offer) -> int:
+        """Slots of a component that were the tree's before, and pinned by nobody perhaps."""
+        if track.is_state:
+            return len(offer.left.shared[track.index])
+        held = offer.left.tree[track.index][: shelf.n_pages]
+        return int((held >= 0).sum())
+
     def _gained(self, request: Request, node: Node, lacking: list[Track], offer: Offer) -> bool:
         """Whether the request brought the node, or one of the components to it since an offer."""
         brought = node.start * self.tree.page_size >= request.anchor_tokens
