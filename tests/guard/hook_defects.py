@@ -147,7 +147,7 @@ def a_backup_into_other_rows(put: Patch) -> None:
         return [copy._replace(target_rows=copy.target_rows.roll(1)) for copy in scene.copies(query)]
 
     put.setitem(scene.window.answers, "build_hicache_transfers", shifted)
-    scene.cached(PROMPT)
+    scene.cached(PROMPT[:-1])
 
 
 @breaks("B3", "window")

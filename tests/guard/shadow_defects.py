@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from kvgraft import LoadModel, TokenKey, WritePolicy
+from kvgraft import cache as cache_module
+from kvgraft.admission.account import Account
 from kvgraft.admission.waiting import WaitingQueue
 from kvgraft.leasing import Leasing
 from kvgraft.mirroring import Mirroring
+from kvgraft.points import ResumePoints
 from kvgraft.private import PrivateSlots
 from kvgraft.request import Request
+from kvgraft.sharing import Sharing
 from kvgraft.slots import SLOT_BYTES
 from kvgraft.tree import explaining, inserting, operations
 from kvgraft.tree.node import Node
@@ -16,7 +22,7 @@ from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
 
 from .defect import breaks
-from .request_defects import after_lease
+from .request_defects import after_lease, change_demand
 from .scene import LONGER, PROMPT, Patch, Scene
 
 __all__: list[str] = []
@@ -84,18 +90,18 @@ def an_insert_that_mixes_up_the_pages(put: Patch) -> None:
 
 @breaks("I3", "window")
 def a_window_that_keeps_what_it_left_behind(put: Patch) -> None:
-    put.setattr(PrivateSlots, "give_back_behind", lambda self, request, page: None)
-    Scene().computed(PROMPT)
+    put.setattr(Sharing, "leave_behind", lambda self, request, page: None)
+    Scene().computed(PROMPT, chunk=16)
 
 
 @breaks("I4", "base")
 def a_match_that_moves_what_another_reads(put: Patch) -> None:
     scene = Scene()
     scene.cached(PROMPT)
-    reader = scene.computed(LONGER)
+    scene.computed(LONGER)
 
     def move(self: Leasing, request: Request) -> None:
-        cell = reader.receipt.anchor.cells[0]
+        cell = scene.nodes[0].cells[0]
         assert cell.device is not None
         cell.device = cell.device[SLOT_BYTES:] + cell.device[:SLOT_BYTES]
 
@@ -109,15 +115,132 @@ def an_end_that_donates_no_state(put: Patch) -> None:
     Scene(state=True).cached(PROMPT)
 
 
-@breaks("L6", "window")
-def a_window_that_gives_back_a_page_too_many(put: Patch) -> None:
+@breaks("I9", "window")
+def a_window_that_gives_back_what_it_left_behind(put: Patch) -> None:
     give = PrivateSlots.give_back_behind
     put.setattr(
-        PrivateSlots,
-        "give_back_behind",
-        lambda self, request, page: give(self, request, page + 1),
+        Sharing, "leave_behind", lambda self, request, page: give(self.slots, request, page)
     )
-    Scene().computed(PROMPT)
+    Scene().computed(PROMPT, chunk=16)
+
+
+@breaks("I9", "window")
+def leavings_that_count_as_used(put: Patch) -> None:
+    adopt = inserting._put
+    put.setattr(
+        inserting,
+        "_put",
+        lambda tree, node, track, slots, is_left: adopt(tree, node, track, slots, is_left=False),
+    )
+    Scene().computed(PROMPT, chunk=16)
+
+
+@breaks("I9", "window")
+def leavings_that_go_before_older_ones(put: Patch) -> None:
+    scene = Scene()
+    scene.cached(PROMPT)
+    put.setattr(inserting, "LEFT_BEHIND", inserting.LEFT_BEHIND + 100)
+    scene.cached(OTHER * 4)
+
+
+@breaks("I9", "window")
+def a_victim_that_was_used_before_what_was_left_behind(put: Patch) -> None:
+    put.setattr(Track, "take_behind", lambda self: None)
+    scene = Scene()
+    scene.cached(PROMPT)
+    scene.cache.evict("window", scene.track("window").device.free + 1)
+
+
+@breaks("I10")
+def a_point_one_page_early(put: Patch) -> None:
+    ahead = ResumePoints.ahead
+
+    def early(self: ResumePoints, *given: Any) -> Any:
+        points, captured = ahead(self, *given)
+        return {page - 1: kind for page, kind in points.items()}, captured
+
+    put.setattr(ResumePoints, "ahead", early)
+    Scene().begin(PROMPT)
+
+
+@breaks("I10")
+def a_point_that_the_engine_named_and_nobody_keeps(put: Patch) -> None:
+    put.setattr(cache_module, "resume_pages", lambda *given: ())
+    Scene().begin(PROMPT, resume_at=16)
+
+
+@breaks("I10", "window")
+def a_point_whose_pages_go_first(put: Patch) -> None:
+    def all_left(
+        self: PrivateSlots, request: Request, track: Track, runs: list[inserting.Run]
+    ) -> list[inserting.Run]:
+        return [run._replace(is_left=True) for run in runs]
+
+    put.setattr(PrivateSlots, "_classed", all_left)
+    Scene().computed(PROMPT, reserve=8)
+
+
+@breaks("I10", "window")
+def a_point_of_states_without_the_pages_before_it(put: Patch) -> None:
+    def none(
+        self: PrivateSlots, request: Request, track: Track, runs: list[inserting.Run]
+    ) -> list[inserting.Run]:
+        self._free(request, track, runs)
+        return []
+
+    put.setattr(PrivateSlots, "_classed", none)
+    Scene(state=True).computed(LONGER, reserve=8)
+
+
+@breaks("I10", "window")
+def pages_that_are_kept_where_no_state_is(put: Patch) -> None:
+    put.setattr(PrivateSlots, "_classed", lambda self, request, track, runs: runs)
+    Scene(state=True).computed(PROMPT)
+
+
+@breaks("I10", "window")
+def a_decode_that_gives_back_what_a_point_needs(put: Patch) -> None:
+    put.setattr(PrivateSlots, "has_promise_left", lambda self, request: False)
+    put.setattr(PrivateSlots, "is_worth_keeping", lambda self, request, page: False)
+    scene = Scene()
+    request = scene.computed(PROMPT, reserve=8)
+    request.key.extend(OTHER)
+    for _ in OTHER:
+        assert scene.cache.allocate(request, 1)
+        scene.cache.computed(request, 1)
+
+
+@breaks("I11")
+def a_point_given_up_and_not_counted(put: Patch) -> None:
+    put.setattr(
+        ResumePoints, "skip", lambda self, request, page: request.points.pop(page, None) and None
+    )
+    scene = Scene(state=True)
+    request = scene.admitted(PROMPT)
+    assert scene.cache.allocate(request, len(PROMPT))
+    scene.cache.computed(request, len(PROMPT))
+
+
+@breaks("I12", "state")
+def a_demand_that_leaves_out_the_points(put: Patch) -> None:
+    change_demand(
+        put,
+        lambda demand, track, query: demand._replace(later=1) if track.is_state else demand,
+    )
+    Scene(state=True).admitted(PROMPT)
+
+
+@breaks("I12", "base")
+def leavings_that_cost_a_promise(put: Patch) -> None:
+    put.setattr(Account, "renewal", lambda self, n: n + 1)
+    Scene().computed(PROMPT, chunk=16)
+
+
+@breaks("L6", "window")
+def a_window_that_gives_back_a_page_too_many(put: Patch) -> None:
+    leave = Sharing.leave_behind
+    put.setattr(Sharing, "leave_behind", lambda self, request, page: leave(self, request, page + 1))
+    Scene().computed(PROMPT, chunk=16)
 
 
 @breaks("E4", "window")
@@ -135,7 +258,7 @@ def a_demotion_that_leaves_a_window_behind(put: Patch) -> None:
 
 @breaks("B6", "base")
 def an_insert_that_is_not_written_through(put: Patch) -> None:
-    put.setattr(Mirroring, "inserted", lambda self, nodes, fence: None)
+    put.setattr(Mirroring, "inserted", lambda self, *given: None)
     Scene(host_tokens=64).cached(PROMPT)
 
 
@@ -145,6 +268,6 @@ def a_revived_window_that_is_not_backed_up(put: Patch) -> None:
     scene.cached(PROMPT)
     scene.cached(LONGER)
     for tier in (Tier.DEVICE, Tier.HOST):
-        scene.cache.evict("window", 1, tier)
-    put.setattr(Mirroring, "inserted", lambda self, nodes, fence: None)
+        scene.cache.evict("window", 16, tier)
+    put.setattr(Mirroring, "inserted", lambda self, *given: None)
     scene.cached(PROMPT)

@@ -38,10 +38,13 @@ class Mirroring:
             track.host is not None and not track.home_is_host for track in tree.tracks
         )
 
-    def inserted(self, anchor: Node, nodes: list[Node], fence: Fence | None) -> None:
-        """Nodes on the path to `anchor` gained data; the caller holds a receipt over them."""
+    def inserted(self, anchor: Node, nodes: list[Node], since: int, fence: Fence | None) -> None:
+        """Nodes on the path to `anchor` gained data; the caller holds a receipt over them.
+
+        Those that gained it earlier, from page `since` on, were published without a backup.
+        """
         if self.enabled and self.policy is WritePolicy.WRITE_THROUGH:
-            self._back_up(_with_gaps_above(self.tree, anchor, nodes), fence)
+            self._back_up(_with_gaps_above(self.tree, anchor, nodes, since), fence)
 
     def hit(self, receipt: Receipt) -> None:
         """A match uses what `receipt` holds: also what was left behind is worth a copy now."""
@@ -59,7 +62,7 @@ class Mirroring:
         }
         if reached or self.policy is WritePolicy.WRITE_THROUGH_SELECTIVE:
             nodes = sorted(reached.values(), key=lambda each: each.end)
-            self._back_up(_with_gaps_above(self.tree, anchor, nodes), None)
+            self._back_up(_with_gaps_above(self.tree, anchor, nodes, anchor.end), None)
 
     def _back_up(self, nodes: list[Node], fence: Fence | None) -> None:
         """Back nodes up, root first; the first that finds no room ends the chain (B1)."""
@@ -101,13 +104,14 @@ def _host(track: Track) -> Ledger:
     return track.host
 
 
-def _with_gaps_above(tree: Tree, anchor: Node, nodes: list[Node]) -> list[Node]:
+def _with_gaps_above(tree: Tree, anchor: Node, nodes: list[Node], since: int) -> list[Node]:
     """`nodes`, and what is on the path to `anchor` and not backed up yet, root first.
 
-    Climbs above the first of `nodes`, to a node whose base is on HOST or on its way there.
+    Climbs above the first of `nodes` and page `since`, to a node whose base is on HOST or on its
+    way there.
     """
     chain = {id(node): node for node in nodes}
-    first = min((node.start for node in nodes), default=anchor.end)
+    first = min([since, *(node.start for node in nodes)])
     node: Node | None = anchor
     while node is not None and node.parent is not None:
         if node.end <= first and not operations.needs_backup(tree, node):

@@ -201,7 +201,10 @@ class PrivateSlots:
         Page 0 stands for no boundary: whatever was due and not kept has been overwritten.
         """
         due_as = Due.DECODED
-        if page in request.checkpoints:
+        ahead = request.checkpoints
+        while ahead and ahead[0] != page and ahead[0] * self.tree.page_size <= request.computed:
+            self.points.skip(request, ahead.pop(0))  # the engine computed past it
+        if page in ahead:
             request.checkpoints.remove(page)
             request.last_point = page
             due_as = Due.POINT
@@ -413,7 +416,8 @@ class PrivateSlots:
             host_account = request.host_accounts[track.index]
             if host_account is not None:
                 host_account.part(n_slots)
-            holdings.append(Holding(below, {}))
+            renews = going is not None and not track.is_everything
+            holdings.append(Holding(below, {}, renews=renews))
         return holdings
 
     def _classed(self, request: Request, track: Track, runs: list[Run]) -> list[Run]:

@@ -8,7 +8,7 @@ from kvgraft.slots import SLOT_BYTES
 from kvgraft.transfers.journal import Journal, Transfer
 from kvgraft.tree import eviction, operations
 from kvgraft.tree.eviction import Victim
-from kvgraft.tree.track import Track
+from kvgraft.tree.track import Cause, Track
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Direction, Tier
 
@@ -118,7 +118,8 @@ class Room:
         parent = node.parent
         if parent is None or not _still_there(victim):
             return None
-        operation = operations.begin_demotion(self.tree, node, victim.tracks)
+        along: Cause = "leaf" if victim.at_leaf else "cascade"
+        operation = operations.begin_demotion(self.tree, node, victim.track, victim.tracks, along)
         if operation is not None:
             eviction.lift_recency(self.tree, node, parent)
         return operation

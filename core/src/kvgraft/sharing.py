@@ -158,7 +158,8 @@ class Sharing:
         held = request.receipt
         self.leasing.repin(request, inserted.anchor, locks)
         try:
-            self.mirroring.inserted(inserted.anchor, inserted.nodes, fence)
+            since = request.anchor_tokens // self.tree.page_size
+            self.mirroring.inserted(inserted.anchor, inserted.nodes, since, fence)
             request.published = False
         finally:
             self.leasing.unpin(held)
@@ -167,9 +168,11 @@ class Sharing:
 
     def _insert(self, request: Request, end: int, going: Going | None) -> inserting.Inserted:
         if self.points.matter and not self.tree.has_state:
-            for page in self.points.grid_between(request, request.last_point, end):
+            # Also those that lie behind `end`: part of what they need may be handed over now.
+            passed = max(end, request.computed // self.tree.page_size)
+            for page in self.points.grid_between(request, request.last_point, passed):
                 request.points.setdefault(page, PointKind.GRID)
-            request.last_point = max(request.last_point, end)
+            request.last_point = max(request.last_point, passed)
         holdings = self.slots.take_out(request, end, going)
         start = request.receipt.anchor
         first = min([start.end, *(each.runs[0].first for each in holdings if each.runs)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from kvgraft.admission.decision import Decision, Outcome
@@ -42,13 +42,14 @@ class Admitting:
         reserve: int = 0,
         chunk: int | None = None,
         prefetch: Prefetch | None = None,
+        resume_at: int | Sequence[int] = (),
     ) -> After:
         """A match takes nothing (M6) and is what it says (M1, M2, M3, L3)."""
         del reserve, chunk, prefetch
         watched = self.watched
         limit = self._limit(key)
         expected = self.watched.matches.expect(key, limit) if limit is not None else None
-        watched.rooms.expect(watched.nothing, host_too=watched.selective)
+        watched.rooms.expect(watched.nothing, host_too=watched.copies_hits)
         n_nodes = self.tree.n_nodes
 
         def after(request: Request, was: Reading, now: Reading) -> None:
@@ -63,11 +64,24 @@ class Admitting:
                 )
             self._check_match(request)
             if expected is not None and limit is not None:
+                self._check_asked(request, resume_at)
                 watched.matches.check(request, expected, anew=False)
                 watched.contents.check_path(request)
                 watched.matches.check_explained(key, limit)
 
         return after
+
+    def _check_asked(self, request: Request, resume_at: int | Sequence[int]) -> None:
+        """The request knows the pages that the engine named as points (I10)."""
+        positions = [resume_at] if isinstance(resume_at, int) else resume_at
+        pages = {position // self.tree.page_size for position in positions}
+        if set(request.resume_at) != pages:
+            raise ContractViolation(
+                "I10",
+                None,
+                f"the engine asks for points at {resume_at} tokens, the request knows pages "
+                f"{request.resume_at}",
+            )
 
     def _limit(self, key: object) -> int | None:
         """The deepest boundary a new request may resume from; None for a key that is refused."""
@@ -84,7 +98,7 @@ class Admitting:
             if before == after:
                 continue
             pool = self.books.pools[at]
-            if self.watched.selective and pool.name == "host":
+            if self.watched.copies_hits and pool.name == "host":
                 continue
             if before[FREE] != after[FREE] or before[IN_FLIGHT] != after[IN_FLIGHT]:
                 raise ContractViolation(
@@ -114,10 +128,11 @@ class Admitting:
     def admit(self, request: Request) -> After:
         """A rejection leaves no trace (A9), an admission promises enough (A3, A4, A10)."""
         watched = self.watched
-        watched.rooms.expect(watched.nothing, host_too=watched.selective)
+        watched.rooms.expect(watched.nothing, host_too=watched.copies_hits)
         receipt, chunk = request.receipt, request.chunk
         limit = (request.prompt - 1) // self.tree.page_size
         expected = watched.matches.expect(request.key, limit)
+        points, skipped = set(request.points), self._skipped()
 
         def after(decision: Decision, was: Reading, now: Reading) -> None:
             renewed = request.receipt is not receipt
@@ -126,6 +141,8 @@ class Admitting:
                 self._check_nothing_taken("admit", was, now, self.books.n_tree)
                 self._check_match(request)
                 watched.matches.check(request, expected, anew=True)
+            else:
+                self._check_thinned(request, points, self._skipped() - skipped)
             self._check_chunk(request, chunk)
             for track in self.tree.tracks:
                 self._check_demand(request, track)
@@ -139,7 +156,7 @@ class Admitting:
                 watched.promises.check_decision(request, decision)
                 return
             for pool, before, later in zip(self.books.pools, was.counts, now.counts):
-                if watched.selective and renewed and pool.name == "host":
+                if watched.copies_hits and renewed and pool.name == "host":
                     continue
                 kept = (FREE, PRIVATE, PROMISED) if renewed else range(len(before))
                 if any(before[term] != later[term] for term in kept):
@@ -152,6 +169,21 @@ class Admitting:
             watched.promises.check_decision(request, decision)
 
         return after
+
+    def _skipped(self) -> int:
+        return sum(self.watched.cache.points.skipped.values())
+
+    def _check_thinned(self, request: Request, points: set[int], skipped: int) -> None:
+        """Points that would make the request never fit are skipped and counted, but one (I11)."""
+        gone = points - request.points.keys()
+        if skipped == len(gone) and (not gone or len(request.checkpoints) == 1):
+            return
+        raise ContractViolation(
+            "I11",
+            None,
+            f"admission gave up points at pages {sorted(gone)} and counted {skipped}; states are "
+            f"captured at {request.checkpoints} now",
+        )
 
     def _check_chunk(self, request: Request, chunk: int) -> None:
         if request.chunk == chunk:
@@ -257,7 +289,7 @@ class Admitting:
     def restart(self, request: Request) -> After:
         """All but the pins is given up (H8) for a match like any other."""
         watched = self.watched
-        watched.rooms.expect(watched.nothing, host_too=watched.selective)
+        watched.rooms.expect(watched.nothing, host_too=watched.copies_hits)
         before = holdings(watched, request)
         limit = (max(request.prompt, request.key.n_tokens) - 1) // self.tree.page_size
         if request.load_failed:
@@ -269,6 +301,7 @@ class Admitting:
             self._check_given_back("restart", before, was, now)
             self._check_match(request)
             watched.matches.check(request, expected, anew=True)
+            watched.matches.check_points(request, expected)
 
         return after
 
@@ -276,23 +309,24 @@ class Admitting:
         """No more is cached than was computed (I6), and everything is given back (H8)."""
         del fence
         self.watched.rooms.expect(self.watched.nothing, host_too=True)
-        before, anchor = holdings(self.watched, request), request.receipt.anchor.end
+        before, had = holdings(self.watched, request), request.cached
         shares = self.watched.shares
         offer = shares.offer(request, ending=True) if request.runs else None
 
         def after(cached: int, was: Reading, now: Reading) -> None:
             size = self.tree.page_size
-            if cached % size or not anchor * size <= cached <= max(request.computed, anchor * size):
+            if cached % size or not had * size <= cached <= max(request.computed, had * size):
                 raise ContractViolation(
                     "I6",
                     None,
                     f"{cached} tokens cached of {request.computed} computed behind "
-                    f"{anchor * size}, pages of {size}",
+                    f"{had * size}, pages of {size}",
                 )
             shares.forget(request)
             self.watched.promises.ended(request)
             if offer is not None:
-                evicted = self.watched.rooms.left
+                n_device = self.books.n_device
+                evicted = was.left[:n_device] != now.left[:n_device]
                 shares.check_shared(request, offer, cached // size, evicted=evicted)
             self._check_given_back("finish", before, was, now)
 

@@ -17,6 +17,10 @@ LEAVES_NO_TRACE = frozenset({"begin", "admit", "load_back", "restart", "next_chu
 """Operations that, if they fail, leave promises and requests' slots as they were."""
 
 
+MATCHES = frozenset({"begin", "admit", "restart"})
+"""Operations that may begin backups of what a match found."""
+
+
 class Attempt(NamedTuple):
     """An operation before it ran.
 
@@ -69,7 +73,7 @@ class Failing:
             return () if name == "restart" else (PRIVATE, PROMISED)
         if self.watched.write_back and name in WRITE_BACK_ENDS_BACKUPS:
             return (PRIVATE, PROMISED)
-        if self.watched.selective and not asked_first:
+        if self.watched.copies_hits and name in MATCHES and not asked_first:
             return (PRIVATE, PROMISED)
         return (PINNED, PRIVATE, IN_FLIGHT, PROMISED)
 

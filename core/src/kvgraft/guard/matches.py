@@ -1,4 +1,4 @@
-"""Whether a match is the best there is, and the lease exactly what it takes (M1, M3, M4, L3, R6).
+"""Whether a match is the best there is, and the lease exactly what it takes (M1, M3, L3, I10).
 
 The guard reads the expectation before the match and the outcome after it.
 """
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Expected", "Matches"]
 
+REPEATS_SAVE = 4
+"""A pass for the last page of a prompt is made where repeats save a part of it, one in so many."""
+
 EXPLAINED_EVERY = 32
 """Matches between two whose explanation is compared (M9)."""
 
@@ -33,12 +36,14 @@ class Expected(NamedTuple):
         best: the deepest boundary all components accept, in pages.
         device: that from DEVICE alone.
         limit: the deepest that was allowed.
+        base: how far prefix-closed components have data on any tier.
     """
 
     shelf: Shelf
     best: int
     device: int
     limit: int
+    base: int
 
 
 class Matches:
@@ -58,7 +63,10 @@ class Matches:
         shelf = look(self.tree, key, limit)
         best = deepest(self.tree, shelf, limit, device_only=False)
         device = deepest(self.tree, shelf, best, device_only=True)
-        return Expected(shelf, best, device, limit)
+        base = shelf.n_pages
+        for track in self.tree.everything:
+            base = min(base, deepest(self.tree, shelf, limit, device_only=False, track=track))
+        return Expected(shelf, best, device, limit, base)
 
     def check(self, request: Request, expected: Expected, *, anew: bool) -> None:
         """The match found it, and the lease takes what it says; `anew` for one that was renewed.
@@ -87,7 +95,7 @@ class Matches:
         self._check_host_slots(request, missing)
         self._check_waits(request, missing)
         if not anew:
-            self._check_captures(request, anchor)
+            self.check_points(request, expected)
         if anchor > device and not lowered:
             self._check_load(request, missing, loads=True, tokens=(anchor - device) * size)
 
@@ -227,19 +235,40 @@ class Matches:
         """The same once its own load-back was started."""
         self._check_waits(request, self._missing(request))
 
-    def _check_captures(self, request: Request, anchor: int) -> None:
-        """States are captured where components said, and at the prompt's last boundary (I6)."""
-        if not self.tree.has_state:
-            return
-        last = request.prompt // self.tree.page_size
-        wanted = {last}.union(*(hook.captures for hook in self.hooks))
-        ahead = sorted(page for page in wanted if anchor < page <= last)
-        if request.checkpoints != ahead:
+    def check_points(self, request: Request, expected: Expected) -> None:
+        """Points are decided for all components at once, and states captured at them (I10).
+
+        The prompt's end and the page an identical prompt resumes at, where others went on, and
+        what components and the engine asked for; where states need a cut, none too close behind
+        another.
+        """
+        tree, size = self.tree, self.tree.page_size
+        bounded = [track for track in tree.tracks if not track.is_everything]
+        states = [track for track in bounded if track.is_state]
+        wanted: list[int] = []
+        if bounded:
+            anchor, last = request.anchor_tokens // size, request.prompt // size
+            asked = {last, (request.prompt - 1) // size, expected.base, *request.resume_at}
+            asked.update(*(hook.captures for hook in self.hooks))
+            config, before = self.cache.config, anchor
+            for page in sorted(page for page in asked if anchor < page <= last):
+                costs_a_cut = page * size < request.prompt and not config.states_inside_chunks
+                gain = page - before
+                if states and costs_a_cut and gain * size < config.cut_tokens:
+                    continue
+                # A pass for the last page alone pays where prompts are repeated, or far behind.
+                alone = (page + 1) * size == request.prompt and expected.base < page
+                if states and costs_a_cut and alone and gain * REPEATS_SAVE < page:
+                    continue
+                wanted.append(page)
+                before = page
+        captures = wanted if states else []
+        if sorted(request.points) != wanted or request.checkpoints != captures:
             raise ContractViolation(
-                "I6",
+                "I10",
                 None,
-                f"{_of(request)} captures states at pages {request.checkpoints}, wanted are "
-                f"{ahead}",
+                f"{_of(request)} has points at pages {sorted(request.points)} and captures states "
+                f"at {request.checkpoints}; wanted are {wanted} and {captures}",
             )
 
     # -- why a match is shorter

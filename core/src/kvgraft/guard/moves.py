@@ -20,7 +20,7 @@ from kvgraft.types import Direction
 __all__ = ["Moves"]
 
 BACKS_UP = {
-    WritePolicy.WRITE_THROUGH: frozenset({"checkpoint", "finish"}),
+    WritePolicy.WRITE_THROUGH: frozenset({"checkpoint", "finish", "begin", "admit", "restart"}),
     WritePolicy.WRITE_THROUGH_SELECTIVE: frozenset({"begin", "admit", "restart"}),
     WritePolicy.WRITE_BACK: frozenset[str](),
 }
@@ -56,7 +56,8 @@ class Moves:
 
         def detach_device(node: Node, track: Track) -> bytes:
             cell = node.cells[track.index]
-            self._left.append((node, track, cell.host is not None))
+            # Left behind and used by nobody since, it is not worth a copy (I9).
+            self._left.append((node, track, cell.host is not None or cell.stamp < 0))
             slots: bytes = detach(node, track)
             return slots
 
@@ -197,7 +198,7 @@ class Moves:
         """No component's data stays behind (B2)."""
         for track in self.tree.tracks:
             cell = node.cells[track.index]
-            mirrored = track.host is not None and cell.device is not None
+            mirrored = track.host is not None and cell.device is not None and cell.stamp >= 0
             if mirrored and cell.host is None and cell.incoming is None:
                 raise ContractViolation(
                     "B2", track.name, f"{node!r} is backed up without this component's data"

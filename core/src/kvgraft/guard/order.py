@@ -1,4 +1,4 @@
-"""Which data is evicted, in which order, and what goes along (E1, E3, E6, T7).
+"""Which data is evicted, in which order, and what goes along (E1, E3, E6, I9, T7).
 
 Victims are compared with a list of its own, drawn up from the tree's cells when room is made, and
 not with the queues of candidates.
@@ -209,6 +209,13 @@ class Order:
         cell = node.cells[track.index]
         first = self._next()
         if first is not None and first[0] < cell.stamp:
+            if first[0] < 0 and self._on_device:
+                raise ContractViolation(
+                    "I9",
+                    track.name,
+                    f"{node!r}, which is {'used' if cell.stamp >= 0 else 'left behind later'}, is "
+                    f"evicted before {first[3]!r}, left behind {cell.stamp - first[0]} earlier",
+                )
             raise ContractViolation(
                 "T7",
                 track.name,

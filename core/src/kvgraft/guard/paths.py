@@ -16,7 +16,7 @@ from kvgraft.tree.node import Node
 from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 
-__all__ = ["NONE", "Pages", "Shelf", "deepest", "look", "needed", "slots_of"]
+__all__ = ["NONE", "Pages", "Shelf", "deepest", "follow", "look", "needed", "slots_of"]
 
 Pages = Sequence[tuple[int, int]]
 """Ranges of pages `[start, end)`, in order and disjoint."""
@@ -77,8 +77,8 @@ def _readable(node: Node, track: Track) -> tuple[bool, bool]:
     return device, device or host
 
 
-def look(tree: Tree, key: TokenKey, limit: int) -> Shelf:
-    """Follow a key from the root for at most `limit` pages, whatever its nodes hold; O(pages)."""
+def follow(tree: Tree, key: TokenKey, limit: int) -> tuple[list[Node], int]:
+    """The nodes that follow a key from the root for at most `limit` pages, and how far they do."""
     root = tree.roots.get(key.namespace)
     data, size = bytes(key.data), tree.page_bytes
     nodes: list[Node] = []
@@ -102,6 +102,12 @@ def look(tree: Tree, key: TokenKey, limit: int) -> Shelf:
         page += agreed
         if agreed < len(edge) // size:
             break
+    return nodes, page
+
+
+def look(tree: Tree, key: TokenKey, limit: int) -> Shelf:
+    """Follow a key from the root for at most `limit` pages, whatever its nodes hold; O(pages)."""
+    nodes, page = follow(tree, key, limit)
     gaps: tuple[list[list[int]], list[list[int]]] = ([], [])
     states: tuple[list[set[int]], list[set[int]]] = ([], [])
     for track in tree.tracks:

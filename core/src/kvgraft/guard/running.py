@@ -1,15 +1,20 @@
-"""A request at work, and the cache between requests (A5, A7, M4, M8, R1, R5, E6)."""
+"""A request at work, and the cache between requests (A5, A7, I12, M4, M8, R1, R5, E6)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from kvgraft.errors import ContractViolation
 from kvgraft.guard.books import EVICTABLE, FREE, PRIVATE, PROMISED, Reading
 from kvgraft.guard.leases import Moment
+from kvgraft.guard.leavings import Belongings, Departed
+from kvgraft.guard.paths import follow
 from kvgraft.guard.shares import Offer
 from kvgraft.guard.watched import After, Watched
-from kvgraft.request import Request
+from kvgraft.private import InnerStates
+from kvgraft.request import Due, Request
+from kvgraft.slots import SLOT_BYTES
 from kvgraft.transfers import Fence
 from kvgraft.tree.track import Track
 from kvgraft.types import Direction, Tier
@@ -95,20 +100,38 @@ class Running:
         watched.rooms.expect(needs, host_too=watched.write_back or watched.homes)
         loaded = bool(request.waits)
         states, peaks = watched.shares.states(request), watched.promises.peaks(request)
+        ends = request.computed >= request.total and watched.shares.leavings.matters
+        hands_over = ends or any(each.due or each.captured for each in states.values())
+        left = watched.shares.leavings.see(request) if hands_over else None
+        rooms = self._headrooms(self.books.read())
+        falls = [
+            max(0, needed - account.promised) + self._may_take(track, left)
+            for track, needed, account in zip(self.tree.tracks, needs, request.accounts)
+        ]
 
         def after(given: bool, was: Reading, now: Reading) -> None:  # noqa: FBT001 - a result
             if not given:
                 if self._was_promised(request, n_tokens, pages):
                     raise self._refused(request, f"{n_tokens} tokens")
-                self._check_unchanged("A5", "a refused allocation", was, now)
+                if left is None:
+                    self._check_unchanged("A5", "a refused allocation", was, now)
+                else:
+                    self._check_left(request, left, was, now)
+                    self._check_none_evicted("a refused allocation", was, now)
                 return
+            departed = self._check_left(request, left, was, now)
             for track, needed in zip(self.tree.tracks, needs):
-                self._check_taken(request, track, needed, was, now)
+                gone = departed.get(track.index)
+                n_gone = gone.adopted + gone.freed if gone is not None else 0
+                self._check_taken(request, track, (needed, n_gone), was, now)
             if loaded:
                 watched.leases.check(request, Moment.RUNNING)
-            watched.promises.check_within(request, n_tokens, peaks)
-            watched.shares.allocated(request)
-            watched.shares.check_kept(request, states)
+            unforeseen = any(each.due_as in (Due.GRID, Due.LEFT) for each in states.values())
+            watched.promises.check_within(request, n_tokens, peaks, spare=unforeseen)
+            watched.shares.allocated(request, left=left is not None)
+            shared = self._shared_states(request, left)
+            watched.shares.check_kept(request, states, shared, spare=self._has_spare(was))
+            self._check_headroom("allocate", falls, rooms, now)
 
         return after
 
@@ -144,18 +167,22 @@ class Running:
         )
 
     def _check_taken(
-        self, request: Request, track: Track, needed: int, was: Reading, now: Reading
+        self, request: Request, track: Track, moved: tuple[int, int], was: Reading, now: Reading
     ) -> None:
-        """Pages came from the promise or the headroom; a state is the request's own (A12, M8)."""
+        """Pages came from the promise or the headroom; a state is the request's own (A12, M8).
+
+        `moved` are the slots it needed and those that left it.
+        """
+        needed, gone = moved
         before, after = was.counts[track.index], now.counts[track.index]
-        if after[PROMISED] > before[PROMISED]:
+        if after[PROMISED] > before[PROMISED] + gone:
             raise ContractViolation(
                 "A12",
                 track.name,
                 f"an allocation raised what is promised from {before[PROMISED]} to "
                 f"{after[PROMISED]}",
             )
-        taken = after[PRIVATE] - before[PRIVATE]
+        taken = after[PRIVATE] - before[PRIVATE] + gone
         states = request.states[track.index]
         if states is None:
             if taken != needed:
@@ -163,7 +190,7 @@ class Running:
                     "A1", track.name, f"{taken} slots were taken where {needed} are needed"
                 )
             return
-        if states.live is None or not 0 <= taken <= needed:
+        if states.live is None or taken > needed:
             raise ContractViolation(
                 "A10",
                 track.name,
@@ -178,26 +205,152 @@ class Running:
                 f"{request.receipt.anchor!r} holds for others",
             )
 
-    def computed(self, request: Request, n_tokens: int) -> After:
-        """Slots are given back, none is taken (A12)."""
-        del n_tokens
-        shares = self.watched.shares
-        self.watched.rooms.expect(self.watched.nothing, host_too=False)
-        stood, ahead = request.computed // self.tree.page_size, list(request.checkpoints)
+    def computed(
+        self,
+        request: Request,
+        n_tokens: int,
+        fence: Fence | None = None,
+        states: InnerStates | None = None,
+    ) -> After:
+        """Slots go to the tree or are given back, none is taken; no promise pays for it (I12)."""
+        del fence
+        watched, shares, size = self.watched, self.watched.shares, self.tree.page_size
+        watched.rooms.expect(watched.states if states else watched.nothing, host_too=False)
+        stood, ahead = request.computed // size, list(request.checkpoints)
+        left = None
+        if (request.computed + n_tokens) // size > stood and shares.leavings.matters:
+            left = shares.leavings.see(request)
+        rooms = self._headrooms(self.books.read())
 
         def after(result: Any, was: Reading, now: Reading) -> None:
-            shares.computed(request, stood)
+            departed = self._check_left(request, left, was, now)
+            shares.computed(request, left)
             shares.check_due(request, ahead)
-            for pool, before, later in zip(self.books.pools, was.counts, now.counts):
-                if later[FREE] < before[FREE] or later[PRIVATE] > before[PRIVATE]:
+            inside = self._captured_inside(request, left)
+            for at, (before, later) in enumerate(zip(was.counts, now.counts)):
+                pool = self.books.pools[at]
+                own = at < self.books.n_device or pool.track.home_is_host
+                gone = departed.get(pool.track.index) if own else None
+                freed = gone.freed if gone is not None and at < self.books.n_device else 0
+                risen = later[FREE] - before[FREE]
+                if pool.track.is_state and states:
+                    continue
+                fallen = before[PRIVATE] - later[PRIVATE]
+                if pool.track.is_state:
+                    freed = risen  # a state that the tree had is free again
+                    gone = gone or Departed(0, 0)
+                if risen < freed or fallen < 0 or (gone is None and risen):
                     raise ContractViolation(
                         "A12",
                         pool.component,
                         f"computed took slots: free went from {before[FREE]} to {later[FREE]}, "
-                        f"private from {before[PRIVATE]} to {later[PRIVATE]}",
+                        f"private from {before[PRIVATE]} to {later[PRIVATE]}; {freed} left the "
+                        "request to be free",
                     )
+            falls = [
+                inside if track.is_state else self._may_take(track, left)
+                for track in self.tree.tracks
+            ]
+            self._check_headroom("computed", falls, rooms, now)
+            if left is not None and request.receipt.anchor.parent is not None:
+                watched.leases.check(request, Moment.HELD)
 
         return after
+
+    def _may_take(self, track: Track, left: Belongings | None) -> int:
+        """Slots of the headroom that handing over may cost: a state, others' pages it pins."""
+        if left is None:
+            return 0
+        if track.is_state:
+            return 1
+        if not track.is_everything:
+            return 0
+        return self.watched.shares.leavings.beside(left, track) * track.slots_per_page
+
+    def _captured_inside(self, request: Request, left: Belongings | None) -> int:
+        """States that were captured at points of the grid, inside the chunk."""
+        if left is None:
+            return 0
+        return len(request.points.keys() - left.points.keys())
+
+    def _check_left(
+        self, request: Request, left: Belongings | None, was: Reading, now: Reading
+    ) -> dict[int, Departed]:
+        """What left the request in an operation went where it must, if anything did."""
+        if left is None:
+            return {}
+        evicted = self._evicted(was, now)
+        return self.watched.shares.leavings.check(request, left, None, evicted=evicted)
+
+    def _evicted(self, was: Reading, now: Reading) -> bool:
+        """Whether data was evicted on DEVICE."""
+        return was.left[: self.books.n_device] != now.left[: self.books.n_device]
+
+    def _shared_states(self, request: Request, left: Belongings | None) -> set[int]:
+        """Boundaries at which the tree has all states of a request that may hand some over."""
+        if left is None:
+            return set()
+        nodes, end = follow(self.tree, request.key, request.allocated)
+        states = [track.index for track in self.tree.tracks if track.is_state]
+        return {
+            node.end
+            for node in nodes
+            if node.end <= end and all(node.cells[at].device is not None for at in states)
+        }
+
+    def _check_none_evicted(self, what: str, was: Reading, now: Reading) -> None:
+        """What it handed over aside, it changes nothing (A5)."""
+        for at in range(self.books.n_device):
+            if was.left[at] != now.left[at]:
+                raise ContractViolation(
+                    "A5",
+                    self.books.pools[at].component,
+                    f"{what} evicted: slots that left by cause went from {was.left[at]} to "
+                    f"{now.left[at]}",
+                )
+
+    # -- promises
+
+    def _headrooms(self, reading: Reading) -> list[int]:
+        """Slots of each DEVICE pool that nobody was promised; what is being demoted counts."""
+        found = []
+        for at in range(self.books.n_device):
+            counts = reading.counts[at]
+            leaving = self._leaving(at) if self.watched.write_back else 0
+            found.append(counts[FREE] + counts[EVICTABLE] + leaving - counts[PROMISED])
+        return found
+
+    def _leaving(self, index: int) -> int:
+        """DEVICE slots of a component that come free when their copies have ended."""
+        return sum(
+            len(slots) // SLOT_BYTES
+            for operation in self.watched.operations()
+            for track, slots in operation.detached
+            if track.index == index
+        )
+
+    def _check_headroom(
+        self, name: str, falls: Sequence[int], rooms: list[int], now: Reading
+    ) -> None:
+        """What a request hands to the tree costs nobody a slot (I12)."""
+        for at, (room, later, fall) in enumerate(zip(rooms, self._headrooms(now), falls)):
+            if later < room - fall:
+                pool = self.books.pools[at]
+                raise ContractViolation(
+                    "I12",
+                    pool.component,
+                    f"slots that nobody was promised went from {room} to {later} in {name}, which "
+                    f"may take {fall} of them: {pool.ledger.equation()}, promised"
+                    f"({pool.ledger.promised})",
+                )
+
+    def _has_spare(self, was: Reading) -> bool:
+        """Whether every state pool had a slot that nobody was promised."""
+        return all(
+            counts[FREE] + counts[EVICTABLE] > counts[PROMISED]
+            for counts, track in zip(was.counts, self.tree.tracks)
+            if track.is_state
+        )
 
     def checkpoint(self, request: Request, fence: Fence | None = None) -> After:
         """It shares up to a legal boundary (I6), or changes nothing."""
@@ -208,22 +361,27 @@ class Running:
         offer, states = watched.shares.offer(request, ending=False), watched.shares.states(request)
 
         def after(shared: bool, was: Reading, now: Reading) -> None:  # noqa: FBT001 - a result
-            end = request.receipt.anchor.end
+            end = request.cached
             if not shared:
                 self._check_declined(request, offer)
                 if not self.tree.has_state:
                     self._check_unchanged("I6", "a declined checkpoint", was, now)
                 return
-            if not anchor < end <= request.computed // self.tree.page_size:
+            deepest = request.computed // self.tree.page_size
+            if not offer.cached <= end <= deepest or not max(end, anchor) <= (
+                request.receipt.anchor.end
+            ):
                 raise ContractViolation(
                     "I6",
                     None,
-                    f"a checkpoint went from page {anchor} to {end} with {request.computed} tokens "
+                    f"a checkpoint went from page {offer.cached} to {end}, pinned up to "
+                    f"{anchor} and {request.receipt.anchor.end}, with {request.computed} tokens "
                     f"computed in pages of {self.tree.page_size}",
                 )
             watched.leases.check(request, Moment.HELD)
-            watched.shares.check_kept(request, states)
-            watched.shares.check_shared(request, offer, end, evicted=watched.rooms.left)
+            shared_states = self._shared_states(request, offer.left)
+            watched.shares.check_kept(request, states, shared_states, spare=self._has_spare(was))
+            watched.shares.check_shared(request, offer, end, evicted=self._evicted(was, now))
             watched.shares.remember(request)
 
         return after
@@ -232,11 +390,11 @@ class Running:
         """There was nothing new to share, or it was declined for want of headroom (I6)."""
         if self.watched.cache.declined_checkpoints > offer.declined:
             return
-        if offer.at_least > offer.anchor:
+        if offer.at_least > offer.cached and offer.anything:
             raise ContractViolation(
                 "I6",
                 None,
-                f"a checkpoint shares nothing beyond page {offer.anchor}; {offer.at_least} pages "
+                f"a checkpoint shares nothing beyond page {offer.cached}; {offer.at_least} pages "
                 f"of the request of {request.prompt} tokens could be",
             )
 

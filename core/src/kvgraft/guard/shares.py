@@ -1,4 +1,4 @@
-"""Whether what a request reads and leaves behind is what it computed (I1 to I7, L6, T9, M8).
+"""Whether what a request reads and leaves behind is what it computed (I1 to I12, L6, T9, M8).
 
 A request's slots are read page by page, from its runs and the tree's nodes, before and after each
 of its operations, and now and then after others'.
@@ -6,6 +6,7 @@ of its operations, and now and then after others'.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -13,9 +14,10 @@ import numpy.typing as npt
 
 from kvgraft.config import WritePolicy
 from kvgraft.errors import ContractViolation
-from kvgraft.guard.paths import NONE, Shelf, deepest, look, needed, slots_of
+from kvgraft.guard.leavings import SMALL_TOKENS, Belongings, Leavings
+from kvgraft.guard.paths import Shelf, deepest, look, needed
 from kvgraft.pools import DevicePool
-from kvgraft.request import Request
+from kvgraft.request import Due, Request
 from kvgraft.slots import SLOT_BYTES
 from kvgraft.tree.node import Node
 from kvgraft.tree.track import Track
@@ -42,38 +44,49 @@ class Offer(NamedTuple):
     """What a request has to share.
 
     Attributes:
-        anchor: the boundary it is anchored at, in pages.
+        cached: the boundary it has shared everything up to already, in pages.
         best: the boundary that can be cached.
         at_least: the same if a state that is due finds no slot.
-        before: what the tree had of its sequence, and its slots by component.
-        own: its own slots by component.
-        states: its states by component, by boundary.
-        had: boundaries at which the tree had a state, by component.
+        left: its own pages and states, and those that the tree had.
+        states: its states by component, by boundary, with those an end donates.
         due: the boundary at which its live states are due as checkpoints; 0 if none.
         whole: whether everything the reaches need at `best` is there.
         declined: checkpoints declined so far.
+        published: whether the tree got pages of it that no backup was started for.
+        spare: by component, DEVICE slots that nobody was promised.
     """
 
-    anchor: int
+    cached: int
     best: int
     at_least: int
-    before: dict[int, Table]
-    own: dict[int, Table]
+    left: Belongings
     states: dict[int, dict[int, bytes]]
-    had: list[set[int]]
     due: int
     whole: bool
     declined: int
+    published: bool
+    spare: list[int]
+
+    @property
+    def anything(self) -> bool:
+        """Whether the request holds pages of its own before the boundary that is sure."""
+        return any((own[: self.at_least, 0] >= 0).any() for own in self.left.own.values())
 
 
 class States(NamedTuple):
-    """A request's states of one component before an allocation."""
+    """A request's states of one component before an allocation, and the slots it is promised."""
 
     live: bytes | None
     captured: frozenset[int]
     tracked_page: int
     due: int
-    due_is_checkpoint: bool
+    due_as: Due
+    promised: int
+
+    @property
+    def must_be_kept(self) -> bool:
+        """Whether what is due is a resume point that was promised its slot."""
+        return self.due_as is Due.POINT and self.promised > 0
 
 
 class Shares:
@@ -89,7 +102,9 @@ class Shares:
         self.tree = cache.tree
         self._paged = [track for track in cache.tree.tracks if not track.is_state]
         self.follows = True
+        self.leavings = Leavings(cache)
         self._seen: dict[int, _Seen] = {}
+        self._due: dict[int, tuple[Request, int, int]] = {}
         self._turn = 0
 
     # -- slots a request reads
@@ -106,20 +121,18 @@ class Shares:
         for track in self._paged:
             segment = request.receipt.segments[track.index]
             size = track.slots_per_page
-            parts: list[bytes] = []
+            table = np.full(request.allocated * size, -1, np.int32)
             for node in path:
                 slots = node.cells[track.index].device
-                if slots is None or not any(
+                if slots is not None and any(
                     low < node.end and node.start < high for low, high in segment
                 ):
-                    slots = NONE * ((node.end - node.start) * size)
-                parts.append(slots)
-            page = request.receipt.anchor.end
+                    held = np.frombuffer(slots, np.int32)
+                    table[node.start * size : node.end * size] = held
+            # What was published of wider components may reach further than what is private of this.
             for run in request.runs[track.index] if request.runs else ():
-                parts += [NONE * ((run.first - page) * size), run.device]
-                page = run.end
-            parts.append(NONE * ((request.allocated - page) * size))
-            tables[track.index] = np.frombuffer(b"".join(parts), np.int32)
+                table[run.first * size : run.end * size] = np.frombuffer(run.device, np.int32)
+            tables[track.index] = table
         return tables
 
     def remember(self, request: Request) -> None:
@@ -133,6 +146,7 @@ class Shares:
     def forget(self, request: Request) -> None:
         """It ended."""
         self._seen.pop(id(request), None)
+        self._due.pop(id(request), None)
 
     def check_others(self, but: Request | None) -> None:
         """What other requests read stays what it is (I4, T10, L5, M7)."""
@@ -148,30 +162,48 @@ class Shares:
             self.remember(request)
 
     def _compare(
-        self, request: Request, was: dict[int, Table], now: dict[int, Table]
-    ) -> dict[int, Table]:
-        """Slots that were there are there still; the later table, cut to the earlier's length."""
-        cut = {}
+        self,
+        request: Request,
+        was: dict[int, Table],
+        now: dict[int, Table],
+        *,
+        reach_only: bool = False,
+    ) -> None:
+        """Slots that were there are there still, or those that its reaches cover."""
+        page = request.computed // self.tree.page_size
         for track in self._paged:
             before = was[track.index]
-            after = cut[track.index] = now[track.index][: len(before)]
-            if len(after) < len(before) or np.any((before != after) & (before >= 0)):
-                pages = np.flatnonzero(before[: len(after)] != after) // track.slots_per_page
-                first = int(pages[0]) if len(pages) else len(after) // track.slots_per_page
-                gone = len(after) < len(before) or after[first * track.slots_per_page] < 0
-                raise ContractViolation(
-                    "I4" if not gone else "M7",
-                    track.name,
-                    f"{_of(request)} reads page {first} {'no longer' if gone else 'elsewhere'}; "
-                    f"{len(pages)} slots changed",
-                )
-        return cut
+            after = now[track.index][: len(before)]
+            if len(after) == len(before):
+                changed = (before != after) & (before >= 0)
+                if reach_only and changed.any():
+                    kept = np.zeros(len(after) // track.slots_per_page, np.bool_)
+                    kept[page:] = True
+                    for low, high in needed(track, page, self.tree.page_size):
+                        kept[low:high] = True
+                    changed &= np.repeat(kept, track.slots_per_page)
+                if not changed.any():
+                    continue
+                first = int(changed.argmax()) // track.slots_per_page
+                n_slots = int(changed.sum())
+            else:
+                first, n_slots = len(after) // track.slots_per_page, len(before) - len(after)
+            gone = len(after) < len(before) or after[first * track.slots_per_page] < 0
+            raise ContractViolation(
+                "I4" if not gone else "M7",
+                track.name,
+                f"{_of(request)} reads page {first} {'no longer' if gone else 'elsewhere'}; "
+                f"{n_slots} slots changed",
+            )
 
-    def allocated(self, request: Request) -> None:
-        """Pages that had slots keep them, the others have new ones (A1, T9)."""
+    def allocated(self, request: Request, *, left: bool) -> None:
+        """Pages that had slots keep them, the others have new ones (A1, T9).
+
+        Unless what reaches `left` behind was handed over first.
+        """
         seen, now = self._seen.get(id(request)), self._read(request)
         if seen is not None and seen.request is request:
-            self._compare(request, seen.tables, now)
+            self._compare(request, seen.tables, now, reach_only=left)
             for track in self._paged:
                 stored = track.stored_between(0, request.allocated) * track.slots_per_page
                 fresh = now[track.index][len(seen.tables[track.index]) : stored]
@@ -184,8 +216,11 @@ class Shares:
                     )
         self._note(request, now)
 
-    def computed(self, request: Request, before: int) -> None:
-        """Given up is what bounded reaches left behind (L6), and all of it (I3)."""
+    def computed(self, request: Request, left: Belongings | None) -> None:
+        """Given up is what bounded reaches left behind (L6), and all of it (I3).
+
+        `left` is what it had before, where it passed the end of a page.
+        """
         seen, now = self._seen.get(id(request)), self._read(request)
         size = self.tree.page_size
         page = request.computed // size
@@ -205,88 +240,83 @@ class Shares:
                         f"{_of(request)} stands at page {page} and gave up pages that its reach "
                         f"{needed(track, page, size)} covers",
                     )
-                own = slice(request.receipt.anchor.end * track.slots_per_page, None)
-                if page > before and np.any((held >= 0)[own] & ~wanted[own]):
+                if left is None or request.computed == request.total:
+                    continue  # what it leaves at its end, it hands over then
+                kept = sum(
+                    int((~ahead[run.first : run.end]).sum()) for run in request.runs[track.index]
+                )
+                collects = request.computed > request.prompt and kept * size < SMALL_TOKENS
+                if kept and not collects:
                     raise ContractViolation(
                         "I3",
                         track.name,
-                        f"{_of(request)} stands at page {page} and keeps slots of its own before "
-                        f"its reach {needed(track, page, size)}",
+                        f"{_of(request)} stands at page {page} and keeps {kept} pages of its own "
+                        f"that its reach {needed(track, page, size)} does not cover",
                     )
-        self._check_slid(request, page)
+        self._check_slid(request, page, now)
         self._note(request, now)
 
-    def _check_slid(self, request: Request, page: int) -> None:
-        """Pins still cover what the reach needs of the prefix (L3)."""
-        anchor = request.receipt.anchor
+    def _check_slid(self, request: Request, page: int, tables: dict[int, Table]) -> None:
+        """What the reach needs of the prefix is pinned still, or the request's own (L3)."""
         for track in self._paged:
-            segment = request.receipt.segments[track.index]
+            held = tables[track.index][:: track.slots_per_page]
             for low, high in needed(track, page, self.tree.page_size):
-                end = min(high, anchor.end)
-                if low < end and not any(a <= low and end <= b for a, b in segment):
-                    if anchor.end < page and self._left_earlier(request, track, low, end):
-                        continue
-                    raise ContractViolation(
-                        "L3",
-                        track.name,
-                        f"{_of(request)} stands at page {page}, needs pages [{low}, {end}) and "
-                        f"pins {segment}",
-                    )
+                lacking = np.flatnonzero(held[low : min(high, page)] < 0)
+                if not len(lacking):
+                    continue
+                first = low + int(lacking[0])
+                if self._left_earlier(request, track, page, first):
+                    continue
+                raise ContractViolation(
+                    "L3",
+                    track.name,
+                    f"{_of(request)} stands at page {page}, needs pages [{low}, {high}) and holds "
+                    f"none of page {first}; pinned are {request.receipt.segments[track.index]}",
+                )
 
-    def _left_earlier(self, request: Request, track: Track, low: int, end: int) -> bool:
-        """Whether it never held those pages: a match pins what the anchor needs, no more."""
-        wanted = needed(track, request.anchor_tokens // self.tree.page_size, self.tree.page_size)
-        del end
-        return not any(start <= low for start, _ in wanted)
+    def _left_earlier(self, request: Request, track: Track, page: int, first: int) -> bool:
+        """Whether it never held that page: a match pins what the anchor needs, no more."""
+        anchor = request.anchor_tokens // self.tree.page_size
+        wanted = needed(track, anchor, self.tree.page_size)
+        return anchor < page and not any(low <= first < high for low, high in wanted)
 
     # -- what is shared
 
     def offer(self, request: Request, *, ending: bool) -> Offer:
         """What a checkpoint or an end has to offer (I6, I7)."""
-        size = self.tree.page_size
         self._check_namespace(request)
-        anchor, page = request.receipt.anchor.end, request.computed // size
+        page, rest = divmod(request.computed, self.tree.page_size)
         best = at_least = page
+        left = self.leavings.see(request)
         states: dict[int, dict[int, bytes]] = {}
         for track in self.tree.tracks:
             own = request.states[track.index]
             if own is None:
                 continue
             mine = dict(own.captured)
-            sure = max(mine, default=0)
-            if ending and not request.computed % size and own.live is not None:
+            sure = max(own.shared, *mine) if mine else own.shared
+            if ending and not rest and own.live is not None:
                 mine[page] = own.live
                 sure = page
             elif ending and own.tracked is not None:
                 mine.setdefault(own.tracked_page, own.tracked)
-                sure = max(mine)
-            deep = max(sure, own.due) if not ending and own.due_is_checkpoint else sure
+                sure = max(own.shared, *mine)
+            due_too = not ending and own.due_is_checkpoint
             states[track.index] = mine
-            best, at_least = min(best, deep), min(at_least, sure)
-        shelf = look(self.tree, request.key, page)
-        before = {
-            track.index: np.frombuffer(slots_of(shelf, track, anchor, page), np.int32)
-            for track in self._paged
-        }
-        table = self._read(request)
-        own_slots = {
-            track.index: table[track.index][
-                anchor * track.slots_per_page : page * track.slots_per_page
-            ]
-            for track in self._paged
-        }
-        due = [own.due for own in request.states if own is not None and own.due_is_checkpoint]
+            best = min(best, max(sure, own.due) if due_too else sure)
+            at_least = min(at_least, sure)
+        due = 0 if ending else left.due
         return Offer(
-            anchor,
+            request.cached,
             best,
             at_least,
-            before,
-            own_slots,
+            left,
             states,
-            shelf.states[0],
-            0 if ending else max(due, default=0),
-            self._is_whole(request, table, shelf, best),
+            due,
+            self._is_whole(left, states, best, due),
             self.cache.declined_checkpoints,
+            request.published,
+            [track.device.headroom for track in self.tree.tracks],
         )
 
     def _check_namespace(self, request: Request) -> None:
@@ -303,15 +333,16 @@ class Shares:
             )
 
     def _is_whole(
-        self, request: Request, table: dict[int, Table], shelf: Shelf, boundary: int
+        self, left: Belongings, states: dict[int, dict[int, bytes]], boundary: int, due: int
     ) -> bool:
         """Whether a request has, or the tree has, what all reaches need at a boundary."""
+        for index, mine in states.items():
+            if boundary not in mine and boundary not in left.shared[index] and boundary != due:
+                return False
         for track in self._paged:
-            theirs = np.frombuffer(slots_of(shelf, track, 0, boundary), np.int32)
-            mine = table[track.index][: len(theirs)]
-            there = (theirs >= 0) | (mine >= 0)
+            there = (left.own[track.index][:, 0] >= 0) | (left.tree[track.index][:, 0] >= 0)
             for low, high in needed(track, boundary, self.tree.page_size):
-                if not there[low * track.slots_per_page : high * track.slots_per_page].all():
+                if not there[low:high].all():
                     return False
         return True
 
@@ -322,18 +353,19 @@ class Shares:
             request: the request.
             offer: what it had to share.
             end: the boundary shared up to, in pages.
-            evicted: whether room was made meanwhile, which may have taken what the tree had.
+            evicted: whether room was made on DEVICE meanwhile, which may have taken what the tree
+                had.
         """
-        if end not in (max(offer.anchor, offer.best), max(offer.anchor, offer.at_least)):
+        if end not in (max(offer.cached, offer.best), max(offer.cached, offer.at_least)):
             raise ContractViolation(
                 "I6",
                 None,
                 f"{_of(request)} is cached up to page {end}; all components can up to {offer.best}",
             )
-        if end <= offer.anchor:
+        if end < offer.cached or not end:
             return
         shelf = look(self.tree, request.key, end)
-        if offer.whole and end == offer.best:
+        if offer.whole and end == offer.best and not evicted:
             there = deepest(self.tree, shelf, end, device_only=True)
             if there != end:
                 raise ContractViolation(
@@ -342,40 +374,29 @@ class Shares:
                     f"{_of(request)} is cached up to page {end}, where only {there} pages can be "
                     "resumed from",
                 )
-        for track in self._paged:
-            n_slots = (end - offer.anchor) * track.slots_per_page
-            held = np.frombuffer(slots_of(shelf, track, offer.anchor, end), np.int32)
-            before, own = offer.before[track.index][:n_slots], offer.own[track.index][:n_slots]
-            wanted = np.where(before >= 0, before, own)
-            good = held == wanted
-            if evicted:
-                good |= held == own
-            if not good.all():
-                page = offer.anchor + int(np.flatnonzero(~good)[0]) // track.slots_per_page
-                raise ContractViolation(
-                    "I1",
-                    track.name,
-                    f"page {page} of {_of(request)} is in slot {held[~good][0]} now; the tree had "
-                    f"{before[~good][0]}, the request {own[~good][0]}",
-                )
         for index, mine in offer.states.items():
-            self._check_donated(request, index, shelf, mine, (offer.anchor, end))
-        for node in shelf.nodes if offer.due else ():
-            if node.end == offer.due:
-                self._check_captured(request, node, offer)
-        self._check_backed_up(shelf, offer)
+            self._check_donated(request, index, shelf, mine, end)
+        self.leavings.check(request, offer.left, end, evicted=evicted)
+        self.check_captured(request, offer.left, shelf.nodes)
+        if offer.published or offer.anything:
+            self._check_backed_up(request, shelf, offer)
 
-    def _check_captured(self, request: Request, node: Node, offer: Offer) -> None:
+    def check_captured(self, request: Request, left: Belongings, nodes: list[Node]) -> None:
         """A state that was due and is the tree's now is what the live one is still (I7)."""
-        for index, own in enumerate(request.states):
-            shared = node.cells[index].device
-            if own is None or own.live is None or shared is None or node.end in offer.had[index]:
+        for node in nodes if left.due else ():
+            if node.end != left.due:
                 continue
-            pool = self.cache.mounted[index].component.device
-            what = f"what {_of(request)} shares at page {node.end} is"
-            self._check_copy("I7", self.tree.tracks[index], pool, own.live, shared, what)
+            for index, own in enumerate(request.states):
+                shared = node.cells[index].device
+                if own is None or own.live is None or shared is None:
+                    continue
+                if node.end in left.shared[index]:
+                    continue
+                pool = self.cache.mounted[index].component.device
+                what = f"what {_of(request)} shares at page {node.end} is"
+                self._check_copy("I7", self.tree.tracks[index], pool, own.live, shared, what)
 
-    def _check_backed_up(self, shelf: Shelf, offer: Offer) -> None:
+    def _check_backed_up(self, request: Request, shelf: Shelf, offer: Offer) -> None:
         """Under write-through what was gained is on its way to HOST, if there is room (B6, B7)."""
         if (
             self.cache.config.write_policy is not WritePolicy.WRITE_THROUGH
@@ -389,16 +410,25 @@ class Shares:
                 for track, cell in zip(self.tree.tracks, node.cells)
                 if track.host is not None
                 and cell.device is not None
+                and cell.stamp >= 0
                 and cell.host is None
                 and cell.incoming is None
             ]
-            if lacking and above_is_backed and self._gained(node, lacking, offer):
+            gained = bool(lacking) and self._gained(request, node, lacking, offer)
+            if lacking and not gained:
+                return  # others' affair, and what is below waits for it
+            if gained and above_is_backed:
                 room = all(
                     track.host is not None and track.host.free >= track.n_slots(node)
                     for track in lacking
                 )
                 backed = any(cell.host is not None or cell.incoming for cell in node.cells)
-                spare = all(track.device.headroom >= 0 for track in self.tree.tracks)
+                # Backups pin what they copy, one node after the other.
+                spare = all(
+                    offer.spare[each.index] >= self._had(each, shelf, offer)
+                    for each in self.tree.tracks
+                    if not each.is_everything
+                )
                 if room and spare:
                     raise ContractViolation(
                         "B7" if backed else "B6",
@@ -411,39 +441,39 @@ class Shares:
             base = node.cells[0]
             above_is_backed = base.host is not None or base.incoming is not None
 
-    def _gained(self, node: Node, lacking: list[Track], offer: Offer) -> bool:
-        """Whether one of the components had nothing on a node that is new since an offer."""
-        if node.start < offer.anchor:
-            return False
+    def _had(self, track: Track, shelf: Shelf, offer: Offer) -> int:
+        """Slots of a component that were the tree's before, and pinned by nobody perhaps."""
+        if track.is_state:
+            return len(offer.left.shared[track.index])
+        held = offer.left.tree[track.index][: shelf.n_pages]
+        return int((held >= 0).sum())
+
+    def _gained(self, request: Request, node: Node, lacking: list[Track], offer: Offer) -> bool:
+        """Whether the request brought the node, or one of the components to it since an offer."""
+        brought = node.start * self.tree.page_size >= request.anchor_tokens
+        if brought and not lacking[0].is_state:
+            # Room for others may have been made of a copy that was there.
+            return not offer.left.copied[lacking[0].index][node.start : node.end].any()
         for track in lacking:
             if not track.is_state:
-                low = (node.start - offer.anchor) * track.slots_per_page
-                high = (node.end - offer.anchor) * track.slots_per_page
-                if (offer.before[track.index][low:high] < 0).all():
+                had = offer.left.tree[track.index][node.start : node.end, 0]
+                if len(had) == node.end - node.start and (had < 0).all():
                     return True
         return False
 
     def _check_donated(
-        self,
-        request: Request,
-        index: int,
-        shelf: Shelf,
-        mine: dict[int, bytes],
-        inserted: tuple[int, int],
+        self, request: Request, index: int, shelf: Shelf, mine: dict[int, bytes], end: int
     ) -> None:
         """Every state on the pages that were inserted is the tree's (I7)."""
-        track, (anchor, end) = self.tree.tracks[index], inserted
-        whole = {
-            node.end: node.cells[index].device
-            for node in shelf.nodes
-            if all(node.cells[each.index].device is not None for each in self._paged)
-        }
-        for page in mine:
-            if anchor < page <= end and page in whole and whole[page] is None:
+        track = self.tree.tracks[index]
+        for node in shelf.nodes:
+            hangs = all(node.cells[each].device is not None for each in track.hangs_from)
+            if node.end in mine and node.end <= end and hangs and not node.cells[index].device:
                 raise ContractViolation(
                     "I7",
                     track.name,
-                    f"{_of(request)} had a state at page {page} and is cached up to {end} without",
+                    f"{_of(request)} had a state at page {node.end} and is cached up to {end} "
+                    "without",
                 )
 
     # -- states
@@ -459,12 +489,22 @@ class Shares:
                     frozenset(own.captured),
                     own.tracked_page,
                     own.due,
-                    own.due_is_checkpoint,
+                    own.due_as,
+                    request.accounts[track.index].promised,
                 )
         return found
 
-    def check_kept(self, request: Request, was: dict[int, States]) -> None:
-        """States that were set up or kept are copies of what they say (M8, I7)."""
+    def check_kept(
+        self, request: Request, was: dict[int, States], shared: Collection[int], *, spare: bool
+    ) -> None:
+        """States that were set up or kept are copies of what they say (M8, I7).
+
+        Args:
+            request: whose.
+            was: what they were.
+            shared: boundaries at which the tree has its states now.
+            spare: whether every state pool had a slot that was promised to nobody.
+        """
         for index, before in was.items():
             own = request.states[index]
             if own is None or own.live is None:
@@ -489,16 +529,15 @@ class Shares:
                     own.tracked,
                     f"what is kept at page {own.tracked_page} is",
                 )
-            ledger = track.device
-            due = before.due if before.due_is_checkpoint and before.live is not None else 0
-            promised = request.accounts[index].promised if request.accounts else 0
-            lost = due > anchor.end and own.due != due and due not in own.captured
-            if lost and (promised > 0 or ledger.headroom > 0):
+            due = before.due if before.live is not None else 0
+            kept = own.due == due or due in own.captured or due in shared
+            wanted = before.due_as in (Due.POINT, Due.GRID) and spare
+            if due and not kept and (before.must_be_kept or wanted):
                 raise ContractViolation(
                     "I7",
                     track.name,
                     f"the state due at page {due} of {_of(request)} is not kept with "
-                    f"{promised} slots promised",
+                    f"{before.promised} slots promised and {track.device.headroom} to spare",
                 )
 
     def _check_copy(
@@ -517,22 +556,66 @@ class Shares:
                 )
 
     def check_due(self, request: Request, ahead: list[int]) -> None:
-        """A state at a boundary where it is to be captured is due there (I6, I7)."""
+        """States are due where a point, the grid or the decode wants them, and only there (I7).
+
+        For all components alike (I10, I12). `ahead` are the points before the step.
+        """
         page, rest = divmod(request.computed, self.tree.page_size)
-        for index, states in self.states(request).items():
-            wanted = (0, False)
+        for track in self.tree.tracks:
+            own = request.states[track.index]
+            if own is None:
+                continue
+            due = own.due_as if own.due else None
+            wanted: Due | None = None
+            allowed: tuple[Due | None, ...] = ()
             if not rest and page in ahead:
-                wanted = (page, True)
-            elif not rest and request.computed >= request.prompt and request.total > request.prompt:
-                wanted = (page, False)
-            if (states.due, states.due_is_checkpoint and bool(states.due)) != wanted:
+                wanted = Due.POINT
+            elif not rest and page and request.computed < request.prompt:
+                allowed = self._due_on_grid(request, page)
+                wanted = allowed[0]
+            elif not rest and request.total > request.prompt:
+                wanted = Due.DECODED
+            if due not in (wanted, *allowed) or own.due not in (0, page):
                 raise ContractViolation(
-                    "I7",
-                    self.tree.tracks[index].name,
-                    f"{_of(request)} stands at {request.computed} tokens, where the state due is "
-                    f"that of page {states.due}, as a checkpoint: {states.due_is_checkpoint}; "
-                    f"wanted is {wanted}",
+                    "I7" if not allowed else "I12" if due is not None else "I10",
+                    track.name,
+                    f"{_of(request)} stands at {request.computed} tokens, where the state of page "
+                    f"{own.due} is due as {due}; wanted is {wanted}; its points are "
+                    f"{sorted(request.points)}, states are left at {sorted(request.left)}",
                 )
+        if self.tree.has_state and not rest and page:
+            self._note_due(request, page)
+
+    def _due_on_grid(self, request: Request, page: int) -> tuple[Due | None, ...]:
+        """Whether the end of a chunk is worth a state; several answers where a slot was lacking."""
+        leavings = self.leavings
+        anchor = request.anchor_tokens // self.tree.page_size
+        at = max([anchor, *(each for each in request.points if each < page)])
+        before = max([at, *(each for each in request.left if each < page)])
+        wanted_at, wanted_before = self._due.get(id(request), (request, anchor, anchor))[1:]
+        may = leavings.affords(page - at, states_only=False)
+        if leavings.affords(page - max(at, wanted_at), states_only=False):
+            return (Due.GRID,)
+        may_leave = leavings.affords(page - before, states_only=True)
+        if leavings.affords(page - max(before, wanted_before), states_only=True) and not may:
+            return (Due.LEFT,)
+        found: list[Due | None] = [None]
+        if may:
+            found.append(Due.GRID)
+        if may_leave:
+            found.append(Due.LEFT)
+        return tuple(found)
+
+    def _note_due(self, request: Request, page: int) -> None:
+        """Remember where states were due last, as a point and at all."""
+        anchor = request.anchor_tokens // self.tree.page_size
+        _, point, last = self._due.get(id(request), (request, anchor, anchor))
+        due = {own.due_as for own in request.states if own is not None and own.due == page}
+        if due & {Due.POINT, Due.GRID}:
+            point = last = page
+        elif Due.LEFT in due:
+            last = page
+        self._due[id(request)] = (request, point, last)
 
 
 def _of(request: Request) -> str:

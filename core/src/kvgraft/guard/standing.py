@@ -16,6 +16,9 @@ __all__ = ["Standing"]
 BRINGS_DATA = frozenset({"poll", "drain", "checkpoint", "finish"})
 """Operations in which data may arrive in the tree: acknowledged transfers, inserts."""
 
+HANDS_OVER = frozenset({"computed", "allocate"})
+"""Operations in which a request's own slots may become the tree's (I9)."""
+
 KEEPS_PROMISES = frozenset({"begin", "next_chunk", "evict", "poll", "drain"})
 """Operations that change no promise and no request's slots."""
 
@@ -136,7 +139,13 @@ class Standing:
                 f"{-moved} slots left the tree's {pool.name} pool in {name} without being evicted",
             )
         ends_backups = self.watched.write_back and name in WRITE_BACK_ENDS_BACKUPS
-        if name not in BRINGS_DATA and not (ends_backups and pool.name == "host"):
+        own = pool.name == "device" or pool.track.home_is_host
+        handed_over = name in HANDS_OVER and own
+        if (
+            name not in BRINGS_DATA
+            and not handed_over
+            and not (ends_backups and pool.name == "host")
+        ):
             raise ContractViolation(
                 "B3",
                 pool.component,

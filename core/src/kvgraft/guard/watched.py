@@ -45,7 +45,8 @@ class Watched:
         shares: what requests own and share.
         promises: what they demand and are promised.
         queues: transfers in flight, by direction.
-        policy, write_back, selective: the write policy.
+        policy, write_back: the write policy.
+        copies_hits: whether a match may begin backups, of what was left behind for one.
         nothing: no slot of any component.
         states: one slot of each state component.
         homes: whether any component is at home on HOST.
@@ -66,7 +67,7 @@ class Watched:
         self.queues = tuple(cache.journal._queues.values())
         policy = self.policy = cache.config.write_policy
         self.write_back = policy is WritePolicy.WRITE_BACK
-        self.selective = policy is WritePolicy.WRITE_THROUGH_SELECTIVE
+        self.copies_hits = cache.mirroring.enabled and not self.write_back
         tracks = self.tree.tracks
         self.nothing = (0,) * len(tracks)
         self.states = tuple(int(track.is_state) for track in tracks)

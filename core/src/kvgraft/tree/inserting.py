@@ -60,11 +60,14 @@ class Holding(NamedTuple):
         states: for a state component, the slot captured at each boundary, in pages; slots that are
             adopted or freed are taken out.
         left: boundaries whose states are left behind: no resume points.
+        renews: whether the request is promised as many slots again. Then what would arrive on a
+            pinned node is freed: nobody could take it, and the promise would not be covered (A12).
     """
 
     runs: list[Run]
     states: dict[int, bytes]
     left: Collection[int] = ()
+    renews: bool = False
 
 
 class Inserted(NamedTuple):
@@ -260,6 +263,8 @@ def _adopt(tree: Tree, node: Node, track: Track, holding: Holding) -> bool:
     wanted = cells[track.index].device is None
     for index in track.hangs_from:
         wanted = wanted and cells[index].device is not None
+    if holding.renews and cells[track.index].device_pins:
+        wanted = False
     if track.is_state:
         slots = holding.states.pop(node.end, None)
         if slots is None:

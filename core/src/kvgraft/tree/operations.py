@@ -12,7 +12,7 @@ from kvgraft.slots import SLOT_BYTES
 from kvgraft.tree.eviction import bury_unreachable
 from kvgraft.tree.node import Node
 from kvgraft.tree.pinning import Receipt, acquire, acquire_node, release
-from kvgraft.tree.track import Track
+from kvgraft.tree.track import Cause, Track
 from kvgraft.tree.tree import Tree
 
 __all__ = [
@@ -163,8 +163,13 @@ def begin_backup(tree: Tree, node: Node, tracks: list[Track]) -> Operation | Non
     return operation
 
 
-def begin_demotion(tree: Tree, node: Node, victims: list[Track]) -> Operation | None:
+def begin_demotion(
+    tree: Tree, node: Node, short: Track, victims: list[Track], along: Cause
+) -> Operation | None:
     """Victims leave DEVICE through HOST (write-back, E4); None if HOST is short.
+
+    What was left behind is not worth a copy: it is deleted, or goes `along` with a victim of the
+    component whose pool is `short`.
 
     The DEVICE slots belong to the operation until the copy ends, whichever way it ends.
     """
@@ -183,7 +188,8 @@ def begin_demotion(tree: Tree, node: Node, victims: list[Track]) -> Operation | 
             operation.detached.append((track, slots))
         else:
             track.device.allocator.free(slots)
-        track.device_evictions["demoted" if copied else "deleted"] += len(slots) // SLOT_BYTES
+        cause: Cause = "demoted" if copied else "deleted" if track is short else along
+        track.device_evictions[cause] += len(slots) // SLOT_BYTES
         if not copied:
             tree.lose_points(node, track)
     return operation

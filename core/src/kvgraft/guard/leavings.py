@@ -1,0 +1,443 @@
+"""Whether what leaves a running request goes where it must (I1, I7, I9, I10, I11).
+
+A second opinion: pages and states that were the request's own before an operation and are not after
+it are looked for in the tree, page by page, and compared with the points the request has.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kvgraft.errors import ContractViolation
+from kvgraft.guard.paths import follow, needed
+from kvgraft.request import Request
+from kvgraft.tree.track import Track
+from kvgraft.types import PointKind
+
+if TYPE_CHECKING:
+    from kvgraft.cache import Cache
+
+__all__ = ["SMALL_TOKENS", "Belongings", "Departed", "Leavings"]
+
+Pages = npt.NDArray[np.int32]
+"""Slots of consecutive pages from the first one on, `[n_pages, slots_per_page]`; -1 for none."""
+
+SMALL_TOKENS = 64
+"""What a decode leaves behind, it may collect up to here, and give back instead."""
+
+GRID_SHARE = 8
+"""Bytes of the base component for each byte of a grid's points, at least (I12)."""
+
+DEEP_PAGES = 1 << 20
+"""A boundary behind every reach's width."""
+
+
+DEEPEST_STAMP = 1 << 62
+"""Before everything that was left behind."""
+
+
+class Belongings(NamedTuple):
+    """What a request owns and what the tree has of its sequence, at one moment.
+
+    Attributes:
+        own: by paged component, slots that are the request's.
+        tree: the same of the tree.
+        stamps: when the tree's were used last; negative for what was left behind, 0 for none.
+        copied: of the tree's, which HOST has a copy of.
+        held: pages that are pinned in the tree, data or not.
+        states: by state component, the request's captured ones by boundary.
+        shared: the same of the tree.
+        points: the request's resume points.
+        marked: boundaries that the tree knows as resume points.
+        due: the boundary at which its live states are to be captured; 0 if none.
+        skipped: points skipped so far, of all requests.
+    """
+
+    own: dict[int, Pages]
+    tree: dict[int, Pages]
+    stamps: dict[int, npt.NDArray[np.int64]]
+    copied: dict[int, npt.NDArray[np.bool_]]
+    held: dict[int, npt.NDArray[np.bool_]]
+    states: dict[int, dict[int, bytes]]
+    shared: dict[int, dict[int, bytes]]
+    points: dict[int, PointKind]
+    marked: frozenset[int]
+    due: int
+    skipped: int
+
+
+class Departed(NamedTuple):
+    """Slots of one component that left a request in an operation.
+
+    Attributes:
+        adopted: that the tree has now.
+        freed: the others.
+    """
+
+    adopted: int
+    freed: int
+
+
+class Leavings:
+    """Checks what the requests of one cache leave to the tree.
+
+    Attributes:
+        cost: bytes of one resume point, and of its states alone.
+        base: bytes of the base component on one page.
+    """
+
+    def __init__(self, cache: Cache) -> None:
+        self.cache = cache
+        self.tree = cache.tree
+        self._paged = [track for track in cache.tree.tracks if not track.is_state]
+        self._stateful = [track for track in cache.tree.tracks if track.is_state]
+        self.matters = any(not track.is_everything for track in cache.tree.tracks)
+        self.base = self._bytes(cache.tree.tracks[0]) * cache.tree.tracks[0].slots_per_page
+        bounded = [track for track in self._paged if not track.is_everything]
+        states = sum(self._bytes(track) for track in self._stateful)
+        pages = sum(
+            self._bytes(track) * track.slots_per_page * track.reach_pages.width(DEEP_PAGES)
+            for track in bounded
+        )
+        self.cost = (pages + states, states)
+        self._newest = [-DEEPEST_STAMP] * len(cache.tree.tracks)
+
+    def _bytes(self, track: Track) -> int:
+        """Bytes of a slot, on all tiers where it lies on both at once."""
+        component = self.cache.mounted[track.index].component
+        nbytes = component.device.slot_nbytes
+        if track.home_is_host and component.host is not None:
+            nbytes += component.host.slab_nbytes
+        return nbytes
+
+    def affords(self, n_pages: int, *, states_only: bool) -> bool:
+        """Whether one more point, or one more state, is within its share of `n_pages` (I12)."""
+        return n_pages * self.base >= GRID_SHARE * self.cost[states_only]
+
+    # -- before and after
+
+    def see(self, request: Request) -> Belongings:
+        """What it owns and the tree has of its sequence, now; O(pages)."""
+        n_pages = request.allocated
+        nodes, end = follow(self.tree, request.key, n_pages)
+        own: dict[int, Pages] = {}
+        tree: dict[int, Pages] = {}
+        stamps: dict[int, npt.NDArray[np.int64]] = {}
+        copied: dict[int, npt.NDArray[np.bool_]] = {}
+        held: dict[int, npt.NDArray[np.bool_]] = {}
+        for track in self._paged:
+            size = track.slots_per_page
+            mine, theirs = (np.full((n_pages, size), -1, np.int32) for _ in range(2))
+            used, on_host = np.zeros(n_pages, np.int64), np.zeros(n_pages, np.bool_)
+            pinned = np.zeros(n_pages, np.bool_)
+            for node in nodes:
+                cell = node.cells[track.index]
+                part = slice(node.start, min(node.end, end))
+                on_host[part] = cell.host is not None
+                pinned[part] = cell.device_pins > 0
+                if cell.device is not None:
+                    slots = np.frombuffer(cell.device, np.int32).reshape(-1, size)
+                    theirs[part] = slots[: part.stop - part.start]
+                    used[part] = cell.stamp
+            for run in request.runs[track.index] if request.runs else ():
+                mine[run.first : run.end] = np.frombuffer(run.device, np.int32).reshape(-1, size)
+            own[track.index], tree[track.index] = mine, theirs
+            stamps[track.index], copied[track.index] = used, on_host
+            held[track.index] = pinned
+        states: dict[int, dict[int, bytes]] = {}
+        shared: dict[int, dict[int, bytes]] = {}
+        due = 0
+        for track in self._stateful:
+            slots_of = request.states[track.index] if request.states else None
+            states[track.index] = dict(slots_of.captured) if slots_of is not None else {}
+            if slots_of is not None and slots_of.due_is_checkpoint:
+                due = max(due, slots_of.due)
+            shared[track.index] = {
+                node.end: cell.device
+                for node in nodes
+                if node.end <= end and (cell := node.cells[track.index]).device is not None
+            }
+        marked = frozenset(page for node in nodes for page in node.points or ())
+        skipped = sum(self.cache.points.skipped.values())
+        return Belongings(
+            own,
+            tree,
+            stamps,
+            copied,
+            held,
+            states,
+            shared,
+            dict(request.points),
+            marked,
+            due,
+            skipped,
+        )
+
+    def check(
+        self, request: Request, was: Belongings, end: int | None, *, evicted: bool
+    ) -> dict[int, Departed]:
+        """What left the request is the tree's where it must be, and counts as what it is there.
+
+        Args:
+            request: whose; its points are those that it has now.
+            was: what it owned before.
+            end: where what it shares ends, in pages: what is behind is not looked at. None for all.
+            evicted: whether data was evicted on DEVICE meanwhile.
+        """
+        now = self.see(request)
+        departed = {}
+        for track in self._paged:
+            departed[track.index] = self._check_pages(request, track, (was, now), end, evicted)
+        if not evicted:
+            self._check_states(request, was, now)
+            self._check_new_points(request, was, now)
+        self._check_grid(request)
+        return departed
+
+    # -- pages
+
+    def _wanted_by(
+        self, track: Track, boundaries: list[int], n_pages: int
+    ) -> npt.NDArray[np.bool_]:
+        """Pages that a component needs at any of `boundaries`."""
+        pages = np.zeros(n_pages, np.bool_)
+        for boundary in boundaries:
+            for low, high in needed(track, boundary, self.tree.page_size):
+                pages[low:high] = True
+        return pages
+
+    def _check_pages(
+        self,
+        request: Request,
+        track: Track,
+        moments: tuple[Belongings, Belongings],
+        end: int | None,
+        evicted: bool,  # noqa: FBT001 - passed on
+    ) -> Departed:
+        was, now = moments
+        index = track.index
+        before = was.own[index]
+        n_pages = len(before)
+        later = np.full_like(before, -1)
+        later[: len(now.own[index])] = now.own[index][:n_pages]
+        had = was.tree[index]
+        has = np.full_like(before, -1)
+        has[: len(now.tree[index])] = now.tree[index][:n_pages]
+        gone = (before[:, 0] >= 0) & (later[:, 0] < 0)
+        if end is not None:
+            gone[end:] = False
+        if not gone.any():
+            return Departed(0, 0)
+        adopted = gone & (has == before).all(axis=1)
+        freed = gone & ~adopted
+        size = track.slots_per_page
+        if evicted:
+            return Departed(int(adopted.sum()) * size, int(freed.sum()) * size)
+        there = had[:, 0] >= 0
+        other = freed & (has != had).any(axis=1)
+        if other.any():
+            page = int(other.argmax())
+            raise ContractViolation(
+                "I1",
+                track.name,
+                f"page {page} of {_of(request)} was in its slot {before[page, 0]}; the tree had "
+                f"{had[page, 0]} and has {has[page, 0]}",
+            )
+        hangs = np.ones(n_pages, np.bool_)
+        for each in track.hangs_from:
+            if self.tree.tracks[each].is_everything:
+                continue  # the request has it on every page
+            column = now.tree[each][:n_pages, 0]
+            hangs[: len(column)] &= column >= 0
+        # On a pinned page it would not be there for the next to take (A12).
+        lost = freed & ~there & hangs & ~was.held[index]
+        worth = left = np.ones(n_pages, np.bool_)
+        if not track.is_everything:
+            worth = self._wanted_by(track, sorted(request.points), n_pages)
+            if self._stateful:
+                left = self._wanted_by(track, sorted(request.left), n_pages)
+        stamps = np.zeros(n_pages, np.int64)
+        stamps[: len(now.stamps[index])] = now.stamps[index][:n_pages]
+        behind = stamps < 0
+        copied = np.zeros(n_pages, np.bool_)
+        copied[: len(now.copied[index])] = now.copied[index][:n_pages]
+        if not self._may_give_back(request, was, gone):
+            self._raise_for(request, track, "I10", lost & worth, "needed at a point, is freed")
+            if not self._is_small(request):
+                self._raise_for(
+                    request, track, "I9", lost & left & ~worth, "is freed, not left behind"
+                )
+        self._raise_for(
+            request, track, "I10", adopted & ~worth & ~left, "is kept where no state is"
+        )
+        self._raise_for(
+            request, track, "I10", gone & worth & behind, "needed at a point, goes first"
+        )
+        first = adopted & ~worth & ~behind & ~copied
+        self._raise_for(request, track, "I9", first, "was left behind and does not go first")
+        early = adopted & behind & (stamps < self._newest[index])
+        self._raise_for(request, track, "I9", early, "goes before what was left behind earlier")
+        if (adopted & behind).any():
+            self._newest[index] = int(stamps[adopted & behind].max())
+        return Departed(int(adopted.sum()) * size, int(freed.sum()) * size)
+
+    def _is_small(self, request: Request) -> bool:
+        return self.tree.page_size < SMALL_TOKENS and request.computed > request.prompt
+
+    def _may_give_back(
+        self, request: Request, was: Belongings, gone: npt.NDArray[np.bool_]
+    ) -> bool:
+        """Whether its key does not name the pages (any more), or others' cannot be pinned there."""
+        last = int(np.flatnonzero(gone)[-1]) + 1
+        named = request.key.n_tokens // self.tree.page_size
+        if request.key.edits != request.key_edits or named < last:
+            return True
+        for track in self.tree.everything:
+            at_home = (was.own[track.index][:, 0] >= 0) & was.copied[track.index]
+            if track.home_is_host and at_home.any():
+                return True
+            beside = self.beside(was, track) * track.slots_per_page
+            if beside > max(0, track.device.headroom):
+                return True
+        return False
+
+    def beside(self, was: Belongings, track: Track) -> int:
+        """Pages that both the request and the tree had slots for."""
+        own, tree = was.own[track.index], was.tree[track.index]
+        return int(((own[:, 0] >= 0) & (tree[:, 0] >= 0)).sum())
+
+    def _raise_for(
+        self, request: Request, track: Track, rule: str, pages: npt.NDArray[np.bool_], what: str
+    ) -> None:
+        if pages.any():
+            raise ContractViolation(
+                rule,
+                track.name,
+                f"page {int(pages.argmax())} of {_of(request)} {what}, and {int(pages.sum()) - 1} "
+                f"others; its points are {sorted(request.points)}, states are left at "
+                f"{sorted(request.left)}",
+            )
+
+    # -- points
+
+    def _check_new_points(self, request: Request, was: Belongings, now: Belongings) -> None:
+        """Pages before a point that was decided late have not been left behind before (I10)."""
+        first = request.anchor_tokens // self.tree.page_size
+        for page in now.points.keys() - was.points.keys() - request.left:
+            for track in self._paged:
+                behind = (now.stamps[track.index] < 0) & (now.own[track.index][:, 0] < 0)
+                for low, high in needed(track, page, self.tree.page_size):
+                    if page <= len(behind) and behind[max(low, first) : high].any():
+                        at = max(low, first) + int(behind[max(low, first) : high].argmax())
+                        raise ContractViolation(
+                            "I10",
+                            track.name,
+                            f"page {at} of {_of(request)}, needed at its point {page}, was left "
+                            "behind before and goes first",
+                        )
+
+    def _check_grid(self, request: Request) -> None:
+        """A grid costs its share of the base's bytes at most (I12), and is there (I10)."""
+        grid = [page for page, kind in request.points.items() if kind is PointKind.GRID]
+        grid.sort()
+        for one, other in pairwise(grid):
+            if not self.affords(other - one, states_only=False):
+                raise ContractViolation(
+                    "I12",
+                    None,
+                    f"points of the grid of {_of(request)} at pages {one} and {other}: one takes "
+                    f"{self.cost[0]} bytes, a page of the base {self.base}",
+                )
+        if self._stateful or not self.matters:
+            return
+        size = self.tree.page_size
+        last = min(request.receipt.anchor.end, (request.prompt - 1) // size)
+        at = request.anchor_tokens // size
+        for page in [*sorted(page for page in request.points if at < page < last), last]:
+            if (page - at) * self.base > 2 * (GRID_SHARE * self.cost[0] + self.base):
+                raise ContractViolation(
+                    "I10",
+                    None,
+                    f"{_of(request)} has no point between pages {at} and {page}; one takes "
+                    f"{self.cost[0]} bytes, a page of the base {self.base}",
+                )
+            at = page
+
+    # -- states
+
+    def _check_states(self, request: Request, was: Belongings, now: Belongings) -> None:
+        """States at a boundary are kept for all components or for none, and so are its pages."""
+        kept: dict[int, set[int]] = {}
+        for track in self._stateful:
+            index = track.index
+            # Others' states may arrive meanwhile, by a transfer.
+            new = {
+                page
+                for page, slot in now.shared[index].items()
+                if was.states[index].get(page) == slot
+            }
+            kept[index] = new | now.states[index].keys()
+        decided = request.points.keys() | request.left
+        for track in self._stateful:
+            index = track.index
+            strays = (kept[index] - was.states[index].keys()) - decided
+            lacks = {
+                page
+                for page in (*was.states[index], was.due)
+                if page in decided
+                and page not in kept[index]
+                and page not in now.shared[index]
+                and not self._is_due(request, track, page)
+                and self._hangs(track, now, page)
+            }
+            if strays or lacks:
+                raise ContractViolation(
+                    "I10",
+                    track.name,
+                    f"{_of(request)} keeps states at {sorted(strays)} that are no points, and none "
+                    f"at {sorted(lacks)}; its points are {sorted(request.points)}, states are left "
+                    f"at {sorted(request.left)}",
+                )
+        self._check_skipped(request, was, now, kept)
+
+    def _hangs(self, track: Track, now: Belongings, page: int) -> bool:
+        """Whether the tree has what a state needs before it to be of use (T4)."""
+        return all(
+            page <= len(now.tree[each]) and now.tree[each][page - 1, 0] >= 0
+            for each in track.hangs_from
+        )
+
+    def _is_due(self, request: Request, track: Track, page: int) -> bool:
+        """Whether the state is still to be captured, or the live one."""
+        own = request.states[track.index] if request.states else None
+        return own is not None and own.due == page
+
+    def _check_skipped(
+        self, request: Request, was: Belongings, now: Belongings, kept: dict[int, set[int]]
+    ) -> None:
+        """A point that was given up changed nothing and was counted (I11)."""
+        gone = was.points.keys() - request.points.keys()
+        if now.skipped - was.skipped < len(gone):
+            raise ContractViolation(
+                "I11",
+                None,
+                f"{_of(request)} gave up points at {sorted(gone)}; skipped went from "
+                f"{was.skipped} to {now.skipped}",
+            )
+        for page in gone:
+            there = [track.name for track in self._stateful if page in kept[track.index]]
+            if there or page in now.marked - was.marked:
+                raise ContractViolation(
+                    "I11",
+                    None,
+                    f"{_of(request)} skipped the point at page {page} and left states of "
+                    f"{len(there)} components there, {there}",
+                )
+
+
+def _of(request: Request) -> str:
+    return f"the request of {request.prompt} tokens"
