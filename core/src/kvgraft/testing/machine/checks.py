@@ -117,7 +117,7 @@ def check_closure(judge: Judge, model: BruteForce, after: Snapshot, *, host_clos
     """What is held implies what it hangs from (T4, T5, B1)."""
     for component in model.components:
         held = after.held[component.name]
-        for wider in model.strictly_wider(component):
+        for wider in model.hangs_from(component):
             loose = held.device.keys() - after.held[wider.name].device.keys()
             if loose:
                 judge.fail("T4", component.name, f"holds {loose}, {wider.name!r} does not")
@@ -195,6 +195,10 @@ def check_accounts(
 
 def promised(model: BruteForce, component: ModelComponent, live: Live) -> frozenset[int]:
     """Pages of its prefix that a request relies on."""
+    if component.is_state and live.started:
+        return frozenset()  # it writes to a copy of its own (M8)
+    if component.is_everything:
+        return model.pages(component, max(live.anchor, live.own.based))
     pages = model.pages(component, live.anchor)
     position = live.computed // model.page_size
     if position <= live.anchor:

@@ -1,0 +1,195 @@
+"""Handing data to the tree: what must be adopted of it, and what counts as used (I1, I9, I10)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvgraft.testing.machine.brute_force import ModelComponent, Prefix
+from kvgraft.testing.machine.live import Live
+from kvgraft.testing.machine.observing import Snapshot
+from kvgraft.testing.machine.predicting import Adopted, adopted
+from kvgraft.testing.machine.resuming import Leaving
+
+if TYPE_CHECKING:
+    from kvgraft.testing.machine.bench import Bench
+
+__all__ = ["Offer", "Publishing", "Tables"]
+
+Tables = dict[str, list[tuple[int, ...]]]
+"""Per paged component, a request's slots page by page."""
+
+
+@dataclass
+class Offer:
+    """What a request hands to the tree.
+
+    Attributes:
+        pages: per component, the slots of each page; None for a state.
+        left: of them, what is left behind.
+        path: every page up to the boundary.
+    """
+
+    pages: Adopted
+    left: dict[str, set[Prefix]]
+    path: set[Prefix]
+
+
+class Publishing:
+    """Requests' data on its way to the tree of one cache."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.cache, self.model, self.judge = bench.cache, bench.model, bench.judge
+
+    def tables(self, live: Live, tier: str = "device") -> Tables:
+        """The request's slots, as a kernel would look them up."""
+        return {
+            each.name: self.table(live, each, tier)
+            for each in self.bench.paged
+            if tier == "device" or each.home_is_host
+        }
+
+    def table(self, live: Live, component: ModelComponent, tier: str) -> list[tuple[int, ...]]:
+        """One component's."""
+        asked = self.cache.table if tier == "device" else self.cache.host_table
+        table: list[int] = asked(live.request, component.name).tolist()
+        per_page = component.slots_per_page
+        return [tuple(table[at : at + per_page]) for at in range(0, len(table), per_page)]
+
+    def offer(self, live: Live, leaving: Leaving, tables: Tables) -> Offer:
+        """What leaves a request, by the names the tree knows it under."""
+
+        def named(page: int) -> Prefix:
+            return self.model.prefix(live.namespace, live.tuple, page)
+
+        pages: Adopted = {
+            name: {named(page): tables[name][page] for page in numbers}
+            for name, numbers in leaving.pages.items()
+        }
+        left = {name: {named(page) for page in n} for name, n in leaving.left.items()}
+        for state in self.bench.states:
+            pages[state.name] = {named(page - 1): None for page in leaving.states}
+            left[state.name] = {named(page - 1) for page in leaving.left[state.name]}
+        return Offer(pages, left, {named(page) for page in range(leaving.end)})
+
+    def adopted(self, before: Snapshot, offer: Offer) -> Adopted:
+        """Of an offer, what the tree must take."""
+        return adopted(self.model, before, offer.pages)
+
+    def note(self, before: Snapshot, offer: Offer) -> None:
+        """What an offer makes the latest used, and what is left behind."""
+        after, recency = self.bench.seen, self.bench.recency
+        known = before.known()
+        recency.created(offer.path - known)
+        for component in self.model.components:
+            name = component.name
+            was, held = before.held[name], after.held[name]
+            gained = held.device.keys() - was.device.keys()
+            left = offer.left[name] & gained if name in offer.left else set()
+            again = offer.pages[name].keys() - gained - offer.left.get(name, set())
+            recency.again(name, again, before.nodes)
+            recency.adopted(name, gained)
+            if not component.home_is_host:
+                on_host = {page for page in left if page in was.host}
+                recency.left_behind(name, left - on_host, certain=True)
+                gone = {page for page in on_host if page not in held.host}
+                recency.left_behind(name, gone, certain=False)
+            if component.is_everything:
+                recency.touched(name, offer.path)
+
+    # -- states
+
+    @property
+    def skipped(self) -> int:
+        """Points that the core says it skipped, of any kind."""
+        return sum(self.cache.points.skipped.values())
+
+    def keeps(self, live: Live, seen: Snapshot) -> bool:
+        """Whether the states a request stands at are kept before it goes on.
+
+        What is promised always; another only out of the headroom of every pool, and what is to be
+        left behind only in the place of nothing, or of what was left behind before.
+        """
+        if not live.standing or live.standing_as == "point":
+            return bool(live.standing)
+        used = self.bench.recency.used
+        for state in self.bench.states:
+            books, held = seen.books[state.name, "device"], seen.held[state.name]
+            idle = held.device.keys() - held.device_pinned
+            place = books.free > 0 or any(used[state.name].get(page, 0) < 0 for page in idle)
+            if books.headroom < 1 or (live.standing_as == "left" and not place):
+                return False
+        return True
+
+    def settle(self, live: Live, before: Snapshot, skipped: int) -> None:
+        """The states a request stood at are kept: for every component or for none (I10, I11).
+
+        Room that was made in the same call may have freed a slot for what is left behind.
+        """
+        page, own, kind = live.standing, live.own, live.standing_as
+        if not page:
+            return
+        expected = self.keeps(live, before)
+        live.standing = 0
+        there = live.request.left if kind == "left" else live.request.points
+        kept, name = page in there, self.bench.states[0].name
+        said = f"the state of {live.name} at page {page} ({kind})"
+        if expected and not kept:
+            self.judge.fail("I10", name, f"{said} is not kept, there is room for it")
+        if kept and not expected and kind != "left":
+            self.judge.fail("I11", name, f"{said} is kept, no slot is to spare for it")
+        counted = self.skipped - skipped
+        if counted != (not kept and kind == "grid"):
+            self.judge.fail("I11", name, f"{said}: {counted} points were counted as skipped")
+        if not kept:
+            return
+        own.captured.add(page)
+        if kind == "left":
+            own.left.add(page)
+            own.last_left = page
+        else:
+            own.points.add(page)
+            own.last_point = page
+
+    # -- what must be there
+
+    def check(self, live: Live, end: int) -> None:
+        """Every boundary up to `end` that must be resumable is (I9, I10)."""
+        model, own, seen = self.model, live.own, self.bench.seen
+        states = self.bench.resuming.states
+        readable = {each.name: seen.readable(each) for each in model.components}
+        for boundary in range(live.anchor + 1, end + 1):
+            is_point = boundary in own.points
+            if states and not (is_point or boundary in own.left):
+                continue
+            if states and (boundary > own.shared or boundary in own.captured):
+                continue
+            for component in model.components:
+                if component.is_state:
+                    needed = {boundary - 1}
+                else:
+                    needed = set(model.pages(component, boundary))
+                    if needed & own.private.get(component.name, set()):
+                        break
+                lacks = self._lacks(live, component, needed, readable[component.name])
+                if lacks is None:
+                    continue
+                rule = "I10" if is_point else "I9"
+                kind = "a resume point" if is_point else "left behind"
+                said = (
+                    f"page {lacks} of {live.sequence} is nowhere and was not evicted; "
+                    f"boundary {boundary} of {live.name} is {kind}"
+                )
+                self.judge.fail(rule, component.name, said)
+
+    def _lacks(
+        self, live: Live, component: ModelComponent, needed: set[int], there: set[Prefix]
+    ) -> int | None:
+        """The first page that is missing though nobody evicted it or gave it back."""
+        gone = self.bench.gone[component.name]
+        for page in sorted(needed):
+            prefix = self.model.prefix(live.namespace, live.tuple, page)
+            if prefix not in there and prefix not in gone and page not in live.dropped:
+                return page
+        return None
