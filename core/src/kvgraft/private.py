@@ -163,6 +163,14 @@ class PrivateSlots:
         """Whether the request holds pages of its own before boundary `page`."""
         return any(runs and runs[0].first < page for runs in request.runs)
 
+    def has_new(self, request: Request, page: int) -> bool:
+        """Whether the tree lacks something that the request has up to boundary `page`."""
+        if page > request.receipt.anchor.end or self.holds_below(request, page):
+            return True
+        return page > request.cached and any(
+            states is not None and states.shared < page for states in request.states
+        )
+
     def _free(self, request: Request, track: Track, runs: list[Run]) -> None:
         """Give pages back to their pools, and what they cost to the request's promises."""
         slots = b"".join([run.device for run in runs])

@@ -167,12 +167,16 @@ class Sharing:
 
     def _insert(self, request: Request, end: int, going: Going | None) -> inserting.Inserted:
         if self.points.matter and not self.tree.has_state:
-            for page in self.points.grid_between(request, request.last_point, end):
+            # Also the points ahead of `end`: what they need before it must be told from the rest.
+            reached = end if going is None else going.position
+            for page in self.points.grid_between(request, request.last_point, reached):
                 request.points.setdefault(page, PointKind.GRID)
-            request.last_point = max(request.last_point, end)
+            request.last_point = max(request.last_point, reached)
         holdings = self.slots.take_out(request, end, going)
         start = request.receipt.anchor
-        first = min([start.end, *(each.runs[0].first for each in holdings if each.runs)])
+        firsts = [each.runs[0].first for each in holdings if each.runs]
+        firsts += [min(each.states) - 1 for each in holdings if each.states]
+        first = min([start.end, *firsts])
         while start.end > first or start.end > end:
             assert start.parent is not None
             start = start.parent

@@ -154,8 +154,19 @@ class Publishing:
 
     # -- what must be there
 
+    def check_points(self, live: Live) -> None:
+        """The resume points decided so far are those of the model (I10)."""
+        points = set(live.request.points)
+        self.judge.expect(
+            points == live.own.points,
+            "I10",
+            None,
+            lambda: f"resume points of {live.name} are at {points}, not {live.own.points}, in pages",
+        )
+
     def check(self, live: Live, end: int) -> None:
         """Every boundary up to `end` that must be resumable is (I9, I10)."""
+        self.check_points(live)
         model, own, seen = self.model, live.own, self.bench.seen
         states = self.bench.resuming.states
         readable = {each.name: seen.readable(each) for each in model.components}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from kvgraft.testing.machine.bench import Bench
 from kvgraft.testing.machine.brute_force import ModelComponent, Prefix, needed_tokens
 from kvgraft.testing.machine.comparing import check_unchanged, plain
@@ -107,9 +109,12 @@ class Steps:
         bench, own, resuming = self.bench, live.own, self.bench.resuming
         request, size = live.request, self.model.page_size
         before, tables = bench.seen, self.publishing.tables(live)
-        was = live.computed // size
+        was, n_states = live.computed // size, len(own.captured)
+        inside = resuming.inside and bench.states
         live.computed += n_tokens
         page, rest = divmod(live.computed, size)
+        states, taken = self._inside(live, live.computed - n_tokens, before) if inside else (None, 0)
+        n_states = len(own.captured) - n_states
         if bench.states:
             self._stand(live, 0 if rest else page)
         offer: Offer | None = None
@@ -132,16 +137,62 @@ class Steps:
             return self.publishing.adopted(before, offer)
 
         bench.act(
-            "computed", lambda: self.cache.computed(request, n_tokens, bench.fence), uses=uses
+            "computed",
+            lambda: self.cache.computed(request, n_tokens, bench.fence, states),
+            pressure=Pressure(device={each.name: n_states for each in bench.states}),
+            uses=uses,
         )
         for (name, tier), books in bench.seen.books.items():
-            if books.headroom < before.books[name, tier].headroom:
+            of_state = tier == "device" and self.model.component(name).is_state
+            if books.headroom + taken * of_state < before.books[name, tier].headroom:
                 said = f"{tier}: {before.books[name, tier]} became {books} as {live.name} went on"
                 self.judge.fail("I12", name, said)
         if offer is not None:
             bench.counts["left behind"] += 1
             self.publishing.check(live, own.based)
         assert live.computed == request.computed
+
+    def _inside(
+        self, live: Live, start: int, before: Snapshot
+    ) -> tuple[dict[str, dict[int, list[torch.Tensor]]], int]:
+        """The states an engine has inside the chunk that began at token `start`.
+
+        They are kept where they are promised, or for as long as every pool has a slot to spare;
+        how many of the latter is told as well (I10, I11).
+        """
+        bench, own, size = self.bench, live.own, self.model.page_size
+        inside = range(start // size + 1, -(-live.computed // size))
+        grid = bench.resuming.on_grid(
+            live.prompt, max(start // size, own.last_point), live.computed // size
+        )
+        wanted = [page for page in inside if page in live.due or page in grid]
+        asked = self.cache.state_boundaries(live.request, live.computed - start)
+        self.judge.expect(
+            asked == [page * size for page in wanted],
+            "I10",
+            None,
+            lambda: f"states of {live.name} are asked for at {asked}, points are at {wanted}",
+        )
+        spare = min(before.books[each.name, "device"].headroom for each in bench.states)
+        taken = 0
+        for page in wanted:
+            if page in live.due:
+                live.due.discard(page)
+            elif taken < spare:
+                taken += 1
+            else:
+                continue
+            own.points.add(page)
+            own.captured.add(page)
+            own.last_point = page
+        handed = {
+            each.name: {
+                page * size: self.payloads.planes(each, self.model.prefix(*live.sequence, page - 1))
+                for page in wanted
+            }
+            for each in bench.states
+        }
+        return handed, taken
 
     def _stand(self, live: Live, page: int) -> None:
         """The live states stand at a boundary, or between two: are they to be kept?"""
