@@ -397,9 +397,12 @@ class PrivateSlots:
             if states is not None:
                 offered = states.captured
                 states.captured = {}
-                if offered and max(offered) > end:
-                    states.captured = {p: s for p, s in offered.items() if p > end}
-                    offered = {p: s for p, s in offered.items() if p <= end}
+                # A bounded base may still be the request's own here; its states follow it (T4).
+                base = request.runs[0]
+                last = min(end, base[0].first) if base else end
+                if offered and max(offered) > last:
+                    states.captured = {p: s for p, s in offered.items() if p > last}
+                    offered = {p: s for p, s in offered.items() if p <= last}
                 states.shared = max(states.shared, *offered) if offered else states.shared
                 account.part(len(offered))
                 holdings.append(Holding([], offered, request.left))

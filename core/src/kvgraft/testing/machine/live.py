@@ -32,7 +32,6 @@ class Live:
         standing: boundary its live states stand at, to be kept before it goes on; 0 for none.
         standing_as: why: `point`, `grid` or `left`.
         tracked: last boundary passed while decoding, or 0.
-        dropped: pages it gave back while decoding.
         deferred: whether admission last answered so.
         locked: per component that asked for it, pages pinned besides its reach that a load-back
             brings as well.
@@ -59,7 +58,6 @@ class Live:
     standing: int = 0
     standing_as: str = ""
     tracked: int = 0
-    dropped: set[int] = field(default_factory=set)
     locked: dict[str, set[int]] = field(default_factory=dict)
     views: list[MatchView] = field(default_factory=list)
 
@@ -83,7 +81,6 @@ class Live:
         )
         self.cached = self.anchor
         self.standing = self.tracked = 0
-        self.dropped = set()
         self.locked = {}
         self.views = []
 

@@ -61,7 +61,7 @@ class Publishing:
         """What leaves a request, by the names the tree knows it under."""
 
         def named(page: int) -> Prefix:
-            return self.model.prefix(live.namespace, live.tuple, page)
+            return self._prefix(live, page)
 
         pages: Adopted = {
             name: {named(page): tables[name][page] for page in numbers}
@@ -176,31 +176,38 @@ class Publishing:
                 continue
             if states and (boundary > own.shared or boundary in own.captured):
                 continue
-            for component in model.components:
-                if component.is_state:
-                    needed = {boundary - 1}
-                else:
-                    needed = set(model.pages(component, boundary))
-                    if needed & own.private.get(component.name, set()):
-                        break
-                lacks = self._lacks(live, component, needed, readable[component.name])
-                if lacks is None:
-                    continue
+            if any(pages & own.private[each.name] for each, pages in self._needed(boundary)):
+                continue
+            lacks = [
+                (each, page)
+                for each, pages in self._needed(boundary)
+                for page in sorted(pages)
+                if self._prefix(live, page) not in readable[each.name]
+            ]
+            if any(self._excused(live, each, page) for each, page in lacks):
+                continue
+            for each, page in lacks:
                 rule = "I10" if is_point else "I9"
                 kind = "a resume point" if is_point else "left behind"
                 said = (
-                    f"page {lacks} of {live.sequence} is nowhere and was not evicted; "
+                    f"page {page} of {live.sequence} is nowhere and was not evicted; "
                     f"boundary {boundary} of {live.name} is {kind}"
                 )
-                self.judge.fail(rule, component.name, said)
+                self.judge.fail(rule, each.name, said)
 
-    def _lacks(
-        self, live: Live, component: ModelComponent, needed: set[int], there: set[Prefix]
-    ) -> int | None:
-        """The first page that is missing though nobody evicted it or gave it back."""
-        gone = self.bench.gone[component.name]
-        for page in sorted(needed):
-            prefix = self.model.prefix(live.namespace, live.tuple, page)
-            if prefix not in there and prefix not in gone and page not in live.dropped:
-                return page
-        return None
+    def _needed(self, boundary: int) -> list[tuple[ModelComponent, set[int]]]:
+        """What every component needs at a boundary: pages, or the one a state stands after."""
+        return [
+            (each, {boundary - 1} if each.is_state else set(self.model.pages(each, boundary)))
+            for each in self.model.components
+        ]
+
+    def _excused(self, live: Live, component: ModelComponent, page: int) -> bool:
+        """Whether a page was evicted, or given back."""
+        return (
+            self._prefix(live, page) in self.bench.gone[component.name]
+            or page in live.own.dropped
+        )
+
+    def _prefix(self, live: Live, page: int) -> Prefix:
+        return self.model.prefix(live.namespace, live.tuple, page)

@@ -36,6 +36,7 @@ class Progress:
         captured: boundaries of states it owns.
         shared: the deepest boundary whose state the tree was given; 0 for none.
         based: how far components that need every page have theirs in the tree, pinned.
+        dropped: pages of some component that it gave back.
     """
 
     points: set[int] = field(default_factory=set)
@@ -46,6 +47,7 @@ class Progress:
     captured: set[int] = field(default_factory=set)
     shared: int = 0
     based: int = 0
+    dropped: set[int] = field(default_factory=set)
 
 
 @dataclass
@@ -161,7 +163,7 @@ class Resuming:
         or shares that too. With states, what neither a point nor a state left behind needs is of
         no use, and given back.
         """
-        if not self.states:
+        if self.matters and not self.states:
             reached = end if position is None else position
             own.points |= self.on_grid(prompt, own.last_point, reached)
             own.last_point = max(own.last_point, reached)
@@ -178,10 +180,25 @@ class Resuming:
                 pages -= {page for page in left if not self.is_needed(each, own.left, page)}
             leaving.pages[each.name] = pages
             leaving.left[each.name] = left & pages
-        leaving.states = {page for page in own.captured if page <= end}
+        last = end
+        if not self.everything:
+            last = self._without_base(own, leaving)
+        leaving.states = {page for page in own.captured if page <= last}
         own.captured -= leaving.states
         own.shared = max(own.shared, *leaving.states) if leaving.states else own.shared
         for state in self.states:
             leaving.left[state.name] = leaving.states & own.left
         own.based = max(own.based, end)
         return leaving
+
+    def _without_base(self, own: Progress, leaving: Leaving) -> int:
+        """How deep states may be offered where the base is bounded and still the request's own.
+
+        What else hangs from the base is of no use where that is missing, and given back (T4).
+        """
+        base = self.model.components[0]
+        kept = own.private[base.name]
+        for each in self.bounded:
+            if base in self.model.hangs_from(each):
+                own.dropped |= leaving.pages[each.name] & kept
+        return min((leaving.end, *kept))

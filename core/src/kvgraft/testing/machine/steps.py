@@ -123,7 +123,7 @@ class Steps:
             if resuming.gives_back(own, live.prompt, live.computed):
                 for name, pages in behind.items():
                     own.private[name] -= pages
-                    live.dropped |= pages
+                    own.dropped |= pages
             else:
                 end = 1 + max(max(pages) for pages in behind.values() if pages)
                 leaving = resuming.leave(own, live.prompt, end, page)
@@ -143,6 +143,8 @@ class Steps:
             uses=uses,
         )
         for (name, tier), books in bench.seen.books.items():
+            if tier == "host" and n_states:
+                continue  # states from inside the chunk made room, which may have moved others there
             of_state = tier == "device" and self.model.component(name).is_state
             if books.headroom + taken * of_state < before.books[name, tier].headroom:
                 said = f"{tier}: {before.books[name, tier]} became {books} as {live.name} went on"
