@@ -171,15 +171,28 @@ def check_accounts(
     names: Sequence[str],
     own: Collection[str],
 ) -> None:
-    """Nobody is promised more than it may still take (A11).
+    """Nobody is promised more than it may still take (A11, I12).
 
     That is a slot for every page ahead and one in reserve, and what it has to load. Components
     with a budget of their own, `own`, may ask for more; `names` are in the cache's order.
     """
-    admitted = [live.request for live in requests if live.request.stage is Stage.ADMITTED]
+    running = [live for live in requests if live.request.stage is Stage.ADMITTED]
+    admitted = [live.request for live in running]
     for index, name in enumerate(names):
         component = model.component(name)
-        if component.is_state or name in own:
+        if name in own:
+            continue
+        if component.is_state:
+            # The live state, the one decoding follows, and each one that is to be kept, once.
+            most = sum(
+                2 - live.started + len(live.due) + bool(live.standing)
+                + (0 if live.request.load_started else live.request.host_slots[index])
+                for live in running
+            )
+            promised_now = after.books[name, "device"].promised
+            if promised_now > most:
+                said = f"{promised_now} states are promised, requests can take {most}"
+                judge.fail("I12", name, said)
             continue
         most = sum(
             max(0, -(-request.total // model.page_size) - request.allocated + 1)

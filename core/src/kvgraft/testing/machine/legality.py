@@ -250,8 +250,19 @@ class _Losses:
                 why = f"as if {name!r} were short, and short were {dict(self.short)}"
                 self.judge.fail("E2", name, f"{where}, {why}")
                 return
-        why = f"of {possible}, which were short, what was used less recently stayed"
-        self.judge.fail("T7", possible[0], f"{where}; {why}")
+        left = [name for name in possible if self._left_behind(name)]
+        what = "what was left behind" if left else "what was used less recently"
+        why = f"of {possible}, which were short, {what} stayed"
+        self.judge.fail("I9" if left else "T7", possible[0], f"{where}; {why}")
+
+    def _left_behind(self, name: str) -> bool:
+        """Whether a victim that was kept had been left behind, and not used since (I9)."""
+        component = self.tier.parts[name]
+        return any(
+            self.recency.latest(component, self.tier.cells_of(other, name)) < 0
+            for other in self.kept[name]
+            if other.pages[-1] not in self.pressure.passing
+        )
 
     def _check_leaf(self, view: NodeView, losers: list[str]) -> None:
         """At a leaf everything goes."""
