@@ -43,7 +43,7 @@ class Donations:
                 own.points.add(boundary)
             leaving = bench.resuming.leave(own, live.prompt, boundary, None)
             offer = publishing.offer(live, leaving, tables)
-            publishing.note(before, offer)
+            publishing.note(before, offer, made_room=name == "checkpoint")
             position = live.computed // self.model.page_size
             # What it left behind earlier may count as used when it ends, or may not.
             since = NEVER if name == "finish" else 0

@@ -77,8 +77,11 @@ class Publishing:
         """Of an offer, what the tree must take."""
         return adopted(self.model, before, offer.pages)
 
-    def note(self, before: Snapshot, offer: Offer) -> None:
-        """What an offer makes the latest used, and what is left behind."""
+    def note(self, before: Snapshot, offer: Offer, *, made_room: bool = False) -> None:
+        """What an offer makes the latest used, and what is left behind.
+
+        Where room was made first, a page may have gone and come back, and be left behind anew.
+        """
         after, recency = self.bench.seen, self.bench.recency
         known = before.known()
         recency.created(offer.path - known)
@@ -95,6 +98,8 @@ class Publishing:
                 recency.left_behind(name, left - on_host, certain=True)
                 gone = {page for page in on_host if page not in held.host}
                 recency.left_behind(name, gone, certain=False)
+                if made_room:
+                    recency.left_behind(name, offer.left[name] & was.device.keys(), certain=False)
             if component.is_everything:
                 recency.touched(name, offer.path)
 

@@ -74,13 +74,15 @@ class Recency:
     def left_behind(self, name: str, pages: set[Prefix], *, certain: bool) -> None:
         """Pages just adopted are the next victims, after those left behind before (I9).
 
-        Where that is not certain they may also count as used.
+        Where that is not certain they may also be as they were.
         """
+        now = self.clock - LEFT
+        used = self.used[name]
         for page in pages:
-            if certain:
-                self.used[name][page] = self.clock - LEFT
+            used[page] = now if certain else max(now, used.get(page, 0))
             for tier in ("device", "host"):
-                self.known[name, tier][page] = self.clock - LEFT
+                known = self.known[name, tier]
+                known[page] = now if certain else min(now, known.get(page, 0))
 
     def resumed(
         self,

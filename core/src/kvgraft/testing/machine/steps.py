@@ -91,7 +91,7 @@ class Steps:
                 return None
             leaving = bench.resuming.leave(own, live.prompt, max(own.captured), position)
             offers.append(self.publishing.offer(live, leaving, tables))
-            self.publishing.note(before, offers[0])
+            self.publishing.note(before, offers[0], made_room=True)
             return self.publishing.adopted(before, offers[0])
 
         given = bench.act(
