@@ -43,6 +43,9 @@ T = TypeVar("T")
 MAY_GIVE_UP = frozenset({"allocate", "load back", "checkpoint"})
 """Operations that wait for copies of what they evict, and say so if those do not end."""
 
+GOES_ON = frozenset({"allocate", "computed"})
+"""Operations of a request that runs on and leaves something behind (I9)."""
+
 
 class Bench:
     """A cache, its model, and the checks around every call.
@@ -203,6 +206,7 @@ class Bench:
             remade=_may_evict(pressure, before),
             loads_may_end=acknowledges,
             backups_may_end=acknowledges or evicts,
+            goes_on=name in GOES_ON,
         )
         gains.check_moves(self.judge, before, after)
         try:
@@ -299,4 +303,6 @@ class Bench:
 
 def _may_evict(pressure: Pressure, before: Snapshot) -> bool:
     """Whether a pool was short, so that room was made on DEVICE."""
-    return any(needed > before.books[name, "device"].free for name, needed in pressure.device.items())
+    return any(
+        needed > before.books[name, "device"].free for name, needed in pressure.device.items()
+    )

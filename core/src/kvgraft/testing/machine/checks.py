@@ -34,12 +34,14 @@ class Gains:
         remade: it made room on DEVICE first, so an unpinned page may have gone and come back.
         loads_may_end: transfers to DEVICE may have been acknowledged.
         backups_may_end: the same of those to HOST; room may have been made there.
+        goes_on: the request that inserts runs on, and leaves behind what it hands over.
     """
 
     inserted: Adopted
     remade: bool
     loads_may_end: bool
     backups_may_end: bool
+    goes_on: bool = False
 
     def check_moves(self, judge: Judge, before: Snapshot, after: Snapshot) -> None:
         """Data that stays does not move (I2, I4)."""
@@ -93,6 +95,8 @@ class Gains:
                 if not self.remade:
                     # A state has no slot of its own in the offer: it was to be donated.
                     rule = "I7" if slots is None else "I1"
+                    if self.goes_on:
+                        rule = "I10" if slots is None else "I9"
                     judge.fail(rule, name, f"{page} was offered and is not in the tree")
             elif slots is not None and held.device[page] != slots:
                 judge.fail("I1", name, f"{page} came in slots {slots}, not {held.device[page]}")
@@ -185,7 +189,10 @@ def check_accounts(
         if component.is_state:
             # The live state, the one decoding follows, and each one that is to be kept, once.
             most = sum(
-                2 - live.started + len(live.due) + bool(live.standing)
+                2
+                - live.started
+                + len(live.due)
+                + bool(live.standing)
                 + (0 if live.request.load_started else live.request.host_slots[index])
                 for live in running
             )

@@ -31,8 +31,8 @@ __all__ = [
     "state_plugin",
 ]
 
-BROAD = 48
-"""Numbers a slot of the component that needs everything: beside it a grid of points is dense."""
+BROAD = 24
+"""Numbers a slot of the component that needs everything: beside it a grid of points is in reach."""
 
 WINDOW = 5
 """Tokens of the reference window: not a multiple of 2 or 4."""

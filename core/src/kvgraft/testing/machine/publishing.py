@@ -166,7 +166,7 @@ class Publishing:
             points == live.own.points,
             "I10",
             None,
-            lambda: f"resume points of {live.name} are at {points}, not {live.own.points}, in pages",
+            lambda: f"resume points of {live.name} are at pages {points}, not {live.own.points}",
         )
 
     def check(self, live: Live, end: int) -> None:
@@ -210,8 +210,7 @@ class Publishing:
     def _excused(self, live: Live, component: ModelComponent, page: int) -> bool:
         """Whether a page was evicted, or given back."""
         return (
-            self._prefix(live, page) in self.bench.gone[component.name]
-            or page in live.own.dropped
+            self._prefix(live, page) in self.bench.gone[component.name] or page in live.own.dropped
         )
 
     def _prefix(self, live: Live, page: int) -> Prefix:

@@ -113,7 +113,9 @@ class Steps:
         inside = resuming.inside and bench.states
         live.computed += n_tokens
         page, rest = divmod(live.computed, size)
-        states, taken = self._inside(live, live.computed - n_tokens, before) if inside else (None, 0)
+        states, taken = None, 0
+        if inside:
+            states, taken = self._inside(live, live.computed - n_tokens, before)
         n_states = len(own.captured) - n_states
         if bench.states:
             self._stand(live, 0 if rest else page)
@@ -144,7 +146,7 @@ class Steps:
         )
         for (name, tier), books in bench.seen.books.items():
             if tier == "host" and n_states:
-                continue  # states from inside the chunk made room, which may have moved others there
+                continue  # room for states may have been made by moving others there
             of_state = tier == "device" and self.model.component(name).is_state
             if books.headroom + taken * of_state < before.books[name, tier].headroom:
                 said = f"{tier}: {before.books[name, tier]} became {books} as {live.name} went on"
