@@ -398,7 +398,7 @@ class PrivateSlots:
                 offered = states.captured
                 states.captured = {}
                 # A bounded base may still be the request's own here; its states follow it (T4).
-                base = request.runs[0]
+                base = () if self.tree.everything else request.runs[0]
                 last = min(end, base[0].first) if base else end
                 if offered and max(offered) > last:
                     states.captured = {p: s for p, s in offered.items() if p > last}

@@ -41,7 +41,7 @@ class Donations:
                 return None
             if bench.resuming.matters:
                 own.points.add(boundary)
-            leaving = bench.resuming.leave(own, live.prompt, boundary, None)
+            leaving = bench.resuming.leave(own, live.prompt, boundary)
             offer = publishing.offer(live, leaving, tables)
             publishing.note(before, offer, made_room=name == "checkpoint")
             position = live.computed // self.model.page_size

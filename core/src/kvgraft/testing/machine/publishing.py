@@ -103,6 +103,49 @@ class Publishing:
             if component.is_everything:
                 recency.touched(name, offer.path)
 
+    def went(
+        self, live: Live, before: Snapshot, tables: Tables, *, made_room: bool = False
+    ) -> Adopted | None:
+        """What left a request that goes on; of that, what the tree must have adopted (I9, I10).
+
+        Which pages it hands over when is the core's to decide, and so is what others have there
+        already; none may be of its reach, and none may be lost that a point needs.
+        """
+        own, request, resuming = live.own, live.request, self.bench.resuming
+        tracks = self.cache.tree.tracks
+        kept = {track.name: request.runs[track.index] for track in tracks}
+        pages = {
+            each.name: own.private[each.name]
+            - {page for run in kept[each.name] for page in range(run.first, run.end)}
+            for each in self.bench.paged
+        }
+        held = [each for each in request.states if each is not None]
+        states = own.captured - {page for each in held for page in each.captured}
+        if not states and not any(pages.values()):
+            return None
+        position = live.computed // self.model.page_size
+        grid = resuming.goes_on(own, live.prompt, position)
+        if request.last_point >= position or grid & set(request.points):
+            own.points |= grid
+            own.last_point = (
+                max(own.last_point, position) if not self.bench.states else (own.last_point)
+            )
+        for each in resuming.bounded:
+            for page in sorted(pages[each.name]):
+                back = self._prefix(live, page) not in self.bench.seen.held[each.name].device
+                dropped = resuming.may_drop(own, live.prompt, live.computed, each.name, page)
+                crowded = self._prefix(live, own.based) in before.known()
+                if back and (dropped or made_room or crowded):
+                    pages[each.name].discard(page)
+                    own.private[each.name].discard(page)
+                    own.dropped.add(page)
+        end = max([*states, *(page + 1 for each in pages.values() for page in each)], default=0)
+        leaving = resuming.leaving(own, pages, states, end)
+        own.based = max(own.based, request.receipt.anchor.end)
+        offer = self.offer(live, leaving, tables)
+        self.note(before, offer, made_room=made_room)
+        return self.adopted(before, offer)
+
     # -- states
 
     @property
@@ -181,8 +224,6 @@ class Publishing:
                 continue
             if states and (boundary > own.shared or boundary in own.captured):
                 continue
-            if any(pages & own.private[each.name] for each, pages in self._needed(boundary)):
-                continue
             lacks = [
                 (each, page)
                 for each, pages in self._needed(boundary)
@@ -190,6 +231,8 @@ class Publishing:
                 if self._prefix(live, page) not in readable[each.name]
             ]
             if any(self._excused(live, each, page) for each, page in lacks):
+                continue
+            if any(page in own.private[each.name] for each, page in lacks):
                 continue
             for each, page in lacks:
                 rule = "I10" if is_point else "I9"

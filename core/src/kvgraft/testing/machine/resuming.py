@@ -17,6 +17,9 @@ __all__ = ["SHARE", "Leaving", "Progress", "Resuming"]
 SHARE = 8
 """A grid of points takes at most one byte for this many of the base component's."""
 
+REPEAT_SHARE = 4
+"""A cut before an aligned prompt's last page saves a repetition one page in so many, at least."""
+
 SMALL_STEP = 64
 """With pages of fewer tokens, the pages that decoding leaves behind go back to the pools."""
 
@@ -99,7 +102,7 @@ class Resuming:
 
         Its end, the last boundary an identical prompt can use, where it leaves what others have
         computed (`known`), and what is asked for. With states only where the prefill stops, or
-        states come from inside it.
+        states come from inside it; a stop of use to repeats alone must save them a quarter.
         """
         if not self.matters:
             return set()
@@ -111,7 +114,9 @@ class Resuming:
         before = anchor
         for page in sorted(points):
             ends_prompt = page * self.model.page_size == prompt
-            if self.inside or ends_prompt or page - before >= self.cut_pages:
+            rare = page == repeat != last and known < repeat
+            least = max(self.cut_pages, repeat / REPEAT_SHARE if rare else 0)
+            if self.inside or ends_prompt or page - before >= least:
                 kept.add(page)
                 before = page
         return kept
@@ -147,58 +152,61 @@ class Resuming:
         """Whether a component needs a page at any of some boundaries."""
         return any(page in self.model.pages(component, boundary) for boundary in boundaries)
 
-    def gives_back(self, own: Progress, prompt: int, computed: int) -> bool:
-        """Whether what a step left behind goes back to the pools: decoding, in small pages.
+    def may_drop(self, own: Progress, prompt: int, computed: int, name: str, page: int) -> bool:
+        """Whether a page left behind may go back to the pools: no point needs it, and it decodes.
 
-        Not where pages before the prompt's last boundary are among it, which points may need.
+        With states, what neither a point nor a state left behind needs is of no use at all.
         """
-        last = prompt // self.model.page_size
+        each = self.model.component(name)
+        if self.is_needed(each, own.points | own.left, page):
+            return False
         small = self.model.page_size < SMALL_STEP and computed > prompt
-        return small and all(page >= last for pages in own.private.values() for page in pages)
+        return small or bool(self.states)
 
-    def leave(self, own: Progress, prompt: int, end: int, position: int | None) -> Leaving:
-        """What a request offers to the tree up to boundary `end`; it owns that no more.
+    def goes_on(self, own: Progress, prompt: int, position: int) -> set[int]:
+        """Points of the grid that a request meets as it publishes at page `position`."""
+        return self.on_grid(prompt, own.last_point, position) if not self.states else set()
 
-        It goes on at page `position`: what bounded reaches cover there it keeps. None if it ends,
-        or shares that too. With states, what neither a point nor a state left behind needs is of
-        no use, and given back.
-        """
+    def leave(self, own: Progress, prompt: int, end: int) -> Leaving:
+        """What a request that ends, or shares all it has, offers up to boundary `end`."""
         if self.matters and not self.states:
-            reached = end if position is None else position
-            own.points |= self.on_grid(prompt, own.last_point, reached)
-            own.last_point = max(own.last_point, reached)
-        leaving = Leaving(end, {}, set(), {})
-        for each in (*self.everything, *self.bounded):
-            pages = {page for page in own.private[each.name] if page < end}
-            if position is not None and not each.is_everything:
-                pages -= self.model.pages(each, position)
-            own.private[each.name] -= pages
-            left: set[int] = set()
-            if not each.is_everything:
-                left = {page for page in pages if not self.is_needed(each, own.points, page)}
-            if self.states:
-                pages -= {page for page in left if not self.is_needed(each, own.left, page)}
-            leaving.pages[each.name] = pages
-            leaving.left[each.name] = left & pages
-        last = end
-        if not self.everything:
-            last = self._without_base(own, leaving)
-        leaving.states = {page for page in own.captured if page <= last}
-        own.captured -= leaving.states
-        own.shared = max(own.shared, *leaving.states) if leaving.states else own.shared
-        for state in self.states:
-            leaving.left[state.name] = leaving.states & own.left
+            own.points |= self.on_grid(prompt, own.last_point, end)
+            own.last_point = max(own.last_point, end)
+        pages = {
+            each.name: {page for page in own.private[each.name] if page < end}
+            for each in (*self.everything, *self.bounded)
+        }
+        leaving = self.leaving(own, pages, {page for page in own.captured if page <= end}, end)
         own.based = max(own.based, end)
         return leaving
 
-    def _without_base(self, own: Progress, leaving: Leaving) -> int:
-        """How deep states may be offered where the base is bounded and still the request's own.
+    def leaving(
+        self, own: Progress, pages: dict[str, set[int]], states: set[int], end: int
+    ) -> Leaving:
+        """Pages and states that leave a request: for resume points, left behind, or of no use."""
+        leaving = Leaving(end, {}, states, {})
+        for each in (*self.everything, *self.bounded):
+            went = pages[each.name]
+            own.private[each.name] -= went
+            left: set[int] = set()
+            if not each.is_everything:
+                left = {page for page in went if not self.is_needed(each, own.points, page)}
+            if self.states:
+                useless = {page for page in left if not self.is_needed(each, own.left, page)}
+                went, left = went - useless, left - useless
+            leaving.pages[each.name] = went
+            leaving.left[each.name] = left
+        own.captured -= states
+        own.shared = max((own.shared, *states))
+        for state in self.states:
+            leaving.left[state.name] = states & own.left
+        if not self.everything:
+            self._drop_without_base(own, leaving)
+        return leaving
 
-        What else hangs from the base is of no use where that is missing, and given back (T4).
-        """
+    def _drop_without_base(self, own: Progress, leaving: Leaving) -> None:
+        """What hangs from a bounded base is of no use where that is still the request's (T4)."""
         base = self.model.components[0]
-        kept = own.private[base.name]
         for each in self.bounded:
             if base in self.model.hangs_from(each):
-                own.dropped |= leaving.pages[each.name] & kept
-        return min((leaving.end, *kept))
+                own.dropped |= leaving.pages[each.name] & own.private[base.name]

@@ -71,15 +71,15 @@ class Steps:
     def _allocate(self, live: Live, n_tokens: int, pressure: Pressure, first: int) -> bool:
         """Slots for the next tokens, from page `first` on; states kept go to the tree (I10)."""
         bench, own, request = self.bench, live.own, live.request
-        before, tables = bench.seen, {}
-        if live.standing or own.captured:
-            tables = self.publishing.tables(live)
-        skipped, position = self.publishing.skipped, live.computed // self.model.page_size
-        offers: list[Offer] = []
+        before, tables = bench.seen, self.publishing.tables(live)
+        skipped = self.publishing.skipped
 
         def opened(given: object) -> Adopted | None:
-            if not given:
+            if given is None:
                 return None
+            adopted = self.publishing.went(live, before, tables, made_room=True)
+            if not given:
+                return adopted
             for each in bench.paged:
                 new = range(first, request.allocated)
                 size = self.model.page_size
@@ -87,12 +87,7 @@ class Steps:
                     page for page in new if each.stored_pages(page, page + 1, size)
                 }
             self.publishing.settle(live, before, skipped)
-            if not own.captured or not bench.resuming.everything:
-                return None
-            leaving = bench.resuming.leave(own, live.prompt, max(own.captured), position)
-            offers.append(self.publishing.offer(live, leaving, tables))
-            self.publishing.note(before, offers[0], made_room=True)
-            return self.publishing.adopted(before, offers[0])
+            return adopted
 
         given = bench.act(
             "allocate",
@@ -100,7 +95,7 @@ class Steps:
             pressure=pressure,
             uses=opened,
         )
-        if offers:
+        if bench.resuming.matters and not bench.timed_out:
             self.publishing.check(live, own.based)
         return given
 
@@ -110,33 +105,18 @@ class Steps:
         request, size = live.request, self.model.page_size
         before, tables = bench.seen, self.publishing.tables(live)
         was, n_states = live.computed // size, len(own.captured)
-        inside = resuming.inside and bench.states
         live.computed += n_tokens
         page, rest = divmod(live.computed, size)
         states, taken = None, 0
-        if inside:
+        if resuming.inside and bench.states:
             states, taken = self._inside(live, live.computed - n_tokens, before)
         n_states = len(own.captured) - n_states
         if bench.states:
             self._stand(live, 0 if rest else page)
-        offer: Offer | None = None
-        behind = resuming.behind(own, page)
-        if page > was and any(behind.values()):
-            if resuming.gives_back(own, live.prompt, live.computed):
-                for name, pages in behind.items():
-                    own.private[name] -= pages
-                    own.dropped |= pages
-            else:
-                end = 1 + max(max(pages) for pages in behind.values() if pages)
-                leaving = resuming.leave(own, live.prompt, end, page)
-                offer = self.publishing.offer(live, leaving, tables)
 
         def uses(result: object) -> Adopted | None:
             del result
-            if offer is None:
-                return None
-            self.publishing.note(before, offer)
-            return self.publishing.adopted(before, offer)
+            return self.publishing.went(live, before, tables)
 
         bench.act(
             "computed",
@@ -151,8 +131,13 @@ class Steps:
             if books.headroom + taken * of_state < before.books[name, tier].headroom:
                 said = f"{tier}: {before.books[name, tier]} became {books} as {live.name} went on"
                 self.judge.fail("I12", name, said)
-        if offer is not None:
-            bench.counts["left behind"] += 1
+        if page > was and live.computed <= live.prompt and live.computed < request.total:
+            for name, pages in resuming.behind(own, page).items():
+                if pages:
+                    said = f"{live.name} keeps pages {pages} behind its reach at page {page}"
+                    self.judge.fail("I9", name, said)
+        if resuming.matters:
+            bench.counts["left behind"] += page > was
             self.publishing.check(live, own.based)
         assert live.computed == request.computed
 
