@@ -30,7 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "refusals",
     ),
     ("registry", "implementations", "pools", "storage", "entry_points"),
-    ("tree", "admission", "transfers", "dispatch", "answers", "request"),
+    ("tree", "admission", "transfers", "dispatch", "answers", "request", "points"),
     ("room", "private", "mirroring", "leasing", "sharing", "loading", "tables", "storage_tier"),
     ("guard", "building", "cache"),
     ("report", "replay", "testing", "scaffold"),

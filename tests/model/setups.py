@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvgraft import Chunk, ChunkedLocal, Leading, Reach, Trailing
+from kvgraft import Chunk, ChunkedLocal, Everything, Leading, Reach, Trailing
 from kvgraft.testing.machine import (
     Options,
     Setup,
@@ -60,6 +60,10 @@ STRIDED = paged_plugin("strided", Reach(Strided(6, 2)))
 WIDE = paged_plugin("wide", Reach(Strided(128, 8)))
 BLOCKS = paged_plugin("blocks", Reach(BlockSparse(4, 2)))
 QUARTERED = paged_plugin("quartered", Reach(Trailing(7)), slots_per_page=4)
+BROAD = paged_plugin("broad", Reach(Everything()), width=48)
+NEAR = paged_plugin("near", Reach(Trailing(2)))
+FAR = paged_plugin("far", Reach(Trailing(7)))
+LEAN = state_plugin("lean")
 UNMIRRORED = paged_plugin("unmirrored", Reach(Trailing(3)), mirrored=False)
 UNCOPIED = state_plugin("uncopied", can_copy=False)
 
@@ -87,6 +91,9 @@ SETUPS: dict[str, Setup] = {
         setup_for(["full", LOCAL], OPTIONS),
         setup_for(["swa", LOCAL, HEAD], OPTIONS),
         setup_for(["full", HEAD, "mamba"], OPTIONS),
+        setup_for([BROAD, NEAR, FAR]),
+        setup_for([BROAD, NEAR, FAR, LEAN]),
+        setup_for([BROAD, LOCAL, LEAN]),
         setup_for([STRIDED]),
         setup_for(["swa", "mamba", WIDE], OPTIONS),
         setup_for(["full", STRIDED, BLOCKS], OPTIONS),

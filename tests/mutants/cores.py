@@ -146,7 +146,7 @@ def an_eviction_takes_one_victim_too_many(patch: Patch) -> None:
     patch.setattr(eviction, "evict_device", greedy)
 
 
-@mutant("window", "T7")
+@mutant("window", "T7", "I9")
 def the_latest_used_goes_first(patch: Patch) -> None:
     choose = eviction.next_device_victim
 
@@ -181,9 +181,9 @@ def a_budget_forgets_the_load_back(patch: Patch) -> None:
     patch.setattr(budget, "default_demand", forgetful)
 
 
-@mutant("window", "A7", "L6", "I3")
+@mutant("window", "I9", "A7", "L6", "I3")
 def pages_behind_the_window_are_kept(patch: Patch) -> None:
-    patch.setattr(PrivateSlots, "give_back_behind", lambda self, request, page: None)
+    patch.setattr(PrivateSlots, "left_behind", lambda self, request, page: 0)
 
 
 @mutant("state", "M8")

@@ -703,8 +703,8 @@ change(
     TWO,
     "L6 M7 T9",
     PrivateSlots.give_back_behind,
-    "spans = track.reach_pages.spans(page)",
-    "spans = track.reach_pages.spans(page + 1)",
+    "track.reach_pages.spans(page)",
+    "track.reach_pages.spans(page + 1)",
 )
 change(
     "pins slide a page too far",

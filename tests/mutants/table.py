@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 from ..commands import ROOT
+from . import cores_of_points as _points  # noqa: F401 - fills CORES
 from . import cores_of_requests as _more  # noqa: F401 - fills CORES
 from .components import MUTANTS
 from .components_held_out import COMPONENTS_HELD_OUT

@@ -7,6 +7,7 @@ import pytest
 from kvgraft.testing import CLAUSES
 
 from ..commands import ROOT
+from . import cores_of_points as _points  # noqa: F401 - fills CORES
 from . import cores_of_requests as _more  # noqa: F401 - fills CORES
 from .components import MUTANTS, ComponentMutant
 from .components_held_out import COMPONENTS_HELD_OUT

@@ -365,7 +365,7 @@ class Cache(RequestTables):
             if states.due_is_checkpoint:
                 self.slots.keep_due(request, track, states)
             page = min(page, max([states.shared, *states.captured]))
-        if page <= request.receipt.anchor.end and not self.slots.holds_below(request, page):
+        if not self.slots.has_new(request, page):
             return False
         if not self.budget.can_part(request, page):
             self.declined_checkpoints += 1
@@ -384,8 +384,7 @@ class Cache(RequestTables):
         page = request.computed // self.tree.page_size
         for track in self.slots.state_tracks:
             page = min(page, self.slots.offered_page(request, track))
-        is_new = page > request.receipt.anchor.end or self.slots.holds_below(request, page)
-        if is_new or (request.published and self.mirroring.enabled):
+        if self.slots.has_new(request, page) or (request.published and self.mirroring.enabled):
             locks = self.leasing.lock(page) if self.mirroring.enabled else None
             for track in self.slots.state_tracks:
                 self.slots.offer_states(request, track)

@@ -163,6 +163,14 @@ class PrivateSlots:
         """Whether the request holds pages of its own before boundary `page`."""
         return any(runs and runs[0].first < page for runs in request.runs)
 
+    def has_new(self, request: Request, page: int) -> bool:
+        """Whether the tree lacks something that the request has up to boundary `page`."""
+        if page > request.receipt.anchor.end or self.holds_below(request, page):
+            return True
+        return page > request.cached and any(
+            states is not None and states.shared < page for states in request.states
+        )
+
     def _free(self, request: Request, track: Track, runs: list[Run]) -> None:
         """Give pages back to their pools, and what they cost to the request's promises."""
         slots = b"".join([run.device for run in runs])
@@ -392,9 +400,12 @@ class PrivateSlots:
             if states is not None:
                 offered = states.captured
                 states.captured = {}
-                if offered and max(offered) > end:
-                    states.captured = {p: s for p, s in offered.items() if p > end}
-                    offered = {p: s for p, s in offered.items() if p <= end}
+                # A bounded base may still be the request's own here; its states follow it (T4).
+                base = () if self.tree.everything else request.runs[0]
+                last = min(end, base[0].first) if base else end
+                if offered and max(offered) > last:
+                    states.captured = {p: s for p, s in offered.items() if p > last}
+                    offered = {p: s for p, s in offered.items() if p <= last}
                 states.shared = max(states.shared, *offered) if offered else states.shared
                 account.part(len(offered))
                 holdings.append(Holding([], offered, request.left))

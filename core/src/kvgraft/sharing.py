@@ -175,7 +175,9 @@ class Sharing:
             request.last_point = max(request.last_point, passed)
         holdings = self.slots.take_out(request, end, going)
         start = request.receipt.anchor
-        first = min([start.end, *(each.runs[0].first for each in holdings if each.runs)])
+        firsts = [each.runs[0].first for each in holdings if each.runs]
+        firsts += [min(each.states) - 1 for each in holdings if each.states]
+        first = min([start.end, *firsts])
         while start.end > first or start.end > end:
             assert start.parent is not None
             start = start.parent

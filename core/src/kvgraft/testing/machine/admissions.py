@@ -30,11 +30,11 @@ class Admissions:
     ) -> None:
         """Whoever is not admitted is as before, and so is the tree; `pinned` if not matched again.
 
-        A chunk that could never fit has shrunk to whole pages, and then states ahead but the last
-        are given up (A6, A10).
+        A chunk that could never fit has shrunk to whole pages, and then points ahead but one are
+        given up (A6, A10).
         """
         request, name, size = live.request, live.name, self.model.page_size
-        free = {"chunk", "checkpoints"} if pinned is not None else LEASE
+        free = {"chunk", "checkpoints", "points"} if pinned is not None else LEASE
         check_unchanged(self.judge, "A9", standing, request, name, free)
         if pinned is None:
             return
@@ -46,15 +46,7 @@ class Admissions:
             None,
             lambda: f"{name} was not admitted, its chunk went from {chunk} to {request.chunk}",
         )
-        due = standing["checkpoints"]
-        self.judge.expect(
-            tuple(request.checkpoints) in (due, due[-1:]),
-            "A9",
-            None,
-            lambda: (
-                f"{name} was not admitted, its checkpoints went from {due} to {request.checkpoints}"
-            ),
-        )
+        self._given_up(live, "A9")
         now = pins(self.cache)
         self.judge.expect(
             now == pinned, "A9", None, lambda: f"refusing {name} moved pins: {pinned} to {now}"
@@ -63,12 +55,8 @@ class Admissions:
     def admitted(self, live: Live) -> None:
         request = live.request
         live.admitted = True
-        # Checkpoints beyond the prompt's end are given up where there is no room for them.
-        kept = set(request.checkpoints)
-        self.judge.expect(
-            kept <= live.due, "A10", None, lambda: f"states due at {kept}, asked was {live.due}"
-        )
-        live.due = kept
+        self._given_up(live, "A10")
+        kept = live.due
         demands = dict(zip((track.name for track in self.cache.tree.tracks), request.demands))
         for component in self.bench.states:
             # The live state, copied from the prefix if there is one (M8), and one per boundary.
@@ -86,6 +74,24 @@ class Admissions:
                 lambda: f"a chunk of {chunk} tokens, not whole pages",
             )
             self.bench.counts["chunk shrunk"] += 1
+
+    def _given_up(self, live: Live, rule: str) -> None:
+        """Where there could never be room for all states, the deepest of use to a repeat stays."""
+        due, kept = live.due, set(live.request.checkpoints)
+        repeat = (live.prompt - 1) // self.model.page_size
+        one = {repeat} if repeat in due else {max(due, default=0)}
+        self.judge.expect(
+            kept in (due, one), rule, None, lambda: f"states due at {kept}, asked was {due}"
+        )
+        live.due = kept
+        live.own.points -= due - kept
+        points = set(live.request.points)
+        self.judge.expect(
+            points == live.own.points,
+            "I10",
+            None,
+            lambda: f"{live.name} keeps points {points} and captures states at {kept}",
+        )
 
     def alone(self, live: Live) -> Outcome:
         """What an empty cache of the same configuration answers to the request."""
@@ -110,7 +116,9 @@ class Admissions:
         whole = end == live.prompt or not end % size or end // size * size <= live.computed
         said = f"{live.name} at {live.computed} of {live.prompt} gets a chunk of {n_tokens}"
         self.judge.expect(whole, "A6", None, lambda: f"{said}, with pages of {size}")
-        passed = [page for page in live.due if live.computed < page * size < end]
+        inside = self.bench.resuming.inside
+        due = () if inside else live.due
+        passed = [page for page in due if live.computed < page * size < end]
         name = self.bench.states[0].name if self.bench.states else None
         self.judge.expect(
             not passed, "M5", name, lambda: f"{said}, states are to be kept at pages {passed}"

@@ -9,7 +9,7 @@ from typing import TypeVar, cast
 
 from kvgraft.config import WritePolicy
 from kvgraft.errors import ContractViolation, KvgraftError, TransferError
-from kvgraft.testing.machine.brute_force import BruteForce
+from kvgraft.testing.machine.brute_force import BruteForce, Prefix
 from kvgraft.testing.machine.checks import (
     Gains,
     check_accounts,
@@ -28,7 +28,9 @@ from kvgraft.testing.machine.live import Live
 from kvgraft.testing.machine.observing import Snapshot, observe
 from kvgraft.testing.machine.payloads import Payloads
 from kvgraft.testing.machine.predicting import Adopted, Predictor
+from kvgraft.testing.machine.publishing import Publishing
 from kvgraft.testing.machine.recency import Recency
+from kvgraft.testing.machine.resuming import SHARE, Resuming
 from kvgraft.testing.machine.setups import Setup, open_cache
 from kvgraft.testing.machine.sizes import Sizes
 from kvgraft.testing.machine.trace import Trace
@@ -40,6 +42,9 @@ T = TypeVar("T")
 
 MAY_GIVE_UP = frozenset({"allocate", "load back", "checkpoint"})
 """Operations that wait for copies of what they evict, and say so if those do not end."""
+
+GOES_ON = frozenset({"allocate", "computed"})
+"""Operations of a request that runs on and leaves something behind (I9)."""
 
 
 class Bench:
@@ -84,6 +89,9 @@ class Bench:
         self.recency = Recency(self.model)
         nbytes = {each.name: each.component.device.slot_nbytes for each in self.cache.mounted}
         self.predictor = Predictor(self.model, sizes.load, nbytes)
+        self.resuming = self._resuming(nbytes)
+        self.gone: dict[str, set[Prefix]] = {each.name: set() for each in self.model.components}
+        self.publishing = Publishing(self)
         self.live: list[Live] = []
         self.calls: list[HookCall] = []
         self.counts: Counter[str] = Counter()
@@ -107,6 +115,36 @@ class Bench:
                     self.judge.fail("T8", each.name, said)
                     raise Stopped
 
+    def _resuming(self, nbytes: dict[str, int]) -> Resuming:
+        """The points of this cache; a grid that costs more than its share is refused (I12)."""
+        points = self.cache.points
+        resuming = Resuming(
+            self.model,
+            cut_pages=-(-self.sizes.cut_tokens // self.sizes.page_size),
+            inside=self.sizes.inside,
+            spacing=points.spacing,
+            state_spacing=points.state_spacing,
+        )
+        base = self.model.components[0]
+        per_page = nbytes[base.name] * base.slots_per_page
+        if base.home_is_host:
+            host = self.cache.mounted[0].component.host
+            per_page += (host.slab_nbytes if host is not None else 0) * base.slots_per_page
+        bounded = resuming.bounded + resuming.states
+        for parts, spacing in ((bounded, points.spacing), (resuming.states, points.state_spacing)):
+            cost = resuming.most_nbytes(parts, nbytes)
+            if cost * SHARE > spacing * per_page:
+                said = f"a point of {cost} bytes every {spacing} pages of {per_page} bytes"
+                self.judge.fail("I12", None, f"{said}: more than 1/{SHARE}")
+        return resuming
+
+    def _note_gone(self, before: Snapshot, after: Snapshot) -> None:
+        """Evicted pages are nobody's to find again, until somebody computes them again."""
+        for component in self.model.components:
+            there, gone = after.readable(component), self.gone[component.name]
+            gone |= before.readable(component) - there
+            gone -= there
+
     @property
     def fence(self) -> Point:
         """When everything computed so far exists."""
@@ -125,7 +163,7 @@ class Bench:
         *,
         pressure: Pressure | None = None,
         inserted: Adopted | None = None,
-        uses: Callable[[T], None] | None = None,
+        uses: Callable[[T], Adopted | None] | None = None,
         acknowledges: bool = False,
     ) -> T:
         """Run an operation, then check the books, what changed and every byte.
@@ -135,7 +173,8 @@ class Bench:
             operation: the call.
             pressure: which pools it may make room in; none by default.
             inserted: what the tree must adopt, unless the call returns False.
-            uses: told what came out, before the checks, to note what was used.
+            uses: told what came out, before the checks, to note what was used; it may return what
+                the tree must have adopted.
             acknowledges: whether transfers may end meanwhile.
 
         Raises:
@@ -153,19 +192,21 @@ class Bench:
         self.payloads.poison()
         after = self.seen = observe(self.cache, self.model)
         if uses is not None and not self.timed_out:
-            uses(result)
+            inserted = uses(result) or inserted
         evicts = bool(pressure.device) and self.write_back
         if evicts:
             pressure = replace(pressure, host=dict.fromkeys(self.mirrored))
         check_losses(self.judge, before, after, pressure, self.recency)
+        self._note_gone(before, after)
         if self.timed_out:
             self._check_given_up(name, pressure)
         taken = result is not False and not self.timed_out
         gains = Gains(
             inserted=inserted if inserted is not None and taken else {},
-            remade=any(pressure.device.values()),
+            remade=_may_evict(pressure, before),
             loads_may_end=acknowledges,
             backups_may_end=acknowledges or evicts,
+            goes_on=name in GOES_ON,
         )
         gains.check_moves(self.judge, before, after)
         try:
@@ -258,3 +299,10 @@ class Bench:
         rule = "R5" if way is Direction.LOAD_BACK else "B3"
         said = f"copies of a {way.value} cannot run: {type(error).__name__}: {error}"
         self.judge.fail(rule, name, said)
+
+
+def _may_evict(pressure: Pressure, before: Snapshot) -> bool:
+    """Whether a pool was short, so that room was made on DEVICE."""
+    return any(
+        needed > before.books[name, "device"].free for name, needed in pressure.device.items()
+    )

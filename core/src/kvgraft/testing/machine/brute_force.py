@@ -148,11 +148,16 @@ class BruteForce:
             return inner.name in outer.said_to_contain
         return _contains(outer.parts, inner.parts)
 
-    def strictly_wider(self, component: ModelComponent) -> list[ModelComponent]:
-        """Components whose reach contains this one's and is not contained in it."""
+    def hangs_from(self, component: ModelComponent) -> list[ModelComponent]:
+        """Components without whose data on a page this one's is of no use there (T4).
+
+        Those that need every page, or else the base, which comes first: where their reach contains
+        this one's and is not contained in it.
+        """
+        everything = [each for each in self.components if each.is_everything]
         return [
             other
-            for other in self.components
+            for other in everything or self.components[:1]
             if self.contains(other, component) and not self.contains(component, other)
         ]
 

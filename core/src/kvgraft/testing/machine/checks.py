@@ -34,12 +34,14 @@ class Gains:
         remade: it made room on DEVICE first, so an unpinned page may have gone and come back.
         loads_may_end: transfers to DEVICE may have been acknowledged.
         backups_may_end: the same of those to HOST; room may have been made there.
+        goes_on: the request that inserts runs on, and leaves behind what it hands over.
     """
 
     inserted: Adopted
     remade: bool
     loads_may_end: bool
     backups_may_end: bool
+    goes_on: bool = False
 
     def check_moves(self, judge: Judge, before: Snapshot, after: Snapshot) -> None:
         """Data that stays does not move (I2, I4)."""
@@ -93,6 +95,8 @@ class Gains:
                 if not self.remade:
                     # A state has no slot of its own in the offer: it was to be donated.
                     rule = "I7" if slots is None else "I1"
+                    if self.goes_on:
+                        rule = "I10" if slots is None else "I9"
                     judge.fail(rule, name, f"{page} was offered and is not in the tree")
             elif slots is not None and held.device[page] != slots:
                 judge.fail("I1", name, f"{page} came in slots {slots}, not {held.device[page]}")
@@ -117,7 +121,7 @@ def check_closure(judge: Judge, model: BruteForce, after: Snapshot, *, host_clos
     """What is held implies what it hangs from (T4, T5, B1)."""
     for component in model.components:
         held = after.held[component.name]
-        for wider in model.strictly_wider(component):
+        for wider in model.hangs_from(component):
             loose = held.device.keys() - after.held[wider.name].device.keys()
             if loose:
                 judge.fail("T4", component.name, f"holds {loose}, {wider.name!r} does not")
@@ -171,15 +175,31 @@ def check_accounts(
     names: Sequence[str],
     own: Collection[str],
 ) -> None:
-    """Nobody is promised more than it may still take (A11).
+    """Nobody is promised more than it may still take (A11, I12).
 
     That is a slot for every page ahead and one in reserve, and what it has to load. Components
     with a budget of their own, `own`, may ask for more; `names` are in the cache's order.
     """
-    admitted = [live.request for live in requests if live.request.stage is Stage.ADMITTED]
+    running = [live for live in requests if live.request.stage is Stage.ADMITTED]
+    admitted = [live.request for live in running]
     for index, name in enumerate(names):
         component = model.component(name)
-        if component.is_state or name in own:
+        if name in own:
+            continue
+        if component.is_state:
+            # The live state, the one decoding follows, and each one that is to be kept, once.
+            most = sum(
+                2
+                - live.started
+                + len(live.due)
+                + bool(live.standing)
+                + (0 if live.request.load_started else live.request.host_slots[index])
+                for live in running
+            )
+            promised_now = after.books[name, "device"].promised
+            if promised_now > most:
+                said = f"{promised_now} states are promised, requests can take {most}"
+                judge.fail("I12", name, said)
             continue
         most = sum(
             max(0, -(-request.total // model.page_size) - request.allocated + 1)
@@ -195,6 +215,10 @@ def check_accounts(
 
 def promised(model: BruteForce, component: ModelComponent, live: Live) -> frozenset[int]:
     """Pages of its prefix that a request relies on."""
+    if component.is_state and live.started:
+        return frozenset()  # it writes to a copy of its own (M8)
+    if component.is_everything:
+        return model.pages(component, max(live.anchor, live.own.based))
     pages = model.pages(component, live.anchor)
     position = live.computed // model.page_size
     if position <= live.anchor:

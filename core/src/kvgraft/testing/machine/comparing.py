@@ -20,7 +20,8 @@ __all__ = ["LEASE", "check_unchanged", "pins", "plain"]
 LEASE = frozenset(
     {
         *("receipt", "limited", "anchor_tokens", "device_tokens", "storage_tokens", "computed"),
-        *("allocated", "host_slots", "waits", "checkpoints", "chunk"),
+        *("allocated", "host_slots", "waits", "checkpoints", "chunk", "points", "cached"),
+        *("left", "last_point", "last_left", "published"),
     }
 )
 """Fields of a request that a new match sets."""

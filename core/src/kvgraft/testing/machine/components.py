@@ -31,21 +31,27 @@ __all__ = [
     "state_plugin",
 ]
 
+BROAD = 24
+"""Numbers a slot of the component that needs everything: beside it a grid of points is in reach."""
+
 WINDOW = 5
 """Tokens of the reference window: not a multiple of 2 or 4."""
 
 
-def _planes() -> list[PlaneSpec]:
-    return [PlaneSpec(layer, "kv", (4,), torch.bfloat16) for layer in range(2)]
+def _planes(width: int = 4) -> list[PlaneSpec]:
+    return [PlaneSpec(layer, "kv", (width,), torch.bfloat16) for layer in range(2)]
 
 
 class _PagedPackage:
     """A paged component of any reach; it implements the two required hooks and nothing else."""
 
-    def __init__(self, name: str, reach: Reach, slots_per_page: int, *, mirrored: bool) -> None:
+    def __init__(
+        self, name: str, reach: Reach, slots_per_page: int, width: int, *, mirrored: bool
+    ) -> None:
         self._name = name
         self._reach = reach
         self._slots_per_page = slots_per_page
+        self._width = width
         self._mirrored = mirrored
 
     @hookimpl
@@ -63,7 +69,7 @@ class _PagedPackage:
     @hookimpl
     def create_component(self, options: ComponentOptions, context: BuildContext) -> Component:
         """Pools of two layers."""
-        planes, per_page = _planes(), self._slots_per_page
+        planes, per_page = _planes(self._width), self._slots_per_page
         device_tokens = options.device_tokens or context.device_tokens
         host_tokens = context.host_tokens if options.host_tokens is None else options.host_tokens
         n_host = context.pages(host_tokens) * per_page
@@ -131,10 +137,11 @@ class _StatePackage:
 
 
 def paged_plugin(
-    name: str, reach: Reach, slots_per_page: int = 1, *, mirrored: bool = True
+    name: str, reach: Reach, slots_per_page: int = 1, *, width: int = 4, mirrored: bool = True
 ) -> Plugin:
-    """A paged component of the given reach."""
-    return load_plugin(name, _PagedPackage(name, reach, slots_per_page, mirrored=mirrored))
+    """A paged component of the given reach, with `width` numbers a slot and layer."""
+    package = _PagedPackage(name, reach, slots_per_page, width, mirrored=mirrored)
+    return load_plugin(name, package)
 
 
 def state_plugin(name: str, *, mirrored: bool = True, can_copy: bool = True) -> Plugin:
@@ -146,7 +153,7 @@ def state_plugin(name: str, *, mirrored: bool = True, can_copy: bool = True) -> 
 def references() -> tuple[Plugin, Plugin, Plugin]:
     """Companions: everything before a boundary, the last tokens, and a state."""
     return (
-        paged_plugin("reference_everything", Reach(Everything())),
+        paged_plugin("reference_everything", Reach(Everything()), width=BROAD),
         paged_plugin("reference_window", Reach(Trailing(WINDOW))),
         state_plugin("reference_state"),
     )

@@ -7,7 +7,7 @@ compared with what was allowed to.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 
 from kvgraft.admission import Decision, Outcome
@@ -27,6 +27,7 @@ from kvgraft.testing.machine.legality import Pressure
 from kvgraft.testing.machine.line import Line
 from kvgraft.testing.machine.live import Live
 from kvgraft.testing.machine.observing import Snapshot
+from kvgraft.testing.machine.resuming import Progress
 from kvgraft.testing.machine.rooms import Rooms
 from kvgraft.testing.machine.setups import Setup
 from kvgraft.testing.machine.sizes import Sizes
@@ -67,9 +68,9 @@ class Driver:
         self._keys = Keys()
 
     def _touched(self) -> Pressure:
-        """The room a lease may make: selective backup at a hit (B6)."""
-        selective = self.bench.sizes.policy is WritePolicy.WRITE_THROUGH_SELECTIVE
-        return Pressure(host=dict.fromkeys(self.bench.mirrored) if selective else {})
+        """The room a lease may make: at a hit, backup of what was not copied yet (B6, I9)."""
+        copies = self.bench.sizes.policy is not WritePolicy.WRITE_BACK
+        return Pressure(host=dict.fromkeys(self.bench.mirrored) if copies else {})
 
     def _resumed(self, sequence: Prefix, before: Snapshot, limit: int) -> Callable[[object], None]:
         """Notes that a request resumes at what its match found."""
@@ -85,7 +86,12 @@ class Driver:
     # -- the life of a request
 
     def begin(
-        self, namespace: object, tokens: tuple[int, ...], reserve: int, chunk: int | None
+        self,
+        namespace: object,
+        tokens: tuple[int, ...],
+        reserve: int,
+        chunk: int | None,
+        mark: int = 0,
     ) -> Live:
         """Match and pin; everything a match promises is checked."""
         bench = self.bench
@@ -94,7 +100,7 @@ class Driver:
         where = "" if namespace is None else f" in namespace {namespace!r}"
         bench.trace.call(
             f"begin {name} with {shown(tokens)}{where}, reserve {reserve}, "
-            f"chunk {'all' if chunk is None else chunk}"
+            f"chunk {'all' if chunk is None else chunk}{f', resume at {mark}' if mark else ''}"
         )
         known = self._begun % 2 == 1
         key = self._keys.known(namespace, tokens) if known else TokenKey(tokens, namespace)
@@ -107,18 +113,18 @@ class Driver:
             self.judge.refuse(error, "explain")
         request = bench.act(
             "begin",
-            lambda: self.cache.begin(key, reserve=reserve, chunk=chunk),
+            lambda: self.cache.begin(key, reserve=reserve, chunk=chunk, resume_at=mark),
             pressure=self._touched(),
             uses=self._resumed(sequence, before, limit),
         )
         asked = chunk if chunk is not None else len(tokens)
-        live = Live(name, request, namespace, tokens, len(tokens), reserve, asked)
+        live = Live(name, request, namespace, tokens, len(tokens), reserve, asked, mark)
         live.leased(self.model.page_size)
         self._tell_lease(live)
         self.leases.check(live, before, limit, bench.calls)
         if told is not None:  # after the match itself: where that is wrong it is M1
             self.leases.check_explanation(sequence, before, limit, told)
-        self.leases.check_boundaries(live, bench.calls)
+        self.leases.check_boundaries(live, before, limit, bench.calls)
         self.live.append(live)
         return live
 
@@ -261,6 +267,7 @@ class Driver:
             limit = min(limit, request.device_tokens // size)
         # Its own pins and pages go first.
         live.anchor = live.computed = 0
+        live.own = Progress(private=defaultdict(set))
         live.started = False
         bench.act(
             "restart",
@@ -274,7 +281,7 @@ class Driver:
         self._tell_lease(live)
         if request.limited is not Limited.CROWDED:
             self.leases.check(live, before, limit, bench.calls)
-        self.leases.check_boundaries(live, bench.calls)
+        self.leases.check_boundaries(live, before, limit, bench.calls)
 
     def prefill(self, live: Live, limit: int | None) -> bool:
         """One prefill step; the admitted chunk always fits (A7). Whether anything was computed."""

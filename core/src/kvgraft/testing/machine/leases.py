@@ -105,21 +105,45 @@ class Leases:
             page[1] == tokens and page[0] != live.namespace for page in before.known()
         )
 
-    def check_boundaries(self, live: Live, calls: list[HookCall]) -> None:
-        """States are captured where components asked for it, and at the prompt's end."""
-        if not self.bench.states:
-            return
-        anchor = live.request.anchor_tokens // self.model.page_size
-        asked: set[int] = set()
+    def check_boundaries(
+        self, live: Live, before: Snapshot, limit: int, calls: list[HookCall]
+    ) -> None:
+        """The resume points ahead are those of the model, and states are captured there (I10)."""
+        size, resuming = self.model.page_size, self.bench.resuming
+        anchor = live.request.anchor_tokens // size
+        asked = {live.mark // size} if live.mark else set()
         for _, _, answer in matches(self.matched(calls)):
             if answer is not None:
                 asked.update(answer.checkpoint_pages)
-        given = set(live.request.checkpoints)
-        last = live.prompt // self.model.page_size
-        due = {page for page in asked | {last} if anchor < page <= last}
+        known = self.known(before, live.sequence, limit)
+        due = resuming.ahead(live.prompt, anchor, known, asked)
+        given = set(live.request.points)
+        said = f"resuming at {anchor}, known are {known}, asked is {asked}, in pages"
         self.judge.expect(
-            given == due, "M5", None, lambda: f"states are captured at {given}, asked was {due}"
+            given == due,
+            "I10",
+            None,
+            lambda: f"resume points of {live.name} are at {given}, not {due}; {said}",
         )
+        captured = set(live.request.checkpoints)
+        self.judge.expect(
+            captured == (due if resuming.states else set()),
+            "M5",
+            None,
+            lambda: f"states are captured at {captured}, resume points are at {due}; {said}",
+        )
+
+    def known(self, seen: Snapshot, sequence: Prefix, limit: int) -> int:
+        """How deep, in pages, others have computed a sequence: what needs every page is there."""
+        pages = seen.known()
+        there = [seen.readable(each) for each in self.bench.resuming.everything]
+        page = 0
+        while page < limit:
+            prefix = self.model.prefix(*sequence, page)
+            if prefix not in pages or any(prefix not in each for each in there):
+                break
+            page += 1
+        return page
 
     def _check_hooks(self, live: Live, before: Snapshot, limit: int, calls: list[HookCall]) -> None:
         """Hooks are told the truth, and no answer lengthens the match (M4, M5)."""

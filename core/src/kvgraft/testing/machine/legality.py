@@ -226,13 +226,18 @@ class _Losses:
 
     def _fits(self, view: NodeView, name: str) -> bool:
         """Whether no victim that was kept had been used before the node."""
+        return not self._older(view, name)
+
+    def _older(self, view: NodeView, name: str) -> list[tuple[int, Prefix]]:
+        """Victims that were kept though they had been used before the node, and when."""
         tier, component = self.tier, self.tier.parts[name]
         used = self.recency.certain(component, tier.tier, tier.cells_of(view, name))
-        return not any(
-            self.recency.latest(component, tier.cells_of(other, name)) < used
+        latest = [
+            (self.recency.latest(component, tier.cells_of(other, name)), other.pages[-1])
             for other in self.kept[name]
             if other.pages[-1] not in self.pressure.passing
-        )
+        ]
+        return sorted((each for each in latest if each[0] < used), key=lambda each: each[0])
 
     def _unexplained(self, view: NodeView, possible: list[str], losers: list[str]) -> None:
         """Say which rule does not allow the loss."""
@@ -250,8 +255,12 @@ class _Losses:
                 why = f"as if {name!r} were short, and short were {dict(self.short)}"
                 self.judge.fail("E2", name, f"{where}, {why}")
                 return
-        why = f"of {possible}, which were short, what was used less recently stayed"
-        self.judge.fail("T7", possible[0], f"{where}; {why}")
+        older = self._older(view, possible[0])
+        left = any(used < 0 for used, _ in older)
+        what = "what was left behind" if left else "what was used less recently"
+        said = ", ".join(f"{page} at {used}" for used, page in older)
+        why = f"of {possible}, which were short, {what} stayed: {said}"
+        self.judge.fail("I9" if left else "T7", possible[0], f"{where}; {why}")
 
     def _check_leaf(self, view: NodeView, losers: list[str]) -> None:
         """At a leaf everything goes."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from kvgraft.request import Request
 from kvgraft.testing.machine.brute_force import Prefix
+from kvgraft.testing.machine.resuming import Progress
 from kvgraft.types import MatchView
 
 __all__ = ["Live"]
@@ -20,11 +22,15 @@ class Live:
         request: the cache's own.
         namespace, tuple: its tokens so far.
         prompt, reserve, chunk: as asked for.
+        mark: position the engine named as a resume point; 0 for none.
         anchor: page it is anchored at.
+        cached: deepest boundary, in pages, at which it left all components' data.
         computed: tokens whose data exists.
         admitted, loaded, started: how far it got; started means it allocated.
         due: boundaries (pages) ahead at which states are captured.
-        captured: boundaries whose state is not in the tree yet.
+        own: its resume points, and what it holds of its own.
+        standing: boundary its live states stand at, to be kept before it goes on; 0 for none.
+        standing_as: why: `point`, `grid` or `left`.
         tracked: last boundary passed while decoding, or 0.
         deferred: whether admission last answered so.
         locked: per component that asked for it, pages pinned besides its reach that a load-back
@@ -39,14 +45,18 @@ class Live:
     prompt: int
     reserve: int
     chunk: int
+    mark: int = 0
     anchor: int = 0
+    cached: int = 0
     computed: int = 0
     admitted: bool = False
     loaded: bool = False
     started: bool = False
     deferred: bool = False
     due: set[int] = field(default_factory=set)
-    captured: set[int] = field(default_factory=set)
+    own: Progress = field(default_factory=Progress)
+    standing: int = 0
+    standing_as: str = ""
     tracked: int = 0
     locked: dict[str, set[int]] = field(default_factory=dict)
     views: list[MatchView] = field(default_factory=list)
@@ -62,8 +72,15 @@ class Live:
         self.computed = self.request.anchor_tokens
         self.admitted = self.loaded = self.started = self.deferred = False
         self.due = set(self.request.checkpoints)
-        self.captured = set()
-        self.tracked = 0
+        self.own = Progress(
+            points=set(self.request.points),
+            last_point=self.anchor,
+            last_left=self.anchor,
+            private=defaultdict(set),
+            based=self.anchor,
+        )
+        self.cached = self.anchor
+        self.standing = self.tracked = 0
         self.locked = {}
         self.views = []
 

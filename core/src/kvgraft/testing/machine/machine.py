@@ -43,13 +43,22 @@ class CacheMachine(Scenes):
         load=st.sampled_from((None, LoadModel())),
         device=st.sampled_from((9, 12, 16)),
         host=st.sampled_from((9, 14, 20)),
+        cut_tokens=st.sampled_from((0, 0, 5)),
+        inside=st.booleans(),
     )
     @unless_over
     def open(
-        self, page_size: int, policy: WritePolicy, load: LoadModel | None, device: int, host: int
+        self,
+        page_size: int,
+        policy: WritePolicy,
+        load: LoadModel | None,
+        device: int,
+        host: int,
+        cut_tokens: int = 0,
+        inside: bool = False,  # noqa: FBT001, FBT002 - drawn by name
     ) -> None:
         scale = self.fitting[page_size]
-        sizes = Sizes(page_size, policy, load, device * scale, host * scale)
+        sizes = Sizes(page_size, policy, load, device * scale, host * scale, cut_tokens, inside)
         self.driver = Driver(self.setup, sizes, self.judge)
 
     # -- requests
@@ -63,6 +72,7 @@ class CacheMachine(Scenes):
         reserve=st.integers(0, 5),
         chunk=chunks,
         along=st.integers(0, 3),
+        mark=st.sampled_from((0, 0, 3, 5, 8)),
     )
     @unless_over
     def begin(
@@ -74,9 +84,11 @@ class CacheMachine(Scenes):
         reserve: int,
         chunk: int | None,
         along: int,
+        mark: int = 0,
     ) -> None:
         tokens = self._grown(stem[:length]) + tail
-        self._along(self._begin(namespace, tokens, reserve, chunk), along)
+        mark = min(mark * max(1, self.driver.model.page_size // 4), len(tokens))
+        self._along(self._begin(namespace, tokens, reserve, chunk, mark), along)
 
     @has_place()
     @precondition(lambda self: self.driver.ended)

@@ -82,7 +82,8 @@ class _Rows:
     ) -> None:
         self.told = told
         rows: npt.NDArray[Any] = lanes.numpy()
-        self.view = rows[:, :: max(1, -(-rows.shape[1] // LANES))]
+        self.width, self.every = rows.shape[1], max(1, -(-rows.shape[1] // LANES))
+        self.view = rows[:, :: self.every]
         self.dtype = rows.dtype
         self.poison = np.array(POISON, dtype=np.int64).astype(self.dtype)
         self.one_byte = one_byte
@@ -119,6 +120,7 @@ class Payloads:
         self._computed: dict[tuple[str, str], npt.NDArray[np.int64]] = {}
         self._sub_slots = max(each.component.slots_per_page for each in cache.mounted)
         planes = self._number_planes(cache.mounted)
+        self._specs = {each.name: each.component.device.specs for each in cache.mounted}
         for mounted in cache.mounted:
             component = mounted.component
             own_copies = mounted.build_hicache_transfers is not None
@@ -166,6 +168,18 @@ class Payloads:
         stamps = np.arange(stamp, stamp + len(slots), dtype=np.int64)
         for rows in self._planes[component.name, tier]:
             rows.view[np.asarray(slots)] = rows.expected(stamps)
+
+    def planes(self, component: ModelComponent, prefix: Prefix) -> list[torch.Tensor]:
+        """A state computed for a prefix, one tensor for each plane of its pool."""
+        stamps = np.array([self._stamp(prefix)], dtype=np.int64)
+        made = []
+        specs = self._specs[component.name]
+        for spec, rows in zip(specs, self._planes[component.name, "device"]):
+            row = np.zeros((1, rows.width), dtype=rows.dtype)
+            row[:, :: rows.every] = rows.expected(stamps)
+            plane = torch.from_numpy(row).view(torch.uint8).view(spec.dtype)
+            made.append(plane.reshape(tuple(spec.shape)))
+        return made
 
     def wrong(
         self, component: ModelComponent, tier: str, pages: dict[Prefix, tuple[int, ...]]

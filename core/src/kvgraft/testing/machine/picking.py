@@ -99,11 +99,16 @@ class Picking(Example):
         return picked(self._requests(stage), index)
 
     def _begin(
-        self, namespace: object, tokens: tuple[int, ...], reserve: int, chunk: int | None
+        self,
+        namespace: object,
+        tokens: tuple[int, ...],
+        reserve: int,
+        chunk: int | None,
+        mark: int = 0,
     ) -> Live:
         if len(self.driver.live) >= MOST_REQUESTS:
             raise Impossible
-        return self.driver.begin(namespace, tokens or (1,), reserve, chunk)
+        return self.driver.begin(namespace, tokens or (1,), reserve, chunk, mark)
 
     def _grown(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
         """A stem's tokens, each repeated where pages are large, so that it fills some."""

@@ -128,15 +128,15 @@ def adopted(model: BruteForce, before: Snapshot, offered: Adopted) -> Adopted:
     result: Adopted = {}
     there = {name: set(held.device) for name, held in before.held.items()}
 
-    def n_wider(component: ModelComponent) -> int:
-        return len(model.strictly_wider(component))
+    def depth(component: ModelComponent) -> int:
+        return len(model.hangs_from(component))
 
-    for component in sorted(model.components, key=n_wider):
+    for component in sorted(model.components, key=depth):
         mine = {
             page: slots
             for page, slots in offered[component.name].items()
             if page not in there[component.name]
-            and all(page in there[wider.name] for wider in model.strictly_wider(component))
+            and all(page in there[wider.name] for wider in model.hangs_from(component))
         }
         result[component.name] = mine
         there[component.name] |= mine.keys()

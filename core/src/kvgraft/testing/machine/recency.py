@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from kvgraft.testing.machine.brute_force import BruteForce, ModelComponent, Prefix
-from kvgraft.testing.machine.observing import Snapshot
+from kvgraft.testing.machine.observing import NodeView, Snapshot
 
 __all__ = ["Recency"]
+
+LEFT = 1 << 40
+"""Taken off the clock for what is left behind: before everything else, oldest first."""
 
 
 class Recency:
@@ -50,10 +53,36 @@ class Recency:
             for page in pages:
                 self._note(name, tier, page)
 
-    def recomputed(self, pages: set[Prefix]) -> None:
-        """A request computed again what is there; whole nodes may count as used."""
-        for used in self.used.values():
-            used.update(dict.fromkeys(pages, self.clock))
+    def touched(self, name: str, pages: Iterable[Prefix]) -> None:
+        """A component's pages may count as used."""
+        self.used[name].update(dict.fromkeys(pages, self.clock))
+
+    def again(self, name: str, pages: set[Prefix], nodes: Iterable[NodeView]) -> None:
+        """Pages that are there were computed again, and are not left behind (I9).
+
+        Whole nodes may count as used, but for what was left behind: of that they are split off.
+        """
+        for view in nodes:
+            if not pages.isdisjoint(view.pages):
+                used = self.used[name]
+                self.touched(name, [page for page in view.pages if used.get(page, 0) >= 0])
+        self.touched(name, pages)
+        for page in pages:
+            if self.known[name, "device"].get(page, 0) < 0:
+                self._note(name, "device", page)
+
+    def left_behind(self, name: str, pages: set[Prefix], *, certain: bool) -> None:
+        """Pages just adopted are the next victims, after those left behind before (I9).
+
+        Where that is not certain they may also be as they were.
+        """
+        now = self.clock - LEFT
+        used = self.used[name]
+        for page in pages:
+            used[page] = now if certain else max(now, used.get(page, 0))
+            for tier in ("device", "host"):
+                known = self.known[name, tier]
+                known[page] = now if certain else min(now, known.get(page, 0))
 
     def resumed(
         self,

@@ -115,6 +115,8 @@ def open_cache(
         host_tokens=sizes.host * sizes.page_size,
         write_policy=sizes.policy,
         load=sizes.load,
+        cut_tokens=sizes.cut_tokens,
+        states_inside_chunks=sizes.inside,
         transfer_timeout_s=1e-3,
     )
     plugins = list(setup.plugins.values())

@@ -20,6 +20,8 @@ class Sizes:
         policy: when data goes to HOST.
         load: when a load is skipped; None for never.
         device, host: pools, in pages.
+        cut_tokens: how close to one another a prefill may be cut for its states.
+        inside: whether states come from inside a chunk, so that nothing is cut.
     """
 
     page_size: int = 2
@@ -27,12 +29,16 @@ class Sizes:
     load: LoadModel | None = None
     device: int = 14
     host: int = 16
+    cut_tokens: int = 0
+    inside: bool = False
 
     def __str__(self) -> str:
         load = "always loads" if self.load is None else "loads where that is faster"
+        states = "" if not self.cut_tokens else f", cut at {self.cut_tokens} tokens or more"
+        states += ", states from inside chunks" if self.inside else ""
         return (
             f"pages of {self.page_size}, {self.device} pages on DEVICE, {self.host} on HOST, "
-            f"{self.policy.value}, {load}"
+            f"{self.policy.value}, {load}{states}"
         )
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import torch
+
 from kvgraft.testing.machine.bench import Bench
 from kvgraft.testing.machine.brute_force import ModelComponent, Prefix, needed_tokens
 from kvgraft.testing.machine.comparing import check_unchanged, plain
 from kvgraft.testing.machine.legality import Pressure
 from kvgraft.testing.machine.live import Live
+from kvgraft.testing.machine.observing import Snapshot
+from kvgraft.testing.machine.predicting import Adopted
+from kvgraft.testing.machine.publishing import Offer
 from kvgraft.testing.machine.trace import demanded
 
 __all__ = ["Steps"]
@@ -21,6 +26,7 @@ class Steps:
         self.bench = bench
         self.cache, self.model = bench.cache, bench.model
         self.judge, self.payloads = bench.judge, bench.payloads
+        self.publishing = bench.publishing
 
     def advance(self, live: Live, n_tokens: int, *, promised_by: str | None) -> bool:
         """Allocate, read what the step reads, write what it computes; False if refused.
@@ -41,14 +47,10 @@ class Steps:
         }
         pressure = Pressure(device=wanted, host=host)
         standing = plain(request) if promised_by is None else None
-        given = bench.act(
-            "allocate", lambda: self.cache.allocate(request, n_tokens), pressure=pressure
-        )
+        given = self._allocate(live, n_tokens, pressure, first)
         if bench.timed_out:
             bench.let_copies_run()
-            given = bench.act(
-                "allocate", lambda: self.cache.allocate(request, n_tokens), pressure=pressure
-            )
+            given = self._allocate(live, n_tokens, pressure, first)
         if not given:
             if promised_by is not None:
                 said = (
@@ -63,25 +65,139 @@ class Steps:
         bench.steps += 1
         self._read(live)
         self._write(live, live.computed + n_tokens)
-        before, decoding = live.computed, live.computed + n_tokens >= live.prompt
-        live.computed += n_tokens
-        bench.act("computed", lambda: self.cache.computed(request, n_tokens))
-        page, rest = divmod(live.computed, size)
-        if bench.states and not rest:
-            if page in live.due:
-                live.due.discard(page)
-                live.captured.add(page)
-            elif decoding and live.reserve:
-                live.tracked = page
-        assert before < live.computed == request.computed
+        self._computed(live, n_tokens)
         return True
 
-    def _slots(self, live: Live, component: ModelComponent, tier: str) -> list[tuple[int, ...]]:
-        """The request's slots page by page, as a kernel would look them up."""
-        tables = self.cache.table if tier == "device" else self.cache.host_table
-        table: list[int] = tables(live.request, component.name).tolist()
-        per_page = component.slots_per_page
-        return [tuple(table[at : at + per_page]) for at in range(0, len(table), per_page)]
+    def _allocate(self, live: Live, n_tokens: int, pressure: Pressure, first: int) -> bool:
+        """Slots for the next tokens, from page `first` on; states kept go to the tree (I10)."""
+        bench, own, request = self.bench, live.own, live.request
+        before, tables = bench.seen, self.publishing.tables(live)
+        skipped = self.publishing.skipped
+
+        def opened(given: object) -> Adopted | None:
+            if given is None:
+                return None
+            adopted = self.publishing.went(live, before, tables, made_room=True)
+            if not given:
+                return adopted
+            for each in bench.paged:
+                new = range(first, request.allocated)
+                size = self.model.page_size
+                own.private[each.name] |= {
+                    page for page in new if each.stored_pages(page, page + 1, size)
+                }
+            self.publishing.settle(live, before, skipped)
+            return adopted
+
+        given = bench.act(
+            "allocate",
+            lambda: self.cache.allocate(request, n_tokens),
+            pressure=pressure,
+            uses=opened,
+        )
+        if bench.resuming.matters and not bench.timed_out:
+            self.publishing.check(live, own.based)
+        return given
+
+    def _computed(self, live: Live, n_tokens: int) -> None:
+        """Tokens exist: what is behind the reaches now goes to the tree (I9, I12)."""
+        bench, own, resuming = self.bench, live.own, self.bench.resuming
+        request, size = live.request, self.model.page_size
+        before, tables = bench.seen, self.publishing.tables(live)
+        was, n_states = live.computed // size, len(own.captured)
+        live.computed += n_tokens
+        page, rest = divmod(live.computed, size)
+        states, taken = None, 0
+        if resuming.inside and bench.states:
+            states, taken = self._inside(live, live.computed - n_tokens, before)
+        n_states = len(own.captured) - n_states
+        if bench.states:
+            self._stand(live, 0 if rest else page)
+
+        def uses(result: object) -> Adopted | None:
+            del result
+            return self.publishing.went(live, before, tables)
+
+        bench.act(
+            "computed",
+            lambda: self.cache.computed(request, n_tokens, bench.fence, states),
+            pressure=Pressure(device={each.name: n_states for each in bench.states}),
+            uses=uses,
+        )
+        for (name, tier), books in bench.seen.books.items():
+            if tier == "host" and n_states:
+                continue  # room for states may have been made by moving others there
+            of_state = tier == "device" and self.model.component(name).is_state
+            if books.headroom + taken * of_state < before.books[name, tier].headroom:
+                said = f"{tier}: {before.books[name, tier]} became {books} as {live.name} went on"
+                self.judge.fail("I12", name, said)
+        if page > was and live.computed <= live.prompt and live.computed < request.total:
+            for name, pages in resuming.behind(own, page).items():
+                if pages:
+                    said = f"{live.name} keeps pages {pages} behind its reach at page {page}"
+                    self.judge.fail("I9", name, said)
+        if resuming.matters:
+            bench.counts["left behind"] += page > was
+            self.publishing.check(live, own.based)
+        assert live.computed == request.computed
+
+    def _inside(
+        self, live: Live, start: int, before: Snapshot
+    ) -> tuple[dict[str, dict[int, list[torch.Tensor]]], int]:
+        """The states an engine has inside the chunk that began at token `start`.
+
+        They are kept where they are promised, or for as long as every pool has a slot to spare;
+        how many of the latter is told as well (I10, I11).
+        """
+        bench, own, size = self.bench, live.own, self.model.page_size
+        inside = range(start // size + 1, -(-live.computed // size))
+        grid = bench.resuming.on_grid(
+            live.prompt, max(start // size, own.last_point), live.computed // size
+        )
+        wanted = [page for page in inside if page in live.due or page in grid]
+        asked = self.cache.state_boundaries(live.request, live.computed - start)
+        self.judge.expect(
+            asked == [page * size for page in wanted],
+            "I10",
+            None,
+            lambda: f"states of {live.name} are asked for at {asked}, points are at {wanted}",
+        )
+        spare = min(before.books[each.name, "device"].headroom for each in bench.states)
+        taken = 0
+        for page in wanted:
+            if page in live.due:
+                live.due.discard(page)
+            elif taken < spare:
+                taken += 1
+            else:
+                continue
+            own.points.add(page)
+            own.captured.add(page)
+            own.last_point = page
+        handed = {
+            each.name: {
+                page * size: self.payloads.planes(each, self.model.prefix(*live.sequence, page - 1))
+                for page in wanted
+            }
+            for each in bench.states
+        }
+        return handed, taken
+
+    def _stand(self, live: Live, page: int) -> None:
+        """The live states stand at a boundary, or between two: are they to be kept?"""
+        own, resuming = live.own, self.bench.resuming
+        live.standing = 0
+        if page in live.due:
+            live.due.discard(page)
+            own.last_point = page
+            live.standing, live.standing_as = page, "point"
+        elif page and live.computed < live.prompt:
+            if page - own.last_point >= resuming.spacing:
+                live.standing, live.standing_as = page, "grid"
+            elif page - max(own.last_point, own.last_left) >= resuming.state_spacing:
+                live.standing, live.standing_as = page, "left"
+        elif page and live.reserve:
+            live.tracked = page
 
     def _read(self, live: Live) -> None:
         """What the next token attends to is there and right (M7, M8, R5, L6)."""
@@ -91,7 +207,7 @@ class Steps:
             numbers = sorted({token // size for token in tokens})
             tiers = ("device", "host") if component.home_is_host else ("device",)
             for tier in tiers:
-                table = self._slots(live, component, tier)
+                table = self.publishing.table(live, component, tier)
                 pages: Pages = {}
                 for page in numbers:
                     slots = table[page] if page < len(table) else ()
@@ -131,7 +247,7 @@ class Steps:
         for component in self.bench.paged:
             tiers = ("device", "host") if component.home_is_host else ("device",)
             for tier in tiers:
-                table = self._slots(live, component, tier)
+                table = self.publishing.table(live, component, tier)
                 for page in range(live.computed // size, -(-end // size)):
                     prefix = (live.namespace, live.tuple[: min((page + 1) * size, end)])
                     slots = table[page] if page < len(table) else ()

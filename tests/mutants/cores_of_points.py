@@ -1,0 +1,180 @@
+"""More cores with one defect each: resume points, and what running requests leave behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from kvgraft.admission import budget
+from kvgraft.admission.account import Account
+from kvgraft.points import ResumePoints
+from kvgraft.private import PrivateSlots
+from kvgraft.request import Due, Request
+from kvgraft.sharing import Sharing
+from kvgraft.tree import inserting, pinning
+from kvgraft.tree.node import Node
+from kvgraft.tree.track import Track
+from kvgraft.tree.tree import Tree
+from kvgraft.types import Demand, PointKind
+
+from .cores import Patch, mutant
+from .cores_held_out import edited
+
+__all__: list[str] = []
+
+# -- where the points are
+
+
+@mutant("everything+window", "I10", "M5")
+def a_point_lies_a_page_early(patch: Patch) -> None:
+    ahead = ResumePoints.ahead
+
+    def early(self: ResumePoints, request: Request, found: Any, asked: Iterable[int]) -> Any:
+        points, captured = ahead(self, request, found, asked)
+        return {max(found.anchor + 1, page - 1): kind for page, kind in points.items()}, captured
+
+    patch.setattr(ResumePoints, "ahead", early)
+
+
+@mutant("everything+window+state", "I10", "I9", "I1")
+def a_point_is_kept_for_states_only(patch: Patch) -> None:
+    def useless(self: Any, request: Request, track: Track, runs: list[Any]) -> list[Any]:
+        self._free(request, track, runs)
+        return []
+
+    patch.setattr(PrivateSlots, "_classed", useless)
+
+
+@mutant("everything+window", "I12")
+def a_grid_is_never_thinned(patch: Patch) -> None:
+    init = ResumePoints.__init__
+
+    def dense(self: ResumePoints, *given: Any, **named: Any) -> None:
+        init(self, *given, **named)
+        self.spacing = self.state_spacing = 1
+
+    patch.setattr(ResumePoints, "__init__", dense)
+
+
+@mutant("everything+window", "I10", "I9", "T7")
+def a_point_of_the_grid_is_seen_once_its_pages_have_left(patch: Patch) -> None:
+    edited(Sharing._insert, "end if position is None else position", "end")(patch)
+
+
+@mutant("everything+state", "I10", "I11")
+def a_skipped_point_is_not_counted(patch: Patch) -> None:
+    edited(PrivateSlots.settle_due, "skipped[PointKind.GRID] += 1", "skipped[PointKind.GRID] += 0")(
+        patch
+    )
+
+
+@mutant("everything+window+state", "I11", "I10")
+def a_point_without_a_slot_for_its_state_keeps_the_window(patch: Patch) -> None:
+    settle = PrivateSlots.settle_due
+
+    def half(self: PrivateSlots, request: Request) -> None:
+        states = [each for each in request.states if each is not None]
+        due = [each.due for each in states if each.due_as is Due.GRID and each.live is not None]
+        settle(self, request)
+        for page in filter(None, due):
+            request.points.setdefault(page, PointKind.GRID)
+
+    patch.setattr(PrivateSlots, "settle_due", half)
+
+
+# -- what is left behind
+
+
+@mutant("everything+window", "I1", "I9", "I10", "T9")
+def pages_are_published_after_they_went(patch: Patch) -> None:
+    publish = Sharing.publish
+
+    def late(self: Sharing, request: Request, end: int, position: int) -> None:
+        self.slots.give_back_behind(request, position)
+        publish(self, request, end, position)
+
+    patch.setattr(Sharing, "publish", late)
+
+
+@mutant("everything+window", "I9", "I10", "I1")
+def a_decode_gives_back_what_points_need(patch: Patch) -> None:
+    edited(
+        Sharing.leave_behind,
+        "step_is_small = not self.slots.holds_below(request, request.prompt // size)",
+        "step_is_small = True",
+    )(patch)
+
+
+@mutant("window", "I9", "T7")
+def what_is_left_behind_goes_last(patch: Patch) -> None:
+    patch.setattr(inserting, "LEFT_BEHIND", -(1 << 40))
+
+
+@mutant("window", "I9", "T7")
+def what_is_left_behind_counts_as_used(patch: Patch) -> None:
+    patch.setattr(inserting, "LEFT_BEHIND", 0)
+
+
+@mutant("window", "I9", "T7")
+def what_was_left_behind_last_goes_first(patch: Patch) -> None:
+    edited(inserting._put, "tree.clock - LEFT_BEHIND", "-tree.clock")(patch)
+
+
+@mutant("everything+window", "I12", "L1", "T6", "T8")
+def what_is_left_behind_stays_pinned(patch: Patch) -> None:
+    advance = pinning.advance
+
+    def greedy(tree: Tree, receipt: Any, anchor: Node) -> None:
+        node = anchor
+        while node is not receipt.anchor and node.parent is not None:
+            for track in tree.tracks:
+                cell = node.cells[track.index]
+                if not track.is_everything and cell.device is not None and not cell.device_pins:
+                    cell.device_pins += 1
+                    n_slots = len(cell.device) // 4
+                    track.device.pinned += n_slots
+                    track.device.evictable -= n_slots
+            node = node.parent
+        advance(tree, receipt, anchor)
+
+    patch.setattr(pinning, "advance", greedy)
+
+
+@mutant("everything+window", "I12", "A11", "A12", "A7")
+def what_is_left_behind_is_promised_again(patch: Patch) -> None:
+    patch.setattr(Account, "renewal", lambda self, n: n)
+
+
+@mutant("everything+window", "T8", "T9", "I1")
+def duplicates_of_what_is_left_behind_leak(patch: Patch) -> None:
+    edited(
+        inserting._adopt,
+        "        if not run.is_left:\n            tree.use(node, track)\n"
+        "        track.device.give_private(part.device)\n",
+        "        if run.is_left:\n            continue\n        tree.use(node, track)\n"
+        "        track.device.give_private(part.device)\n",
+    )(patch)
+
+
+# -- what the points cost
+
+
+@mutant("everything+state", "I12")
+def points_are_counted_twice_in_the_demand(patch: Patch) -> None:
+    demand = budget.default_demand
+
+    def twice(track: Any, query: Any) -> Demand:
+        found = demand(track, query)
+        return found._replace(later=found.later + query.checkpoints * track.is_state)
+
+    patch.setattr(budget, "default_demand", twice)
+
+
+@mutant("everything+state", "A10", "I12", "A7", "I10")
+def points_are_left_out_of_the_demand(patch: Patch) -> None:
+    demand = budget.default_demand
+    patch.setattr(
+        budget,
+        "default_demand",
+        lambda track, query: demand(track, query._replace(checkpoints=0)),
+    )
