@@ -17,9 +17,14 @@ def opened(cut_tokens: int, **components: dict[str, object]) -> Cache:
     return Cache.open(components, **settings)
 
 
-def serve(cache: Cache, tokens: Sequence[int], chunk: int | None = None) -> tuple[int, list[int]]:
+def serve(
+    cache: Cache,
+    tokens: Sequence[int],
+    chunk: int | None = None,
+    resume_at: int | tuple[int, ...] = (),
+) -> tuple[int, list[int]]:
     """A whole life: where it resumed, and where its passes ended."""
-    request = cache.begin(TokenKey(list(tokens)), chunk=chunk)
+    request = cache.begin(TokenKey(list(tokens)), chunk=chunk, resume_at=resume_at)
     assert cache.admit(request).admitted
     resumed, ends = request.anchor_tokens, []
     while request.computed < request.prompt:
@@ -83,6 +88,16 @@ def test_the_end_of_a_prompt_of_whole_pages_needs_no_cut_and_is_kept() -> None:
     with opened(2000) as cache:
         assert serve(cache, prompt) == (0, [1024])
         assert serve(cache, [*prompt, *range(9000, 9100)])[0] == 1024
+
+
+def test_a_cut_for_repetitions_alone_is_made_where_the_engine_asks_for_it() -> None:
+    """It would save less than a quarter of a prompt of whole pages, so it is not made by itself."""
+    conversation = list(range(1024))
+    for resume_at, cut in (((), []), (1216, [1216])):
+        with opened(0) as cache:
+            serve(cache, conversation)
+            prompt = [*conversation, *range(5000, 5256)]
+            assert serve(cache, prompt, resume_at=resume_at) == (1024, [*cut, 1280])
 
 
 def test_a_negative_distance_is_refused() -> None:

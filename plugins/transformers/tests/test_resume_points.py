@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from kvgraft_transformers.engine import Engine, EngineSettings, GenerationRequest
+from kvgraft_transformers.probing import cache_argument, layer_modules
 from kvgraft_transformers.tiny import FAMILIES
 
 CASES = [*FAMILIES, "deepseek_v32+hisparse"]
@@ -136,11 +137,27 @@ def lengths_of(model: PreTrainedModel) -> Iterator[list[int]]:
     def note(_: object, args: tuple[torch.Tensor, ...], output: object) -> None:
         lengths.append(args[0].shape[1])
 
-    handle = model.model.layers[0].register_forward_hook(note)
+    _, first = next(iter(layer_modules(model).items()))
+    handle = first.register_forward_hook(note)
     try:
         yield lengths
     finally:
         handle.remove()
+
+
+@pytest.mark.parametrize("family", ["mamba2", "bamba", "lfm2"])
+def test_generate_goes_on_behind_what_is_cached_whoever_gives_the_whole_prompt(
+    family, tiny, open_memory, tokens
+):
+    model, prompt = tiny(family), tokens(330)
+    memory = open_memory(model, **ROOMY)
+    expected = answer(model, prompt)
+    for hit in (0, 320, 320):
+        with memory.session(prompt, max_new_tokens=4) as session, lengths_of(model) as lengths:
+            said = answer(model, prompt, **{cache_argument(model): session.cache})
+        assert session.cached_tokens == hit
+        assert sum(lengths) == len(prompt) - hit + 3
+        assert said == expected
 
 
 @pytest.mark.parametrize("case", CASES)

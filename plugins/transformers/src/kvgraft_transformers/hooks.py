@@ -54,6 +54,7 @@ def watch_forward(memory: ModelMemory) -> Callable[[], None]:
             return None
         for session in cache.sessions:
             session.expect_open()
+        kwargs = _without_cached(cache, kwargs)
         tokens = kwargs.get("input_ids", args[0] if args else None)
         if not isinstance(tokens, torch.Tensor):
             raise SessionError("a session's tokens decide what can be shared: pass input_ids")
@@ -154,6 +155,21 @@ def _wants_last_only(model: Any, kwargs: Mapping[str, Any]) -> bool:
     keep = kwargs.get("logits_to_keep")
     more = any(kwargs.get(name, getattr(model.config, name, None)) for name in OF_EVERY_TOKEN)
     return isinstance(keep, int) and keep == 1 and kwargs.get("labels") is None and not more
+
+
+def _without_cached(cache: SessionCache, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a session's first pass without the tokens that are cached.
+
+    `generate` gives models of recurrences alone the whole prompt, whatever is cached of it.
+    """
+    tokens, past = kwargs.get("input_ids"), cache.past
+    if "cache_params" not in kwargs or not past or not isinstance(tokens, torch.Tensor):
+        return kwargs
+    for session, row in zip(cache.sessions, tokens.tolist()):
+        prompt = session.key.tokens(0, session.request.prompt).tolist()
+        if not past == session.computed == session.cached_tokens or row != prompt:
+            return kwargs
+    return {**kwargs, "input_ids": tokens[:, past:]}
 
 
 def _split(

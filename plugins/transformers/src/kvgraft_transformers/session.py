@@ -56,7 +56,10 @@ class Session:
         self.memory = memory
         self.key = key
         self.limit_tokens = limit_tokens
-        self.request = memory.cache.begin(key, reserve=reserve, chunk=chunk, prefetch=prefetch)
+        repeat = (key.n_tokens - 1) // memory.page_size * memory.page_size
+        self.request = memory.cache.begin(
+            key, reserve=reserve, chunk=chunk, prefetch=prefetch, resume_at=max(0, repeat)
+        )
         self._hot: list[HotBuffer] = []
         self._cache: SessionCache | None = None
         self._swapped = SwapStatistics(0, 0)
