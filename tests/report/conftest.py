@@ -146,6 +146,16 @@ def result() -> ReplayResult:
         "rejections": 2,
         "copies_on_write": 569,
         "checkpoints": 1_847,
+        "resume_points": {
+            "made": {"repeat": 633, "branch": 41, "end": 640, "grid": 219},
+            "skipped": {"repeat": 0, "branch": 3, "end": 0, "grid": 17},
+            "used": {"repeat": 27, "branch": 88, "end": 402, "grid": 12},
+            "lost": {"repeat": 310, "branch": 4, "end": 129, "grid": 73},
+            "slots": {
+                "swa": {"kept": 1_311, "left_behind": 742},
+                "mamba": {"kept": 151, "left_behind": 38},
+            },
+        },
         "out_of_memory": 0,
         "payload_mismatches": 0,
         "payloads_verified": 48_823,

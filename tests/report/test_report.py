@@ -582,3 +582,32 @@ def test_what_all_requests_share_alike_has_a_mean_and_no_percentiles(result: Rep
 def test_one_request_is_counted_in_the_singular(result: ReplayResult) -> None:
     result["workload"]["requests"] = result["requests"] = result["served"] = 1
     assert headline(result) == "1 of 1 request"
+
+
+def test_resume_points_are_told_by_kind_with_their_slots(result: ReplayResult) -> None:
+    text = terminal(result)
+    assert re.search(r"branch +41 +3 +88 +4\s", text)
+    assert re.search(r"swa +1,311 +742\s", text)
+
+
+def test_kinds_of_resume_points_that_never_came_up_are_left_out(result: ReplayResult) -> None:
+    points = result["resume_points"]
+    assert points is not None
+    points["made"]["unheard-of"] = points["lost"]["unheard-of"] = 0
+    for text in (Page(render_html(result)).text, terminal(result)):
+        assert "grid" in text
+        assert "unheard-of" not in text
+
+
+@pytest.mark.parametrize("version", ["without bounded components", "before resume points"])
+def test_where_there_are_no_resume_points_no_report_mentions_them(
+    version: str, result: ReplayResult
+) -> None:
+    if version == "before resume points":
+        del cast("dict[str, Any]", result)["resume_points"]
+    else:
+        result["resume_points"] = None
+    for text in (Page(render_html(result)).text, terminal(result)):
+        assert "Resume points" not in text
+        assert "left behind" not in text
+        assert "Scheduling" in text

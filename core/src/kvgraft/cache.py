@@ -323,18 +323,21 @@ class Cache(RequestTables):
             fence: when that data exists, if not yet; what is copied to HOST waits for it (B4).
             states: states inside these tokens, at `state_boundaries`: per state component, by
                 position, a tensor for each plane of its pool, in their order and shapes. They are
-                copied. A position that is left out is no resume point.
+                copied. A position that is left out is no resume point; others are not kept.
 
         Raises:
             LeaseError: no number of tokens, or more than slots are allocated for.
-            ConfigError: states that the cache was not opened for, or of other shapes.
+            ConfigError: states that the cache was not opened for, of a component without states, or
+                of other shapes; nothing has changed.
         """
         self._expect(request, Stage.ADMITTED)
-        if states is not None and not self.config.states_inside_chunks:
-            raise ConfigError(
-                "computed: states inside a chunk are for a cache opened with "
-                "states_inside_chunks=True"
-            )
+        if states is not None:
+            if not self.config.states_inside_chunks:
+                raise ConfigError(
+                    "computed: states inside a chunk are for a cache opened with "
+                    "states_inside_chunks=True"
+                )
+            self.slots.check_inner(states)
         start = request.computed
         before = request.advance(n_tokens, self.tree.page_size)
         page, rest = divmod(request.computed, self.tree.page_size)

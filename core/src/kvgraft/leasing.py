@@ -132,8 +132,6 @@ class Leasing:
             for operation in operations.waits_for(receipt, tree.tracks)
         ]
         request.points, request.checkpoints = self.points.ahead(request, found, checkpoints)
-        if anchor.points is not None and anchor.end in anchor.points:
-            self.points.used[anchor.points[anchor.end]] += 1
 
     def renew(self, request: Request, limit: int) -> None:
         """Match again, at most `limit` pages; the old pins go once the new ones stand (I8)."""

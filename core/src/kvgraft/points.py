@@ -107,7 +107,8 @@ class ResumePoints:
             gain = page - before
             if not self.inside and page * size != request.prompt:
                 # A pass more must be worth it; the more so for a state of use to repeats alone.
-                rare = page == repeat != last and found.base < repeat
+                asked_for = page in request.resume_at
+                rare = page == repeat != last and found.base < repeat and not asked_for
                 if gain < self.cut_pages or (rare and gain < repeat * REPEAT_SHARE):
                     continue
             captured.append(page)

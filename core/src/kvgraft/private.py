@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvgraft.dispatch import Mounted
-from kvgraft.errors import TransferError
+from kvgraft.errors import ConfigError, TransferError
 from kvgraft.points import ResumePoints
 from kvgraft.request import Due, Request, StateSlots
 from kvgraft.room import Room
@@ -229,6 +229,25 @@ class PrivateSlots:
             states = request.states[track.index]
             assert states is not None
             states.due, states.due_as = page, due_as
+
+    def check_inner(self, states: InnerStates) -> None:
+        """Refuse states that no pool has a place for, before anything changes (I8).
+
+        Raises:
+            ConfigError: a component that keeps no states, or planes of other shapes.
+        """
+        pools = {
+            track.name: self.mounted[track.index].component.device for track in self.state_tracks
+        }
+        for name, by_position in states.items():
+            if name not in pools:
+                raise ConfigError(
+                    f"computed: component {name!r} keeps no states; those that do are "
+                    f"{', '.join(pools) or 'none'}"
+                )
+            for position, planes in by_position.items():
+                what = f"computed: the state of component {name!r} at token {position}"
+                pools[name].check_slot(planes, what)
 
     def capture_inside(self, request: Request, start: int, states: InnerStates) -> None:
         """Keep states from inside the chunk that began at token `start` (I10, I11).

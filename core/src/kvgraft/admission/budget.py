@@ -180,6 +180,9 @@ class Budget:
 
     def open(self, request: Request) -> None:
         """Promise an admitted request the demand it was decided on, and its private slots."""
+        anchor = request.receipt.anchor
+        if anchor.points is not None and anchor.end in anchor.points:
+            self.points.used[anchor.points[anchor.end]] += 1
         for track, demand, load in zip(self.tree.tracks, request.demands, request.host_slots):
             peak = demand.now + demand.later - load
             remaining = self._remaining(request, track, demand)

@@ -125,6 +125,17 @@ class DevicePool:
         for lanes in self.lanes:
             lanes[write] = lanes[read]
 
+    def check_slot(self, planes: Sequence[torch.Tensor], what: str) -> None:
+        """Refuse tensors that are not those of one slot; `what` they are is named.
+
+        Raises:
+            ConfigError: other shapes, or another number of them.
+        """
+        shapes = [tuple(plane.shape) for plane in planes]
+        wanted = [tuple(spec.shape) for spec in self.specs]
+        if shapes != wanted:
+            raise ConfigError(f"{what} has planes {shapes}; the pool's are {wanted}")
+
     def write_slot(self, slot: bytes, planes: Sequence[torch.Tensor]) -> None:
         """Fill one slot: a tensor `[*shape]` for each of `specs`, in their order.
 
@@ -133,10 +144,7 @@ class DevicePool:
         """
         if self.device.type == "meta":
             return
-        shapes = [tuple(plane.shape) for plane in planes]
-        wanted = [tuple(spec.shape) for spec in self.specs]
-        if shapes != wanted:
-            raise ConfigError(f"pool: a slot of planes {shapes}; the pool's are {wanted}")
+        self.check_slot(planes, "pool: a slot")
         row = int.from_bytes(slot, sys.byteorder)
         for into, plane in zip(self.planes, planes):
             into[row].copy_(plane, non_blocking=True)

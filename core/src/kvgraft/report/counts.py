@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kvgraft.cache import Cache
-from kvgraft.report.schema import CacheCounts, StorageCounts, StoreContents
+from kvgraft.report.schema import (
+    CacheCounts,
+    PointCounts,
+    PointSlots,
+    StorageCounts,
+    StoreContents,
+)
 from kvgraft.storage import StoreStats
-from kvgraft.types import Direction
+from kvgraft.types import Direction, PointKind
 
 __all__ = ["cache_counts", "storage_counts", "store_contents"]
 
@@ -42,7 +50,34 @@ def cache_counts(cache: Cache) -> CacheCounts:
         },
         "copies_on_write": cache.slots.copies_on_write,
         "checkpoints": cache.checkpoints,
+        "resume_points": _point_counts(cache),
     }
+
+
+def _point_counts(cache: Cache) -> PointCounts | None:
+    """Resume points since the cache was opened, and the slots in the tree now; O(tree)."""
+    points, tree = cache.points, cache.tree
+    if not points.matter:
+        return None
+    bounded = [track for track in tree.tracks if not track.is_everything]
+    slots: dict[str, PointSlots] = {track.name: {"kept": 0, "left_behind": 0} for track in bounded}
+    for node in tree.nodes():
+        for track in bounded:
+            cell = node.cells[track.index]
+            if cell.device is not None:
+                of = slots[track.name]
+                of["left_behind" if cell.stamp < 0 else "kept"] += track.n_slots(node)
+    return {
+        "made": _by_kind(points.made),
+        "skipped": _by_kind(points.skipped),
+        "used": _by_kind(points.used),
+        "lost": _by_kind(tree.lost_points),
+        "slots": slots,
+    }
+
+
+def _by_kind(counts: Mapping[PointKind, int]) -> dict[str, int]:
+    return {kind.value: n for kind, n in counts.items()}
 
 
 def storage_counts(cache: Cache, before: StoreContents | None) -> StorageCounts | None:

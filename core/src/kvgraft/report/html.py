@@ -19,6 +19,7 @@ from kvgraft.report.charts import (
 from kvgraft.report.icicle import RESIDENCIES, icicle
 from kvgraft.report.output import write_whole
 from kvgraft.report.plot import SIZE
+from kvgraft.report.point_tables import point_tables
 from kvgraft.report.storage_tables import storage_tables
 from kvgraft.report.summary import (
     checks,
@@ -92,7 +93,12 @@ def _context(result: ReplayResult) -> dict[str, object]:
         "pools": pools,
         "tree": tree,
         "tree_height": _tree_height(tree),
-        "tables": (token_table(result), *result_tables(result), *storage_tables(result)),
+        "tables": (
+            token_table(result),
+            *result_tables(result),
+            *point_tables(result),
+            *storage_tables(result),
+        ),
         "cpu": cpu,
         "cpu_bars": _cpu_bars(result, [row[0] for row in cpu.rows]),
         "settings": settings_rows(result["settings"]),

@@ -17,6 +17,8 @@ __all__ = [
     "HitTokens",
     "LoadBacks",
     "Occupancy",
+    "PointCounts",
+    "PointSlots",
     "Quantiles",
     "ReplayResult",
     "Residency",
@@ -215,14 +217,45 @@ class TreeSnapshot(TypedDict):
     truncated: int
 
 
+class PointSlots(TypedDict):
+    """DEVICE slots of one component in the tree when the replay ended.
+
+    `left_behind`: by requests that went on, and not used since: the first to be evicted. `kept`:
+    all others, of resume points and of what was used again.
+    """
+
+    kept: int
+    left_behind: int
+
+
+class PointCounts(TypedDict):
+    """Resume points by kind (`"repeat"`, `"branch"`, `"grid"`, ...); kinds may be added.
+
+    `made`: published in the tree. `skipped`: left out because a state found no slot. `used`: times
+    an admitted request resumed from one. `lost`: points of which some data left its last tier.
+    `slots` is by component, of those that need less than every page.
+    """
+
+    made: dict[str, int]
+    skipped: dict[str, int]
+    used: dict[str, int]
+    lost: dict[str, int]
+    slots: dict[str, PointSlots]
+
+
 class CacheCounts(TypedDict):
-    """What a cache counts by itself; `evictions` may gain causes."""
+    """What a cache counts by itself; `evictions` may gain causes.
+
+    `resume_points` is None where every component needs every page: any boundary can be resumed
+    from then.
+    """
 
     load_backs: LoadBacks
     backups: Backups
     evictions: dict[str, TierEvictions]
     copies_on_write: int
     checkpoints: int
+    resume_points: PointCounts | None
 
 
 class ReplayResult(CacheCounts):

@@ -11,6 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from kvgraft.report.point_tables import point_tables
 from kvgraft.report.storage_tables import storage_tables
 from kvgraft.report.summary import (
     SummaryTable,
@@ -81,7 +82,7 @@ def print_tables(result: ReplayResult, console: Console) -> None:
     _keep_whole(cells)
     zero.add_row(*cells)
     _print(console, zero, text("Must be zero", "bold"))
-    found = (*result_tables(result), *storage_tables(result))
+    found = (*result_tables(result), *point_tables(result), *storage_tables(result))
     for table in (token_table(result), *found, cpu_table(result)):
         title = text(table.title, "bold")
         if table.note:

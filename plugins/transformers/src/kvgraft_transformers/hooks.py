@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -25,12 +25,17 @@ HARMLESS = frozenset(
 )
 """Tensors a model may be given with a session: checked, or without effect on what it caches."""
 
+OF_EVERY_TOKEN = ("output_hidden_states", "output_attentions", "output_router_logits")
+"""What a caller may ask for besides the logits, of every token of a pass."""
+
 
 def watch_forward(memory: ModelMemory) -> Callable[[], None]:
     """Run `SessionCache.begin` before and `end` after every pass that is given such a cache.
 
-    Passes with another memory's cache, or none, are left alone. After a pass that failed, the
-    session is good for nothing but `abort`.
+    A pass of which only the last token's logits are wanted, as `generate` wants of a prompt, is run
+    in several where a recurrent state is worth keeping on the way. Passes with another memory's
+    cache, or none, are left alone. After a pass that failed, the session is good for nothing but
+    `abort`.
 
     Returns:
         What removes the hooks.
@@ -40,12 +45,16 @@ def watch_forward(memory: ModelMemory) -> Callable[[], None]:
         cache = _session_cache(kwargs)
         return cache if cache is not None and cache.memory is memory else None
 
-    def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        cache = memory.running = mine(kwargs)
+    def before(
+        model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        cache = mine(kwargs)
+        memory.running = None
         if cache is None:
-            return
+            return None
         for session in cache.sessions:
             session.expect_open()
+        kwargs = _without_cached(cache, kwargs)
         tokens = kwargs.get("input_ids", args[0] if args else None)
         if not isinstance(tokens, torch.Tensor):
             raise SessionError("a session's tokens decide what can be shared: pass input_ids")
@@ -54,7 +63,14 @@ def watch_forward(memory: ModelMemory) -> Callable[[], None]:
         if kwargs.get("use_cache") is False:
             raise SessionError("use_cache=False with a session; leave one of them out")
         _check_arguments(cache, tokens.shape[-1], kwargs)
+        if "input_ids" in kwargs and _wants_last_only(model, kwargs):
+            while (n_first := cache.before_cut(tokens.shape[-1])) < tokens.shape[-1]:
+                first, kwargs = _split(kwargs, cache.past, n_first)
+                model(**first)
+                tokens = kwargs["input_ids"]
+        memory.running = cache
         cache.begin(tokens)
+        return args, kwargs
 
     def after(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         cache, memory.running = mine(kwargs), None
@@ -132,6 +148,47 @@ def _check_prompt(cache: SessionCache, prompt: object, arguments: dict[str, Any]
             )
         if isinstance(new, int):
             session.expect_length(len(tokens) + new)
+
+
+def _wants_last_only(model: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a pass's output is the same for its last tokens alone."""
+    keep = kwargs.get("logits_to_keep")
+    more = any(kwargs.get(name, getattr(model.config, name, None)) for name in OF_EVERY_TOKEN)
+    return isinstance(keep, int) and keep == 1 and kwargs.get("labels") is None and not more
+
+
+def _without_cached(cache: SessionCache, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a session's first pass without the tokens that are cached.
+
+    `generate` gives models of recurrences alone the whole prompt, whatever is cached of it.
+    """
+    tokens, past = kwargs.get("input_ids"), cache.past
+    if "cache_params" not in kwargs or not past or not isinstance(tokens, torch.Tensor):
+        return kwargs
+    for session, row in zip(cache.sessions, tokens.tolist()):
+        prompt = session.key.tokens(0, session.request.prompt).tolist()
+        if not past == session.computed == session.cached_tokens or row != prompt:
+            return kwargs
+    return {**kwargs, "input_ids": tokens[:, past:]}
+
+
+def _split(
+    kwargs: dict[str, Any], past: int, n_first: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arguments of a pass over the first `n_first` tokens, and of one over the others.
+
+    Args:
+        kwargs: of a pass over both.
+        past: columns of the batch that are computed.
+        n_first: fewer than there are.
+    """
+    first, others = dict(kwargs), dict(kwargs)
+    for name in ("input_ids", "position_ids", "cache_position"):
+        if kwargs.get(name) is not None:
+            first[name], others[name] = kwargs[name][..., :n_first], kwargs[name][..., n_first:]
+    if kwargs.get("attention_mask") is not None:
+        first["attention_mask"] = kwargs["attention_mask"][..., : past + n_first]
+    return first, others
 
 
 def _session_cache(kwargs: dict[str, Any]) -> SessionCache | None:

@@ -27,6 +27,9 @@ from kvgraft_transformers.sparse import route_sparse_attention
 
 __all__ = ["ModelMemory", "check_chunk"]
 
+CUT_TOKENS = 128
+"""Tokens between two cuts of a prefill, at least: an extra pass costs about as much as these."""
+
 FETCH_STEP_S = 0.001
 """Pause between two looks at a prefetch."""
 
@@ -115,7 +118,8 @@ class ModelMemory:
                 unless they are given, the weights at 10 GB/s; versions, precision and processor
                 are always part of the `salt`, so that other numerics never share.
             transfers: engine for copies between tiers.
-            settings: of `kvgraft.CacheConfig`: `device_tokens`, `host_tokens`, `guard` and so on.
+            settings: of `kvgraft.CacheConfig`: `device_tokens`, `host_tokens`, `guard` and so on;
+                `cut_tokens` is 128 by default, or `chunk_tokens` where these are fewer.
 
         Raises:
             UnsupportedModelError: the model keeps something no component serves, or says something
@@ -144,7 +148,12 @@ class ModelMemory:
                 f"components {unknown}: the model has {sorted(options)}; name one of these or its "
                 "package"
             )
-        plain = {"page_size": page_size, "device": str(model.device), **settings}
+        plain = {
+            "page_size": page_size,
+            "device": str(model.device),
+            "cut_tokens": min(CUT_TOKENS, chunk_tokens),
+            **settings,
+        }
         config = _configure(model, {"components": options, **plain}, storage)
         return cls(model, architecture, Cache(config, transfers=transfers), self_check)
 

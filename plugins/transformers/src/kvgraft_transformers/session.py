@@ -56,11 +56,15 @@ class Session:
         self.memory = memory
         self.key = key
         self.limit_tokens = limit_tokens
-        self.request = memory.cache.begin(key, reserve=reserve, chunk=chunk, prefetch=prefetch)
+        repeat = (key.n_tokens - 1) // memory.page_size * memory.page_size
+        self.request = memory.cache.begin(
+            key, reserve=reserve, chunk=chunk, prefetch=prefetch, resume_at=max(0, repeat)
+        )
         self._hot: list[HotBuffer] = []
         self._cache: SessionCache | None = None
         self._swapped = SwapStatistics(0, 0)
         self._in_pieces = False
+        self._told_at: object = None
         self.rows_dense = 0
 
     def __repr__(self) -> str:
@@ -209,6 +213,12 @@ class Session:
 
     # -- around a forward pass; called by `SessionCache`
 
+    def before_cut(self, n_tokens: int) -> int:
+        """Of the next `n_tokens` tokens, those before the first boundary that keeps a state."""
+        size, start = self.memory.page_size, self.computed
+        cuts = [page * size - start for page in self.request.checkpoints]
+        return min([cut for cut in cuts if 0 < cut < n_tokens], default=n_tokens)
+
     def make_room(self, tokens: Sequence[int]) -> None:
         """Slots for `tokens`, the next ones of the sequence; nothing else changes.
 
@@ -235,19 +245,27 @@ class Session:
         start = self.computed
         self.key.extend(tokens[self.key.n_tokens - start :])
         if self.memory.sparse is not None:
-            table = self.memory.cache.host_table(self.request, self.memory.sparse)
-            buffer = self.hot_buffer
-            buffer.add_host_pages(table[buffer.n_host_pages :].tobytes())
+            self._read_host_pages(self.memory.sparse)
             self.rows_dense += self.memory.n_sparse_layers * start
 
     def end_step(self, n_tokens: int) -> None:
         """They are computed: share what reaches a boundary."""
         self.memory.cache.computed(self.request, n_tokens)
-        if self.memory.cache.checkpoint(self.request) and self.memory.sparse is not None:
-            # the shared pages may be another request's, with the same bytes
-            table = self.memory.cache.host_table(self.request, self.memory.sparse)
-            self.hot_buffer.replace_host_pages(0, table.tobytes())
+        self.memory.cache.checkpoint(self.request)
         self._in_pieces = False
+
+    def _read_host_pages(self, sparse: str) -> None:
+        """Tell the hot buffer where the host keeps the sequence.
+
+        Pages that were shared since it was told may be another request's, with the same bytes.
+        """
+        table = self.memory.cache.host_table(self.request, sparse)
+        buffer, anchor = self.hot_buffer, self.request.receipt.anchor
+        n_known = buffer.n_host_pages
+        if anchor is not self._told_at:
+            buffer.replace_host_pages(0, table[:n_known].tobytes())
+            self._told_at = anchor
+        buffer.add_host_pages(table[n_known:].tobytes())
 
     def _require_whole(self) -> None:
         if self._in_pieces:

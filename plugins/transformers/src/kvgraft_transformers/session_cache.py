@@ -78,6 +78,13 @@ class SessionCache(Cache):
 
     # -- around a forward pass
 
+    def before_cut(self, n_new: int) -> int:
+        """How many of the next `n_new` tokens to compute in one pass, so that states are kept.
+
+        All of them where no session has a resume point among them that needs a state.
+        """
+        return min(session.before_cut(n_new) for session in self.sessions)
+
     def begin(self, tokens: torch.Tensor) -> None:
         """Make room for tokens the model is about to compute.
 

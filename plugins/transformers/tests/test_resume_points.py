@@ -1,0 +1,183 @@
+"""Prompts hit as deep as they agree, without being told where: engine, `generate`, README."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from kvgraft_transformers.engine import Engine, EngineSettings, GenerationRequest
+from kvgraft_transformers.probing import cache_argument, layer_modules
+from kvgraft_transformers.tiny import FAMILIES
+
+CASES = [*FAMILIES, "deepseek_v32+hisparse"]
+ROOMY = {"device_tokens": 16_384, "host_tokens": 0, "chunk_tokens": 512}
+
+Ask = Callable[[Sequence[int]], tuple[int, list[int]]]
+"""A prompt through a model: how many of its tokens were cached, and four more."""
+
+
+@pytest.fixture(params=["engine", "generate in one pass", "generate in chunks"])
+def ask(request, open_memory) -> Callable[[PreTrainedModel], Ask]:
+    """One way to use a memory of the model."""
+
+    def through(model: PreTrainedModel) -> Ask:
+        memory = open_memory(model, **ROOMY)
+        engine = Engine(memory, EngineSettings(chunk_tokens=512))
+
+        def submit(prompt: Sequence[int]) -> tuple[int, list[int]]:
+            (done,) = engine.generate([GenerationRequest(prompt, 4, ignore_end=True)])
+            return done.cached_tokens, done.tokens
+
+        def generate(prompt: Sequence[int]) -> tuple[int, list[int]]:
+            more = {"prefill_chunk_size": 512} if request.param.endswith("chunks") else {}
+            with memory.session(prompt, max_new_tokens=4) as session:
+                said = answer(model, prompt, past_key_values=session.cache, **more)
+            return session.cached_tokens, said
+
+        return submit if request.param == "engine" else generate
+
+    return through
+
+
+def answer(model: PreTrainedModel, prompt: Sequence[int], **more: object) -> list[int]:
+    """Four tokens by `generate`: without more arguments, as transformers itself says them."""
+    ids = torch.tensor(prompt)[None]
+    said = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=4,
+        do_sample=False,
+        eos_token_id=None,
+        **more,
+    )
+    return said[0, len(prompt) :].tolist()
+
+
+def test_an_identical_prompt_is_reused_but_for_its_last_page(tiny, ask, tokens):
+    model = tiny("qwen3_next")
+    send, prompt = ask(model), tokens(2000)
+    expected = answer(model, prompt)
+    for least in (0, 1920, 1920):
+        cached, said = send(prompt)
+        assert cached >= least
+        assert said == expected
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "llama4_text", "lfm3", "qwen3_next"])
+def test_an_identical_prompt_of_whole_pages_hits(family, tiny, ask, tokens):
+    model = tiny(family)
+    send, prompt = ask(model), tokens(160)
+    expected = answer(model, prompt)
+    assert [send(prompt) for _ in range(3)] == [(0, expected), (144, expected), (144, expected)]
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "qwen3_next"])
+def test_a_shared_system_prompt_is_hit_whole_by_the_third_user(family, tiny, ask, tokens):
+    model = tiny(family)
+    send, system = ask(model), tokens(4000)
+    for seed, least in ((2, 0), (3, 0), (4, 3968), (5, 3968)):
+        prompt = system + tokens(700, seed)
+        cached, said = send(prompt)
+        assert cached >= least
+        if least:
+            assert said == answer(model, prompt)
+
+
+def test_the_second_question_about_a_document_hits_all_of_it_but_a_page(tiny, ask, tokens):
+    """The README's example: windows that were left behind are there to resume from."""
+    model = tiny("gemma3_text")
+    send, document = ask(model), tokens(333)
+    hits = [send(document + tokens(25, seed))[0] for seed in (2, 3, 4)]
+    assert hits == [0, 320, 320]
+
+
+def test_a_document_that_ends_on_the_grid_is_hit_at_the_second_question(tiny, open_memory, tokens):
+    """A state is resumed from where one was captured: here at the end of every chunk."""
+    model = tiny("qwen3_next")
+    memory = open_memory(model, **{**ROOMY, "chunk_tokens": 64})
+    engine = Engine(memory, EngineSettings(chunk_tokens=64))
+    document = tokens(320)
+    hits = [
+        engine.generate([GenerationRequest(document + tokens(25, seed), 2)])[0].cached_tokens
+        for seed in (2, 3)
+    ]
+    assert hits == [0, 320]
+
+
+def test_a_pass_whose_logits_are_all_wanted_is_never_cut(tiny, open_memory, tokens):
+    model = tiny("qwen3_next")
+    memory = open_memory(model)
+    ids = torch.tensor(tokens(150))[None]
+    for more in ({}, {"logits_to_keep": 2}, {"logits_to_keep": 1, "output_hidden_states": True}):
+        with torch.no_grad(), memory.session(ids) as session, lengths_of(model) as lengths:
+            output = model(input_ids=ids, past_key_values=session.cache, **more)
+            session.abort()
+        assert lengths == [150]
+        assert output.logits.shape[1] == more.get("logits_to_keep", 150)
+
+
+@pytest.mark.parametrize(("family", "cut"), [("qwen3_next", [960, 40]), ("gemma3_text", [1000])])
+def test_a_prompt_of_generate_is_cut_where_a_state_is_kept(family, cut, tiny, open_memory, tokens):
+    model, prompt = tiny(family), tokens(1000)
+    memory = open_memory(model, **{**ROOMY, "page_size": 64, "chunk_tokens": 1024})
+    with memory.session(prompt, max_new_tokens=4) as session, lengths_of(model) as lengths:
+        answer(model, prompt, past_key_values=session.cache)
+    assert lengths == [*cut, 1, 1, 1]
+
+
+@contextmanager
+def lengths_of(model: PreTrainedModel) -> Iterator[list[int]]:
+    """The tokens of each pass through the model while the block runs."""
+    lengths: list[int] = []
+
+    def note(_: object, args: tuple[torch.Tensor, ...], output: object) -> None:
+        lengths.append(args[0].shape[1])
+
+    _, first = next(iter(layer_modules(model).items()))
+    handle = first.register_forward_hook(note)
+    try:
+        yield lengths
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("family", ["mamba2", "bamba", "lfm2"])
+def test_generate_goes_on_behind_what_is_cached_whoever_gives_the_whole_prompt(
+    family, tiny, open_memory, tokens
+):
+    model, prompt = tiny(family), tokens(330)
+    memory = open_memory(model, **ROOMY)
+    expected = answer(model, prompt)
+    for hit in (0, 320, 320):
+        with memory.session(prompt, max_new_tokens=4) as session, lengths_of(model) as lengths:
+            said = answer(model, prompt, **{cache_argument(model): session.cache})
+        assert session.cached_tokens == hit
+        assert sum(lengths) == len(prompt) - hit + 3
+        assert said == expected
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_sessions_with_one_prompt_share_pages_and_read_what_is_theirs(
+    case, tiny, open_memory, tokens, run, poison
+):
+    """Pages that the other one shared first take the place of a session's own, which are freed."""
+    family, _, sparse = case.partition("+")
+    model = tiny(family)
+    memory = open_memory(model, sparse_on_host=bool(sparse), device_tokens=1024)
+    prompt = tokens(130)
+    cuts = (32, 64, 96, 128, 129, 130)
+    expected = run(model, prompt, cuts=cuts)
+    sessions: list = [memory.session(prompt, chunk_tokens=32) for _ in range(2)]
+    said: list[list[torch.Tensor]] = [[], []]
+    for end in cuts:
+        for session, logits in zip(sessions, said):
+            logits.append(run(model, prompt[:end], session, cuts=(end,)))
+            memory.cache.check_integrity()
+            poison(memory)
+    for session, logits in zip(sessions, said):
+        assert torch.equal(torch.cat(logits), expected)
+        session.finish()

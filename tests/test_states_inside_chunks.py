@@ -1,0 +1,300 @@
+"""An engine whose kernels give states inside a chunk hands them over; nothing is cut (I10, I11).
+
+The states of these tests are stamps made of all the tokens before a boundary, so that a state that
+is resumed from is right to the byte or it is not.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+import torch
+
+from kvgraft import Cache, ConfigError, Tier, TokenKey
+from kvgraft.config import CacheConfig
+from kvgraft.pools import DevicePool
+from kvgraft.registry import load_plugin
+from kvgraft.request import Request
+from kvgraft.types import PointKind
+
+from .serving.components import StatePackage
+from .serving.server import ledgers, slots_on
+from .serving.setups import INSTALLED
+
+PAGE = 4
+PROMPT = list(range(1, 160))
+"""39 whole pages and three tokens."""
+STATES = ("near", "far")
+
+Planes = dict[str, dict[int, list[torch.Tensor]]]
+
+
+def opened(*, inside: bool = True, states: int = 64, **settings: object) -> Cache:
+    """Full attention under two components with states of their own."""
+    packages = [StatePackage(name) for name in STATES]
+    return Cache(
+        CacheConfig(
+            components={"full": {}, **{name: {"states": states} for name in STATES}},
+            page_size=PAGE,
+            device_tokens=1024,
+            states_inside_chunks=inside,
+            **settings,
+        ),
+        plugins=[INSTALLED["full"], *(load_plugin(each.name, each) for each in packages)],
+    )
+
+
+@pytest.fixture
+def cache() -> Iterator[Cache]:
+    with opened() as cache:
+        yield cache
+        cache.check_integrity()
+
+
+def pool_of(cache: Cache, name: str) -> DevicePool:
+    return next(each.component.device for each in cache.mounted if each.name == name)
+
+
+def state_of(cache: Cache, name: str, tokens: Sequence[int]) -> list[torch.Tensor]:
+    """The planes of the state behind `tokens`."""
+    stamp = zlib.crc32(f"{name} {list(tokens)}".encode())
+    specs = pool_of(cache, name).specs
+    return [
+        torch.full(spec.shape, (stamp >> place) % 251, dtype=spec.dtype)
+        for place, spec in enumerate(specs)
+    ]
+
+
+def held_state(cache: Cache, name: str, slot: int) -> list[torch.Tensor]:
+    return [plane[slot] for plane in pool_of(cache, name).planes]
+
+
+def states_at(cache: Cache, request: Request, positions: Sequence[int]) -> Planes:
+    """What the kernels give at these positions, of every component."""
+    tokens = request.key.tokens(0, request.key.n_tokens).tolist()
+    return {name: {at: state_of(cache, name, tokens[:at]) for at in positions} for name in STATES}
+
+
+def start(cache: Cache, tokens: Sequence[int], chunk: int | None = None) -> Request:
+    request = cache.begin(TokenKey(list(tokens)), chunk=chunk)
+    assert cache.admit(request).admitted
+    return request
+
+
+def compute(cache: Cache, request: Request, n_tokens: int, states: Planes) -> None:
+    """One chunk: the live states of the request stand at its end afterwards."""
+    assert cache.allocate(request, n_tokens)
+    end = request.computed + n_tokens
+    for name in STATES:
+        slot = cache.state_slot(request, name)
+        if request.computed:
+            tokens = request.key.tokens(0, request.computed).tolist()
+            expected = state_of(cache, name, tokens)
+            assert all(map(torch.equal, held_state(cache, name, slot), expected))
+        live = states_at(cache, request, [end])[name][end]
+        pool_of(cache, name).write_slot(slot.to_bytes(4, "little"), live)
+    cache.computed(request, n_tokens, states=states)
+
+
+def serve(cache: Cache, tokens: Sequence[int], chunk: int | None = None) -> Request:
+    """A whole life with all states handed over."""
+    request = start(cache, tokens, chunk)
+    while request.computed < request.prompt:
+        n_tokens = cache.next_chunk(request)
+        asked = cache.state_boundaries(request, n_tokens)
+        compute(cache, request, n_tokens, states_at(cache, request, asked))
+    cache.finish(request)
+    return request
+
+
+def resumed_at(cache: Cache, tokens: Sequence[int]) -> int:
+    """Where a prompt resumes; the states there are the right ones."""
+    request = start(cache, tokens)
+    anchor = request.anchor_tokens
+    if anchor:
+        compute(cache, request, 1, {})
+    cache.abort(request)
+    return anchor
+
+
+def grid_of(cache: Cache, end: int) -> list[int]:
+    """Positions of the grid up to `end` tokens."""
+    step = cache.points.spacing * PAGE
+    return list(range(step, end + 1, step))
+
+
+def test_the_grid_of_these_tests_has_points_inside_the_prompt(cache: Cache) -> None:
+    assert len(grid_of(cache, len(PROMPT))) >= 3
+
+
+def test_a_prompt_is_computed_in_one_chunk_and_asks_for_its_states_inside(cache: Cache) -> None:
+    request = start(cache, PROMPT)
+    assert cache.next_chunk(request) == len(PROMPT)
+    repeat = (len(PROMPT) - 1) // PAGE * PAGE
+    wanted = sorted({repeat, *grid_of(cache, len(PROMPT) - 1)})
+    assert cache.state_boundaries(request, len(PROMPT)) == wanted
+    assert cache.state_boundaries(request, wanted[0]) == []
+    assert cache.state_boundaries(request, wanted[0] + 1) == wanted[:1]
+    cache.abort(request)
+
+
+@pytest.mark.parametrize("chunk", [None, 64, 20])
+def test_every_boundary_that_was_handed_over_is_resumed_from(
+    cache: Cache, chunk: int | None
+) -> None:
+    serve(cache, PROMPT, chunk)
+    repeat = (len(PROMPT) - 1) // PAGE * PAGE
+    assert resumed_at(cache, PROMPT) == repeat
+    for point in grid_of(cache, len(PROMPT)):
+        assert resumed_at(cache, [*PROMPT[:point], 999, 998]) == point
+    assert cache.points.made[PointKind.REPEAT] == 1
+    assert cache.points.made[PointKind.GRID] >= 3
+    assert not any(cache.points.skipped.values())
+
+
+def test_states_in_the_tree_have_the_bytes_that_were_handed_over(cache: Cache) -> None:
+    serve(cache, PROMPT)
+    for name in STATES:
+        slots = slots_on(cache, PROMPT, name, Tier.DEVICE)
+        pages = [page for page, slot in enumerate(slots, start=1) if slot is not None]
+        assert {each // PAGE for each in grid_of(cache, len(PROMPT))} <= set(pages)
+        for page in pages:
+            expected = state_of(cache, name, PROMPT[: page * PAGE])
+            assert all(map(torch.equal, held_state(cache, name, slots[page - 1]), expected))
+
+
+def test_what_is_handed_over_is_copied(cache: Cache) -> None:
+    request = start(cache, PROMPT)
+    handed = states_at(cache, request, cache.state_boundaries(request, len(PROMPT)))
+    compute(cache, request, len(PROMPT), handed)
+    for planes in (each for name in STATES for each in handed[name].values()):
+        for plane in planes:
+            plane.fill_(0)
+    cache.finish(request)
+    assert resumed_at(cache, PROMPT) == (len(PROMPT) - 1) // PAGE * PAGE
+
+
+def test_a_boundary_that_is_left_out_is_no_point_and_is_counted(cache: Cache) -> None:
+    request = start(cache, PROMPT)
+    first, second, *others = cache.state_boundaries(request, len(PROMPT))
+    compute(cache, request, len(PROMPT), states_at(cache, request, [second]))
+    cache.finish(request)
+    assert cache.points.skipped[PointKind.GRID] + cache.points.skipped[PointKind.REPEAT] == (
+        1 + len(others)
+    )
+    assert resumed_at(cache, PROMPT) == second
+    assert resumed_at(cache, [*PROMPT[:second], 999, 998]) == second
+    assert resumed_at(cache, [*PROMPT[: second - 1], 999, 998]) == 0
+    assert first < second
+
+
+def test_a_point_is_kept_for_all_components_or_for_none(cache: Cache) -> None:
+    """Contract: I10, I11."""
+    request = start(cache, PROMPT)
+    asked = cache.state_boundaries(request, len(PROMPT))
+    handed = states_at(cache, request, asked)
+    del handed["far"][asked[0]]
+    compute(cache, request, len(PROMPT), handed)
+    cache.finish(request)
+    for name in STATES:
+        assert slots_on(cache, PROMPT, name, Tier.DEVICE)[asked[0] // PAGE - 1] is None
+        assert slots_on(cache, PROMPT, name, Tier.DEVICE)[asked[1] // PAGE - 1] is not None
+    assert sum(cache.points.skipped.values()) == 1
+
+
+def test_without_any_state_the_prompt_is_resumed_nowhere(cache: Cache) -> None:
+    request = start(cache, PROMPT)
+    asked = cache.state_boundaries(request, len(PROMPT))
+    assert cache.allocate(request, len(PROMPT))
+    cache.computed(request, len(PROMPT))
+    cache.finish(request)
+    assert resumed_at(cache, PROMPT) == 0
+    assert sum(cache.points.skipped.values()) == len(asked)
+
+
+def test_positions_nobody_asked_for_are_not_kept(cache: Cache) -> None:
+    request = start(cache, PROMPT)
+    asked = cache.state_boundaries(request, len(PROMPT))
+    beside = asked[0] + PAGE
+    assert beside not in asked
+    handed = states_at(cache, request, [*asked, beside, beside + 1])
+    compute(cache, request, len(PROMPT), handed)
+    cache.finish(request)
+    for name in STATES:
+        assert slots_on(cache, PROMPT, name, Tier.DEVICE)[beside // PAGE - 1] is None
+
+
+def test_a_prompt_of_whole_pages_leaves_its_end_and_the_boundary_before(cache: Cache) -> None:
+    prompt = PROMPT[:156]
+    request = start(cache, prompt)
+    assert 152 in cache.state_boundaries(request, 156)
+    cache.abort(request)
+    serve(cache, prompt)
+    assert resumed_at(cache, prompt) == 152
+    assert resumed_at(cache, [*prompt, 999]) == 156
+
+
+def test_a_grid_point_without_a_slot_is_skipped_and_a_promised_one_is_not() -> None:
+    """Contract: A12, I11."""
+    with opened(states=3) as cache:
+        request = serve(cache, PROMPT)
+        assert request.anchor_tokens == 0
+        repeat = (len(PROMPT) - 1) // PAGE * PAGE
+        assert resumed_at(cache, PROMPT) == repeat
+        grid = [each for each in grid_of(cache, len(PROMPT) - 1) if each != repeat]
+        assert cache.points.skipped[PointKind.GRID] == len(grid)
+        assert cache.points.made[PointKind.GRID] == 0
+        cache.check_integrity()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda planes: planes[:-1],
+        lambda planes: [*planes[:-1], torch.zeros(5)],
+    ],
+    ids=["a plane is missing", "a plane is too long"],
+)
+def test_states_of_other_shapes_are_refused_and_change_nothing(
+    cache: Cache, spoil: Callable[[list[torch.Tensor]], list[torch.Tensor]]
+) -> None:
+    """Contract: I8."""
+    request = start(cache, PROMPT)
+    asked = cache.state_boundaries(request, len(PROMPT))
+    good = states_at(cache, request, asked)
+    assert cache.allocate(request, len(PROMPT))
+    bad = {**good, "far": {**good["far"], asked[0]: spoil(good["far"][asked[0]])}}
+    before = ledgers(cache)
+    with pytest.raises(ConfigError, match=f"'far' at token {asked[0]} has planes"):
+        cache.computed(request, len(PROMPT), states=bad)
+    assert request.computed == 0
+    assert ledgers(cache) == before
+    assert cache.state_boundaries(request, len(PROMPT)) == asked
+    compute(cache, request, len(PROMPT), good)
+    cache.finish(request)
+    assert resumed_at(cache, PROMPT) == (len(PROMPT) - 1) // PAGE * PAGE
+
+
+def test_a_component_without_states_is_named(cache: Cache) -> None:
+    request = start(cache, PROMPT)
+    assert cache.allocate(request, 8)
+    with pytest.raises(ConfigError, match="'full' keeps no states; those that do are far, near"):
+        cache.computed(request, 8, states={"full": {4: []}})
+    assert request.computed == 0
+    cache.abort(request)
+
+
+def test_without_the_setting_states_are_refused_and_chunks_are_cut() -> None:
+    with opened(inside=False) as cache:
+        request = start(cache, PROMPT)
+        repeat = (len(PROMPT) - 1) // PAGE * PAGE
+        assert cache.next_chunk(request) == repeat
+        assert cache.state_boundaries(request, len(PROMPT)) == []
+        assert cache.allocate(request, 8)
+        with pytest.raises(ConfigError, match="states_inside_chunks=True"):
+            cache.computed(request, 8, states=states_at(cache, request, [4]))
+        assert request.computed == 0
+        cache.computed(request, 8)
+        cache.abort(request)
