@@ -11,7 +11,6 @@ from kvgraft.testing.machine.legality import Pressure
 from kvgraft.testing.machine.live import Live
 from kvgraft.testing.machine.observing import Snapshot
 from kvgraft.testing.machine.predicting import Adopted
-from kvgraft.testing.machine.publishing import Offer
 from kvgraft.testing.machine.trace import demanded
 
 __all__ = ["Steps"]
