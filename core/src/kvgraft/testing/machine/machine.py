@@ -75,7 +75,7 @@ class CacheMachine(Scenes):
         mark=st.sampled_from((0, 0, 3, 5, 8)),
     )
     @unless_over
-    def begin(
+    def begin(  # noqa: PLR0913, PLR0917 - what Hypothesis draws
         self,
         stem: tuple[int, ...],
         length: int,
