@@ -175,13 +175,13 @@ def test_pools_sized_in_bytes_are_the_largest_that_stay_within_them(unit: str) -
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"device_tokens": "many"}, "setting device_tokens='many': write for example 4M or 4096; "),
-        ({"device_bytes": "many"}, "setting device_bytes='many': write for example 256MiB; "),
+        ({"device_tokens": "many"}, "setting device_tokens='many' is no number of tokens; write for"),
+        ({"device_bytes": "many"}, "setting device_bytes='many' is no size; write for example 256MiB"),
         ({"device_bytes": "1kB"}, "1.0 kB are less than the smallest pools take, 32.8 kB"),
-        ({"device_bytes": "1MB", "device_tokens": 9}, "give device_tokens or device_bytes, one of"),
-        ({"device_bytes": "1MB", "device_tokens": 1}, "give device_tokens or device_bytes, one of"),
-        ({"device_tokens": "\u0664k"}, "setting device_tokens='\u0664k': write for example 4M"),
-        ({"host_tokens": 9}, "setting device_tokens: missing"),
+        ({"device_bytes": "1MB", "device_tokens": 9}, "device_bytes='1MB': give one of the two"),
+        ({"device_bytes": "1MB", "device_tokens": 1}, "device_bytes='1MB': give one of the two"),
+        ({"device_tokens": "\u0664k"}, "setting device_tokens='\u0664k' is no number of tokens"),
+        ({"host_tokens": 9}, "setting device_tokens is missing; give for example"),
     ],
 )
 def test_sizes_that_cannot_be_meant_are_refused(settings: dict[str, Any], message: str) -> None:
