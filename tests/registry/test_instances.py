@@ -55,7 +55,8 @@ def test_each_instance_has_its_own_reach_pools_and_ledger() -> None:
     assert serve(cache, range(400)) == 0
     held = {t.name: t.device.evictable for t in cache.tree.tracks if not t.is_state}
     assert held["full"] == held["full@wide"] == 25
-    assert held["swa@near"] < held["swa@far"] < held["full"]
+    # the far window of every chunk end is worth keeping, or left behind
+    assert held["swa@near"] < held["swa@far"] <= held["full"]
     assert serve(cache, range(401)) == 400
     for each in cache.mounted:
         cache.evict(each.name, 1000)
