@@ -102,7 +102,8 @@ class Resuming:
 
         Its end, the last boundary an identical prompt can use, where it leaves what others have
         computed (`known`), and what is asked for. With states only where the prefill stops, or
-        states come from inside it; a stop of use to repeats alone must save them a quarter, or be asked for.
+        states come from inside it; a stop of use to repeats alone must save them a quarter, or be
+        asked for.
         """
         if not self.matters:
             return set()
