@@ -8,7 +8,7 @@ prompt follow as it runs. What lies between is left behind as well, but it is th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from kvgraft.dispatch import Mounted
 from kvgraft.errors import ConfigError
@@ -29,7 +29,8 @@ REPEAT_SHARE = 1 / 4
 
 The state at such a prompt's end is of no use to an identical one, which computes one token at
 least; whoever goes on from there finds it without a cut. Where somebody computed the same prompt
-before, repetitions are to be expected, and the cut is made whatever it saves.
+before, repetitions are to be expected, and the cut is made whatever it saves; also where it is
+asked for.
 """
 
 NOTHING = range(0)
@@ -77,7 +78,7 @@ class ResumePoints:
         self.state_spacing = _pages_for(states, nbytes, per_page)
 
     def ahead(
-        self, request: Request, found: Match, asked: Iterable[int]
+        self, request: Request, found: Match, asked: Collection[int]
     ) -> tuple[dict[int, PointKind], list[int]]:
         """The points ahead of a match, by boundary, and those at which states are captured.
 
@@ -107,8 +108,8 @@ class ResumePoints:
             gain = page - before
             if not self.inside and page * size != request.prompt:
                 # A pass more must be worth it; the more so for a state of use to repeats alone.
-                asked_for = page in request.resume_at
-                rare = page == repeat != last and found.base < repeat and not asked_for
+                rare = page == repeat != last and found.base < repeat
+                rare = rare and page not in asked and page not in request.resume_at
                 if gain < self.cut_pages or (rare and gain < repeat * REPEAT_SHARE):
                     continue
             captured.append(page)

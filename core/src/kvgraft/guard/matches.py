@@ -248,16 +248,17 @@ class Matches:
         wanted: list[int] = []
         if bounded:
             anchor, last = request.anchor_tokens // size, request.prompt // size
-            asked = {last, (request.prompt - 1) // size, expected.base, *request.resume_at}
-            asked.update(*(hook.captures for hook in self.hooks))
+            asked = set(request.resume_at).union(*(hook.captures for hook in self.hooks))
+            pages = {last, (request.prompt - 1) // size, expected.base, *asked}
             config, before = self.cache.config, anchor
-            for page in sorted(page for page in asked if anchor < page <= last):
+            for page in sorted(page for page in pages if anchor < page <= last):
                 costs_a_cut = page * size < request.prompt and not config.states_inside_chunks
                 gain = page - before
                 if states and costs_a_cut and gain * size < config.cut_tokens:
                     continue
                 # A pass for the last page alone pays where prompts are repeated, or far behind.
                 alone = (page + 1) * size == request.prompt and expected.base < page
+                alone = alone and page not in asked
                 if states and costs_a_cut and alone and gain * REPEATS_SAVE < page:
                     continue
                 wanted.append(page)

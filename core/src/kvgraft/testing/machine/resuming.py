@@ -7,7 +7,7 @@ too, until its memory is needed. No tree, no slots: sets of page numbers and not
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from kvgraft.testing.machine.brute_force import BruteForce, ModelComponent
@@ -97,12 +97,13 @@ class Resuming:
 
     # -- which boundaries are resume points
 
-    def ahead(self, prompt: int, anchor: int, known: int, asked: Iterable[int]) -> set[int]:
+    def ahead(self, prompt: int, anchor: int, known: int, asked: Collection[int]) -> set[int]:
         """The points decided when a prompt of that many tokens resumes at `anchor`.
 
         Its end, the last boundary an identical prompt can use, where it leaves what others have
         computed (`known`), and what is asked for. With states only where the prefill stops, or
-        states come from inside it; a stop of use to repeats alone must save them a quarter.
+        states come from inside it; a stop of use to repeats alone must save them a quarter, or be
+        asked for.
         """
         if not self.matters:
             return set()
@@ -114,7 +115,7 @@ class Resuming:
         before = anchor
         for page in sorted(points):
             ends_prompt = page * self.model.page_size == prompt
-            rare = page == repeat != last and known < repeat
+            rare = page == repeat != last and known < repeat and page not in asked
             least = max(self.cut_pages, repeat / REPEAT_SHARE if rare else 0)
             if self.inside or ends_prompt or page - before >= least:
                 kept.add(page)
