@@ -43,8 +43,7 @@ class CacheMachine(Scenes):
         load=st.sampled_from((None, LoadModel())),
         device=st.sampled_from((9, 12, 16)),
         host=st.sampled_from((9, 14, 20)),
-        cut_tokens=st.sampled_from((0, 0, 5)),
-        inside=st.booleans(),
+        cut_tokens=st.sampled_from((0, 0, 5, None, None)),
     )
     @unless_over
     def open(
@@ -54,11 +53,19 @@ class CacheMachine(Scenes):
         load: LoadModel | None,
         device: int,
         host: int,
-        cut_tokens: int = 0,
-        inside: bool = False,  # noqa: FBT001, FBT002 - drawn by name
+        cut_tokens: int | None = 0,
     ) -> None:
+        """With no `cut_tokens` nothing is cut: states come from inside chunks."""
         scale = self.fitting[page_size]
-        sizes = Sizes(page_size, policy, load, device * scale, host * scale, cut_tokens, inside)
+        sizes = Sizes(
+            page_size,
+            policy,
+            load,
+            device * scale,
+            host * scale,
+            cut_tokens or 0,
+            inside=cut_tokens is None,
+        )
         self.driver = Driver(self.setup, sizes, self.judge)
 
     # -- requests
