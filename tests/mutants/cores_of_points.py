@@ -58,7 +58,7 @@ def a_grid_is_never_thinned(patch: Patch) -> None:
 
 @mutant("everything+window", "I10", "I9", "T7")
 def a_point_of_the_grid_is_seen_once_its_pages_have_left(patch: Patch) -> None:
-    edited(Sharing._insert, "end if position is None else position", "end")(patch)
+    edited(Sharing._insert, "end if going is None else going.position", "end")(patch)
 
 
 @mutant("everything+state", "I10", "I11")
@@ -100,8 +100,8 @@ def pages_are_published_after_they_went(patch: Patch) -> None:
 def a_decode_gives_back_what_points_need(patch: Patch) -> None:
     edited(
         Sharing.leave_behind,
-        "step_is_small = not self.slots.holds_below(request, request.prompt // size)",
-        "step_is_small = True",
+        "if not self.slots.is_worth_keeping(request, page):",
+        "if True:",
     )(patch)
 
 
@@ -124,7 +124,7 @@ def what_was_left_behind_last_goes_first(patch: Patch) -> None:
 def what_is_left_behind_stays_pinned(patch: Patch) -> None:
     advance = pinning.advance
 
-    def greedy(tree: Tree, receipt: Any, anchor: Node) -> None:
+    def greedy(tree: Tree, receipt: Any, anchor: Node, boundary: int) -> None:
         node = anchor
         while node is not receipt.anchor and node.parent is not None:
             for track in tree.tracks:
@@ -135,7 +135,7 @@ def what_is_left_behind_stays_pinned(patch: Patch) -> None:
                     track.device.pinned += n_slots
                     track.device.evictable -= n_slots
             node = node.parent
-        advance(tree, receipt, anchor)
+        advance(tree, receipt, anchor, boundary)
 
     patch.setattr(pinning, "advance", greedy)
 

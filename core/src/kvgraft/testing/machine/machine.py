@@ -79,7 +79,6 @@ class CacheMachine(Scenes):
         reserve=st.integers(0, 5),
         chunk=chunks,
         along=st.integers(0, 3),
-        mark=st.sampled_from((0, 0, 3, 5, 8)),
     )
     @unless_over
     def begin(  # noqa: PLR0913, PLR0917 - what Hypothesis draws
@@ -91,11 +90,26 @@ class CacheMachine(Scenes):
         reserve: int,
         chunk: int | None,
         along: int,
-        mark: int = 0,
     ) -> None:
         tokens = self._grown(stem[:length]) + tail
+        self._along(self._begin(namespace, tokens, reserve, chunk), along)
+
+    @has_place()
+    @rule(
+        stem=st.sampled_from(STEMS),
+        length=st.integers(0, 24),
+        mark=st.integers(1, 16),
+        chunk=chunks,
+        along=st.integers(0, 3),
+    )
+    @unless_over
+    def begin_marked(
+        self, stem: tuple[int, ...], length: int, mark: int, chunk: int | None, along: int
+    ) -> None:
+        """The engine knows where others will go on differently: the end of a system prompt."""
+        tokens = self._grown(stem[:length])
         mark = min(mark * max(1, self.driver.model.page_size // 4), len(tokens))
-        self._along(self._begin(namespace, tokens, reserve, chunk, mark), along)
+        self._along(self._begin(None, tokens, 0, chunk, mark), along)
 
     @has_place()
     @precondition(lambda self: self.driver.ended)
