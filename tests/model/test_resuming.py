@@ -73,7 +73,7 @@ def test_windows_of_finished_conversations_outlive_what_a_long_prompt_leaves(
 def test_windows_pushed_out_by_a_long_prompt_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is left behind counts as used, so that older windows leave before it."""
     monkeypatch.setattr(inserting, "LEFT_BEHIND", 0)
-    with pytest.raises(ContractViolation, match="I9"):
+    with pytest.raises(ContractViolation, match="small.* left device"):
         windows_outlive_a_long_prompt()
 
 
@@ -101,7 +101,7 @@ def test_a_decode_that_drops_what_points_need_is_found(monkeypatch: pytest.Monke
 
 def test_aborting_keeps_what_was_left_behind() -> None:
     driver = driven("broad+near+far", 1)
-    live = driver.begin(None, tuple(range(1, 21)), 0, CHUNK)
+    live = driver.begin(None, tuple(range(1, 21)), 1, CHUNK)
     driver.admit(live)
     driver.load_back(live)
     driver.prefill_all(live)
