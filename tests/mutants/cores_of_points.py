@@ -145,7 +145,7 @@ def what_is_left_behind_is_promised_again(patch: Patch) -> None:
     patch.setattr(Account, "renewal", lambda self, n: n)
 
 
-@mutant("everything+window", "T8", "T9", "I1")
+@mutant("window", "T8", "T9", "I1")
 def duplicates_of_what_is_left_behind_leak(patch: Patch) -> None:
     edited(
         inserting._adopt,
