@@ -9,13 +9,13 @@ from kvgraft.admission import budget
 from kvgraft.admission.account import Account
 from kvgraft.points import ResumePoints
 from kvgraft.private import PrivateSlots
-from kvgraft.request import Due, Request
+from kvgraft.request import Request
 from kvgraft.sharing import Sharing
 from kvgraft.tree import inserting, pinning
 from kvgraft.tree.node import Node
 from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
-from kvgraft.types import Demand, PointKind
+from kvgraft.types import Demand
 
 from .cores import Patch, mutant
 from .cores_held_out import edited
@@ -66,20 +66,6 @@ def a_skipped_point_is_not_counted(patch: Patch) -> None:
     edited(PrivateSlots.settle_due, "skipped[PointKind.GRID] += 1", "skipped[PointKind.GRID] += 0")(
         patch
     )
-
-
-@mutant("everything+window+state", "I11", "I10")
-def a_point_without_a_slot_for_its_state_keeps_the_window(patch: Patch) -> None:
-    settle = PrivateSlots.settle_due
-
-    def half(self: PrivateSlots, request: Request) -> None:
-        states = [each for each in request.states if each is not None]
-        due = [each.due for each in states if each.due_as is Due.GRID and each.live is not None]
-        settle(self, request)
-        for page in filter(None, due):
-            request.points.setdefault(page, PointKind.GRID)
-
-    patch.setattr(PrivateSlots, "settle_due", half)
 
 
 # -- what is left behind
@@ -146,12 +132,12 @@ def what_is_left_behind_is_promised_again(patch: Patch) -> None:
 
 
 @mutant("window", "T8", "T9", "I1")
-def duplicates_of_what_is_left_behind_leak(patch: Patch) -> None:
+def duplicates_of_bounded_reaches_leak(patch: Patch) -> None:
     edited(
         inserting._adopt,
         "        if not run.is_left:\n            tree.use(node, track)\n"
         "        track.device.give_private(part.device)\n",
-        "        if run.is_left:\n            continue\n        tree.use(node, track)\n"
+        "        if not track.is_everything:\n            continue\n        tree.use(node, track)\n"
         "        track.device.give_private(part.device)\n",
     )(patch)
 

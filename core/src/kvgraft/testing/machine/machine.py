@@ -81,7 +81,7 @@ class CacheMachine(Scenes):
         along=st.integers(0, 3),
     )
     @unless_over
-    def begin(  # noqa: PLR0913, PLR0917 - what Hypothesis draws
+    def begin(
         self,
         stem: tuple[int, ...],
         length: int,

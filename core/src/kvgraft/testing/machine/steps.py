@@ -124,8 +124,8 @@ class Steps:
             uses=uses,
         )
         for (name, tier), books in bench.seen.books.items():
-            if tier == "host" and n_states:
-                continue  # room for states may have been made by moving others there
+            if n_states and (tier == "host" or bench.waited_in_vain):
+                continue  # room for states was made, and what left for HOST is on its way
             cost = self._joined(before, name, tier)
             if tier == "device" and self.model.component(name).is_state:
                 cost += taken
