@@ -73,7 +73,7 @@ def test_windows_of_finished_conversations_outlive_what_a_long_prompt_leaves(
 def test_windows_pushed_out_by_a_long_prompt_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is left behind counts as used, so that older windows leave before it."""
     monkeypatch.setattr(inserting, "LEFT_BEHIND", 0)
-    with pytest.raises(ContractViolation, match="small.* left device"):
+    with pytest.raises(ContractViolation, match=r"small.* left device"):
         windows_outlive_a_long_prompt()
 
 
