@@ -73,7 +73,7 @@ def test_windows_of_finished_conversations_outlive_what_a_long_prompt_leaves(
 def test_windows_pushed_out_by_a_long_prompt_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is left behind counts as used, so that older windows leave before it."""
     monkeypatch.setattr(inserting, "LEFT_BEHIND", 0)
-    with pytest.raises(ContractViolation, match="I9"):
+    with pytest.raises(ContractViolation, match=r"small.* left device"):
         windows_outlive_a_long_prompt()
 
 
@@ -92,15 +92,16 @@ def test_an_identical_prompt_resumes_at_its_last_page_however_long_the_answer_wa
 
 
 def test_a_decode_that_drops_what_points_need_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PrivateSlots, "holds_below", lambda self, request, page: False)
+    monkeypatch.setattr(PrivateSlots, "is_worth_keeping", lambda self, request, page: False)
+    monkeypatch.setattr(PrivateSlots, "has_promise_left", lambda self, request: False)
     driver = driven("full+swa", 1)
-    with pytest.raises(ContractViolation, match="I1"):
+    with pytest.raises(ContractViolation, match="I9"):
         serve(driver, (1,) * 8, 20)
 
 
 def test_aborting_keeps_what_was_left_behind() -> None:
     driver = driven("broad+near+far", 1)
-    live = driver.begin(None, tuple(range(1, 21)), 0, CHUNK)
+    live = driver.begin(None, tuple(range(1, 21)), 1, CHUNK)
     driver.admit(live)
     driver.load_back(live)
     driver.prefill_all(live)

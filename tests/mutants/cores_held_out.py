@@ -702,7 +702,7 @@ change(
     "a page too many is given back behind the window",
     TWO,
     "L6 M7 T9",
-    PrivateSlots.give_back_behind,
+    PrivateSlots._behind,
     "track.reach_pages.spans(page)",
     "track.reach_pages.spans(page + 1)",
 )

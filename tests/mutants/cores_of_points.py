@@ -9,13 +9,13 @@ from kvgraft.admission import budget
 from kvgraft.admission.account import Account
 from kvgraft.points import ResumePoints
 from kvgraft.private import PrivateSlots
-from kvgraft.request import Due, Request
+from kvgraft.request import Request
 from kvgraft.sharing import Sharing
 from kvgraft.tree import inserting, pinning
 from kvgraft.tree.node import Node
 from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
-from kvgraft.types import Demand, PointKind
+from kvgraft.types import Demand
 
 from .cores import Patch, mutant
 from .cores_held_out import edited
@@ -58,7 +58,7 @@ def a_grid_is_never_thinned(patch: Patch) -> None:
 
 @mutant("everything+window", "I10", "I9", "T7")
 def a_point_of_the_grid_is_seen_once_its_pages_have_left(patch: Patch) -> None:
-    edited(Sharing._insert, "end if position is None else position", "end")(patch)
+    edited(Sharing._insert, "end if going is None else going.position", "end")(patch)
 
 
 @mutant("everything+state", "I10", "I11")
@@ -66,20 +66,6 @@ def a_skipped_point_is_not_counted(patch: Patch) -> None:
     edited(PrivateSlots.settle_due, "skipped[PointKind.GRID] += 1", "skipped[PointKind.GRID] += 0")(
         patch
     )
-
-
-@mutant("everything+window+state", "I11", "I10")
-def a_point_without_a_slot_for_its_state_keeps_the_window(patch: Patch) -> None:
-    settle = PrivateSlots.settle_due
-
-    def half(self: PrivateSlots, request: Request) -> None:
-        states = [each for each in request.states if each is not None]
-        due = [each.due for each in states if each.due_as is Due.GRID and each.live is not None]
-        settle(self, request)
-        for page in filter(None, due):
-            request.points.setdefault(page, PointKind.GRID)
-
-    patch.setattr(PrivateSlots, "settle_due", half)
 
 
 # -- what is left behind
@@ -100,8 +86,8 @@ def pages_are_published_after_they_went(patch: Patch) -> None:
 def a_decode_gives_back_what_points_need(patch: Patch) -> None:
     edited(
         Sharing.leave_behind,
-        "step_is_small = not self.slots.holds_below(request, request.prompt // size)",
-        "step_is_small = True",
+        "if not self.slots.is_worth_keeping(request, page):",
+        "if True:",
     )(patch)
 
 
@@ -124,7 +110,7 @@ def what_was_left_behind_last_goes_first(patch: Patch) -> None:
 def what_is_left_behind_stays_pinned(patch: Patch) -> None:
     advance = pinning.advance
 
-    def greedy(tree: Tree, receipt: Any, anchor: Node) -> None:
+    def greedy(tree: Tree, receipt: Any, anchor: Node, boundary: int) -> None:
         node = anchor
         while node is not receipt.anchor and node.parent is not None:
             for track in tree.tracks:
@@ -135,7 +121,7 @@ def what_is_left_behind_stays_pinned(patch: Patch) -> None:
                     track.device.pinned += n_slots
                     track.device.evictable -= n_slots
             node = node.parent
-        advance(tree, receipt, anchor)
+        advance(tree, receipt, anchor, boundary)
 
     patch.setattr(pinning, "advance", greedy)
 
@@ -145,13 +131,13 @@ def what_is_left_behind_is_promised_again(patch: Patch) -> None:
     patch.setattr(Account, "renewal", lambda self, n: n)
 
 
-@mutant("everything+window", "T8", "T9", "I1")
-def duplicates_of_what_is_left_behind_leak(patch: Patch) -> None:
+@mutant("window", "T8", "T9", "I1")
+def duplicates_of_bounded_reaches_leak(patch: Patch) -> None:
     edited(
         inserting._adopt,
         "        if not run.is_left:\n            tree.use(node, track)\n"
         "        track.device.give_private(part.device)\n",
-        "        if run.is_left:\n            continue\n        tree.use(node, track)\n"
+        "        if not track.is_everything:\n            continue\n        tree.use(node, track)\n"
         "        track.device.give_private(part.device)\n",
     )(patch)
 

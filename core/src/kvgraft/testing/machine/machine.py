@@ -43,8 +43,7 @@ class CacheMachine(Scenes):
         load=st.sampled_from((None, LoadModel())),
         device=st.sampled_from((9, 12, 16)),
         host=st.sampled_from((9, 14, 20)),
-        cut_tokens=st.sampled_from((0, 0, 5)),
-        inside=st.booleans(),
+        cut_tokens=st.sampled_from((0, 0, 5, None, None)),
     )
     @unless_over
     def open(
@@ -54,11 +53,19 @@ class CacheMachine(Scenes):
         load: LoadModel | None,
         device: int,
         host: int,
-        cut_tokens: int = 0,
-        inside: bool = False,  # noqa: FBT001, FBT002 - drawn by name
+        cut_tokens: int | None = 0,
     ) -> None:
+        """With no `cut_tokens` nothing is cut: states come from inside chunks."""
         scale = self.fitting[page_size]
-        sizes = Sizes(page_size, policy, load, device * scale, host * scale, cut_tokens, inside)
+        sizes = Sizes(
+            page_size,
+            policy,
+            load,
+            device * scale,
+            host * scale,
+            cut_tokens or 0,
+            inside=cut_tokens is None,
+        )
         self.driver = Driver(self.setup, sizes, self.judge)
 
     # -- requests
@@ -72,10 +79,9 @@ class CacheMachine(Scenes):
         reserve=st.integers(0, 5),
         chunk=chunks,
         along=st.integers(0, 3),
-        mark=st.sampled_from((0, 0, 3, 5, 8)),
     )
     @unless_over
-    def begin(  # noqa: PLR0913, PLR0917 - what Hypothesis draws
+    def begin(
         self,
         stem: tuple[int, ...],
         length: int,
@@ -84,11 +90,26 @@ class CacheMachine(Scenes):
         reserve: int,
         chunk: int | None,
         along: int,
-        mark: int = 0,
     ) -> None:
         tokens = self._grown(stem[:length]) + tail
+        self._along(self._begin(namespace, tokens, reserve, chunk), along)
+
+    @has_place()
+    @rule(
+        stem=st.sampled_from(STEMS),
+        length=st.integers(0, 24),
+        mark=st.integers(1, 16),
+        chunk=chunks,
+        along=st.integers(0, 3),
+    )
+    @unless_over
+    def begin_marked(
+        self, stem: tuple[int, ...], length: int, mark: int, chunk: int | None, along: int
+    ) -> None:
+        """The engine knows where others will go on differently: the end of a system prompt."""
+        tokens = self._grown(stem[:length])
         mark = min(mark * max(1, self.driver.model.page_size // 4), len(tokens))
-        self._along(self._begin(namespace, tokens, reserve, chunk, mark), along)
+        self._along(self._begin(None, tokens, 0, chunk, mark), along)
 
     @has_place()
     @precondition(lambda self: self.driver.ended)

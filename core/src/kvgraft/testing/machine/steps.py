@@ -124,10 +124,12 @@ class Steps:
             uses=uses,
         )
         for (name, tier), books in bench.seen.books.items():
-            if tier == "host" and n_states:
-                continue  # room for states may have been made by moving others there
-            of_state = tier == "device" and self.model.component(name).is_state
-            if books.headroom + taken * of_state < before.books[name, tier].headroom:
+            if n_states and (tier == "host" or bench.waited_in_vain):
+                continue  # room for states was made, and what left for HOST is on its way
+            cost = self._joined(before, name, tier)
+            if tier == "device" and self.model.component(name).is_state:
+                cost += taken
+            if books.headroom + cost < before.books[name, tier].headroom:
                 said = f"{tier}: {before.books[name, tier]} became {books} as {live.name} went on"
                 self.judge.fail("I12", name, said)
         if page > was and live.computed <= live.prompt and live.computed < request.total:
@@ -139,6 +141,21 @@ class Steps:
             bench.counts["left behind"] += page > was
             self.publishing.check(live, own.based)
         assert live.computed == request.computed
+
+    def _joined(self, before: Snapshot, name: str, tier: str) -> int:
+        """Slots of others' pages that a request pins beside its own of the same tokens.
+
+        Its tables stay as they are; so those pages cost headroom, though no promise.
+        """
+        component = self.model.component(name)
+        if not component.is_everything:
+            return 0
+        was, held = before.held[name], self.bench.seen.held[name]
+        if tier == "device":
+            pages = was.device.keys() & (held.device_pinned - was.device_pinned)
+        else:
+            pages = was.host.keys() & (held.host_pinned - was.host_pinned)
+        return len(pages) * component.slots_per_page
 
     def _inside(
         self, live: Live, start: int, before: Snapshot
