@@ -58,7 +58,7 @@ def a_grid_is_never_thinned(patch: Patch) -> None:
 
 @mutant("everything+window", "I10", "I9", "T7")
 def a_point_of_the_grid_is_seen_once_its_pages_have_left(patch: Patch) -> None:
-    edited(Sharing._insert, "end if going is None else going.position", "end")(patch)
+    edited(Sharing._insert, "max(end, request.computed // self.tree.page_size)", "end")(patch)
 
 
 @mutant("everything+state", "I10", "I11")
