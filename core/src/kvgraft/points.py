@@ -25,12 +25,11 @@ GRID_SHARE = 1 / 8
 
 
 REPEAT_SHARE = 1 / 4
-"""Least part of a page-aligned prompt that its repetition must save for a pass of its last page.
+"""Least part of a page-aligned prompt that a point before its last page must save repetitions.
 
-The state at such a prompt's end is of no use to an identical one, which computes one token at
-least; whoever goes on from there finds it without a cut. Where somebody computed the same prompt
-before, repetitions are to be expected, and the cut is made whatever it saves; also where it is
-asked for.
+Such a prompt's end is of no use to an identical one, which computes one token at least; whoever
+goes on finds it without the point. Where somebody computed the same prompt before, repetitions are
+to be expected, and the point is made whatever it saves; also where it is asked for.
 """
 
 NOTHING = range(0)
@@ -62,6 +61,7 @@ class ResumePoints:
         self.tree = tree
         self.inside = inside
         self.matter = len(tree.everything) < len(tree.tracks)
+        self.cuts = tree.has_state and not inside
         self.made: dict[PointKind, int] = dict.fromkeys(PointKind, 0)
         self.used: dict[PointKind, int] = dict.fromkeys(PointKind, 0)
         self.skipped: dict[PointKind, int] = dict.fromkeys(PointKind, 0)
@@ -100,23 +100,21 @@ class ResumePoints:
                 if anchor < page <= last:
                     points.setdefault(page, PointKind.ASKED)
             points = dict(sorted(points.items()))
-        if not self.tree.has_state:
-            return points, []
-        captured: list[int] = []
+        kept: list[int] = []
         before = anchor
         for page in points:
             gain = page - before
-            if not self.inside and page * size != request.prompt:
-                # A pass more must be worth it; the more so for a state of use to repeats alone.
-                rare = page == repeat != last and found.base < repeat
-                rare = rare and page not in asked and page not in request.resume_at
-                if gain < self.cut_pages or (rare and gain < repeat * REPEAT_SHARE):
+            if self.cuts and gain < self.cut_pages and page * size != request.prompt:
+                continue
+            if page == repeat != last and found.base < repeat:  # of use to repetitions alone
+                asked_for = page in asked or page in request.resume_at
+                if not asked_for and gain < repeat * REPEAT_SHARE:
                     continue
-            captured.append(page)
+            kept.append(page)
             before = page
-        if len(captured) < len(points):
-            points = {page: points[page] for page in captured}
-        return points, captured
+        if len(kept) < len(points):
+            points = {page: points[page] for page in kept}
+        return points, kept if self.tree.has_state else []
 
     def grid_between(self, request: Request, start: int, end: int) -> range:
         """Pages in `(start, end]` of the prompt at which the grid has a point."""

@@ -256,10 +256,10 @@ class Matches:
                 gain = page - before
                 if states and costs_a_cut and gain * size < config.cut_tokens:
                     continue
-                # A pass for the last page alone pays where prompts are repeated, or far behind.
+                # What only repetitions use pays where prompts are repeated, or far behind.
                 alone = (page + 1) * size == request.prompt and expected.base < page
                 alone = alone and page not in asked
-                if states and costs_a_cut and alone and gain * REPEATS_SAVE < page:
+                if alone and gain * REPEATS_SAVE < page:
                     continue
                 wanted.append(page)
                 before = page

@@ -102,22 +102,21 @@ class Resuming:
 
         Its end, the last boundary an identical prompt can use, where it leaves what others have
         computed (`known`), and what is asked for. With states only where the prefill stops, or
-        states come from inside it; a stop of use to repeats alone must save them a quarter, or be
+        states come from inside it. One of use to repeats alone must save them a quarter, or be
         asked for.
         """
         if not self.matters:
             return set()
         last, repeat = prompt // self.model.page_size, (prompt - 1) // self.model.page_size
         points = {each for each in {last, repeat, known, *asked} if anchor < each <= last}
-        if not self.states:
-            return points
         kept: set[int] = set()
         before = anchor
         for page in sorted(points):
             ends_prompt = page * self.model.page_size == prompt
             rare = page == repeat != last and known < repeat and page not in asked
-            least = max(self.cut_pages, repeat / REPEAT_SHARE if rare else 0)
-            if self.inside or ends_prompt or page - before >= least:
+            free = self.inside or ends_prompt or not self.states
+            least = max(0 if free else self.cut_pages, repeat / REPEAT_SHARE if rare else 0)
+            if page - before >= least:
                 kept.add(page)
                 before = page
         return kept
