@@ -38,7 +38,7 @@ def test_caches_requests_and_keys_print_what_they_are_and_no_tokens() -> None:
             "up to 120 tokens>"
         )
         assert repr(cache) == (
-            "<Cache full+swa: page size 16, 1024 tokens on cpu, 512 on host, 1 requests>"
+            "<Cache full+swa: page size 16, 1024 tokens on cpu, 512 on host, 1 request>"
         )
         cache.abort(request)
     assert repr(cache).endswith("0 requests, closed>")

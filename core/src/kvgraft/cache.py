@@ -129,11 +129,12 @@ class Cache(RequestTables):
     def __repr__(self) -> str:
         names = "+".join(each.name for each in self.mounted)
         closed = ", closed" if self.closed else ""
+        n_requests = len(self.requests)
         return (
             f"<Cache {names}: page size {self.config.page_size}, "
             f"{self.config.device_tokens} tokens on {self.config.device}, "
             f"{self.config.host_tokens} on host, "
-            f"{len(self.requests)} requests{closed}>"
+            f"{n_requests} request{'' if n_requests == 1 else 's'}{closed}>"
         )
 
     # -- the life of a request
