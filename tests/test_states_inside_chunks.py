@@ -31,7 +31,7 @@ STATES = ("near", "far")
 Planes = dict[str, dict[int, list[torch.Tensor]]]
 
 
-def opened(*, inside: bool = True, states: int = 64, **settings: object) -> Cache:
+def opened(*, inside: bool = True, states: int = 1024, **settings: object) -> Cache:
     """Full attention under two components with states of their own."""
     packages = [StatePackage(name) for name in STATES]
     return Cache(

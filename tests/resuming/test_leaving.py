@@ -203,8 +203,8 @@ def test_a_page_aligned_prompt_is_cut_for_its_repetition_where_that_saves_enough
 
 
 def test_a_point_without_a_slot_is_one_for_no_component() -> None:
-    cache = state_cache(states=16)
-    held = [start(cache, range(1000 * n, 1000 * n + 100), reserve=64) for n in range(1, 5)]
+    cache = state_cache(states=136)
+    held = [start(cache, range(1000 * n, 1000 * n + 100), reserve=64) for n in range(44)]
     for request in held:
         prefill(cache, request)
     long = start(cache, LONG, reserve=1, chunk=4096)

@@ -146,7 +146,7 @@ class Cache(RequestTables):
         reserve: int = 0,
         chunk: int | None = None,
         prefetch: Prefetch | None = None,
-        resume_at: int | Sequence[int] = (),
+        resume_at: int | Sequence[int] | None = (),
     ) -> Request:
         """Match `key` and pin what was found (M1 to M9).
 
@@ -173,7 +173,7 @@ class Cache(RequestTables):
         if self.closed:
             raise LeaseError("the cache is closed; open another")
         request = Request(key, prompt, prompt + reserve, chunk if chunk is not None else prompt)
-        if resume_at != ():
+        if not (isinstance(resume_at, tuple) and not resume_at):
             request.resume_at = resume_pages(resume_at, prompt, self.tree.page_size)
         self.tree.hold(key.namespace)
         try:

@@ -8,7 +8,8 @@ prompt follow as it runs. What lies between is left behind as well, but it is th
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+import operator
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from kvgraft.dispatch import Mounted
 from kvgraft.errors import ConfigError
@@ -21,7 +22,10 @@ from kvgraft.types import PointKind
 __all__ = ["GRID_SHARE", "ResumePoints", "resume_pages"]
 
 GRID_SHARE = 1 / 8
-"""Most bytes a grid of points takes, per byte of the base component that it lies on (I12)."""
+"""Most bytes a grid of points takes, per byte of the base component that it lies on (I12).
+
+And the most slots of a state component's pool, where the base component fills its own.
+"""
 
 
 REPEAT_SHARE = 1 / 4
@@ -73,9 +77,17 @@ class ResumePoints:
             host = mounted[0].component.host
             per_page += 0 if host is None else host.slab_nbytes * base.slots_per_page
         bounded = [track for track in tree.tracks if not track.is_everything]
-        self.spacing = _pages_for(bounded, nbytes, per_page)
         states = [track for track in bounded if track.is_state]
         self.state_spacing = _pages_for(states, nbytes, per_page)
+        # However few bytes a state takes: the grid leaves most slots to the other points.
+        base_pages = base.device.capacity / base.slots_per_page
+        for_slots = [base_pages / (track.device.capacity * GRID_SHARE) for track in states]
+        self.spacing = max([_pages_for(bounded, nbytes, per_page), *map(math.ceil, for_slots)])
+
+    def __repr__(self) -> str:
+        counts = (("made", self.made), ("used", self.used), ("skipped", self.skipped))
+        said = [f"{name} {sum(kinds.values())}" for name, kinds in counts]
+        return f"<ResumePoints: {', '.join(said)}; a grid every {self.spacing} pages>"
 
     def ahead(
         self, request: Request, found: Match, asked: Collection[int]
@@ -104,11 +116,11 @@ class ResumePoints:
         before = anchor
         for page in points:
             gain = page - before
-            if self.cuts and gain < self.cut_pages and page * size != request.prompt:
-                continue
-            if page == repeat != last and found.base < repeat:  # of use to repetitions alone
-                asked_for = page in asked or page in request.resume_at
-                if not asked_for and gain < repeat * REPEAT_SHARE:
+            if page not in asked and page not in request.resume_at:
+                if self.cuts and gain < self.cut_pages and page * size != request.prompt:
+                    continue
+                of_use_to_repeats_alone = page == repeat != last and found.base < repeat
+                if of_use_to_repeats_alone and gain < repeat * REPEAT_SHARE:
                     continue
             kept.append(page)
             before = page
@@ -170,17 +182,29 @@ def _pages_for(tracks: Sequence[Track], nbytes: Sequence[int], base_nbytes: int)
     return max(1, math.ceil(cost / (base_nbytes * GRID_SHARE)))
 
 
-def resume_pages(resume_at: int | Iterable[int], prompt: int, page_size: int) -> tuple[int, ...]:
-    """The whole pages up to positions the engine names, in tokens.
+def resume_pages(resume_at: object, prompt: int, page_size: int) -> tuple[int, ...]:
+    """The whole pages up to positions the engine names, in tokens: one, several or None.
 
     Raises:
         ConfigError: one that is no position of the prompt.
     """
-    positions = [resume_at] if isinstance(resume_at, int) else list(resume_at)
-    for position in positions:
-        if type(position) is not int or not 0 <= position <= prompt:
+    if resume_at is None:
+        return ()
+    several = isinstance(resume_at, Iterable) and not isinstance(resume_at, (str, bytes, Mapping))
+    try:
+        named = list(resume_at) if several else [resume_at]  # type: ignore[call-overload]
+    except TypeError:  # a tensor of no dimension
+        named = [resume_at]
+    pages = set()
+    for each in named:
+        try:
+            position = operator.index(each)  # type: ignore[arg-type]
+        except TypeError:
+            position = -1
+        if not 0 <= position <= prompt:
             raise ConfigError(
-                f"resume_at {position!r} is no position in a prompt of {prompt} tokens; "
+                f"resume_at {each!r} is no position in a prompt of {prompt} tokens; "
                 "give tokens from its start"
             )
-    return tuple(sorted({position // page_size for position in positions}))
+        pages.add(position // page_size)
+    return tuple(sorted(pages))

@@ -254,7 +254,7 @@ class Matches:
             for page in sorted(page for page in pages if anchor < page <= last):
                 costs_a_cut = page * size < request.prompt and not config.states_inside_chunks
                 gain = page - before
-                if states and costs_a_cut and gain * size < config.cut_tokens:
+                if states and costs_a_cut and gain * size < config.cut_tokens and page not in asked:
                     continue
                 # What only repetitions use pays where prompts are repeated, or far behind.
                 alone = (page + 1) * size == request.prompt and expected.base < page

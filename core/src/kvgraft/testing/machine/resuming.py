@@ -114,7 +114,7 @@ class Resuming:
         for page in sorted(points):
             ends_prompt = page * self.model.page_size == prompt
             rare = page == repeat != last and known < repeat and page not in asked
-            free = self.inside or ends_prompt or not self.states
+            free = self.inside or ends_prompt or not self.states or page in asked
             least = max(0 if free else self.cut_pages, repeat / REPEAT_SHARE if rare else 0)
             if page - before >= least:
                 kept.add(page)
