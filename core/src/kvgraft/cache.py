@@ -286,8 +286,8 @@ class Cache(RequestTables):
         if self.tree.has_state:
             self.sharing.publish_states(request)
         pages = request.pages_short(n_tokens, self.tree.page_size)
-        if pages > 0 and request.computed >= request.total and self.slots.bounded_tracks:
-            self.sharing.leave_behind(request, request.computed // self.tree.page_size)
+        if pages > 0 and not self.slots.has_promise_left(request, pages):
+            self.sharing.leave_behind(request, request.computed // self.tree.page_size, pages)
         if pages > 0 and not self.slots.allocate_pages(request, pages):
             return False
         if self.tree.has_state:
@@ -374,7 +374,7 @@ class Cache(RequestTables):
         if not self.budget.can_part(request, page):
             self.declined_checkpoints += 1
             return False
-        self.sharing.share(request, page, fence, self.leasing.lock(page))
+        self.sharing.share(request, page, fence, self.sharing.lock(request, page))
         request.cached = max(request.cached, page)
         self.checkpoints += 1
         return True
@@ -389,7 +389,7 @@ class Cache(RequestTables):
         for track in self.slots.state_tracks:
             page = min(page, self.slots.offered_page(request, track))
         if self.slots.has_new(request, page) or (request.published and self.mirroring.enabled):
-            locks = self.leasing.lock(page) if self.mirroring.enabled else None
+            locks = self.sharing.lock(request, page) if self.mirroring.enabled else None
             for track in self.slots.state_tracks:
                 self.slots.offer_states(request, track)
             if self.mirroring.enabled:

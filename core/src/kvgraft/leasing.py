@@ -139,21 +139,26 @@ class Leasing:
         self.lease(request, limit)
         self.unpin(held)
 
-    def repin(self, request: Request, anchor: Node, locks: Locks | None) -> None:
-        """New pins at a deeper anchor; the caller releases the old receipt afterwards (I5).
+    def repin(self, request: Request, anchor: Node, shared: int, locks: Locks | None) -> None:
+        """New pins at `anchor`; the caller releases the old receipt afterwards (I5).
 
-        Where the request got further than the anchor, what it left behind is not pinned: its own
-        slots there are given back already, so others' pages would come out of the headroom (A12).
-        So would what a component wants pinned besides; where that is promised it goes without.
+        Of bounded reaches up to page `shared`: behind it the request has its own. What it left
+        behind and states, of which it has live ones, are not pinned: they are evictable already,
+        so others' promises may count on them (A12). So might what a component wants pinned
+        besides; where that is promised it goes without.
         """
         position = request.computed // self.tree.page_size
-        ahead: list[tuple[Span, ...] | None] | None = None
-        if position > anchor.end:
-            ahead = [segment_ahead(track, anchor.end, position) for track in self.tree.tracks]
+        ahead: list[tuple[Span, ...] | None] = [None] * len(self.tree.tracks)
+        for track, states in zip(self.tree.tracks, request.states):
+            if states is not None and states.live is not None:
+                ahead[track.index] = ()
+            elif position > shared and not track.is_everything:
+                segment = segment_ahead(track, anchor.end, position)
+                ahead[track.index] = common_pages(segment, (Span(0, shared),))
         host_from = 0 if self._pins_host else None
         receipt = None
         if locks is not None:
-            receipt = self._pin(anchor, host_from, locks, ahead, enforce=True)
+            receipt = self._pin(anchor, host_from, locks, list(ahead), enforce=True)
             if receipt is None:
                 locks.undo.close()
         if receipt is None:

@@ -130,10 +130,10 @@ class PrivateSlots:
             most = max(most, sum(run.end - run.first for run in behind))
         return most
 
-    def has_promise_left(self, request: Request) -> bool:
-        """Whether the next page of every bounded component is promised."""
+    def has_promise_left(self, request: Request, pages: int) -> bool:
+        """Whether the next `pages` pages of every bounded component are promised."""
         return all(
-            request.accounts[track.index].promised >= track.slots_per_page
+            request.accounts[track.index].promised >= pages * track.slots_per_page
             for track in self.bounded_tracks
         )
 

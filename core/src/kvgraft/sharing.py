@@ -44,12 +44,12 @@ class Sharing:
         self.journal = journal
         self.points = points
 
-    def leave_behind(self, request: Request, page: int) -> None:
+    def leave_behind(self, request: Request, page: int, ahead: int = 1) -> None:
         """Hand the tree what bounded reaches at boundary `page` no longer cover (I9).
 
         It is nobody's there: it costs no promise, and pages for new tokens are taken of it first.
-        A decode with small pages collects some before, as far as its promise goes; where that is
-        too little, what no resume point needs is given back to the pools instead.
+        A decode with small pages collects some before, as long as `ahead` more pages are promised;
+        where that is too little, what no resume point needs is given back to the pools instead.
         """
         end = self.slots.left_behind(request, page)
         if not end:
@@ -60,7 +60,7 @@ class Sharing:
         if request.computed > request.prompt and self.tree.page_size < BEHIND_TOKENS:
             collected = self.slots.pages_behind(request, page)
             if collected * self.tree.page_size < BEHIND_TOKENS:
-                if self.slots.has_promise_left(request):
+                if self.slots.has_promise_left(request, ahead):
                     return
                 if not self.slots.is_worth_keeping(request, page):
                     self.slots.give_back_behind(request, page)
@@ -148,15 +148,23 @@ class Sharing:
         request.key.found_at(inserted.anchor if inserted.anchor.parent is not None else None)
         return inserted
 
+    def lock(self, request: Request, page: int) -> Locks | None:
+        """Ask components what to pin when the request shares up to boundary `page`.
+
+        Before anything changes, so that nothing has if one fails (I8).
+        """
+        return self.leasing.lock(max(page, request.receipt.anchor.end))
+
     def share(self, request: Request, page: int, fence: Fence | None, locks: Locks | None) -> None:
         """Insert up to boundary `page`, pin it there before the old pins go (I5), back it up.
 
-        `locks` is what `Leasing.lock` answered for the boundary: components are asked what to pin
-        first, so that nothing has changed if one fails (I8).
+        The anchor stays where it is if it is deeper: what the request published there is its own.
+        `locks` is what `lock` answered.
         """
         inserted = self.insert(request, page, fence)
         held = request.receipt
-        self.leasing.repin(request, inserted.anchor, locks)
+        anchor = inserted.anchor if page >= held.anchor.end else held.anchor
+        self.leasing.repin(request, anchor, page, locks)
         try:
             since = request.anchor_tokens // self.tree.page_size
             self.mirroring.inserted(inserted.anchor, inserted.nodes, since, fence)

@@ -1,0 +1,68 @@
+"""Promises and pins hold while requests share and leave behind what they computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvgraft import Cache, TokenKey
+
+from ..serving.server import Server
+
+SMALL: dict[str, Any] = {"n_layers": 1, "n_kv_heads": 1, "head_dim": 2}
+PAGE = 64
+
+
+def test_a_checkpoint_at_a_state_above_the_anchor_keeps_the_pages_behind_it() -> None:
+    components = {
+        "full": SMALL,
+        "swa@near": {**SMALL, "window": PAGE},
+        "swa@far": {**SMALL, "window": 7 * PAGE},
+        "mamba": {"states": 8},
+    }
+    with Cache.open(components, device_tokens=64 * PAGE, page_size=PAGE) as cache:
+        server = Server(cache)
+        request = cache.begin(TokenKey(range(1000)), chunk=5 * PAGE, resume_at=2 * PAGE)
+        assert cache.admit(request).admitted
+        for n_tokens in (2 * PAGE, 4 * PAGE + 10):
+            server.step(request, n_tokens)
+        anchor = request.receipt.anchor.end
+        assert cache.checkpoint(request)
+        assert request.receipt.anchor.end == anchor > 2
+        cache.check_integrity()
+        server.read(request)
+        server.prefill(request)
+        cache.finish(request)
+        cache.check_integrity()
+
+
+def test_a_checkpoint_pins_no_state_that_others_promises_count_on() -> None:
+    components = {"full": SMALL, "swa": {**SMALL, "window": PAGE}, "mamba": {"states": 8}}
+    with Cache.open(components, device_tokens=64 * PAGE, page_size=PAGE) as cache:
+        server = Server(cache)
+        request = server.start(range(PAGE), reserve=PAGE)
+        server.prefill(request)
+        server.decode(request, 3)
+        states = cache.tree.track("mamba").device
+        first = 1000
+        while states.headroom:
+            server.start(range(first, first + 10))
+            first += 1000
+        assert cache.checkpoint(request)
+        cache.check_integrity()
+        server.decode(request, 3)
+
+
+def test_a_decode_of_two_tokens_a_step_gets_its_promised_page() -> None:
+    window = {**SMALL, "window": 14, "device_tokens": 24}
+    with Cache.open({"full": SMALL, "swa": window}, device_tokens=200, page_size=2) as cache:
+        server = Server(cache)
+        request = server.start(range(13), reserve=14)
+        server.prefill(request)
+        pool = cache.tree.track("swa").device
+        other = server.start(range(100, 100 + 2 * pool.headroom - 3))
+        assert not pool.headroom
+        server.decode(request, 8)
+        request.key.extend([7, 7])
+        server.step(request, 2)
+        cache.check_integrity()
+        server.prefill(other)
