@@ -67,17 +67,21 @@ class Contents:
         return None, None
 
     def _watch(self, tree: Any) -> None:
-        put_device, put_host = tree.put_device, tree.put_host
+        put_device, extend_device, put_host = tree.put_device, tree.extend_device, tree.put_host
 
         def device(node: Node, track: Track, slots: bytes) -> None:
             put_device(node, track, slots)
+            self._keep(Tier.DEVICE, node, track, slots)
+
+        def more(node: Node, track: Track, slots: bytes) -> None:
+            extend_device(node, track, slots)
             self._keep(Tier.DEVICE, node, track, slots)
 
         def host(node: Node, track: Track, slots: bytes) -> None:
             put_host(node, track, slots)
             self._keep(Tier.HOST, node, track, slots)
 
-        tree.put_device, tree.put_host = device, host
+        tree.put_device, tree.extend_device, tree.put_host = device, more, host
 
     def _sum(self, tier: Tier, track: Track, slot: int) -> int | None:
         lanes = self._planes[track.index][0 if tier is Tier.DEVICE else 1]

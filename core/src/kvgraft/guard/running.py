@@ -100,8 +100,7 @@ class Running:
         watched.rooms.expect(needs, host_too=watched.write_back or watched.homes)
         loaded = bool(request.waits)
         states, peaks = watched.shares.states(request), watched.promises.peaks(request)
-        ends = request.computed >= request.total and watched.shares.leavings.matters
-        hands_over = ends or any(each.due or each.captured for each in states.values())
+        hands_over = self._lacks_promise(request, pages) or any(each.due or each.captured for each in states.values())
         left = watched.shares.leavings.see(request) if hands_over else None
         rooms = self._headrooms(self.books.read())
         falls = [
@@ -134,6 +133,14 @@ class Running:
             self._check_headroom("allocate", falls, rooms, now)
 
         return after
+
+    def _lacks_promise(self, request: Request, pages: int) -> bool:
+        """Whether pages come out of what it left behind, which it gives up first."""
+        return pages > 0 and any(
+            account.promised < pages * track.slots_per_page
+            for track, account in zip(self.tree.tracks, request.accounts)
+            if not track.is_state and not track.is_everything
+        )
 
     def _was_promised(self, request: Request, n_tokens: int, pages: int) -> bool:
         """Whether the request may rely on getting the slots."""

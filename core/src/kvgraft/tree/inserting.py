@@ -241,15 +241,10 @@ def _lengthen(tree: Tree, leaf: Node, key: TokenKey, end: int, holdings: list[Ho
     leaf.key += bytes(key.data[start * tree.page_bytes : stop * tree.page_bytes])
     leaf.end = stop
     for track, run in parts:
-        cell, ledger = leaf.cells[track.index], track.device
-        assert cell.device is not None
-        n_slots = len(run.device) // SLOT_BYTES
-        cell.device += run.device
-        ledger.private -= n_slots
-        if cell.device_pins:
-            ledger.pinned += n_slots
-        else:
-            ledger.evictable += n_slots
+        cell = leaf.cells[track.index]
+        track.device.private -= len(run.device) // SLOT_BYTES
+        tree.extend_device(leaf, track, run.device)
+        if not cell.device_pins:
             cell.stamp = tree.clock - LEFT_BEHIND if run.is_left else tree.clock
 
 

@@ -263,6 +263,16 @@ class Tree:
             track.device.evictable += len(slots) // SLOT_BYTES
         self.raise_device(node, 1)
 
+    def extend_device(self, node: Node, track: Track, slots: bytes) -> None:
+        """More DEVICE data arrives on a cell that has some: its node grew in place (L4)."""
+        cell = node.cells[track.index]
+        assert cell.device is not None
+        cell.device += slots
+        if cell.device_pins:
+            track.device.pinned += len(slots) // SLOT_BYTES
+        else:
+            track.device.evictable += len(slots) // SLOT_BYTES
+
     def put_host(self, node: Node, track: Track, slots: bytes) -> None:
         """HOST data arrives; pinned on arrival if the cell is pinned (L4)."""
         cell = node.cells[track.index]
