@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvgraft import Cache, TokenKey
+from kvgraft.types import PointKind
 
 from ..serving.server import Server
 
@@ -66,3 +67,20 @@ def test_a_decode_of_two_tokens_a_step_gets_its_promised_page() -> None:
         server.step(request, 2)
         cache.check_integrity()
         server.prefill(other)
+
+
+def test_the_grid_goes_on_from_a_checkpoint() -> None:
+    components = {"full": SMALL, "swa": {**SMALL, "window": 4 * PAGE}, "mamba": {"states": 16}}
+    with Cache.open(components, device_tokens=400 * PAGE, page_size=PAGE) as cache:
+        left, grid = cache.points.state_spacing, cache.points.spacing
+        assert left < grid
+        server = Server(cache)
+        request = server.start(range(4 * grid * PAGE), chunk=left * PAGE)
+        server.step(request, left * PAGE)
+        assert cache.checkpoint(request)
+        while request.computed < (grid + left) * PAGE:
+            assert not list(request.points.values()).count(PointKind.GRID)
+            server.step(request, PAGE)
+        server.step(request, PAGE)
+        assert request.points[grid + left] is PointKind.GRID
+        cache.finish(request)

@@ -145,6 +145,7 @@ class Sharing:
         if self.points.matter and page:
             request.points.setdefault(page, PointKind.END)
         inserted = self._insert(request, page, None)
+        request.last_point = max(request.last_point, page)
         request.key.found_at(inserted.anchor if inserted.anchor.parent is not None else None)
         return inserted
 
