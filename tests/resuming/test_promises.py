@@ -55,7 +55,8 @@ def test_a_checkpoint_pins_no_state_that_others_promises_count_on() -> None:
 
 def test_a_decode_of_two_tokens_a_step_gets_its_promised_page() -> None:
     window = {**SMALL, "window": 14, "device_tokens": 24}
-    with Cache.open({"full": SMALL, "swa": window}, device_tokens=200, page_size=2) as cache:
+    components = {"full": SMALL, "swa": window}
+    with Cache.open(components, device_tokens=200, page_size=2, guard="on") as cache:
         server = Server(cache)
         request = server.start(range(13), reserve=14)
         server.prefill(request)
@@ -84,3 +85,18 @@ def test_the_grid_goes_on_from_a_checkpoint() -> None:
         server.step(request, PAGE)
         assert request.points[grid + left] is PointKind.GRID
         cache.finish(request)
+
+
+def test_the_guard_knows_the_bytes_of_a_leaf_that_grew() -> None:
+    components = {"full": SMALL, "swa": {**SMALL, "window": PAGE}}
+    with Cache.open(components, device_tokens=16 * PAGE, page_size=PAGE, guard="on") as cache:
+        server = Server(cache)
+        for first in range(0, 16_000, 1000):
+            server.serve(range(first, first + PAGE))
+        server.empty_device()
+        long = range(50_000, 50_000 + 12 * PAGE)
+        server.serve(long, chunk=PAGE)
+        for page in range(1, 12):
+            request = server.begin([*long[: page * PAGE], 1])
+            assert request.anchor_tokens == page * PAGE
+            cache.abort(request)
