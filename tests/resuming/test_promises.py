@@ -100,3 +100,17 @@ def test_the_guard_knows_the_bytes_of_a_leaf_that_grew() -> None:
             request = server.begin([*long[: page * PAGE], 1])
             assert request.anchor_tokens == page * PAGE
             cache.abort(request)
+
+
+def test_a_key_that_trails_costs_no_point_of_the_prompt() -> None:
+    components = {"full": SMALL, "swa": {**SMALL, "window": 16}}
+    with Cache.open(components, device_tokens=1024, page_size=16, guard="on") as cache:
+        server = Server(cache)
+        request = server.start(range(5 * 16), reserve=4 * 16, chunk=16)
+        server.prefill(request)
+        for _ in range(4 * 16):
+            assert cache.allocate(request, 1)
+            cache.computed(request, 1)
+        cache.check_integrity()
+        assert cache.explain(TokenKey(range(6 * 16))).anchor == 5 * 16
+        cache.abort(request)

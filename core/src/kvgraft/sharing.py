@@ -54,9 +54,6 @@ class Sharing:
         end = self.slots.left_behind(request, page)
         if not end:
             return
-        if end > self._shareable(request):
-            self.slots.give_back_behind(request, page)
-            return
         if request.computed > request.prompt and self.tree.page_size < BEHIND_TOKENS:
             collected = self.slots.pages_behind(request, page)
             if collected * self.tree.page_size < BEHIND_TOKENS:
@@ -65,7 +62,11 @@ class Sharing:
                 if not self.slots.is_worth_keeping(request, page):
                     self.slots.give_back_behind(request, page)
                     return
-        self.publish(request, end, page)
+        named = min(end, self._shareable(request))
+        if named:
+            self.publish(request, named, page)
+        if named < end:
+            self.slots.give_back_behind(request, page)
 
     def publish_states(self, request: Request) -> None:
         """Hand the tree the states captured so far, with the pages before them."""

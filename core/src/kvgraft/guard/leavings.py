@@ -267,15 +267,15 @@ class Leavings:
         copied[: len(now.copied[index])] = now.copied[index][:n_pages]
         if not self._may_give_back(request, was, gone):
             self._raise_for(request, track, "I10", lost & worth, "needed at a point, is freed")
+            self._raise_for(
+                request, track, "I10", gone & worth & behind, "needed at a point, goes first"
+            )
             if not self._is_small(request):
                 self._raise_for(
                     request, track, "I9", lost & left & ~worth, "is freed, not left behind"
                 )
         self._raise_for(
             request, track, "I10", adopted & ~worth & ~left, "is kept where no state is"
-        )
-        self._raise_for(
-            request, track, "I10", gone & worth & behind, "needed at a point, goes first"
         )
         first = adopted & ~worth & ~behind & ~copied
         self._raise_for(request, track, "I9", first, "was left behind and does not go first")

@@ -100,7 +100,9 @@ class Running:
         watched.rooms.expect(needs, host_too=watched.write_back or watched.homes)
         loaded = bool(request.waits)
         states, peaks = watched.shares.states(request), watched.promises.peaks(request)
-        hands_over = self._lacks_promise(request, pages) or any(each.due or each.captured for each in states.values())
+        hands_over = self._lacks_promise(request, pages) or any(
+            each.due or each.captured for each in states.values()
+        )
         left = watched.shares.leavings.see(request) if hands_over else None
         rooms = self._headrooms(self.books.read())
         falls = [
