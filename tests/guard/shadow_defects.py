@@ -90,7 +90,7 @@ def an_insert_that_mixes_up_the_pages(put: Patch) -> None:
 
 @breaks("I3", "window")
 def a_window_that_keeps_what_it_left_behind(put: Patch) -> None:
-    put.setattr(Sharing, "leave_behind", lambda self, request, page: None)
+    put.setattr(Sharing, "leave_behind", lambda self, request, page, ahead=1: None)
     Scene().computed(PROMPT, chunk=16)
 
 
@@ -119,7 +119,9 @@ def an_end_that_donates_no_state(put: Patch) -> None:
 def a_window_that_gives_back_what_it_left_behind(put: Patch) -> None:
     give = PrivateSlots.give_back_behind
     put.setattr(
-        Sharing, "leave_behind", lambda self, request, page: give(self.slots, request, page)
+        Sharing,
+        "leave_behind",
+        lambda self, request, page, ahead=1: give(self.slots, request, page),
     )
     Scene().computed(PROMPT, chunk=16)
 
@@ -200,7 +202,7 @@ def pages_that_are_kept_where_no_state_is(put: Patch) -> None:
 
 @breaks("I10", "window")
 def a_decode_that_gives_back_what_a_point_needs(put: Patch) -> None:
-    put.setattr(PrivateSlots, "has_promise_left", lambda self, request: False)
+    put.setattr(PrivateSlots, "has_promise_left", lambda self, request, pages: False)
     put.setattr(PrivateSlots, "is_worth_keeping", lambda self, request, page: False)
     scene = Scene()
     request = scene.computed(PROMPT, reserve=8)
@@ -239,7 +241,11 @@ def leavings_that_cost_a_promise(put: Patch) -> None:
 @breaks("L6", "window")
 def a_window_that_gives_back_a_page_too_many(put: Patch) -> None:
     leave = Sharing.leave_behind
-    put.setattr(Sharing, "leave_behind", lambda self, request, page: leave(self, request, page + 1))
+    put.setattr(
+        Sharing,
+        "leave_behind",
+        lambda self, request, page, ahead=1: leave(self, request, page + 1, ahead),
+    )
     Scene().computed(PROMPT, chunk=16)
 
 
