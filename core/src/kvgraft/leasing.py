@@ -143,18 +143,17 @@ class Leasing:
         """New pins at `anchor`; the caller releases the old receipt afterwards (I5).
 
         Of bounded reaches up to page `shared`: behind it the request has its own. What it left
-        behind and states, of which it has live ones, are not pinned: they are evictable already,
-        so others' promises may count on them (A12). So might what a component wants pinned
-        besides; where that is promised it goes without.
+        behind is not pinned: it is evictable already, so others' promises may count on it (A12).
+        So may be a state, of which it has a live one, and what a component wants pinned besides:
+        where they are promised it goes without.
         """
         position = request.computed // self.tree.page_size
         ahead: list[tuple[Span, ...] | None] = [None] * len(self.tree.tracks)
-        for track, states in zip(self.tree.tracks, request.states):
-            if states is not None and states.live is not None:
-                ahead[track.index] = ()
-            elif position > shared and not track.is_everything:
-                segment = segment_ahead(track, anchor.end, position)
-                ahead[track.index] = common_pages(segment, (Span(0, shared),))
+        if position > shared:
+            for track in self.tree.tracks:
+                if not track.is_everything:
+                    segment = segment_ahead(track, anchor.end, position)
+                    ahead[track.index] = common_pages(segment, (Span(0, shared),))
         host_from = 0 if self._pins_host else None
         receipt = None
         if locks is not None:
@@ -162,6 +161,11 @@ class Leasing:
             if receipt is None:
                 locks.undo.close()
         if receipt is None:
+            receipt = self._pin(anchor, host_from, None, ahead, enforce=True)
+        if receipt is None:
+            for track in self.tree.tracks:
+                if track.is_state:
+                    ahead[track.index] = ()
             receipt = self._pin(anchor, host_from, None, ahead, enforce=False)
         assert receipt is not None
         request.receipt = receipt
