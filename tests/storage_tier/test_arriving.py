@@ -183,6 +183,8 @@ def test_what_was_on_host_before_is_not_taken_for_stored() -> None:
     for key in pages:
         del shelf.stored[key]
     Server(cache).serve([*PROMPT, 1])
+    for tier in (Tier.DEVICE, Tier.HOST):
+        cache.evict("mamba", 100, tier)
     prefetch = drained(cache, tier_of(cache).prefetch(TokenKey(PROMPT)))
     assert (prefetch.anchor_tokens, prefetch.gained_tokens) == (0, 2 * PAGES)
     cache.abort(cache.begin(TokenKey(PROMPT)))

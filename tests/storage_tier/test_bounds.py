@@ -135,7 +135,7 @@ def test_a_store_that_loses_what_it_promised_is_asked_three_times(n_lost: int, t
     cache.close()
 
 
-@pytest.mark.parametrize(("n_slots_left", "tokens"), [(1, 0), (2, 28)])
+@pytest.mark.parametrize(("n_slots_left", "tokens"), [(1, 2), (2, 28)])
 def test_what_is_fetched_instead_stays_in_the_share(n_slots_left: int, tokens: int) -> None:
     """A state is gone; a shorter boundary takes another one, and two more pages of the window."""
     setup = installed("full", "swa", "mamba")

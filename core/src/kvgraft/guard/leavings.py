@@ -115,8 +115,16 @@ class Leavings:
         return nbytes
 
     def affords(self, n_pages: int, *, states_only: bool) -> bool:
-        """Whether one more point, or one more state, is within its share of `n_pages` (I12)."""
-        return n_pages * self.base >= GRID_SHARE * self.cost[states_only]
+        """Whether one more point, or one more state, is within its share of `n_pages` (I12).
+
+        A point takes no more of the slots for states than that of what the base has room for.
+        """
+        base = self.tree.tracks[0]
+        room = base.device.capacity / base.slots_per_page
+        few = any(n_pages * each.device.capacity < GRID_SHARE * room for each in self._stateful)
+        return n_pages * self.base >= GRID_SHARE * self.cost[states_only] and (
+            states_only or not few
+        )
 
     # -- before and after
 
