@@ -396,7 +396,7 @@ change(
 change(
     "falsy namespaces are none",
     TWO,
-    "T11",
+    "T11 I10",
     matching.match,
     "root = tree.root(key.namespace)",
     "root = tree.root(key.namespace or None)",

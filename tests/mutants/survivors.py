@@ -32,6 +32,7 @@ SURVIVORS: dict[str, str] = {
     "a duplicate state is lost": _LINE,
     "a conversation's gap on HOST is left": _LINE,
     "the lower node is backed up first": _LINE,
+    "a checkpoint hands no fence on": "computing named the same; a test of checkpoints finds it",
     "inserts are backed up whatever the policy": "found under E1: what is copied is evicted",
 }
 """Reasons by the name of the defect, as in `cores_held_out`."""

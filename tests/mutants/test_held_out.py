@@ -25,7 +25,6 @@ QUICK = (
     "a request waits for the last transfer it shares",
     "what arrives replaces what is there",
     "a backup does not wait for what computes its source",
-    "a checkpoint hands no fence on",
     "a request starts before its load-back has arrived",
 )
 """Core mutants that are found within seconds."""

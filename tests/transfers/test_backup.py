@@ -62,6 +62,21 @@ def test_nothing_is_published_before_the_copy_is_acknowledged(name: str) -> None
     cache.close()
 
 
+def test_copies_a_checkpoint_starts_wait_for_its_fence() -> None:
+    cache = SETUPS["full"].open(device_tokens=256)
+    server, fence = Server(cache), Held()
+    request = server.start([*PROMPT, 1])
+    server.prefill(request)
+    assert cache.checkpoint(request, fence)
+    assert fence.met.wait(5)
+    assert cache.poll() == 0
+    assert pages_on(cache, PROMPT, "full", Tier.HOST) == []
+    fence.set()
+    assert cache.drain()
+    assert len(pages_on(cache, PROMPT, "full", Tier.HOST)) == len(PROMPT) // 2
+    cache.close()
+
+
 @pytest.mark.parametrize("name", sorted(SETUPS))
 def test_the_source_of_a_copy_is_not_reused_before_its_end(name: str) -> None:
     cache = SETUPS[name].open(device_tokens=128, host_tokens=256)
