@@ -419,12 +419,15 @@ class PrivateSlots:
             if states is not None:
                 offered = states.captured
                 states.captured = {}
-                # A bounded base may still be the request's own here; its states follow it (T4).
+                # Where a bounded base's page is still the request's own, its state follows it (T4).
                 base = () if self.tree.everything else request.runs[0]
-                last = min(end, base[0].first) if base else end
-                if offered and max(offered) > last:
-                    states.captured = {p: s for p, s in offered.items() if p > last}
-                    offered = {p: s for p, s in offered.items() if p <= last}
+                if offered and (base or max(offered) > end):
+                    states.captured = {
+                        page: slot
+                        for page, slot in offered.items()
+                        if page > end or any(run.first < page <= run.end for run in base)
+                    }
+                    offered = {p: s for p, s in offered.items() if p not in states.captured}
                 states.shared = max(states.shared, *offered) if offered else states.shared
                 account.part(len(offered))
                 holdings.append(Holding([], offered, request.left))

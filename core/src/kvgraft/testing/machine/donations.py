@@ -96,6 +96,7 @@ class Donations:
         moved = self.cache.checkpoint(live.request, self.bench.fence)
         if moved:
             live.anchor = live.cached = boundary
+            live.own.last_point = max(live.own.last_point, boundary)
             live.locked = {}
         return moved
 
