@@ -130,8 +130,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "what arrives on a pinned node is evictable": BadCore(
         ("L4", "T8"),
         "tree/tree.py",
-        "        if cell.device_pins:\n            track.device.pinned",
-        "        if False:\n            track.device.pinned",
+        "        cell.device = slots\n        if cell.device_pins:",
+        "        cell.device = slots\n        if False:",
     ),
     "a dead node stays when its last receipt is released": BadCore(
         ("T3",),
@@ -155,7 +155,7 @@ GUARDED_CORES: dict[str, BadCore] = {
     "a candidate keeps the place it was entered with": BadCore(
         ("T7", "T12"),
         "tree/track.py",
-        "if node.parent is not None and cell.stamp != stamp:",
+        "if there and cell.stamp != stamp and not moved:",
         "if False:",
     ),
     "a prefix does not count as used with what is below it": BadCore(
@@ -216,8 +216,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "a page inside the window is given back": BadCore(
         ("L6", "I3"),
         "private.py",
-        "spans = track.reach_pages.spans(page)",
-        "spans = track.reach_pages.spans(page + 1)",
+        "kept, behind = self._behind(request, track, page)",
+        "kept, behind = self._behind(request, track, page + 1)",
     ),
     "a finished request is cached beyond its last state": BadCore(
         ("I6", "I7"),
@@ -237,8 +237,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "a state due is kept as the decode's": BadCore(
         ("I6", "I7", "A6"),
         "private.py",
-        "states.due, states.due_is_checkpoint = page, wanted",
-        "states.due, states.due_is_checkpoint = page, False",
+        "states.due, states.due_as = page, due_as",
+        "states.due, states.due_as = page, Due.DECODED",
     ),
     "a chunk runs past the boundary where a state is captured": BadCore(
         ("A6", "I6", "I7"),
@@ -305,8 +305,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "only the first node that gained data is backed up": BadCore(
         ("B6",),
         "mirroring.py",
-        "_with_gaps_above(self.tree, nodes)",
-        "_with_gaps_above(self.tree, nodes[:1])",
+        "_with_gaps_above(self.tree, anchor, nodes, since), fence",
+        "_with_gaps_above(self.tree, anchor, nodes, since)[:1], fence",
     ),
     "a component that gained data later is not backed up": BadCore(
         ("B7", "B6", "B2"),
