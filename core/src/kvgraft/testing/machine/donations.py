@@ -96,7 +96,8 @@ class Donations:
         moved = self.cache.checkpoint(live.request, self.bench.fence)
         if moved:
             live.anchor = live.cached = boundary
-            live.own.last_point = max(live.own.last_point, boundary)
+            if self.bench.states:
+                live.own.last_point = max(live.own.last_point, boundary)
             live.locked = {}
         return moved
 
