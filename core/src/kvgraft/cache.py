@@ -316,7 +316,7 @@ class Cache(RequestTables):
 
         Notes where states are to be kept, hands pages behind bounded reaches to the tree (I9), and
         loosens the pins behind them (L6). Of a request that got to the end of its reservation they
-        go there when it ends. The request's tables stay as they are.
+        go there when it ends. Its tables stay as they are where its reaches cover them.
 
         Args:
             request: whose.
