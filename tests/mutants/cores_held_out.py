@@ -719,8 +719,8 @@ change(
     TWO,
     "L6 L7",
     pinning.slide,
-    "if kept == segment:\n            continue\n        kept = whole",
-    "if True:\n            continue\n        kept = whole",
+    "if not segment or track.is_everything:",
+    "if not segment or not track.is_state:",
 )
 change(
     "a slid pin keeps its HOST part",

@@ -146,7 +146,7 @@ class Cache(RequestTables):
         reserve: int = 0,
         chunk: int | None = None,
         prefetch: Prefetch | None = None,
-        resume_at: int | Sequence[int] | None = (),
+        resume_at: int | Sequence[int] | None = None,
     ) -> Request:
         """Match `key` and pin what was found (M1 to M9).
 
@@ -166,14 +166,15 @@ class Cache(RequestTables):
             LeaseError: the cache is closed, or the prefetch was cancelled.
         """
         prompt = expect_key(key).n_tokens
-        reserve = expect_count("begin: reserve", reserve)
-        chunk = chunk if chunk is None else expect_count("begin: chunk", chunk, 1)
+        if type(reserve) is not int or reserve < 0:
+            reserve = expect_count("begin: reserve", reserve)
+        chunk = prompt if chunk is None else expect_count("begin: chunk", chunk, 1)
         if prompt < 1:
             raise ConfigError(f"request of {prompt} tokens; give at least 1")
         if self.closed:
             raise LeaseError("the cache is closed; open another")
-        request = Request(key, prompt, prompt + reserve, chunk if chunk is not None else prompt)
-        if not (isinstance(resume_at, tuple) and not resume_at):
+        request = Request(key, prompt, prompt + reserve, chunk)
+        if resume_at is not None:
             request.resume_at = resume_pages(resume_at, prompt, self.tree.page_size)
         self.tree.hold(key.namespace)
         try:
@@ -286,10 +287,11 @@ class Cache(RequestTables):
         if self.tree.has_state:
             self.sharing.publish_states(request)
         pages = request.pages_short(n_tokens, self.tree.page_size)
-        if pages > 0 and not self.slots.has_promise_left(request, pages):
-            self.sharing.leave_behind(request, request.computed // self.tree.page_size, pages)
-        if pages > 0 and not self.slots.allocate_pages(request, pages):
-            return False
+        if pages > 0:
+            if self.slots.bounded_tracks and not self.slots.has_promise_left(request, pages):
+                self.sharing.leave_behind(request, request.computed // self.tree.page_size, pages)
+            if not self.slots.allocate_pages(request, pages):
+                return False
         if self.tree.has_state:
             self.slots.set_up_states(request)
         return True

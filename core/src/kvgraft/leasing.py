@@ -12,7 +12,7 @@ from kvgraft.dispatch import Mounted
 from kvgraft.errors import ContractViolation
 from kvgraft.mirroring import Mirroring
 from kvgraft.points import ResumePoints
-from kvgraft.request import Limited, Request
+from kvgraft.request import NO_PAGES, Limited, Request
 from kvgraft.tree import matching, operations, pinning
 from kvgraft.tree.matching import Match
 from kvgraft.tree.node import Node
@@ -117,7 +117,7 @@ class Leasing:
         request.computed = request.anchor_tokens
         request.allocated = found.anchor
         request.cached = request.last_point = request.last_left = found.anchor
-        request.left = set()
+        request.left = NO_PAGES
         request.published = False
         request.host_slots = (
             tuple(
@@ -127,11 +127,17 @@ class Leasing:
             if host_from is not None
             else self._no_slots
         )
-        request.waits = [
-            self.mirroring.journal.find(operation)
-            for operation in operations.waits_for(receipt, tree.tracks)
-        ]
-        request.points, request.checkpoints = self.points.ahead(request, found, checkpoints)
+        request.waits = (
+            [
+                self.mirroring.journal.find(each)
+                for each in operations.waits_for(receipt, tree.tracks)
+            ]
+            if receipt.host_from is not None
+            else []
+        )
+        request.points, request.checkpoints = (
+            self.points.ahead(request, found, checkpoints) if self.points.matter else ({}, [])
+        )
 
     def renew(self, request: Request, limit: int) -> None:
         """Match again, at most `limit` pages; the old pins go once the new ones stand (I8)."""

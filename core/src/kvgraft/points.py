@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import itemgetter
 
 from kvgraft.dispatch import Mounted
 from kvgraft.errors import ConfigError
-from kvgraft.request import Request
+from kvgraft.request import NO_PAGES, Request
 from kvgraft.tree.matching import Match
 from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
@@ -94,39 +95,37 @@ class ResumePoints:
     ) -> tuple[dict[int, PointKind], list[int]]:
         """The points ahead of a match, by boundary, and those at which states are captured.
 
-        Boundaries in pages. `asked` are the components' own (M5); the engine's are the request's.
+        For caches where points matter. Boundaries in pages. `asked` are the components' own (M5);
+        the engine's are the request's.
         """
-        if not self.matter:
-            return {}, []
         size, anchor = self.tree.page_size, found.anchor
         last, repeat = request.prompt // size, (request.prompt - 1) // size
-        points: dict[int, PointKind] = {}
+        named = {*asked, *request.resume_at} if asked or request.resume_at else NO_PAGES
+        ahead: list[tuple[int, PointKind]] = []
         if anchor < found.base < repeat:
-            points[found.base] = PointKind.BRANCH
+            ahead.append((found.base, PointKind.BRANCH))
         if anchor < repeat:
-            points[repeat] = PointKind.REPEAT
+            ahead.append((repeat, PointKind.REPEAT))
         if anchor < last and last != repeat:
-            points[last] = PointKind.PROMPT_END
-        if asked or request.resume_at:
-            for page in (*asked, *request.resume_at):
-                if anchor < page <= last:
-                    points.setdefault(page, PointKind.ASKED)
-            points = dict(sorted(points.items()))
-        kept: list[int] = []
+            ahead.append((last, PointKind.PROMPT_END))
+        if named:
+            known = [page for page, _ in ahead]
+            asks = [page for page in named if anchor < page <= last and page not in known]
+            ahead += [(page, PointKind.ASKED) for page in asks]
+            ahead.sort(key=itemgetter(0))
+        points: dict[int, PointKind] = {}
         before = anchor
-        for page in points:
-            gain = page - before
-            if page not in asked and page not in request.resume_at:
+        for page, kind in ahead:
+            if page not in named:
+                gain = page - before
                 if self.cuts and gain < self.cut_pages and page * size != request.prompt:
                     continue
                 of_use_to_repeats_alone = page == repeat != last and found.base < repeat
                 if of_use_to_repeats_alone and gain < repeat * REPEAT_SHARE:
                     continue
-            kept.append(page)
+            points[page] = kind
             before = page
-        if len(kept) < len(points):
-            points = {page: points[page] for page in kept}
-        return points, kept if self.tree.has_state else []
+        return points, list(points) if self.tree.has_state else []
 
     def grid_between(self, request: Request, start: int, end: int) -> range:
         """Pages in `(start, end]` of the prompt at which the grid has a point."""

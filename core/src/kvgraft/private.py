@@ -311,7 +311,7 @@ class PrivateSlots:
             request.points[page] = PointKind.GRID
             request.last_point = page
         else:
-            request.left.add(page)
+            request.left |= {page}
             request.last_left = page
 
     def keep_due(self, request: Request, track: Track, states: StateSlots) -> None:
@@ -459,6 +459,9 @@ class PrivateSlots:
         Where there are states too, only pages before one are of use; the others are given back.
         """
         first, end = runs[0].first, runs[-1].end
+        window = track.window_pages
+        if window is not None and end - window <= first and end in request.points:
+            return runs
         worth = _needed_between(track, request.points, first, end)
         if len(worth) == 1 and worth[0].start <= first and worth[0].end >= end:
             return runs

@@ -15,7 +15,9 @@ from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.pinning import Receipt
 from kvgraft.types import Demand, PointKind
 
-__all__ = ["Due", "Limited", "Request", "Stage", "StateSlots", "expect_key"]
+__all__ = ["NO_PAGES", "Due", "Limited", "Request", "Stage", "StateSlots", "expect_key"]
+
+NO_PAGES: frozenset[int] = frozenset()
 
 
 class Stage(enum.Enum):
@@ -156,25 +158,27 @@ class Request:
         self.prompt = prompt
         self.total = total
         self.chunk = chunk
-        self.computed = 0
-        self.allocated = 0
-        self.anchor_tokens = 0
-        self.device_tokens = 0
         self.storage_tokens = 0
-        self.host_slots: tuple[int, ...] = ()
         self.demands: list[Demand] = []
-        self.checkpoints: list[int] = []
-        self.points: dict[int, PointKind] = {}
         self.resume_at: tuple[int, ...] = ()
-        self.left: set[int] = set()
-        self.last_point = 0
-        self.last_left = 0
-        self.cached = 0
-        self.published = False
         self.stage = Stage.LEASED
-        self.limited: Limited | None = None
+        # A lease fills these in, also one that takes another's place.
         self.receipt: Receipt
-        self.waits: list[Transfer] = []
+        self.limited: Limited | None
+        self.anchor_tokens: int
+        self.device_tokens: int
+        self.computed: int
+        self.allocated: int
+        self.host_slots: tuple[int, ...]
+        self.waits: list[Transfer]
+        self.checkpoints: list[int]
+        self.points: dict[int, PointKind]
+        self.left: frozenset[int]
+        self.last_point: int
+        self.last_left: int
+        self.cached: int
+        self.published: bool
+        # Admission fills these in; empty again when the request gives up what it owns.
         self.runs: list[list[Run]] = []
         self.states: list[StateSlots | None] = []
         self.private: list[tuple[bytes, ...]] = []

@@ -184,22 +184,30 @@ class Sharing:
                 request.points.setdefault(page, PointKind.GRID)
             request.last_point = max(request.last_point, passed)
         holdings = self.slots.take_out(request, end, going)
-        start = request.receipt.anchor
-        firsts = [each.runs[0].first for each in holdings if each.runs]
-        firsts += [min(each.states) - 1 for each in holdings if each.states]
-        first = min([start.end, *firsts])
-        while start.end > first or start.end > end:
-            assert start.parent is not None
-            start = start.parent
-        leaf = request.receipt.anchor if going is not None else None
+        start = leaf = request.receipt.anchor
+        if start.end * self.tree.page_size != request.anchor_tokens:
+            # The anchor went down as it published: some of what it offers may lie above it.
+            firsts = [each.runs[0].first for each in holdings if each.runs]
+            firsts += [min(each.states) - 1 for each in holdings if each.states]
+            first = min([end, *firsts])
+            while start.end > first:
+                assert start.parent is not None
+                start = start.parent
         inserted = inserting.insert(
-            self.tree, start, request.key, end, holdings, request.points, leaf
+            self.tree,
+            start,
+            request.key,
+            end,
+            holdings,
+            request.points,
+            None if going is None else leaf,
         )
         for kind in inserted.points:
             self.points.made[kind] += 1
-        for track, holding in zip(self.tree.tracks, holdings):
-            for slots in holding.states.values():
-                track.device.give_private(slots)
+        if self.tree.has_state:
+            for track, holding in zip(self.tree.tracks, holdings):
+                for slots in holding.states.values():
+                    track.device.give_private(slots)
         return inserted
 
     def _shareable(self, request: Request) -> int:

@@ -30,10 +30,13 @@ class SlotAllocator:
     Args:
         capacity: number of slots, numbered from 0.
 
+    Attributes:
+        n_free: slots nobody owns.
+
     Not thread safe: the scheduler thread owns it.
     """
 
-    __slots__ = ("_free", "_n_fresh", "capacity")
+    __slots__ = ("_free", "_n_fresh", "capacity", "n_free")
 
     def __init__(self, capacity: int) -> None:
         if not 0 <= capacity < 2**31:
@@ -42,11 +45,7 @@ class SlotAllocator:
         self._free = array("i")
         # The last ones, never taken so far; they come after everything in the stack.
         self._n_fresh = capacity
-
-    @property
-    def n_free(self) -> int:
-        """Slots nobody owns."""
-        return len(self._free) + self._n_fresh
+        self.n_free = capacity
 
     def allocate(self, n: int) -> bytes | None:
         """Take `n` slots, int32 `[n]` as bytes; None, and nothing taken, if fewer are free."""
@@ -54,11 +53,12 @@ class SlotAllocator:
         if n <= 0:
             return b""
         if n > len(free):
-            if n > len(free) + self._n_fresh:
+            if n > self.n_free:
                 return None
             free = self._write_down(max(n - len(free), FRESH_AT_ONCE))
         taken = free[-n:].tobytes()
         del free[-n:]
+        self.n_free -= n
         return taken
 
     def free(self, slots: bytes) -> None:
@@ -74,6 +74,7 @@ class SlotAllocator:
         if free > self.capacity:
             raise ContractViolation("T9", None, f"{free} free slots in a pool of {self.capacity}")
         self._free.frombytes(slots)
+        self.n_free = free
 
     def free_slots(self) -> list[int]:
         """The free slot numbers, for integrity checks."""

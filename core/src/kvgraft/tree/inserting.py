@@ -154,9 +154,7 @@ def _mark(node: Node, start: int, points: Mapping[int, PointKind]) -> list[Point
 
 
 def _between(runs: list[Run], start: int, end: int) -> list[Run]:
-    """Those of `runs`, in order, that may have pages in `[start, end)`: all of a few."""
-    if len(runs) <= FEW_RUNS:
-        return runs
+    """Those of `runs`, in order, that may have pages in `[start, end)`."""
     low = bisect_right(runs, start, key=_end_of)
     return runs[low : bisect_left(runs, end, low, key=_first_of)]
 
@@ -172,7 +170,8 @@ def _end_of(run: Run) -> int:
 def _breakpoints(start: int, end: int, holding: Holding) -> list[int]:
     """Pages inside `(start, end)` where a component's coverage changes or a state stands."""
     points = [page for page in holding.states if start < page < end] if holding.states else []
-    for run in _between(holding.runs, start, end):
+    runs = holding.runs
+    for run in runs if len(runs) <= FEW_RUNS else _between(runs, start, end):
         if start < run.first < end:
             points.append(run.first)
         if start < run.end < end:
@@ -290,16 +289,18 @@ def _adopt(tree: Tree, node: Node, track: Track, holding: Holding) -> bool:
                 tree.use(node, track)
             track.device.give_private(slots)
             return False
-        track.device.private -= len(slots) // SLOT_BYTES
-        _put(tree, node, track, slots, is_left=is_left)
+        _take(tree, node, track, slots, is_left=is_left)
         return True
-    for run in _between(holding.runs, node.start, node.end):
+    runs = holding.runs
+    for run in runs if len(runs) <= FEW_RUNS else _between(runs, node.start, node.end):
         start, end = max(run.first, node.start), min(run.end, node.end)
         if start >= end:
             continue
         part = run if (start, end) == (run.first, run.end) else run.cut(start, end)
         if wanted and (start, end) == (node.start, node.end):
-            _take(tree, node, track, part)
+            if part.host is not None:
+                _take_host(tree, node, track, part.host)
+            _take(tree, node, track, part.device, is_left=part.is_left)
             return True
         if not run.is_left:
             tree.use(node, track)
@@ -309,20 +310,18 @@ def _adopt(tree: Tree, node: Node, track: Track, holding: Holding) -> bool:
     return False
 
 
-def _take(tree: Tree, node: Node, track: Track, run: Run) -> None:
-    """The node's empty cell adopts a run that covers it."""
-    if run.host is not None and track.host is not None:
-        if node.cells[track.index].host is None:
-            track.host.private -= len(run.host) // SLOT_BYTES
-            tree.put_host(node, track, run.host)
-        else:
-            track.host.give_private(run.host)
-    track.device.private -= len(run.device) // SLOT_BYTES
-    _put(tree, node, track, run.device, is_left=run.is_left)
+def _take_host(tree: Tree, node: Node, track: Track, slots: bytes) -> None:
+    """The node's cell adopts a request's HOST slots; freed where it has some."""
+    assert track.host is not None
+    if node.cells[track.index].host is None:
+        track.host.private -= len(slots) // SLOT_BYTES
+        tree.put_host(node, track, slots)
+    else:
+        track.host.give_private(slots)
 
 
-def _put(tree: Tree, node: Node, track: Track, slots: bytes, *, is_left: bool) -> None:
-    """The node's empty cell gets DEVICE data, as the youngest of its kind.
+def _take(tree: Tree, node: Node, track: Track, slots: bytes, *, is_left: bool) -> None:
+    """The node's empty cell adopts a request's DEVICE slots, as the youngest of its kind.
 
     What was just computed is not the next victim, however old its node is. What HOST has a copy of
     was used before: it is not left behind.
@@ -330,4 +329,5 @@ def _put(tree: Tree, node: Node, track: Track, slots: bytes, *, is_left: bool) -
     cell = node.cells[track.index]
     behind = is_left and cell.host is None
     cell.stamp = tree.clock - LEFT_BEHIND if behind else tree.clock
+    track.device.private -= len(slots) // SLOT_BYTES
     tree.put_device(node, track, slots)

@@ -254,13 +254,25 @@ def slide(tree: Tree, receipt: Receipt, position: int) -> None:
                     pin_host(tree, track, anchor, segment, receipt.host_from, -1)
                 _unpin(tree, track, anchor, segment)
             continue
-        kept = common_pages(default_segment(track, position), segment)
-        if kept == segment:
-            continue
-        kept = whole_nodes(anchor, kept)
-        if kept == segment:
-            continue
-        given = pages_without(segment, kept)
+        kept: tuple[Span, ...]
+        if window is not None and len(segment) == 1 and position - window < segment[0].end:
+            # The usual case of the general rule below: a window slides within one span.
+            node = anchor
+            while node.start > position - window:
+                node = node.parent  # type: ignore[assignment]
+            start, end = segment[0]
+            if node.start <= start:
+                continue
+            kept = (Span(node.start, end),)
+            given: tuple[Span, ...] = (Span(start, node.start),)
+        else:
+            kept = common_pages(default_segment(track, position), segment)
+            if kept == segment:
+                continue
+            kept = whole_nodes(anchor, kept)
+            if kept == segment:
+                continue
+            given = pages_without(segment, kept)
         receipt.segments[track.index] = kept
         if receipt.host_from is not None:
             pin_host(tree, track, anchor, given, receipt.host_from, -1)
