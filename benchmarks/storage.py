@@ -39,8 +39,8 @@ from kvgraft.storage import (
     SupervisionLimits,
     open_storage,
 )
-from kvgraft.storage.file.disk import supports_direct
 from kvgraft.storage.memory import aligned
+from kvgraft_file.disk import supports_direct
 
 SIZES = (256 << 10, 1 << 20, 4 << 20)
 PAGE = 16

@@ -37,7 +37,7 @@ from rich.live import Live
 from rich.table import Table
 
 from kvgraft import KvgraftError
-from kvgraft.report import write_html
+from kvgraft_replay.report import write_html
 
 SECOND = Path(__file__).with_name("demo_again.py")
 

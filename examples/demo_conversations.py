@@ -11,11 +11,11 @@ import torch
 
 import kvgraft
 from kvgraft import Direction
-from kvgraft.replay.timeline import occupancy, snapshot
-from kvgraft.report import ReplayResult
-from kvgraft.report.counts import cache_counts, storage_counts
-from kvgraft.report.schema import Source, TimelinePoint, TreeSnapshot
 from kvgraft.storage_tier import StorageTier
+from kvgraft_replay.report import ReplayResult
+from kvgraft_replay.report.counts import cache_counts, storage_counts
+from kvgraft_replay.report.schema import Source, TimelinePoint, TreeSnapshot
+from kvgraft_replay.timeline import occupancy, snapshot
 from kvgraft_transformers.engine import (
     Engine,
     EngineSettings,

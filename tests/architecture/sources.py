@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ..commands import ROOT
 
-__all__ = ["COMPONENTS", "CORE", "ENGINES", "PLUGINS", "STORES", "Module", "modules"]
+__all__ = ["COMPONENTS", "CORE", "ENGINES", "PLUGINS", "REPLAY", "STORES", "Module", "modules"]
 
 CORE = ROOT / "core" / "src"
 PLUGINS = sorted(path for path in (ROOT / "plugins").glob("*/src") if path.is_dir())
@@ -26,7 +26,10 @@ COMPONENTS = [path for path in PLUGINS if _publishes(path, "kvgraft.components")
 STORES = [path for path in PLUGINS if _publishes(path, "kvgraft.storage")]
 """Packages that publish a store."""
 
-ENGINES = [path for path in PLUGINS if path not in (*COMPONENTS, *STORES)]
+REPLAY = ROOT / "plugins" / "replay" / "src"
+"""The package that measures the cache, and so reads its books."""
+
+ENGINES = [path for path in PLUGINS if path not in (*COMPONENTS, *STORES, REPLAY)]
 """Packages that embed the cache."""
 
 

@@ -1,4 +1,4 @@
-"""Arrows point inward: cli, replay, report → cache → tree, admission, transfers → pools → types."""
+"""Arrows point inward: cli, testing → cache → tree, admission, transfers → pools → types."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from .sources import COMPONENTS, CORE, ENGINES, STORES, Module, modules
+from .sources import COMPONENTS, CORE, ENGINES, REPLAY, STORES, Module, modules
 
 MODULES = modules(CORE)
 NAMES = frozenset(module.name for module in MODULES)
@@ -33,7 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("tree", "admission", "transfers", "dispatch", "answers", "request", "points"),
     ("room", "private", "mirroring", "leasing", "sharing", "loading", "tables", "storage_tier"),
     ("guard", "building", "cache"),
-    ("report", "replay", "testing", "scaffold"),
+    ("testing", "scaffold"),
     ("cli", "pytest_plugin"),
 )
 """A layer imports itself and what stands above it in this list."""
@@ -47,6 +47,7 @@ OPEN_TO_PLUGINS = {
     "kvgraft",
     "kvgraft.cli.sizes",
     "kvgraft.config",
+    "kvgraft.files",
     "kvgraft.pools",
     "kvgraft.storage",
     "kvgraft.testing",
@@ -81,7 +82,7 @@ def test_a_module_imports_only_its_own_layer_and_those_below(module: Module) -> 
     mine = layer(module.name)
     for imported in module.imports(known=NAMES):
         if imported == "kvgraft":
-            assert mine >= layer("kvgraft.replay"), f"{module.name} imports the package's root"
+            assert mine >= layer("kvgraft.testing"), f"{module.name} imports the package's root"
         elif imported.startswith("kvgraft."):
             assert layer(imported) <= mine, f"{module.name} imports {imported}, which is above it"
 
@@ -131,6 +132,15 @@ def test_an_engine_imports_only_what_is_public_and_component_packages(source: ob
                 allowed = imported in own or imported in OPEN_TO_PLUGINS
                 allowed = allowed or imported.startswith(packages)
                 assert allowed, f"{module.name} imports {imported}"
+
+
+def test_replay_imports_the_core_and_no_other_package() -> None:
+    mine = modules(REPLAY)
+    own = frozenset(module.name for module in mine)
+    for module in mine:
+        for imported in module.imports(known=own | NAMES):
+            if imported.startswith("kvgraft"):
+                assert imported in own or imported in NAMES, f"{module.name} imports {imported}"
 
 
 def test_what_must_run_without_torch_does() -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from kvgraft import ConfigError, LeaseError, PluginHookError, TokenKey
 from kvgraft.config import GuardMode
-from kvgraft.replay.payload import Verify
-from kvgraft.replay.replay import ReplaySettings, replay
-from kvgraft.replay.synthetic import synthetic_workload
+from kvgraft_replay.payload import Verify
+from kvgraft_replay.replay import ReplaySettings, replay
+from kvgraft_replay.synthetic import synthetic_workload
 
 from ..admission.crowd import Crowd
 from ..commands import KVGRAFT, run

@@ -13,13 +13,13 @@ from typing import Any
 
 from kvgraft.cache import Cache
 from kvgraft.config import parse_config
-from kvgraft.replay.arrivals import ClosedLoop
-from kvgraft.replay.engine import EngineModel, ReplayEngine
-from kvgraft.replay.meter import Meter
-from kvgraft.replay.payload import Verify
-from kvgraft.replay.running import Job, Player
-from kvgraft.replay.workload import Addresses, TraceRequest, Workload, join_spans
 from kvgraft.request import Request
+from kvgraft_replay.arrivals import ClosedLoop
+from kvgraft_replay.engine import EngineModel, ReplayEngine
+from kvgraft_replay.meter import Meter
+from kvgraft_replay.payload import Verify
+from kvgraft_replay.running import Job, Player
+from kvgraft_replay.workload import Addresses, TraceRequest, Workload, join_spans
 
 __all__ = ["REPLAYS", "play"]
 

@@ -18,7 +18,7 @@ from .conftest import Environment
 Environments = Callable[..., Environment]
 
 COMPONENTS = ("full", "swa", "mamba", "hisparse")
-STORES = ("valkey", "s3", "mooncake")
+STORES = ("file", "valkey", "s3", "mooncake")
 
 
 def listed(environment: Environment) -> list[dict[str, Any]]:
@@ -28,7 +28,7 @@ def listed(environment: Environment) -> list[dict[str, Any]]:
 
 
 def test_there_is_a_wheel_of_every_distribution_and_version(wheels: dict[str, Path]) -> None:
-    names = (*COMPONENTS, *STORES, "transformers")
+    names = (*COMPONENTS, *STORES, "replay", "transformers")
     assert wheels.keys() == {"kvgraft", *(f"kvgraft-{name}" for name in names)}
     assert {path.name.split("-")[1] for path in wheels.values()} == {kvgraft.__version__}
 
@@ -45,8 +45,9 @@ def test_a_wheel_holds_its_package_typed_and_licensed_and_no_tests(wheels: dict[
         assert not any(file.startswith(("test_", "conftest")) for file in files)
 
 
-def test_the_core_brings_the_reports_template(wheels: dict[str, Path]) -> None:
-    assert "kvgraft/report/report.html.j2" in zipfile.ZipFile(wheels["kvgraft"]).namelist()
+def test_replay_brings_the_reports_template(wheels: dict[str, Path]) -> None:
+    members = zipfile.ZipFile(wheels["kvgraft-replay"]).namelist()
+    assert "kvgraft_replay/report/report.html.j2" in members
 
 
 @pytest.mark.parametrize("component", COMPONENTS)

@@ -1,4 +1,4 @@
-"""The storage contract on the backends that are here."""
+"""The storage contract on the backend in memory."""
 
 from __future__ import annotations
 
@@ -10,10 +10,6 @@ from kvgraft.testing.storage import MemoryBackend, StorageContract
 
 def open_memory(directory: Path) -> StorageBackend:
     return MemoryBackend(1 << 20, 1 << 18)
-
-
-class TestFile(StorageContract):
-    url = "file:{directory}?capacity=2MiB&segment=256KiB&refresh_s=0"
 
 
 class TestMemory(StorageContract):

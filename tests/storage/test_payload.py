@@ -12,8 +12,8 @@ from kvgraft.storage.payload import (
     HEADER_NBYTES,
     check,
     damage,
+    decode_header,
     encode_header,
-    read,
 )
 from kvgraft.testing.storage.traffic import FINGERPRINT, addresses
 
@@ -82,6 +82,6 @@ def test_a_scan_needs_no_fingerprint_to_find_damage() -> None:
     assert "does not match" in (damage(PLACE.key, HEADER, PAYLOAD[:-1] + b"\0") or "")
     assert "has 999 bytes" in (damage(PLACE.key, HEADER, PAYLOAD[:-1]) or "")
     assert damage(PLACE.key, HEADER[:-1] + b"\0", PAYLOAD) == "header is corrupt"
-    found = read(HEADER)
+    found = decode_header(HEADER)
     assert not isinstance(found, Status)
     assert found.component == "a"

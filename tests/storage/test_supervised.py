@@ -400,6 +400,6 @@ def test_questions_are_answered_by_ticket() -> None:
 def test_what_storage_imports_needs_no_torch() -> None:
     from ..commands import run
 
-    code = "import sys, kvgraft.storage, kvgraft.storage.file; assert 'torch' not in sys.modules"
+    code = "import sys, kvgraft.storage, kvgraft_file; assert 'torch' not in sys.modules"
     done = run(sys.executable, "-c", code)
     assert done.returncode == 0, done.stderr

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from kvgraft.storage import Status, StorageBackend, Value, open_storage
-from kvgraft.storage.file import FileBackend, FileOptions
-from kvgraft.storage.file.disk import DiskFile
 from kvgraft.storage.payload import encode_header
+from kvgraft_file import FileBackend, FileOptions
+from kvgraft_file.disk import DiskFile
 
 from ..serving.setups import installed
 from .shelf import addresses, settings

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from kvgraft import PrefetchPolicy, TokenKey
-from kvgraft.storage.file import FileOptions
+from kvgraft_file import FileOptions
 
 from ..commands import KVGRAFT, ROOT, run
 from .serving_process import SETUP, SIZES

@@ -15,7 +15,6 @@ import kvgraft
 from kvgraft.cli.check import check
 from kvgraft.cli.components import components
 from kvgraft.cli.new_component import new_component
-from kvgraft.cli.replay import replay
 from kvgraft.cli.storage import storage
 from kvgraft.errors import KvgraftError
 
@@ -72,7 +71,6 @@ def cli() -> None:
 cli.add_command(check)
 cli.add_command(components)
 cli.add_command(new_component)
-cli.add_command(replay)
 cli.add_command(storage)
 
 

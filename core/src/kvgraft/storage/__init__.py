@@ -4,7 +4,6 @@ keys, canonical     what data is called: page hashes and storage keys
 payload             the header in front of it, and what is wrong with what comes back
 backend, driver     what a backend is, and how one is found and opened
 supervised          what a scheduler talks to: `Storage`, made of attachment, calls, workers, ticket
-file                the embedded backend
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from kvgraft.storage.backend import (
     VerifyReport,
 )
 from kvgraft.storage.breaker import Access, BreakerState
+from kvgraft.storage.counters import Counters
 from kvgraft.storage.driver import (
     STORAGE_API,
     STORAGE_GROUP,
@@ -29,13 +29,14 @@ from kvgraft.storage.driver import (
 )
 from kvgraft.storage.keys import Address, Fingerprint, PageChain
 from kvgraft.storage.limits import SupervisionLimits
-from kvgraft.storage.memory import aligned, copy
-from kvgraft.storage.payload import HEADER_NBYTES, damage
+from kvgraft.storage.memory import BLOCK_NBYTES, aligned, copy, is_aligned, round_up
+from kvgraft.storage.payload import HEADER_NBYTES, Header, damage, decode_header
 from kvgraft.storage.status import TRANSIENT, WRONG, Status
 from kvgraft.storage.supervised import Storage
 from kvgraft.storage.ticket import StorageTicket
 
 __all__ = [
+    "BLOCK_NBYTES",
     "HEADER_NBYTES",
     "STORAGE_API",
     "STORAGE_GROUP",
@@ -45,9 +46,11 @@ __all__ = [
     "Address",
     "BreakerState",
     "Capabilities",
+    "Counters",
     "Damage",
     "Fingerprint",
     "FoundDriver",
+    "Header",
     "PageChain",
     "Status",
     "Storage",
@@ -62,6 +65,9 @@ __all__ = [
     "aligned",
     "copy",
     "damage",
+    "decode_header",
     "discover_storage",
+    "is_aligned",
     "open_storage",
+    "round_up",
 ]

@@ -35,8 +35,8 @@ __all__ = [
     "Header",
     "check",
     "damage",
+    "decode_header",
     "encode_header",
-    "read",
 ]
 
 MAGIC = b"\x93KVGRAFT"
@@ -85,7 +85,7 @@ def encode_header(address: Address, fingerprint: bytes, payload: Buffer) -> byte
     return fields + _SEAL.pack(xxhash.xxh3_64_intdigest(fields))
 
 
-def read(header: Buffer) -> Header | Status:
+def decode_header(header: Buffer) -> Header | Status:
     """A header's fields, or why it cannot be trusted: CORRUPT, or STALE for another version."""
     if len(header) != HEADER_NBYTES:
         return Status.CORRUPT
@@ -110,7 +110,7 @@ def check(header: Buffer, payload: Buffer, address: Address, fingerprint: bytes)
         OK; CORRUPT if header or payload is damaged; STALE if it is another key's, namespace's,
         component's, fingerprint's or format version's; TOO_LARGE if it is longer than the buffer.
     """
-    found = read(header)
+    found = decode_header(header)
     if isinstance(found, Status):
         return found
     mine = (address.key, address.namespace, fingerprint, address.component)
@@ -125,7 +125,7 @@ def check(header: Buffer, payload: Buffer, address: Address, fingerprint: bytes)
 
 def damage(key: bytes, header: Buffer, payload: Buffer) -> str | None:
     """What is wrong with a stored value, whoever stored it; None if nothing is."""
-    found = read(header)
+    found = decode_header(header)
     if isinstance(found, Status):
         return f"header is {found.value}"
     if found.key != key:

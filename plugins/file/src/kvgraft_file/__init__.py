@@ -1,0 +1,25 @@
+"""The embedded backend `file`: segments in a directory, no server.
+
+store               the backend, made of
+directory, disk     names and locks; files in whole blocks
+open_files          how many of them are open
+segment, record     one file, and how a value lies in it
+catalog, writer     what is where; appending and making room
+transfer, verifying one record in memory; a scan
+"""
+
+from __future__ import annotations
+
+from kvgraft.storage import StorageDriver
+from kvgraft_file.options import FileOptions
+from kvgraft_file.store import FileBackend
+
+__all__ = ["DRIVER", "FileBackend", "FileOptions"]
+
+DRIVER = StorageDriver(
+    api="1.0",
+    summary="segment files in a directory, shared by the processes of one machine",
+    options=FileOptions,
+    open=FileBackend.open,
+)
+"""What the entry point `file` names."""

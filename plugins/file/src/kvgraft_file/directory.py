@@ -1,0 +1,199 @@
+"""The directory that holds the segments of one store, shared by every process that opens it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from kvgraft import ConfigError
+from kvgraft.files import (
+    NotRegularFileError,
+    has_name,
+    open_regular,
+    remove_unfinished,
+    try_lock,
+)
+from kvgraft_file.disk import SUBJECT, DiskFile, supports_direct
+from kvgraft_file.open_files import OpenFiles
+from kvgraft_file.segment import SUFFIX, segment_path
+
+__all__ = ["Directory", "Listed"]
+
+LOCK = "kvgraft.lock"
+NAMED = re.compile(rf"[0-7][0-9a-f]{{15}}{re.escape(SUFFIX)}")
+LAST_NUMBER = (1 << 63) - 1
+FORMER = r"\.(?:[0-9a-f]{16}|probe)-\d+[-0-9]*\.tmp"
+"""Names that former versions gave to files that are not whole yet."""
+
+PAUSE_S = 0.002
+"""Between two tries for the lock."""
+
+
+class Listed(NamedTuple):
+    """A file that is named as a segment.
+
+    Attributes:
+        number: in its name.
+        nbytes: its length.
+        inode: its number in the file system.
+    """
+
+    number: int
+    nbytes: int
+    inode: int
+
+
+class Directory:
+    """Names, sizes and the lock of a store's directory; files of others are left alone.
+
+    Args:
+        path: an existing directory that can be written to.
+        max_open_files: how many segments stay open; None for what the process's limit allows.
+
+    Attributes:
+        direct: whether files here can be written past the page cache.
+        open_files: the segments that stay open.
+
+    Raises:
+        ConfigError: there is no such directory, it cannot be written to, something else has the
+            lock's name, or the process has too few file descriptors left.
+    """
+
+    def __init__(self, path: Path, max_open_files: int | None = None) -> None:
+        self.path = path
+        self._thread = threading.Lock()
+        if not path.is_dir():
+            fault = "does not exist; create the directory first"
+            if path.exists():
+                fault = "is no directory; name one"
+            raise ConfigError(f"storage 'file': {path} {fault}")
+        self.open_files = OpenFiles(max_open_files, f"storage 'file': {path}")
+        try:
+            self.direct = supports_direct(path)
+            self._lock = self._open_lock()
+        except NotRegularFileError as error:
+            raise ConfigError(
+                f"storage 'file': {path / LOCK} is no regular file; remove it, or name another "
+                "directory"
+            ) from error
+        except OSError as error:
+            raise ConfigError(
+                f"storage 'file': {path} cannot be written to: {error.strerror}; "
+                "give this user write access or name another directory"
+            ) from error
+        with suppress(OSError), self.locked(0.0):
+            self.remove_unfinished()
+
+    def _open_lock(self) -> int:
+        return open_regular(self.path / LOCK, os.O_RDWR | os.O_CREAT)
+
+    def open(self, path: Path, flags: int = 0) -> DiskFile:
+        """A file of the directory.
+
+        Raises:
+            FileNotFoundError: it is gone, or no regular file.
+            OSError: it cannot be opened.
+        """
+        return DiskFile(path, direct=self.direct, flags=flags, open_files=self.open_files)
+
+    def segments(self) -> list[Listed]:
+        """Every regular file that is named as a segment, oldest first."""
+        found = []
+        with self.open_files.opening(lambda: os.scandir(self.path)) as entries:
+            for entry in entries:
+                if NAMED.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                    try:
+                        nbytes = entry.stat(follow_symlinks=False).st_size
+                    except FileNotFoundError:
+                        continue
+                    number = int(entry.name.removesuffix(SUFFIX), 16)
+                    found.append(Listed(number, nbytes, entry.inode()))
+        return sorted(found)
+
+    def segment_path(self, number: int) -> Path:
+        """A segment's file."""
+        return segment_path(self.path, number)
+
+    def free_number(self) -> int:
+        """A number no name has nor had, and the largest: the time, unless that is behind.
+
+        A process that knows a segment which was removed must not take another one for it.
+        """
+        names = self.open_files.opening(lambda: os.listdir(self.path))
+        taken = {int(name[:16], 16) for name in names if NAMED.fullmatch(name)}
+        now = time.time_ns()
+        number = max(now, max(taken, default=0) + 1)
+        if number > LAST_NUMBER:  # something has the last name there is
+            number = now
+            while number in taken:
+                number += 1
+        return number
+
+    def remove_unfinished(self) -> None:
+        """Remove what nobody finishes any more; under the lock.
+
+        Segments are made under it, so their writer died, whatever process it was. What somebody has
+        locked all the same is left alone.
+        """
+        self.open_files.opening(lambda: remove_unfinished(self.path, SUBJECT, FORMER))
+
+    @contextmanager
+    def locked(self, deadline_s: float) -> Iterator[None]:
+        """Nobody else adds, reuses or removes segments meanwhile, nor marks records removed.
+
+        Raises:
+            TimeoutError: somebody else has had the lock for `deadline_s`.
+        """
+        end = time.monotonic() + deadline_s
+        if not self._thread.acquire(timeout=max(0.0, deadline_s)):
+            raise self._timeout(deadline_s)
+        try:
+            while not self._try_lock():
+                if time.monotonic() > end:
+                    raise self._timeout(deadline_s)
+                time.sleep(PAUSE_S)
+            try:
+                yield
+            finally:
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
+        finally:
+            self._thread.release()
+
+    def _try_lock(self) -> bool:
+        if self._lock < 0:
+            raise OSError(errno.EBADF, "was closed", str(self.path))
+        if not try_lock(self._lock):
+            return False
+        if has_name(self._lock, self.path / LOCK):
+            return True
+        fd = self._open_lock()  # somebody removed it, and others lock another one
+        os.close(self._lock)
+        self._lock = fd
+        return False
+
+    def _timeout(self, deadline_s: float) -> TimeoutError:
+        said = f"lock not free after {deadline_s:.1f} s"
+        return TimeoutError(errno.ETIMEDOUT, said, str(self.path))
+
+    def sync(self) -> None:
+        """Make the names of segments durable."""
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        fd = self.open_files.opening(lambda: os.open(self.path, flags))
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Let go of the lock file, which stays; who waits for the lock finds it closed."""
+        with self._thread:
+            os.close(self._lock)
+            self._lock = -1

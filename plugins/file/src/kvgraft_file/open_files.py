@@ -1,0 +1,118 @@
+"""How many files of a store are open: the rest of the process needs descriptors too.
+
+Only what is locked has to stay open: segments this process writes to, and one that it reclaims or
+scans for a writer that died. Every other segment is opened again when it is read.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from kvgraft import ConfigError
+
+__all__ = ["FEWEST", "OpenFiles"]
+
+FEWEST = 8
+"""Fewest files that stay open."""
+
+MOST = 256
+"""Files that stay open by default, where the limit of the process allows it."""
+
+SHARE = 8
+"""By default one part in so many of the limit is used."""
+
+WORKING = 24
+"""Descriptors besides: locks, segments that are written, read or reclaimed at the time."""
+
+EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE})
+_Result = TypeVar("_Result")
+
+
+class Idle(Protocol):
+    """A file that can be closed while nobody uses it, and opened again."""
+
+    def close_if_idle(self) -> None:
+        """Close it, unless it is in use."""
+
+
+class OpenFiles:
+    """The files that stay open, least recently used first.
+
+    Args:
+        most: as many; None for what the limit of the process (`ulimit -n`) allows.
+        subject: what needs them, for the message.
+
+    Attributes:
+        most: as many as stay open; those in use come on top.
+
+    Raises:
+        ConfigError: the limit leaves too few.
+    """
+
+    def __init__(self, most: int | None, subject: str) -> None:
+        self.most = _allowance(most, subject)
+        self._lock = threading.Lock()
+        self._files: OrderedDict[Idle, None] = OrderedDict()
+
+    def used(self, file: Idle) -> None:
+        """A file was used; those that were not for longest are closed."""
+        surplus = []
+        with self._lock:
+            self._files[file] = None
+            self._files.move_to_end(file)
+            while len(self._files) > self.most:
+                surplus.append(self._files.popitem(last=False)[0])
+        for each in surplus:
+            each.close_if_idle()
+
+    def forget(self, file: Idle) -> None:
+        """A file is closed for good."""
+        with self._lock:
+            self._files.pop(file, None)
+
+    def opening(self, action: Callable[[], _Result]) -> _Result:
+        """The result of an action that opens a file; if there is no descriptor, after making room.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        try:
+            return action()
+        except OSError as error:
+            if error.errno not in EXHAUSTED:
+                raise
+        with self._lock:
+            surplus, self._files = list(self._files), OrderedDict()
+        for each in surplus:
+            each.close_if_idle()
+        return action()
+
+
+def _allowance(most: int | None, subject: str) -> int:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return most or MOST
+    left = limit - _n_open()
+    wanted = most
+    if wanted is None:
+        wanted = max(FEWEST, min(MOST, limit // SHARE, left - WORKING))
+    if wanted + WORKING > left:
+        raise ConfigError(
+            f"{subject}: max_open_files {wanted} + {WORKING} at work > {left} file descriptors "
+            f"left of {limit}; raise the limit (ulimit -n) or close files"
+        )
+    return wanted
+
+
+def _n_open() -> int:
+    """Descriptors of this process; 0 where nobody tells."""
+    try:
+        return len(os.listdir("/proc/self/fd")) - 1  # one was for looking
+    except OSError:
+        return 0

@@ -1,0 +1,153 @@
+"""How a value lies in a segment: a block that describes it, then the payload, padded to a block.
+
+    offset  bytes
+         0      8  magic: a live record, or a removed one
+         8      2  format version
+        10      6  zero
+        16     16  the segment's identity
+        32      8  offset in the segment
+        40      8  payload bytes
+        48     32  key
+        80    256  the value's header
+       336      8  XXH3-64 of the 336 bytes above
+       344        zero, to 4096
+
+All numbers are little-endian. A block says where it belongs, so a copy of one elsewhere, as part of
+a payload say, is none.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+import xxhash
+
+from kvgraft.storage import BLOCK_NBYTES, HEADER_NBYTES, round_up
+
+__all__ = [
+    "MAGICS",
+    "MAX_SEGMENT_NBYTES",
+    "SEGMENT_MAGIC",
+    "Place",
+    "Record",
+    "SegmentHeader",
+    "encode_record",
+    "encode_segment",
+    "gap",
+    "read_record",
+    "read_segment",
+]
+
+LIVE, REMOVED = b"KVGRec\x01\x93", b"KVGRec\x00\x93"
+MAGICS = (LIVE, REMOVED)
+"""What a record's block begins with."""
+
+MAX_SEGMENT_NBYTES = 4 << 30
+"""The largest segment: what one file can take to read, whatever its blocks say."""
+
+MIN_SEGMENT_NBYTES = 3 * BLOCK_NBYTES
+SEGMENT_MAGIC = b"KVGSeg\x01\x93"
+FORMAT_VERSION = 1
+KEY_NBYTES = 32
+_RECORD = struct.Struct("<8sH6s16sQQ32s")
+_SEGMENT = struct.Struct("<8sH6s16sQQ")
+_SEAL = struct.Struct("<Q")
+
+
+class Place(NamedTuple):
+    """Where a record is: the segment's identity and the offset of its block."""
+
+    segment: bytes
+    offset: int
+
+
+class Record(NamedTuple):
+    """A block that is whole and where it belongs.
+
+    Attributes:
+        key: whose value.
+        nbytes: payload length.
+        live: false for one that was removed.
+        header: the value's header, 256 bytes.
+    """
+
+    key: bytes
+    nbytes: int
+    live: bool
+    header: bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes in the segment."""
+        return BLOCK_NBYTES + round_up(self.nbytes)
+
+
+class SegmentHeader(NamedTuple):
+    """A segment's first block.
+
+    Attributes:
+        identity: 16 random bytes.
+        number: as in its name; segments are reclaimed in this order.
+        capacity: bytes of the whole file while it is written to.
+    """
+
+    identity: bytes
+    number: int
+    capacity: int
+
+
+def gap(nbytes: int) -> Record:
+    """What stands in front of so many bytes, whole blocks, that nothing is in."""
+    return Record(bytes(KEY_NBYTES), nbytes - BLOCK_NBYTES, False, bytes(HEADER_NBYTES))
+
+
+def encode_record(place: Place, record: Record) -> bytes:
+    """A record's block."""
+    fields = _RECORD.pack(
+        LIVE if record.live else REMOVED,
+        FORMAT_VERSION,
+        bytes(6),
+        place.segment,
+        place.offset,
+        record.nbytes,
+        record.key,
+    )
+    return _sealed(fields + record.header)
+
+
+def read_record(block: bytes | memoryview, place: Place) -> Record | None:
+    """What a block describes; None if it is damaged, or was not written for this place."""
+    size = _RECORD.size + HEADER_NBYTES
+    if not _is_whole(block, size):
+        return None
+    magic, version, _, segment, offset, nbytes, key = _RECORD.unpack_from(block)
+    if magic not in MAGICS or version != FORMAT_VERSION or (segment, offset) != place:
+        return None
+    return Record(key, nbytes, magic == LIVE, bytes(block[_RECORD.size : size]))
+
+
+def encode_segment(header: SegmentHeader) -> bytes:
+    """A segment's first block."""
+    return _sealed(_SEGMENT.pack(SEGMENT_MAGIC, FORMAT_VERSION, bytes(6), *header))
+
+
+def read_segment(block: bytes | memoryview) -> SegmentHeader | None:
+    """What a segment's first block says; None if it is none of ours, or damaged."""
+    if len(block) < BLOCK_NBYTES or not _is_whole(block, _SEGMENT.size):
+        return None
+    magic, version, _, *rest = _SEGMENT.unpack_from(block)
+    if magic != SEGMENT_MAGIC or version != FORMAT_VERSION:
+        return None
+    header = SegmentHeader(*rest)
+    fits = MIN_SEGMENT_NBYTES <= header.capacity <= MAX_SEGMENT_NBYTES
+    return header if fits and header.capacity % BLOCK_NBYTES == 0 else None
+
+
+def _sealed(fields: bytes) -> bytes:
+    return (fields + _SEAL.pack(xxhash.xxh3_64_intdigest(fields))).ljust(BLOCK_NBYTES, b"\0")
+
+
+def _is_whole(block: bytes | memoryview, size: int) -> bool:
+    (seal,) = _SEAL.unpack_from(block, size)
+    return bool(xxhash.xxh3_64_intdigest(block[:size]) == seal)

@@ -1,0 +1,386 @@
+"""A segment: a preallocated file that one process writes from its start to its end.
+
+    created ─► active: locked by its writer, full length ─► sealed: cut to what is used, no lock
+                          └── the writer died: whoever takes the lock scans it and seals it
+
+A writer has more than one of them active while writes to full ones are on their way.
+
+What is being written is locked as well, byte for byte, and so is the first block as long as the
+writer lives: a record's block may be there before the payload behind it is, and nobody else takes
+the record in until all of it is written. A writer that died may have left one like that, so
+whoever scans its segment under the lock reads the payloads too, while others wait.
+
+What a write that failed left is marked removed, record by record. A writer that died may have left
+nothing in front of what is whole; then a gap stands there, a record that was never anything else
+than removed.
+
+Two things change what was written. Removing a record overwrites its block. Reclaiming a segment
+makes the next one of its blocks, which are faster to write over than new ones: the file is renamed
+first and then gets another identity, so that nobody takes old records for new ones, and a reader
+who finds the name unchanged after a read knows that it read what was there before.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+from kvgraft.files import unfinished_path
+from kvgraft.storage import BLOCK_NBYTES, aligned
+from kvgraft_file.disk import (
+    DISK_ERRORS,
+    SUBJECT,
+    DiskFile,
+    TruncatedRead,
+)
+from kvgraft_file.record import (
+    MAGICS,
+    Place,
+    Record,
+    SegmentHeader,
+    encode_record,
+    encode_segment,
+    gap,
+    read_record,
+)
+from kvgraft_file.transfer import has_header, is_whole, read_header
+
+__all__ = ["SUFFIX", "Opener", "Segment", "segment_path"]
+
+SUFFIX = ".kvseg"
+NOT_OURS = frozenset({errno.EACCES, errno.EPERM})
+"""Errors of opening a file of somebody else."""
+
+Opener = Callable[[Path, int], DiskFile]
+"""Opens a file of the directory, with further flags of `os.open`."""
+
+CHUNK_NBYTES = 1 << 20
+"""Read at once while looking for the next record behind damage."""
+
+PATIENCE = 20
+"""How much longer what the disk does not give is left alone than it took to say so."""
+
+
+class Segment:
+    """One segment, open.
+
+    Attributes:
+        file: the open file.
+        header: what its first block says.
+        tail: end of the records known here, and of the places for those on their way.
+        coming: offsets of those places.
+        sealed: nobody will append.
+        mine: this process appends.
+        unreadable: what is at `tail` was not given by the disk when it was last looked at.
+        keys: of the records that were found or written here.
+    """
+
+    __slots__ = (
+        "_retry_at",
+        "coming",
+        "file",
+        "header",
+        "keys",
+        "mine",
+        "sealed",
+        "tail",
+        "unreadable",
+    )
+
+    def __init__(self, file: DiskFile, header: SegmentHeader) -> None:
+        self.file = file
+        self.header = header
+        file.is_same = partial(has_header, file, header)
+        self.tail = BLOCK_NBYTES
+        self.coming: set[int] = set()
+        self.sealed = False
+        self.mine = False
+        self.unreadable = False
+        self._retry_at = 0.0
+        self.keys: list[bytes] = []
+
+    @classmethod
+    def create(cls, opener: Opener, directory: Path, number: int, capacity: int) -> Segment:
+        """A new segment that this process appends to; visible only when it is complete.
+
+        Raises:
+            OSError: no room, or the directory cannot be written.
+        """
+        file = opener(unfinished_path(directory, SUBJECT), os.O_CREAT | os.O_EXCL)
+        return cls._begin(file, directory, number, capacity)
+
+    @classmethod
+    def reuse(cls, opener: Opener, old: Segment, number: int, capacity: int) -> Segment:
+        """A new segment in place of one that nobody writes to; under its and the directory's lock.
+
+        Raises:
+            OSError: as for `create`; the old segment is gone then.
+        """
+        directory = old.file.path.parent
+        path = unfinished_path(directory, SUBJECT)
+        old.file.path.rename(path)
+        old.file.unlock()  # whoever takes it now sees that the name is gone
+        return cls._begin(opener(path, 0), directory, number, capacity)
+
+    @classmethod
+    def _begin(cls, file: DiskFile, directory: Path, number: int, capacity: int) -> Segment:
+        header = SegmentHeader(secrets.token_bytes(16), number, capacity)
+        try:
+            file.lock()
+            file.mark(0, BLOCK_NBYTES)
+            os.ftruncate(file.fd, capacity)
+            os.posix_fallocate(file.fd, 0, capacity)
+            file.write_block(encode_segment(header), 0)
+            final = segment_path(directory, number)
+            file.path.rename(final)
+            file.path = final
+        except BaseException:
+            file.path.unlink(missing_ok=True)
+            file.let_go()
+            raise
+        segment = cls(file, header)
+        segment.mine = True
+        return segment
+
+    @classmethod
+    def open(cls, opener: Opener, path: Path, number: int) -> Segment | None:
+        """A segment that is there; None if the file is none, another one's copy or unreadable.
+
+        Raises:
+            FileNotFoundError: it is gone.
+            OSError: it cannot be read.
+        """
+        try:
+            file = opener(path, 0)
+        except OSError as error:
+            if error.errno not in DISK_ERRORS | NOT_OURS:
+                raise
+            return None
+        header = None
+        try:
+            with file:
+                header = read_header(file)
+        except OSError as error:
+            if error.errno not in DISK_ERRORS:
+                file.let_go()
+                raise
+        if header is not None and header.number == number:
+            return cls(file, header)
+        file.let_go()
+        if file.is_gone:  # reclaimed since, and another's now
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        return None
+
+    def place(self, offset: int) -> Place:
+        """The place of the record at an offset."""
+        return Place(self.header.identity, offset)
+
+    def read(self, offset: int, *, end: int) -> Record | None:
+        """The record at an offset; None if there is no whole one that ends by `end`.
+
+        Raises:
+            OSError: the disk does not give it.
+        """
+        try:
+            record = read_record(self.file.block(offset), self.place(offset))
+        except TruncatedRead:
+            return None
+        return record if record is not None and offset + record.size <= end else None
+
+    def news(self) -> Iterator[tuple[int, Record]]:
+        """Records behind `tail`, with their offsets; what is not all written ends them.
+
+        A segment without a writer is read to its end, past what is damaged, and sealed. What the
+        disk does not give ends it too, changes nothing, and is tried again the next time.
+
+        Raises:
+            FileNotFoundError: it is gone.
+            OSError: the disk failed, and not only here.
+        """
+        if self.mine or self.sealed or time.monotonic() < self._retry_at:
+            return
+        begun = time.monotonic()
+        try:
+            with self.file:
+                yield from self._news()
+        except OSError as error:
+            if error.errno not in DISK_ERRORS:
+                raise
+            now = time.monotonic()
+            self._retry_at = now + PATIENCE * (now - begun)
+            self.unreadable = True
+        else:
+            self.unreadable = False
+
+    def _news(self) -> Iterator[tuple[int, Record]]:
+        end = self._end()
+        if end < self.header.capacity:
+            yield from self._rest(end)
+            self.sealed = True
+        elif self.file.try_lock():
+            try:
+                if self.file.is_gone:  # reused, perhaps; what is in it is another's
+                    return
+                end = self._end()
+                if end < self.header.capacity:  # sealed before it was locked
+                    yield from self._rest(end)
+                else:
+                    yield from self._left_by_the_dead(end)
+                    os.ftruncate(self.file.fd, self.tail)
+                self.sealed = True
+            finally:
+                self.file.unlock()
+        else:
+            yield from self._written(end)
+
+    def _end(self) -> int:
+        """Bytes to look at; what is behind its capacity is not a segment's, and may be endless."""
+        return min(self.file.size, self.header.capacity)
+
+    def _rest(self, end: int) -> Iterator[tuple[int, Record]]:
+        """All there is behind `tail`, past what is damaged."""
+        while self.tail < end:
+            record = self.read(self.tail, end=end)
+            if record is None:
+                found = self._next_record(self.tail + BLOCK_NBYTES, end)
+                if found is None:
+                    return
+                self.tail = found
+            else:
+                yield self.tail, record
+                self.tail += record.size
+
+    def _left_by_the_dead(self, end: int) -> Iterator[tuple[int, Record]]:
+        """What was written whole behind `tail`; what is torn is removed, what is missing a gap."""
+        known = self.tail
+        for offset, record in self._rest(end):
+            if offset > known:
+                self.tail = known  # if this fails
+                self.file.write_block(encode_record(self.place(known), gap(offset - known)), known)
+                self.tail = offset
+            known = offset + record.size
+            if is_whole(self.file, self.place(offset), record):
+                yield offset, record
+            else:
+                self.kill(offset, record)
+
+    def _written(self, end: int) -> Iterator[tuple[int, Record]]:
+        """What another process has written behind `tail`, as far as it has ended writing."""
+        while self.tail < end:
+            record = self.read(self.tail, end=end)
+            if record is None or self.file.is_locked(self.tail, record.size):
+                return
+            if not self.file.is_locked(0, BLOCK_NBYTES):
+                return  # its writer has died or sealed it, and somebody has the lock for a moment
+            yield self.tail, record
+            self.tail += record.size
+
+    def walk(self) -> Iterator[tuple[int, int, Record | None]]:
+        """All records there are now: from where to where each is, and None where none can be read.
+
+        A sealed segment was cut behind its last record, so what is behind it now is damage too.
+        """
+        end = self._end()
+        if not self.sealed or end == self.header.capacity:
+            end = min({self.tail} | self.coming)
+        offset = BLOCK_NBYTES
+        while offset < end:
+            record = self._readable(offset, end)
+            behind = self._behind(offset, end) if record is None else offset + record.size
+            yield offset, behind, record
+            offset = behind
+
+    def _readable(self, offset: int, end: int) -> Record | None:
+        try:
+            return self.read(offset, end=end)
+        except OSError as error:
+            if error.errno not in DISK_ERRORS:
+                raise
+            return None
+
+    def _behind(self, offset: int, end: int) -> int:
+        """Where the next record begins that can be found behind a block that is none."""
+        try:
+            return self._next_record(offset + BLOCK_NBYTES, end) or end
+        except OSError as error:
+            if error.errno not in DISK_ERRORS:
+                raise
+            return end
+
+    def _next_record(self, offset: int, end: int) -> int | None:
+        """The first whole record from an offset on; None if there is none."""
+        memory = aligned(CHUNK_NBYTES)
+        while (data := self.file.data_from(offset)) is not None and data < end:
+            offset = data
+            chunk = memory[: min(CHUNK_NBYTES, (end - offset) // BLOCK_NBYTES * BLOCK_NBYTES)]
+            if not len(chunk):
+                return None
+            try:
+                self.file.read([chunk], offset)
+            except TruncatedRead:  # sealed meanwhile
+                return None
+            for start in range(0, len(chunk), BLOCK_NBYTES):
+                if bytes(chunk[start : start + 8]) in MAGICS:
+                    block = chunk[start : start + BLOCK_NBYTES]
+                    if read_record(block, self.place(offset + start)) is not None:
+                        return offset + start
+            offset += len(chunk)
+        return None
+
+    @contextmanager
+    def appending(self, records: Sequence[Record]) -> Iterator[int]:
+        """The place at the tail, to be written meanwhile; if that fails all of it is removed.
+
+        The place is not used again: who had taken in a record of it may remove it late.
+        """
+        nbytes = sum(record.size for record in records)
+        offset = self.tail
+        with self.file.locked(offset, nbytes):
+            self.coming.add(offset)
+            self.tail += nbytes
+            try:
+                yield offset
+            except BaseException:
+                self._kill_all(offset, records)
+                raise
+            finally:
+                self.coming.discard(offset)
+
+    def _kill_all(self, offset: int, records: Sequence[Record]) -> None:
+        for record in records:
+            with suppress(OSError):
+                self.kill(offset, record)
+            offset += record.size
+
+    def kill(self, offset: int, record: Record) -> None:
+        """Mark a record removed, for everybody."""
+        dead = record._replace(live=False)
+        self.file.write_block(encode_record(self.place(offset), dead), offset)
+
+    def seal(self) -> None:
+        """Append no more; give back what is not used.
+
+        One that could not be cut is cut by whoever opens it next, as a dead writer's.
+        """
+        self.sealed, self.mine = True, False
+        try:
+            with suppress(OSError):
+                os.ftruncate(self.file.fd, self.tail)
+        finally:
+            self.file.unlock()
+
+    def unlink(self) -> None:
+        """Take its name away, if that is still its own; under the directory's lock."""
+        if not self.file.is_gone:
+            self.file.path.unlink()
+
+
+def segment_path(directory: Path, number: int) -> Path:
+    """What a segment is called."""
+    return directory / f"{number:016x}{SUFFIX}"

@@ -1,0 +1,378 @@
+"""The embedded backend: a directory of segments, shared by the processes of one machine."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote
+
+from kvgraft import ConfigError
+from kvgraft.storage import (
+    BLOCK_NBYTES,
+    HEADER_NBYTES,
+    Capabilities,
+    Counters,
+    Damage,
+    Status,
+    StorageBackend,
+    StoreStats,
+    Value,
+    VerifyReport,
+    round_up,
+)
+from kvgraft_file.catalog import Catalog, Entry
+from kvgraft_file.directory import Directory
+from kvgraft_file.disk import DISK_ERRORS, TruncatedRead
+from kvgraft_file.options import FileOptions
+from kvgraft_file.record import Record
+from kvgraft_file.transfer import Incoming
+from kvgraft_file.verifying import verify_segment
+from kvgraft_file.writer import Writer
+
+__all__ = ["FileBackend"]
+
+RUN_NBYTES = 16 << 20
+"""Most that one read takes in."""
+
+BATCH_SET_NBYTES = 2 << 20
+"""Payload of one write: what was checksummed for it is still in the processor's cache."""
+
+LOCK_S = 10.0
+"""Longest wait for the directory's lock in calls without a deadline."""
+
+
+class _Wanted(NamedTuple):
+    """A key that is to be read."""
+
+    number: int
+    key: bytes
+    value: Value
+    entry: Entry
+
+
+class FileBackend(StorageBackend):
+    """A store in a directory; see `docs/storage.md` for its format.
+
+    Args:
+        path: an existing directory that can be written to.
+        options: sizes.
+        clock: seconds that only grow.
+
+    Raises:
+        ConfigError: a directory that is missing or cannot be written to; too few file descriptors.
+        OSError: a segment that cannot be read.
+    """
+
+    def __init__(
+        self, path: Path, options: FileOptions, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.options = options
+        self.counters = Counters()
+        self._clock = clock
+        self._directory = Directory(path, options.max_open_files)
+        self._catalog = Catalog(self._directory)
+        self._lock = threading.RLock()
+        self._writing = threading.Condition(threading.Lock())
+        self._writer = Writer(
+            self._directory,
+            self._catalog,
+            self._lock,
+            self._writing,
+            options.capacity,
+            options.segment_nbytes,
+            self.counters,
+        )
+        self._refreshed = clock()
+        try:
+            self._catalog.refresh()
+        except BaseException:
+            self._catalog.close()
+            self._directory.close()
+            raise
+
+    @classmethod
+    def open(cls, location: str, options: FileOptions) -> FileBackend:
+        """A store from the location of a URL: a path, `%` escapes decoded.
+
+        Raises:
+            ConfigError: as for the class; or no path.
+        """
+        if not location:
+            raise ConfigError("storage 'file': no directory; write file:/path/to/directory")
+        return cls(Path(unquote(location)), options)
+
+    @property
+    def path(self) -> Path:
+        """The directory."""
+        return self._directory.path
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Durable, shared between processes, evicts, synchronous; payloads fit into a segment."""
+        longest = self.options.segment_nbytes - 3 * BLOCK_NBYTES
+        return Capabilities(
+            durable=True,
+            shared=True,
+            evicts=True,
+            synchronous=True,
+            max_payload_nbytes=longest,
+            batch_set_nbytes=BATCH_SET_NBYTES,
+        )
+
+    # -- calls
+
+    def exists(self, keys: Sequence[bytes]) -> Sequence[bool]:
+        """Per key, whether this process knows a record of it.
+
+        Who is told so may count on it: `flush` makes it durable, whoever wrote it.
+        """
+        self._look_for(keys)
+        with self._lock:
+            found = [self._catalog.entries.get(key) for key in keys]
+            self._catalog.unsynced.update(entry.segment for entry in found if entry is not None)
+            return [entry is not None for entry in found]
+
+    def get_into(
+        self, keys: Sequence[bytes], values: Sequence[Value], deadline_s: float
+    ) -> Sequence[Status]:
+        """Read records, neighbours at once; payloads are for the caller to verify."""
+        end = self._clock() + deadline_s
+        self._look_for(keys)
+        statuses = [Status.MISS] * len(keys)
+        with self._lock:
+            wanted = []
+            for number, (key, value) in enumerate(zip(keys, values)):
+                entry = self._catalog.entries.get(key)
+                if entry is None:
+                    continue
+                if entry.nbytes != len(value.payload):
+                    larger = entry.nbytes > len(value.payload)
+                    statuses[number] = Status.TOO_LARGE if larger else Status.CORRUPT
+                    continue
+                wanted.append(_Wanted(number, key, value, entry))
+        for run in _runs(wanted):
+            late = self._clock() >= end
+            told = [Status.TIMEOUT] * len(run) if late else self._read(run)
+            for each, status in zip(run, told):
+                statuses[each.number] = status
+        return statuses
+
+    def set_from(
+        self, keys: Sequence[bytes], values: Sequence[Value], deadline_s: float
+    ) -> Sequence[Status]:
+        """Append records, those that fit into one segment at once; what is there is kept."""
+        end = self._clock() + deadline_s
+        if not self._writing.acquire(timeout=max(0.0, deadline_s)):
+            return [Status.TIMEOUT] * len(keys)
+        try:
+            self._expect_open()
+            return self._writer.store(keys, values, end - self._clock())
+        except TimeoutError:
+            return [Status.TIMEOUT] * len(keys)
+        finally:
+            self._writing.release()
+
+    def remove(self, keys: Sequence[bytes]) -> Sequence[Status]:
+        """Mark records removed on disk, for every process and after a restart."""
+        self._look_for(keys)
+        statuses = []
+        for key in keys:
+            with self._lock:
+                entries = self._catalog.take(key)
+            self._kill(key, entries)
+            statuses.append(Status.OK if entries else Status.MISS)
+        return statuses
+
+    def clear(self) -> None:
+        """Remove all segments, those of other processes too, which begin new ones.
+
+        So it does with files that are only named like one: their first blocks may be damaged.
+        """
+        with self._writing:
+            self._expect_open()
+            self._clear()
+
+    def _clear(self) -> None:
+        with self._directory.locked(LOCK_S), self._lock:
+            self._catalog.refresh()
+            self._writer.let_go()
+            for segment in list(self._catalog.segments.values()):
+                segment.unlink()
+                self._catalog.drop(segment)
+            for path in self._catalog.foreign:
+                path.unlink(missing_ok=True)
+            self._catalog.unsynced.clear()
+            self._directory.sync()
+
+    def flush(self) -> None:
+        """`fdatasync` of every segment that got records, or had them already, since the last."""
+        self._expect_open()
+        self._flush()
+
+    def _flush(self) -> None:
+        with self._lock:
+            known = set(self._catalog.segments.values())
+            segments, self._catalog.unsynced = self._catalog.unsynced & known, set()
+            names = self._writer.names_unsynced or not all(each.mine for each in segments)
+            self._writer.names_unsynced = False
+        try:
+            for segment in segments:
+                with suppress(FileNotFoundError), segment.file:  # evicted meanwhile
+                    os.fdatasync(segment.file.fd)
+            if names:
+                self._directory.sync()
+        except OSError:
+            with self._lock:
+                self._catalog.unsynced |= segments
+                self._writer.names_unsynced |= names
+            raise
+
+    def stats(self) -> StoreStats:
+        """What is in the directory, whoever wrote it."""
+        with self._lock:
+            self._refresh()
+            nbytes = sum(self._catalog.sizes().values())
+            details = {
+                **self.counters.snapshot(),
+                "segments": len(self._catalog.segments),
+                "foreign_files": len(self._catalog.foreign),
+                "direct_io": int(self._directory.direct),
+                "max_open_files": self._directory.open_files.most,
+            }
+            return StoreStats(
+                len(self._catalog.entries), nbytes, int(self.options.capacity), details
+            )
+
+    def verify(self) -> VerifyReport:
+        """Read every segment from start to end."""
+        with self._lock:
+            self._refresh()
+            segments = [self._catalog.segments[number] for number in sorted(self._catalog.segments)]
+            damaged = [
+                Damage(
+                    str(path),
+                    "",
+                    "its first block is damaged, or it is no segment; clear removes it",
+                )
+                for path in self._catalog.foreign
+            ]
+        n_records = nbytes = 0
+        for segment in segments:
+            with suppress(FileNotFoundError):
+                report = verify_segment(segment)
+                if segment.file.is_gone:  # reclaimed meanwhile
+                    continue
+                n_records += report.n_records
+                nbytes += report.nbytes
+                damaged += report.damaged
+        return VerifyReport(n_records, nbytes, tuple(damaged))
+
+    def healthy(self) -> bool:
+        """Whether the directory is there and can be written to."""
+        return not self._writer.closed and os.access(self.path, os.W_OK | os.X_OK)
+
+    def close(self) -> None:
+        """Flush, seal the active segment and let go of all files."""
+        with self._writing:
+            if self._writer.closed:
+                return
+            self._writer.closed = True
+            self._writing.notify_all()
+            try:
+                self._writer.release(LOCK_S)
+                self._flush()
+            finally:
+                self._writer.abandon()
+                with self._lock:
+                    self._catalog.close()
+                self._directory.close()
+
+    # -- inside
+
+    def _expect_open(self) -> None:
+        if self._writer.closed:
+            raise ConfigError(f"storage 'file': {self.path} was closed; open it again")
+
+    def _look_for(self, keys: Sequence[bytes]) -> None:
+        """Take in what others stored, if a key is not known and it was not done just now."""
+        with self._lock:
+            self._expect_open()
+            if all(key in self._catalog.entries for key in keys):
+                return
+            if self._clock() - self._refreshed >= self.options.refresh_s:
+                self._refresh()
+
+    def _refresh(self) -> None:
+        self._expect_open()
+        self._catalog.refresh()
+        self._refreshed = self._clock()
+
+    def _kill(self, key: bytes, entries: Sequence[Entry]) -> None:
+        """Mark records removed, unless their segment was reclaimed: its blocks may be reused."""
+        if not entries:
+            return
+        with self._directory.locked(LOCK_S):
+            for entry in entries:
+                with suppress(FileNotFoundError), entry.segment.file as file:
+                    if not file.is_gone:
+                        dead = Record(key, entry.nbytes, False, bytes(HEADER_NBYTES))
+                        entry.segment.kill(entry.offset, dead)
+
+    def _read(self, run: Sequence[_Wanted]) -> list[Status]:
+        segment = run[0].entry.segment
+        try:
+            with segment.file as file:
+                statuses = self._read_run(run)
+                if not file.is_gone:  # else what was read may be of what came after it
+                    return statuses
+        except FileNotFoundError:
+            pass
+        with self._lock:
+            self._catalog.drop(segment)
+        return [Status.MISS] * len(run)
+
+    def _read_run(self, run: Sequence[_Wanted]) -> list[Status]:
+        incoming = [Incoming(each.value) for each in run]
+        segment, offset = run[0].entry.segment, run[0].entry.offset
+        try:
+            segment.file.read([piece for each in incoming for piece in each.pieces], offset)
+        except (TruncatedRead, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in DISK_ERRORS:
+                raise
+            if len(run) == 1:
+                return [Status.CORRUPT]
+            return [self._read_run([each])[0] for each in run]
+        statuses = []
+        for each, coming in zip(run, incoming):
+            status = coming.finish(each.key, segment.place(each.entry.offset))
+            statuses.append(status)
+            if status is Status.OK:
+                each.entry.used = True
+            elif status is Status.MISS:  # removed by another process
+                with self._lock:
+                    self._catalog.forget(each.key, each.entry)
+        return statuses
+
+
+def _runs(wanted: Sequence[_Wanted]) -> Iterator[list[_Wanted]]:
+    """Neighbours on disk, to be read at once."""
+    run: list[_Wanted] = []
+    nbytes = 0
+    for each in wanted:
+        size = BLOCK_NBYTES + round_up(each.entry.nbytes)
+        if run:
+            last = run[-1].entry
+            behind = last.offset + BLOCK_NBYTES + round_up(last.nbytes)
+            follows = last.segment is each.entry.segment and behind == each.entry.offset
+            if not follows or nbytes + size > RUN_NBYTES:
+                yield run
+                run, nbytes = [], 0
+        run.append(each)
+        nbytes += size
+    if run:
+        yield run

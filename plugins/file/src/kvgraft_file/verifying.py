@@ -1,0 +1,39 @@
+"""Reading a segment from start to end to find what is damaged."""
+
+from __future__ import annotations
+
+from kvgraft.storage import Damage, VerifyReport
+from kvgraft_file.segment import Segment
+from kvgraft_file.transfer import damage_at
+
+__all__ = ["verify_segment"]
+
+
+def verify_segment(segment: Segment) -> VerifyReport:
+    """Every record that was not removed, checked to its last byte.
+
+    Raises:
+        FileNotFoundError: it is gone.
+        OSError: the disk failed, and not only in places.
+    """
+    with segment.file:
+        return _verify(segment)
+
+
+def _verify(segment: Segment) -> VerifyReport:
+    n_records = nbytes = 0
+    damaged = []
+    for offset, behind, record in segment.walk():
+        where = f"{segment.file.path}@{offset}"
+        if record is None:
+            damaged.append(Damage(where, "", f"{behind - offset:,} bytes are no record any more"))
+        elif record.live:
+            n_records += 1
+            nbytes += record.size
+            reason = damage_at(segment.file, segment.place(offset), record)
+            if reason is not None:
+                damaged.append(Damage(where, record.key.hex(), reason))
+    if segment.unreadable:
+        where = f"{segment.file.path}@{segment.tail}"
+        damaged.append(Damage(where, "", "the disk does not give what is here and behind it"))
+    return VerifyReport(n_records, nbytes, tuple(damaged))

@@ -1,0 +1,9 @@
+"""The storage contract on the file backend."""
+
+from __future__ import annotations
+
+from kvgraft.testing.storage import StorageContract
+
+
+class TestFile(StorageContract):
+    url = "file:{directory}?capacity=2MiB&segment=256KiB&refresh_s=0"

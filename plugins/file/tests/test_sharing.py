@@ -1,0 +1,107 @@
+"""Processes that share a directory read nothing wrong and keep to one capacity."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvgraft.storage import Status, Storage
+from kvgraft.testing.storage.traffic import FINGERPRINT, addresses, fetched, settled, stored
+from tests.commands import ROOT
+
+from .sharing import CAPACITY, SEGMENT
+from .store import open_store, segments
+
+OK, MISS = Status.OK, Status.MISS
+SIZE = 9000
+
+
+def share(directory: Path, processes: int, operations: int) -> list[dict[str, int]]:
+    command = [sys.executable, "-m", "plugins.file.tests.sharing", str(directory)]
+    running = [
+        subprocess.Popen(
+            [*command, str(seed), str(operations)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for seed in range(processes)
+    ]
+    counts = []
+    for process in running:
+        out, errors = process.communicate(timeout=250)
+        assert process.returncode == 0, errors
+        counts.append(json.loads(out.splitlines()[-1]))
+    return counts
+
+
+def expect_sound(directory: Path, counts: list[dict[str, int]]) -> None:
+    for count in counts:
+        assert count.get("ok", 0) > 100
+        assert count["errors"] == 0
+        assert count.get("down", 0) == 0
+        assert count.get("stale", 0) == 0
+    store = open_store(directory, CAPACITY, SEGMENT)
+    assert store.verify().damaged == ()
+    assert store.stats().nbytes <= CAPACITY
+    store.close()
+
+
+def test_two_processes_store_fetch_and_evict_in_one_directory(tmp_path: Path) -> None:
+    expect_sound(tmp_path, share(tmp_path, 2, 150))
+
+
+@pytest.mark.long
+def test_four_processes_for_longer(tmp_path: Path) -> None:
+    expect_sound(tmp_path, share(tmp_path, 4, 3000))
+
+
+def test_what_one_opener_evicts_or_clears_the_other_misses(tmp_path: Path) -> None:
+    one = Storage(FINGERPRINT, open_store(tmp_path, 1 << 19, 1 << 16))
+    other = Storage(FINGERPRINT, open_store(tmp_path, 1 << 19, 1 << 16))
+    places = addresses(100)
+    assert stored(one, places[:4], SIZE) == [OK] * 4
+    assert fetched(other, places[:4], SIZE) == [OK] * 4
+    assert set(stored(one, places[4:], SIZE)) == {OK}
+    told = fetched(other, places, SIZE)
+    assert told[-1] is OK
+    assert set(told) == {OK, MISS}
+    ticket = other.ask("clear", lambda store: store.clear())
+    assert ticket.wait(20)
+    assert segments(tmp_path) == []
+    assert stored(one, places[:4], SIZE) == [OK] * 4, "its own segment was cleared from under it"
+    assert fetched(other, places[:4], SIZE) == [OK] * 4
+    assert one.close()
+    assert other.close()
+
+
+def test_a_key_with_two_copies_is_there_until_both_are_gone(tmp_path: Path) -> None:
+    one = Storage(FINGERPRINT, open_store(tmp_path, refresh_s=1000))
+    other = Storage(FINGERPRINT, open_store(tmp_path, refresh_s=1000))
+    places = addresses(2)
+    stored(one, places, SIZE)
+    stored(other, places, SIZE)
+    third = Storage(FINGERPRINT, open_store(tmp_path))
+    assert settled(third.remove(places[:1])) == [OK]
+    for storage in (one, other, third, Storage(FINGERPRINT, open_store(tmp_path))):
+        assert fetched(storage, places, SIZE) == [MISS, OK]
+        assert storage.close()
+
+
+def test_records_that_were_read_survive_the_eviction_of_their_segment(tmp_path: Path) -> None:
+    storage = Storage(FINGERPRINT, open_store(tmp_path, 1 << 18, 1 << 16))
+    places = addresses(60)
+    stored(storage, places[:3], SIZE)
+    for first in range(3, 60, 3):
+        assert fetched(storage, places[:1], SIZE) == [OK], f"lost after {first} more"
+        stored(storage, places[first : first + 3], SIZE)
+    assert fetched(storage, places[1:3], SIZE) == [MISS, MISS]
+    ticket = storage.ask("stats", lambda store: store.stats().details["carried"])
+    assert ticket.wait(20)
+    assert ticket.value  # type: ignore[truthy-bool]
+    assert storage.close()

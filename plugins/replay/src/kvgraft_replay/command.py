@@ -1,0 +1,286 @@
+"""`kvgraft replay`: a workload through the cache, then tables."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from kvgraft.cli.components import parse_component, widest
+from kvgraft.cli.console import OutputConsole
+from kvgraft.cli.sizes import PoolSize, TokenCount
+from kvgraft.config import GuardMode, WritePolicy
+from kvgraft.errors import ConfigError
+from kvgraft_replay.detect import open_workload
+from kvgraft_replay.report import ReplayResult, print_tables, render_html
+from kvgraft_replay.report.output import Target, expect_distinct
+from kvgraft_replay.storage_options import storage_options, storage_settings
+from kvgraft_replay.synthetic import synthetic_workload
+from kvgraft_replay.workload import Workload
+
+__all__ = ["open_targets", "replay", "run_with_progress", "save"]
+
+MUST_BE_ZERO = ("out_of_memory", "payload_mismatches", "ledger_violations")
+
+
+def parse_components(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Several of them, each name once.
+
+    Raises:
+        ConfigError: one that is not of that form, or a name given twice.
+    """
+    parsed = [parse_component(text) for text in texts]
+    names = [name for name, _ in parsed]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"component {name!r} is given {names.count(name)} times; give it once"
+            )
+    return dict(parsed)
+
+
+def run_with_progress(workload: Workload, settings: Any, console: Console) -> ReplayResult:
+    """Replay with a progress bar on stderr, if that is a terminal."""
+    import torch
+
+    from kvgraft_replay.replay import replay as run
+
+    # The tensors are small: a second thread would only be waited for.
+    torch.set_num_threads(1)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as progress:
+        task = progress.add_task("requests", total=None)
+        return run(
+            workload,
+            settings,
+            progress=lambda done, total: progress.update(task, completed=done, total=total),
+        )
+
+
+def open_targets(
+    json_path: str | None, html_path: str | None, trace: Path | None
+) -> dict[str, Target]:
+    """Where the results go, by option; checked now rather than after the replay.
+
+    Raises:
+        ConfigError: a path that cannot be written, that is given twice or that is the trace's.
+    """
+    paths = {"--json": json_path, "--html": html_path}
+    targets = {option: Target(path) for option, path in paths.items() if path is not None}
+    expect_distinct(list(targets.items()), [] if trace is None else [trace])
+    return targets
+
+
+def save(result: ReplayResult, targets: Mapping[str, Target]) -> None:
+    """Write the result as JSON and HTML, each where it was asked for.
+
+    Raises:
+        ConfigError: a file that cannot be written; it keeps what it held.
+    """
+    renderers = {
+        "--json": lambda: json.dumps(result, indent=1) + "\n",
+        "--html": lambda: render_html(result),
+    }
+    for option, target in targets.items():
+        try:
+            target.write(renderers[option]())
+        except BrokenPipeError:
+            OutputConsole().on_broken_pipe()
+
+
+@click.command()
+@click.argument("path", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--synthetic",
+    type=click.Choice(["agents", "chat", "rag"]),
+    help="Generate a workload instead of reading PATH.",
+)
+@click.option(
+    "--component",
+    "components",
+    multiple=True,
+    metavar="NAME[:OPTION=VALUE,...]",
+    help="A component and its options, such as NAME:window=4096; repeat for more. "
+    "Default: the installed component of the widest reach.",
+)
+@click.option(
+    "--page-size",
+    type=TokenCount(min=1),
+    default=64,
+    show_default=True,
+    help="Tokens per page.",
+)
+@click.option("--device", default="cpu", show_default=True, help="Torch device of the pools.")
+@click.option(
+    "--device-tokens",
+    type=PoolSize(min=1),
+    default=1_000_000,
+    show_default=True,
+    help="Device pool size: tokens, such as 4M, or bytes of all components, such as 40GB.",
+)
+@click.option(
+    "--host-tokens",
+    type=PoolSize(min=0),
+    default=0,
+    show_default=True,
+    help="Host mirror size, as for the device; 0 for none.",
+)
+@click.option(
+    "--write-policy",
+    type=click.Choice([policy.value for policy in WritePolicy]),
+    default=WritePolicy.WRITE_THROUGH.value,
+    show_default=True,
+    help="When data is copied to the host.",
+)
+@click.option(
+    "--load-policy",
+    type=click.Choice(["cost", "always"]),
+    default="cost",
+    show_default=True,
+    help="Load a prefix back if that is estimated cheaper than computing it, or always.",
+)
+@storage_options
+@click.option("--users", type=click.IntRange(min=1), help="Closed loop with that many users.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    help="Replay at most N requests: the first, or whole sessions of all users.",
+)
+@click.option(
+    "--requests",
+    type=click.IntRange(min=1),
+    default=2000,
+    show_default=True,
+    help="Size of a synthetic workload.",
+)
+@click.option(
+    "--chunk-tokens",
+    type=TokenCount(min=1),
+    default=8192,
+    show_default=True,
+    help="Most prompt tokens computed in one step.",
+)
+@click.option(
+    "--max-running",
+    type=click.IntRange(min=1),
+    default=256,
+    show_default=True,
+    help="Most requests running at a time.",
+)
+@click.option(
+    "--reserve-tokens",
+    type=TokenCount(min=0),
+    default=512,
+    show_default=True,
+    help="Decode tokens admission keeps slots for, per request.",
+)
+@click.option(
+    "--prefill-rate",
+    type=click.FloatRange(min=1),
+    default=100_000.0,
+    show_default=True,
+    help="Prompt tokens per second of the pretended engine.",
+)
+@click.option(
+    "--decode-rate",
+    type=click.FloatRange(min=1),
+    default=100.0,
+    show_default=True,
+    help="Output tokens per second and request of the pretended engine.",
+)
+@click.option(
+    "--verify",
+    type=click.Choice(["full", "sampled", "off"]),
+    default="full",
+    show_default=True,
+    help="How much of what is reused is compared byte by byte. With off and no --storage, pools "
+    "take no memory.",
+)
+@click.option(
+    "--guard",
+    type=click.Choice([mode.value for mode in GuardMode]),
+    default=GuardMode.OFF.value,
+    show_default=True,
+    help="How much of what the cache does is checked against the contract; see docs/guard.md.",
+)
+@click.option("--seed", default=0, show_default=True, help="Seed of everything random.")
+@click.option(
+    "--json",
+    "json_path",
+    metavar="FILE",
+    help="Write the result here, or to stdout (-).",
+)
+@click.option("--html", "html_path", metavar="FILE", help="Write a report here.")
+def replay(path: Path | None, **options: Any) -> None:
+    """Replay a trace, or a synthetic workload, through the cache.
+
+    PATH is a Mooncake trace (one request per line, with hash_ids) or a coding-agent trace (one
+    session per line, with requests), plain or gzip. A model's part is played on a virtual clock;
+    the cache, its pools and its copies are real. Exits with 1 if memory ran out, a payload was
+    wrong or a ledger did not balance.
+    """
+    from kvgraft_replay.engine import EngineModel
+    from kvgraft_replay.payload import Verify
+    from kvgraft_replay.replay import ReplaySettings
+
+    targets = open_targets(options["json_path"], options["html_path"], path)
+    workload = _workload(path, options)
+    components = parse_components(options["components"] or [widest()])
+    cache: dict[str, Any] = {
+        "components": components,
+        "page_size": options["page_size"],
+        "device": options["device"],
+        "device_tokens": options["device_tokens"],
+        "host_tokens": options["host_tokens"],
+        "write_policy": options["write_policy"],
+        "storage": storage_settings(options),
+        "guard": options["guard"],
+    }
+    if options["load_policy"] == "always":
+        cache["load"] = None
+    settings = ReplaySettings(
+        cache=cache,
+        users=options["users"],
+        model=EngineModel(
+            prefill_tokens_s=options["prefill_rate"],
+            decode_tokens_s=options["decode_rate"],
+            chunk_tokens=options["chunk_tokens"],
+            max_running=options["max_running"],
+            reserve_tokens=options["reserve_tokens"],
+        ),
+        verify=Verify(options["verify"]),
+        seed=options["seed"],
+        limit=options["limit"],
+    )
+    result = run_with_progress(workload, settings, Console(stderr=True))
+    taken = any(target.is_standard_output for target in targets.values())
+    try:
+        save(result, targets)
+    finally:  # whoever reads the tables may stop reading, and a full disk loses no tables
+        print_tables(result, OutputConsole(stderr=taken))
+    if any(result[name] for name in MUST_BE_ZERO):  # type: ignore[literal-required]
+        click.echo(f"kvgraft: {result['first_problem']}", err=True)
+        sys.exit(1)
+
+
+def _workload(path: Path | None, options: dict[str, Any]) -> Workload:
+    if (path is None) == (options["synthetic"] is None):
+        raise ConfigError("give a trace's PATH or --synthetic agents|chat|rag, one of the two")
+    if path is None:
+        return synthetic_workload(
+            options["synthetic"], requests=options["requests"], seed=options["seed"]
+        )
+    return open_workload(path, limit=options["limit"], users=options["users"])

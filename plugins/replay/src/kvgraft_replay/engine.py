@@ -1,0 +1,370 @@
+"""A serving engine without a model: continuous batching on a virtual clock.
+
+Every step admits what fits, prefills up to a chunk of tokens, decodes for as long as that took,
+and moves the clock. Durations come from two rates, so a replay is repeatable; the cache under it
+is the real one, with real pools and real copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvgraft.admission import Outcome
+from kvgraft.admission.waiting import WaitingQueue
+from kvgraft.cache import Cache
+from kvgraft.errors import ContractViolation, IntegrityError, KvgraftError
+from kvgraft.request import Request
+from kvgraft_replay.arrivals import Arrivals
+from kvgraft_replay.fetching import Fetching
+from kvgraft_replay.hits import hits_of
+from kvgraft_replay.meter import Meter
+from kvgraft_replay.running import Job, Player
+from kvgraft_replay.totals import Totals
+
+__all__ = ["EngineModel", "ReplayEngine"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineModel:
+    """How fast the pretended engine is.
+
+    Attributes:
+        prefill_tokens_s: prompt tokens computed per second, all requests together.
+        decode_tokens_s: output tokens per second of each running request.
+        chunk_tokens: most prompt tokens computed in one step.
+        max_running: most requests running at a time.
+        reserve_tokens: decode tokens admission keeps slots for, at most the request's output.
+    """
+
+    prefill_tokens_s: float = 100_000.0
+    decode_tokens_s: float = 100.0
+    chunk_tokens: int = 8192
+    max_running: int = 256
+    reserve_tokens: int = 512
+
+
+class ReplayEngine:
+    """Plays arrivals against a cache.
+
+    Args:
+        cache: the cache.
+        arrivals: where requests come from.
+        model: how fast they are computed.
+        player: stamps and verifies payloads.
+        meter: measures the cache's calls.
+        on_count: told of each request whose share in the totals began or changed.
+        on_end: told of each request that ended.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        arrivals: Arrivals,
+        model: EngineModel,
+        player: Player,
+        meter: Meter,
+        *,
+        on_count: Callable[[Job], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        self.cache = cache
+        self.arrivals = arrivals
+        self.model = model
+        self.player = player
+        self.meter = meter
+        self.on_count = on_count
+        self.on_end = on_end
+        self.totals = Totals()
+        self.now_s = 0.0
+        self.fetching = Fetching(cache, meter)
+        self.waiting: WaitingQueue[Job] = WaitingQueue()
+        self.loading: list[Job] = []
+        self.prefilling: list[Job] = []
+        self.decoding: list[Job] = []
+        self.after_step: Callable[[], object] = lambda: None
+        self.before_clock: Callable[[float], object] = lambda to_s: None
+        self.hit_slots = {each.name: [0, 0, 0] for each in cache.mounted}
+        self._order = 0
+        self._stalled = False
+
+    @property
+    def n_running(self) -> int:
+        """Requests admitted and not ended."""
+        return len(self.loading) + len(self.prefilling) + len(self.decoding)
+
+    def run(self) -> None:
+        """Play until nothing is left to arrive, wait or run."""
+        while True:
+            for trace in self.arrivals.take(self.now_s):
+                self.fetching.enter(self.player.job(trace))
+                self._stalled = False
+            if not self.waiting and not self.n_running and self.fetching:
+                self.fetching.wait()
+            elif not self.waiting and not self.n_running:
+                due = self.arrivals.next_s()
+                if due is None:
+                    return
+                self._move_clock(due)
+                continue
+            self.step()
+
+    def step(self) -> None:
+        """One scheduler step.
+
+        Copies are acknowledged at two points only, by waiting for all of them, so that a replay
+        does not depend on how fast threads were.
+        """
+        self.meter.run("poll", None, self.fetching.settle)
+        self._start_loaded()
+        for job in self.fetching.leave():
+            self.waiting.append(job)
+            self._stalled = False
+        self._admit()
+        self.meter.run("poll", None, self.fetching.settle)
+        self._start_loaded()
+        prefilled = self._prefill()
+        duration = prefilled / self.model.prefill_tokens_s
+        if not prefilled:
+            duration = self._idle_duration()
+        self._decode(duration)
+        self._move_clock(self.now_s + duration)
+        self._check_ledgers()
+        self.after_step()
+
+    def _move_clock(self, to_s: float) -> None:
+        if to_s > self.now_s:
+            self.before_clock(to_s)
+            self.now_s = to_s
+
+    def _idle_duration(self) -> float:
+        """Without prefill work: decode a page, or until the next arrival."""
+        page_s = self.cache.config.page_size / self.model.decode_tokens_s
+        due = self.arrivals.next_s()
+        if due is not None and due > self.now_s and not self._stalled:
+            return min(page_s, due - self.now_s)
+        return page_s
+
+    # -- admission
+
+    def _admit(self) -> None:
+        if self._stalled:
+            return
+        deferred = False
+        for job in self.waiting.round():
+            if self.n_running >= self.model.max_running:
+                return
+            request = self._begin(job)
+            decision = self.meter.run("admit", job.trace.index, self.cache.admit, request)
+            if decision.outcome is Outcome.DEFERRED:
+                self.totals.deferrals += 1
+                self.fetching.deferred(job, request)
+                self.meter.run("finish", job.trace.index, self.cache.abort, request)
+                deferred = True
+                continue
+            self.waiting.take(job)
+            if decision.outcome is Outcome.NEVER_FITS:
+                self.totals.rejections += 1
+                self.totals.first_rejection = self.totals.first_rejection or str(decision)
+                self.totals.first_problem = self.totals.first_problem or str(decision)
+                self.meter.run("finish", job.trace.index, self.cache.abort, request)
+                self._unserved(job)
+                continue
+            self._admitted(job, request)
+        if deferred and not self.n_running:
+            if not self.fetching.busy:
+                raise ContractViolation("A8", None, "a request is deferred by an idle cache")
+            self.cache.drain()
+        self._stalled = deferred and self.n_running > 0
+
+    def _begin(self, job: Job) -> Request:
+        left = job.trace.output_tokens - job.decoded
+        return self.meter.run(
+            "match",
+            job.trace.index,
+            lambda: self.fetching.begin(
+                job,
+                reserve=min(left, self.model.reserve_tokens),
+                chunk=self.model.chunk_tokens,
+            ),
+        )
+
+    def _admitted(self, job: Job, request: Request) -> None:
+        self.totals.admissions += 1
+        self._order += 1
+        job.admitted_at = self._order
+        job.request = request
+        self._matched(job, request)
+        try:
+            self.meter.run("load_back", job.trace.index, self.cache.load_back, request)
+        except ContractViolation:
+            raise
+        except KvgraftError as error:
+            self._out_of_memory(job, str(error))
+            return
+        self.loading.append(job)
+
+    def _matched(self, job: Job, request: Request) -> None:
+        """Count where a request's prefix was; what it lost since the first time was not saved."""
+        if job.hits is None:
+            hits = hits_of(self.cache, request, job.fetched)
+            self.totals.count(job)
+            self.totals.count_hits(job, hits)
+            for name, found in hits.slots.items():
+                self.hit_slots[name] = [a + b for a, b in zip(self.hit_slots[name], found)]
+        else:
+            self.totals.count_again(job, request.anchor_tokens)
+        self.on_count(job)
+
+    def _start_loaded(self) -> None:
+        waiting, self.loading = self.loading, []
+        for job in waiting:
+            request = job.running
+            if not request.ready:
+                self.loading.append(job)
+            elif request.load_failed:
+                self.cache.abort(request)
+                job.request = None
+                self.waiting.push_front(job)
+                self._stalled = False
+            else:
+                self.prefilling.append(job)
+                self.player.verify_prefix(job)
+
+    # -- computing
+
+    def _prefill(self) -> int:
+        budget = self.model.chunk_tokens
+        done = 0
+        for job in list(self.prefilling):
+            if done >= budget:
+                break
+            request = job.running
+            while done < budget and request.computed < request.prompt:
+                tokens = self.cache.next_chunk(request, min(request.chunk, budget - done))
+                if not tokens:
+                    break
+                started = request.computed
+                if not self._setup(job, tokens):
+                    break
+                done += request.computed - started
+                self.meter.run("checkpoint", job.trace.index, self.cache.checkpoint, request)
+            if job.request is None:
+                continue
+            if request.computed >= request.prompt:
+                self.prefilling.remove(job)
+                self.decoding.append(job)
+        return done
+
+    def _setup(self, job: Job, tokens: int) -> bool:
+        """Compute a chunk; a prefill that finds no room was promised it: out of memory."""
+        fresh = job.running.computed == job.running.anchor_tokens
+        try:
+            if fresh:
+                self.meter.run("allocate", job.trace.index, self.cache.allocate, job.running, 0)
+                self.player.verify_states(job)
+            if self.player.compute(job, tokens):
+                return True
+        except ContractViolation:
+            raise
+        except KvgraftError as error:
+            self._out_of_memory(job, str(error))
+            return False
+        self._out_of_memory(job, f"no room for a chunk of {tokens} tokens that was admitted")
+        return False
+
+    def _decode(self, duration: float) -> None:
+        for job in list(self.decoding):
+            if job.request is None or job not in self.decoding:
+                continue
+            job.credit += duration * self.model.decode_tokens_s
+            tokens = min(int(job.credit), job.trace.output_tokens - job.decoded)
+            job.credit -= tokens
+            if self._advance(job, tokens) and job.decoded >= job.trace.output_tokens:
+                self._finish(job)
+
+    def _advance(self, job: Job, tokens: int) -> bool:
+        """Decode `tokens` tokens, page by page; False if the job was retracted."""
+        page_size = self.cache.config.page_size
+        while tokens:
+            request = job.running
+            step = min(tokens, page_size - request.computed % page_size)
+            position = request.computed
+            job.key.extend(job.tokens[position : position + step])
+            while not self.player.compute(job, step):
+                if not self._retract_for(job):
+                    return False
+            job.decoded += step
+            tokens -= step
+        return True
+
+    def _retract_for(self, job: Job) -> bool:
+        """Retract the request admitted last; False if that was the one asking."""
+        running = [each for each in (*self.decoding, *self.prefilling) if each.request is not None]
+        victim = max(running, key=lambda each: each.admitted_at)
+        self.totals.count_retracted(victim)
+        self.meter.run("finish", victim.trace.index, self.cache.retract, victim.running)
+        victim.key.truncate(victim.trace.prompt_tokens + victim.decoded)
+        victim.request = None
+        for jobs in (self.decoding, self.prefilling):
+            if victim in jobs:
+                jobs.remove(victim)
+        self.waiting.push_front(victim)
+        self._stalled = False
+        return victim is not job
+
+    def _finish(self, job: Job) -> None:
+        self.player.verify_prefix(job)
+        self.totals.served += 1
+        self.totals.output_tokens += job.trace.output_tokens
+        self.meter.run("finish", job.trace.index, self.cache.finish, job.running)
+        job.request = None
+        self.decoding.remove(job)
+        self._end(job)
+
+    def _unserved(self, job: Job) -> None:
+        """A request ends without being served: nothing of its prompt was saved."""
+        self.totals.count_unserved(job)
+        self.on_count(job)
+        self._end(job)
+
+    def _end(self, job: Job) -> None:
+        self._stalled = False
+        if job.unserved:
+            self.meter.share(job.trace.index)
+        else:
+            self.meter.close(job.trace.index)
+        self.arrivals.ended(job.trace, self.now_s)
+        self.on_end()
+
+    def _out_of_memory(self, job: Job, message: str) -> None:
+        self.totals.out_of_memory += 1
+        self.totals.first_problem = self.totals.first_problem or message
+        self.cache.abort(job.running)
+        job.request = None
+        for jobs in (self.loading, self.prefilling, self.decoding):
+            if job in jobs:
+                jobs.remove(job)
+        self._unserved(job)
+
+    # -- checks
+
+    def _check_ledgers(self) -> None:
+        try:
+            for track in self.cache.tree.tracks:
+                track.device.check()
+                if track.host is not None:
+                    track.host.check()
+        except IntegrityError as error:
+            self._violation(str(error))
+
+    def check_integrity(self) -> None:
+        """Recompute all books; a violation is counted, not raised."""
+        try:
+            self.cache.check_integrity()
+        except IntegrityError as error:
+            self._violation(str(error))
+
+    def _violation(self, message: str) -> None:
+        self.totals.ledger_violations += 1
+        self.totals.first_problem = self.totals.first_problem or message

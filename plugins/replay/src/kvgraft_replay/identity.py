@@ -1,0 +1,56 @@
+"""Whose data a replay's payloads are, so that a store outlives a replay and misleads none (S8).
+
+A payload is a function of the tokens before it, and a token stands for content of one workload
+only: another workload uses the same numbers for other content. So replays share what is stored if
+their workloads are equal, their components have equal options, and both stamp. Pool sizes, policies
+and rates do not matter; page size and the layout of slots are in the fingerprint anyway.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+import numpy as np
+
+from kvgraft.config import ComponentOptions
+from kvgraft_replay.payload import STAMPS, Verify
+from kvgraft_replay.workload import Workload
+
+__all__ = ["identity"]
+
+
+def identity(
+    workload: Workload, components: Mapping[str, Mapping[str, object]], verify: Verify
+) -> dict[str, str]:
+    """The storage settings that tell a replay's data apart: model, weights and salt.
+
+    Args:
+        workload: all of it; how much is replayed does not matter.
+        components: their options, as given.
+        verify: with OFF nothing is stamped.
+    """
+    options = {
+        name: {
+            field: str(value)
+            for field, value in given.items()
+            if field not in ComponentOptions.model_fields
+        }
+        for name, given in components.items()
+    }
+    return {
+        "model": f"kvgraft replay, {'no' if verify is Verify.OFF else STAMPS}",
+        "weights": _digest(workload),
+        "salt": json.dumps(options, sort_keys=True),
+    }
+
+
+def _digest(workload: Workload) -> str:
+    """SHA-256 over the content of every request."""
+    found = hashlib.sha256()
+    for request in workload.requests:
+        header = (request.prompt_tokens, request.output_tokens, len(request.content))
+        found.update(np.array([header], dtype="<i8").tobytes())
+        found.update(np.array(request.content, dtype="<i8").tobytes())
+    return found.hexdigest()

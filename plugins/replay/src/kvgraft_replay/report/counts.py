@@ -1,0 +1,126 @@
+"""What a cache itself has counted, in the shape every report reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvgraft.cache import Cache
+from kvgraft.storage import StoreStats
+from kvgraft.types import Direction, PointKind
+from kvgraft_replay.report.schema import (
+    CacheCounts,
+    PointCounts,
+    PointSlots,
+    StorageCounts,
+    StoreContents,
+)
+
+__all__ = ["cache_counts", "storage_counts", "store_contents"]
+
+PREFETCHES = ("started", "shared", "delivered", "in vain", "shrunk", "tokens")
+STORES = ("nodes", "slots", "slots failed")
+"""Counts that are there when they are 0 as well."""
+
+
+def cache_counts(cache: Cache) -> CacheCounts:
+    """Transfers, evictions and copies since the cache was opened."""
+    loads = cache.journal.counters[Direction.LOAD_BACK]
+    backups = cache.journal.counters[Direction.BACKUP]
+    return {
+        "load_backs": {
+            "started": loads.started,
+            "completed": loads.completed,
+            "failed": loads.failed,
+            "shared": cache.leasing.shared_loads,
+            "skipped_recompute": cache.leasing.skipped_loads,
+            "slots": dict(loads.slots),
+        },
+        "backups": {
+            "started": backups.started,
+            "completed": backups.completed,
+            "failed": backups.failed,
+            "slots": dict(backups.slots),
+        },
+        "evictions": {
+            track.name: {
+                "device": {str(cause): n for cause, n in track.device_evictions.items()},
+                "host": {str(cause): n for cause, n in track.host_evictions.items()},
+            }
+            for track in cache.tree.tracks
+        },
+        "copies_on_write": cache.slots.copies_on_write,
+        "checkpoints": cache.checkpoints,
+        "resume_points": _point_counts(cache),
+    }
+
+
+def _point_counts(cache: Cache) -> PointCounts | None:
+    """Resume points since the cache was opened, and the slots in the tree now; O(tree)."""
+    points, tree = cache.points, cache.tree
+    if not points.matter:
+        return None
+    bounded = [track for track in tree.tracks if not track.is_everything]
+    slots: dict[str, PointSlots] = {track.name: {"kept": 0, "left_behind": 0} for track in bounded}
+    for node in tree.nodes():
+        for track in bounded:
+            cell = node.cells[track.index]
+            if cell.device is not None:
+                of = slots[track.name]
+                of["left_behind" if cell.stamp < 0 else "kept"] += track.n_slots(node)
+    return {
+        "made": _by_kind(points.made),
+        "skipped": _by_kind(points.skipped),
+        "used": _by_kind(points.used),
+        "lost": _by_kind(tree.lost_points),
+        "slots": slots,
+    }
+
+
+def _by_kind(counts: Mapping[PointKind, int]) -> dict[str, int]:
+    return {kind.value: n for kind, n in counts.items()}
+
+
+def storage_counts(cache: Cache, before: StoreContents | None) -> StorageCounts | None:
+    """What the storage tier did since the cache was opened; None without one.
+
+    Args:
+        cache: the cache.
+        before: what the store held when the cache was opened.
+    """
+    tier = cache.storage
+    if tier is None:
+        return None
+    after = store_contents(cache)
+    calls: dict[str, dict[str, int]] = {}
+    for name, n in tier.storage.counters.snapshot().items():
+        verb, _, outcome = name.partition(".")
+        calls.setdefault(verb, {})[outcome] = n
+    state = tier.storage.state
+    return {
+        "prefetches": {**dict.fromkeys(PREFETCHES, 0), **tier.prefetching.counts},
+        "in_vain": dict(tier.prefetching.in_vain),
+        "stores": {**dict.fromkeys(STORES, 0), **tier.storing.counts},
+        "calls": calls,
+        "breaker": "no store" if state is None else state.value,
+        "abandoned_threads": tier.storage.n_abandoned,
+        "last_error": tier.storage.last_error or "",
+        "before": before,
+        "after": after,
+    }
+
+
+def store_contents(cache: Cache) -> StoreContents | None:
+    """What the store holds now; waits for its answer. None if there is none."""
+    if cache.storage is None:
+        return None
+    ticket = cache.storage.storage.ask("stats", lambda store: store.stats())
+    ticket.wait(cache.config.transfer_timeout_s)
+    found = ticket.value
+    if not isinstance(found, StoreStats):
+        return None
+    return {
+        "records": found.n_records,
+        "bytes": found.nbytes,
+        "capacity_bytes": found.capacity_nbytes,
+        "details": dict(found.details),
+    }

@@ -1,0 +1,264 @@
+"""The report's tables as values, so that the terminal and the page cannot disagree."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvgraft_replay.report.schema import Quantiles, ReplayResult
+
+__all__ = [
+    "ABSENT",
+    "Check",
+    "SummaryTable",
+    "checks",
+    "count",
+    "cpu_table",
+    "has_storage",
+    "has_unserved",
+    "headline",
+    "percent",
+    "result_tables",
+    "seconds",
+    "settings_rows",
+    "token_parts",
+    "token_table",
+]
+
+ABSENT = "–"
+
+
+class SummaryTable(NamedTuple):
+    """A table of formatted cells; the first `n_labels` columns are words, the rest numbers.
+
+    `last_is_words`: the last column is words too, and may wrap.
+    """
+
+    title: str
+    note: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    n_labels: int = 1
+    last_is_words: bool = False
+
+
+class Check(NamedTuple):
+    """A number that must be zero. `verdict` is `"ok"`, `"FAIL"` or `"not checked"`."""
+
+    name: str
+    value: int
+    verdict: str
+
+
+def count(value: int) -> str:
+    """A count in full, with thousands separators."""
+    return f"{value:,}"
+
+
+def percent(part: float, whole: float) -> str:
+    """A share with one decimal; a dash where there is no whole."""
+    return f"{100 * part / whole:.1f} %" if whole else ABSENT
+
+
+def seconds(value: float) -> str:
+    """A duration with one decimal, two below ten seconds."""
+    return f"{value:,.2f} s" if value < 10 else f"{value:,.1f} s"
+
+
+def micros(value: float) -> str:
+    """Microseconds with one decimal."""
+    return f"{value:,.1f}"
+
+
+def checks(result: ReplayResult) -> tuple[Check, ...]:
+    """The counters that must be zero; payloads nobody compared are not reported as correct."""
+
+    def verdict(value: int, *, checked: bool = True) -> str:
+        return "FAIL" if value else "ok" if checked else "not checked"
+
+    mismatches, verified = result["payload_mismatches"], result["payloads_verified"]
+    return (
+        Check("out of memory", result["out_of_memory"], verdict(result["out_of_memory"])),
+        Check("payload mismatches", mismatches, verdict(mismatches, checked=verified > 0)),
+        Check(
+            "ledger violations", result["ledger_violations"], verdict(result["ledger_violations"])
+        ),
+    )
+
+
+def token_parts(result: ReplayResult) -> tuple[tuple[str, str, int], ...]:
+    """Where the input tokens came from: `(label, tone, tokens)`, together all of them."""
+    hits = result["hit_tokens"]
+    parts = [
+        ("cached on device", "device", hits["device"]),
+        ("cached on host", "host", hits["host"]),
+    ]
+    if has_storage(result):
+        parts.append(("fetched from storage", "storage", hits["storage"]))
+    parts.append(("computed", "computed", result["computed_tokens"]))
+    if has_unserved(result):
+        parts.append(("not served", "unserved", result["unserved_tokens"]))
+    return tuple(parts)
+
+
+def has_storage(result: ReplayResult) -> bool:
+    """Whether there was a storage tier; a result of an older version does not say."""
+    return result.get("storage") is not None
+
+
+def has_unserved(result: ReplayResult) -> bool:
+    """Whether requests were not served; a result of an older version does not count them."""
+    return result.get("unserved_tokens", 0) > 0
+
+
+def headline(result: ReplayResult) -> str:
+    """How many requests were replayed, and served where these are fewer."""
+    of, requests = result["workload"]["requests"], result["requests"]
+    served = result.get("served", requests)
+    text = f"{count(requests)} of {count(of)} request{'s' if of != 1 else ''}"
+    return text if served == requests else f"{text}, {count(served)} served"
+
+
+def token_table(result: ReplayResult) -> SummaryTable:
+    """Where the input tokens came from."""
+    whole = result["input_tokens"]
+    parts = (
+        *((label, tokens) for label, _, tokens in token_parts(result)),
+        ("saved by the cache", result["saved_tokens"]),
+        ("all", whole),
+    )
+    return SummaryTable(
+        "Input tokens",
+        "",
+        ("source", "tokens", "share"),
+        tuple((name, count(value), percent(value, whole)) for name, value in parts),
+    )
+
+
+def result_tables(result: ReplayResult) -> tuple[SummaryTable, ...]:
+    """Components, transfers, evictions and scheduling, in reading order."""
+    return (
+        _component_table(result),
+        _transfer_table(result),
+        _eviction_table(result),
+        _scheduling_table(result),
+    )
+
+
+def _component_table(result: ReplayResult) -> SummaryTable:
+    loaded, backed_up = result["load_backs"]["slots"], result["backups"]["slots"]
+    hits = result["component_hits"]
+    names = list(dict.fromkeys([*hits, *loaded, *backed_up]))
+    tiers = ("device", "host", "storage") if has_storage(result) else ("device", "host")
+    rows = []
+    for name in names:
+        of: Mapping[str, int] = dict(hits.get(name, {}))  # type: ignore[arg-type]
+        found = (of.get(f"{tier}_slots", 0) for tier in tiers)
+        numbers = (*found, loaded.get(name, 0), backed_up.get(name, 0))
+        rows.append((name, *map(count, numbers)))
+    return SummaryTable(
+        "Components",
+        "in slots",
+        ("component", *(f"{tier} hits" for tier in tiers), "loaded back", "backed up"),
+        tuple(rows),
+    )
+
+
+def _transfer_table(result: ReplayResult) -> SummaryTable:
+    load, back = result["load_backs"], result["backups"]
+    up = (load["started"], load["completed"], load["failed"])
+    down = (back["started"], back["completed"], back["failed"])
+    return SummaryTable(
+        "Transfers",
+        "skipped: computing was estimated cheaper than loading",
+        ("direction", "started", "completed", "failed", "shared", "skipped"),
+        (
+            (
+                "load-back, host to device",
+                *map(count, (*up, load["shared"], load["skipped_recompute"])),
+            ),
+            ("backup, device to host", *map(count, down), ABSENT, ABSENT),
+        ),
+    )
+
+
+def _eviction_table(result: ReplayResult) -> SummaryTable:
+    rows = []
+    for name, tiers in result["evictions"].items():
+        by_tier: tuple[tuple[str, Mapping[str, int]], ...] = (
+            ("device", tiers["device"]),
+            ("host", tiers["host"]),
+        )
+        for tier, causes in by_tier:
+            ranked = sorted(causes.items(), key=lambda item: (-item[1], item[0]))
+            # No-break spaces keep a cause and its number on one line.
+            text = ", ".join(f"{cause}\u00a0{count(slots)}" for cause, slots in ranked if slots)
+            rows.append((name, tier, count(sum(causes.values())), text or ABSENT))
+    return SummaryTable(
+        "Evictions",
+        "in slots",
+        ("component", "tier", "evicted", "by cause"),
+        tuple(rows),
+        n_labels=2,
+        last_is_words=True,
+    )
+
+
+def _scheduling_table(result: ReplayResult) -> SummaryTable:
+    numbers = (
+        ("admitted", result["admissions"]),
+        ("deferred", result["deferrals"]),
+        ("retracted", result["retractions"]),
+        ("recomputed", result.get("recomputed_tokens", 0)),
+        ("rejected", result["rejections"]),
+        ("checkpoints", result["checkpoints"]),
+        ("copies on write", result["copies_on_write"]),
+    )
+    return SummaryTable(
+        "Scheduling",
+        "number of times; recomputed: tokens, after retractions",
+        tuple(name for name, _ in numbers),
+        (tuple(count(value) for _, value in numbers),),
+        n_labels=0,
+    )
+
+
+def _quantiles(of: Quantiles) -> tuple[str, str]:
+    """p50 and p99; dashes for what all requests share alike, of which only the mean is known."""
+    if of["p50"] == of["p99"]:
+        return ABSENT, ABSENT
+    return micros(of["p50"]), micros(of["p99"])
+
+
+def cpu_table(result: ReplayResult) -> SummaryTable:
+    """CPU time per request by operation, `total` first."""
+    cpu = result["cpu_us_per_request"]
+    order = sorted(cpu, key=lambda name: name != "total")
+    return SummaryTable(
+        "CPU per request",
+        "in µs",
+        ("operation", "p50", "p99", "mean"),
+        tuple(
+            (name.replace("_", " "), *_quantiles(of), micros(of["mean"]))
+            for name in order
+            for of in (cpu[name],)
+        ),
+    )
+
+
+def settings_rows(settings: Mapping[str, object], prefix: str = "") -> list[tuple[str, str]]:
+    """Nested settings as `(dotted name, value)` rows."""
+    rows: list[tuple[str, str]] = []
+    for key, value in settings.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict) and value:
+            rows += settings_rows(value, f"{name}.")
+        elif isinstance(value, dict):
+            rows.append((name, "defaults"))
+        elif isinstance(value, int) and not isinstance(value, bool):
+            rows.append((name, count(value)))
+        else:
+            rows.append((name, ABSENT if value is None else str(value)))
+    return rows

@@ -1,0 +1,85 @@
+"""What a replay adds up, each request with what came of it in the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvgraft.types import Span
+from kvgraft_replay.hits import Hits
+from kvgraft_replay.running import Job
+
+__all__ = ["Totals"]
+
+
+@dataclass(slots=True)
+class Totals:
+    """What happened so far.
+
+    Attributes:
+        requests: admitted or rejected, each once.
+        served: those that ended with all of their output.
+        input_tokens: prompts of all requests.
+        output_tokens: outputs of the served ones.
+        device_hits, host_hits, storage_hits: prompt tokens that a request never computed.
+        unserved_tokens: prompts of requests that were rejected or ran out of memory.
+        recomputed_tokens: tokens that one request computed again, after it was retracted.
+    """
+
+    requests: int = 0
+    served: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    unserved_tokens: int = 0
+    recomputed_tokens: int = 0
+    device_hits: int = 0
+    host_hits: int = 0
+    storage_hits: int = 0
+    admissions: int = 0
+    deferrals: int = 0
+    retractions: int = 0
+    rejections: int = 0
+    out_of_memory: int = 0
+    ledger_violations: int = 0
+    first_problem: str = ""
+    first_rejection: str = ""
+
+    @property
+    def hits(self) -> int:
+        """Input tokens that were not computed."""
+        return self.device_hits + self.host_hits + self.storage_hits
+
+    def count(self, job: Job) -> None:
+        """A request is admitted or rejected for the first time."""
+        self.requests += 1
+        self.input_tokens += job.trace.prompt_tokens
+
+    def count_hits(self, job: Job, hits: Hits) -> None:
+        """From now on these are the request's hits."""
+        before = job.hits if job.hits is not None else hits.at_most(0)
+        self.device_hits += hits.device - before.device
+        self.host_hits += hits.host - before.host
+        self.storage_hits += hits.storage - before.storage
+        job.hits = hits
+
+    def count_retracted(self, job: Job) -> None:
+        """A running request is about to be retracted."""
+        self.retractions += 1
+        started, end = job.running.anchor_tokens, job.running.computed
+        if job.computed.end:
+            started = min(started, job.computed.start)
+        job.computed = Span(started, max(end, job.computed.end))
+
+    def count_again(self, job: Job, anchor: int) -> None:
+        """A request is admitted again: what it must compute after all, or again, was not saved."""
+        self.recomputed_tokens += max(0, job.computed.end - max(anchor, job.computed.start))
+        if job.hits is not None and anchor < job.hits.tokens:
+            self.count_hits(job, job.hits.at_most(anchor))
+
+    def count_unserved(self, job: Job) -> None:
+        """A request ends without being served: nothing of its prompt was saved."""
+        job.unserved = True
+        self.unserved_tokens += job.trace.prompt_tokens
+        if job.hits is None:
+            self.count(job)
+        else:
+            self.count_hits(job, job.hits.at_most(0))
