@@ -19,7 +19,9 @@ def test_serve_comes_and_goes_with_its_distribution(
     assert "  serve " not in made.kvgraft("--help").stdout
     gone = made.kvgraft("serve", "anything")
     assert gone.returncode == 2
-    assert gone.stderr == "kvgraft: no such command 'serve'.\n"
+    assert gone.stderr == (
+        "kvgraft: command 'serve' is not installed; pip install kvgraft-transformers\n"
+    )
     assert made.kvgraft("components").returncode == 0
 
 

@@ -119,7 +119,7 @@ class Administrator:
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
         self.installed: set[str] = set()
-        environment.install("kvgraft")
+        environment.install("kvgraft", "kvgraft-replay")
         (environment.directory / "probe.py").write_text(PROBE, encoding="utf-8")
 
     def change_to(self, subset: set[str]) -> None:

@@ -74,7 +74,7 @@ def test_a_component_asks_for_the_core_and_publishes_its_name(
 def test_a_component_alone_with_the_core_is_found_replays_and_is_removed_cleanly(
     environment: Environments, component: str
 ) -> None:
-    alone = environment("kvgraft", f"kvgraft-{component}")
+    alone = environment("kvgraft", "kvgraft-replay", f"kvgraft-{component}")
     (row,) = listed(alone)
     assert (row["name"], row["distribution"], row["status"]) == (
         component,
@@ -105,15 +105,39 @@ def test_the_core_alone_says_that_no_component_is_installed(environment: Environ
         "no component is installed; install a component package"
         in core.kvgraft("components").stdout
     )
-    refused = core.kvgraft("replay", "--synthetic", "chat")
+    refused = core.kvgraft("check", "full")
     assert refused.returncode == 2
     assert refused.stderr.startswith("kvgraft: ")
     assert refused.stderr.count("\n") == 1
 
 
+def test_without_their_packages_replay_and_the_file_store_name_them(
+    environment: Environments,
+) -> None:
+    made = environment("kvgraft", "kvgraft-full")
+    missing = "kvgraft: command 'replay' is not installed; pip install kvgraft-replay\n"
+    refused = made.kvgraft("replay", "--synthetic", "chat")
+    assert (refused.returncode, refused.stderr) == (2, missing)
+    assert "replay" not in made.kvgraft("--help").stdout
+    missing = "storage 'file' is not installed; installed: none; pip install kvgraft-file\n"
+    refused = made.kvgraft("storage", "stats", "file:.")
+    assert (refused.returncode, refused.stderr) == (2, f"kvgraft: {missing}")
+    sizes = "device_tokens=4096, host_tokens=4096"
+    storage = "{'url': 'file:.', 'model': 'm', 'weights': '1'}"
+    done = made.run_python(
+        f"import kvgraft; kvgraft.Cache.open(['full'], {sizes}, storage={storage})"
+    )
+    assert done.returncode == 1
+    assert done.stderr.endswith(f"kvgraft.errors.ConfigError: {missing}")
+
+    made.install("kvgraft-replay", "kvgraft-file")
+    assert "  replay " in made.kvgraft("--help").stdout
+    assert made.kvgraft("storage", "stats", "file:.").returncode == 0
+
+
 @pytest.mark.long
 def test_all_components_together_replay_from_their_wheels(environment: Environments) -> None:
-    together = environment("kvgraft", *(f"kvgraft-{name}" for name in COMPONENTS))
+    together = environment("kvgraft", "kvgraft-replay", *(f"kvgraft-{name}" for name in COMPONENTS))
     assert {row["name"] for row in listed(together)} == set(COMPONENTS)
     done = together.kvgraft(
         *("replay", "--synthetic", "agents", "--requests", "60", "--host-tokens", "2000000"),
@@ -137,6 +161,6 @@ def test_a_store_alone_with_the_core_is_found_without_its_client_and_removed_cle
         "clients = {'glide_sync', 'obstore', 'mooncake', 'torch'} & {*sys.modules}\n"
         "assert not clients, clients\n"
     )
-    assert alone.run_python(code).stdout.split() == sorted(["file", store])
+    assert alone.run_python(code).stdout.split() == [store]
     alone.uninstall(f"kvgraft-{store}")
-    assert alone.run_python(code).stdout.split() == ["file"]
+    assert alone.run_python(code).stdout.split() == []

@@ -22,6 +22,9 @@ __all__ = ["main"]
 
 GROUP = "kvgraft.commands"
 
+ADDED_BY = {"replay": "kvgraft-replay", "serve": "kvgraft-transformers"}
+"""Commands of packages that are installed apart from the core."""
+
 
 class Commands(click.Group):
     """The core's subcommands and those of installed distributions."""
@@ -44,6 +47,8 @@ class Commands(click.Group):
             if isinstance(found, click.Command):
                 return found
             return _unavailable(cmd_name, point, f"{point.value} is no command")
+        if cmd_name in ADDED_BY:
+            ctx.fail(f"command {cmd_name!r} is not installed; pip install {ADDED_BY[cmd_name]}")
         return None
 
 

@@ -36,6 +36,9 @@ __all__ = [
 STORAGE_GROUP = "kvgraft.storage"
 """Entry points of this group are storage drivers."""
 
+PACKAGES = {name: f"kvgraft-{name}" for name in ("file", "mooncake", "s3", "valkey")}
+"""The distributions of backends that are kept with the core."""
+
 STORAGE_API = "1.0"
 """The version of the backend interface this core has; counted apart from the components' one."""
 
@@ -147,6 +150,8 @@ def _select(name: str) -> StorageDriver:
         close = get_close_matches(name, found, n=1)
         known = ", ".join(found) or "none"
         advice = f"did you mean {close[0]}?" if close else "install a package that brings it"
+        if name in PACKAGES:
+            advice = f"pip install {PACKAGES[name]}"
         raise ConfigError(f"storage {name!r} is not installed; installed: {known}; {advice}")
     if entry.driver is None:
         raise ConfigError(f"storage {name!r}: {entry.problem}")
