@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
 
-from kvgraft import Cache, ConfigError, Tier, TokenKey
+from kvgraft import Cache, ConfigError, LeaseError, Tier, TokenKey
 from kvgraft.config import CacheConfig
 from kvgraft.pools import DevicePool
 from kvgraft.registry import load_plugin
 from kvgraft.request import Request
+from kvgraft.transfers import CpuTransferEngine, TransferEngine
 from kvgraft.types import PointKind
 
 from .serving.components import StatePackage
 from .serving.server import ledgers, slots_on
 from .serving.setups import INSTALLED
+from .transfers.gates import Held
 
 PAGE = 4
 PROMPT = list(range(1, 160))
@@ -31,7 +34,13 @@ STATES = ("near", "far")
 Planes = dict[str, dict[int, list[torch.Tensor]]]
 
 
-def opened(*, inside: bool = True, states: int = 1024, **settings: object) -> Cache:
+def opened(
+    *,
+    inside: bool = True,
+    states: int = 1024,
+    engine: TransferEngine | None = None,
+    **settings: object,
+) -> Cache:
     """Full attention under two components with states of their own."""
     packages = [StatePackage(name) for name in STATES]
     return Cache(
@@ -43,6 +52,7 @@ def opened(*, inside: bool = True, states: int = 1024, **settings: object) -> Ca
             **settings,
         ),
         plugins=[INSTALLED["full"], *(load_plugin(each.name, each) for each in packages)],
+        transfers=engine,
     )
 
 
@@ -214,16 +224,31 @@ def test_without_any_state_the_prompt_is_resumed_nowhere(cache: Cache) -> None:
     assert sum(cache.points.skipped.values()) == len(asked)
 
 
-def test_positions_nobody_asked_for_are_not_kept(cache: Cache) -> None:
-    request = start(cache, PROMPT)
-    asked = cache.state_boundaries(request, len(PROMPT))
-    beside = asked[0] + PAGE
-    assert beside not in asked
-    handed = states_at(cache, request, [*asked, beside, beside + 1])
-    compute(cache, request, len(PROMPT), handed)
-    cache.finish(request)
-    for name in STATES:
-        assert slots_on(cache, PROMPT, name, Tier.DEVICE)[beside // PAGE - 1] is None
+@pytest.mark.parametrize("chunk", [64, 160])
+def test_positions_nobody_asked_for_are_refused_and_change_nothing(
+    cache: Cache, chunk: int
+) -> None:
+    """Contract: I8."""
+    request = start(cache, PROMPT, chunk)
+    n_tokens = cache.next_chunk(request)
+    asked = cache.state_boundaries(request, n_tokens)
+    assert cache.allocate(request, n_tokens)
+    before = ledgers(cache)
+    for position in (asked[0] + PAGE, asked[0] // PAGE, n_tokens, 0, -4, "24", None, 2.5):
+        handed = states_at(cache, request, asked)
+        handed["far"][position] = handed["far"][asked[0]]  # type: ignore[index]
+        said = (
+            f"computed: states of component 'far' at {position!r}, inside these {n_tokens} tokens "
+            f"they are wanted at {', '.join(map(str, asked))}; give them where state_boundaries "
+            "says"
+        )
+        with pytest.raises(ConfigError) as refused:
+            cache.computed(request, n_tokens, states=handed)
+        assert str(refused.value) == said
+    assert request.computed == 0
+    assert ledgers(cache) == before
+    assert cache.state_boundaries(request, n_tokens) == asked
+    cache.abort(request)
 
 
 def test_a_prompt_of_whole_pages_leaves_its_end_and_the_boundary_before(cache: Cache) -> None:
@@ -250,31 +275,116 @@ def test_a_grid_point_without_a_slot_is_skipped_and_a_promised_one_is_not() -> N
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    ("spoil", "said"),
     [
-        lambda planes: planes[:-1],
-        lambda planes: [*planes[:-1], torch.zeros(5)],
+        (lambda planes: planes[:-1], "has planes "),
+        (lambda planes: [*planes[:-1], torch.zeros(5)], "has planes "),
+        (lambda planes: [planes[0].to(torch.float64), *planes[1:]], "has planes "),
+        (lambda planes: [planes[0].tolist(), *planes[1:]], "is a list; give "),
+        (lambda planes: [3, 4], "is a list; give "),
+        (lambda planes: planes[0], "is a Tensor; give "),
+        (lambda planes: None, "is a NoneType; give "),
+        (lambda planes: "planes", "is a str; give "),
     ],
-    ids=["a plane is missing", "a plane is too long"],
+    ids=[
+        *("a plane is missing", "a plane is too long", "another element type"),
+        *("lists for tensors", "numbers", "one tensor", "nothing", "text"),
+    ],
 )
-def test_states_of_other_shapes_are_refused_and_change_nothing(
-    cache: Cache, spoil: Callable[[list[torch.Tensor]], list[torch.Tensor]]
+def test_states_of_other_shapes_or_types_are_refused_and_change_nothing(
+    cache: Cache, spoil: Callable[[list[torch.Tensor]], Any], said: str
 ) -> None:
     """Contract: I8."""
     request = start(cache, PROMPT)
     asked = cache.state_boundaries(request, len(PROMPT))
     good = states_at(cache, request, asked)
     assert cache.allocate(request, len(PROMPT))
-    bad = {**good, "far": {**good["far"], asked[0]: spoil(good["far"][asked[0]])}}
+    bad = {**good, "far": {**good["far"], asked[-1]: spoil(good["far"][asked[-1]])}}
     before = ledgers(cache)
-    with pytest.raises(ConfigError, match=f"'far' at token {asked[0]} has planes"):
+    with pytest.raises(ConfigError) as refused:
         cache.computed(request, len(PROMPT), states=bad)
+    line = str(refused.value)
+    subject = f"computed: the state of component 'far' at token {asked[-1]} "
+    assert line.startswith(f"{subject}{said}")
+    assert "\n" not in line
     assert request.computed == 0
     assert ledgers(cache) == before
     assert cache.state_boundaries(request, len(PROMPT)) == asked
     compute(cache, request, len(PROMPT), good)
     cache.finish(request)
     assert resumed_at(cache, PROMPT) == (len(PROMPT) - 1) // PAGE * PAGE
+
+
+@pytest.mark.parametrize(
+    ("states", "said"),
+    [
+        ([1, 2], "computed: states=[1, 2]; give "),
+        ("near", "computed: states='near'; give "),
+        ({"near": [1, 2]}, "computed: states of component 'near' are a list; give "),
+        ({"near": None}, "computed: states of component 'near' are a NoneType; give "),
+        ({3: {}}, "computed: component 3 keeps no states; those that do are far, near"),
+    ],
+)
+def test_states_come_by_component_and_position(cache: Cache, states: Any, said: str) -> None:
+    request = start(cache, PROMPT)
+    assert cache.allocate(request, len(PROMPT))
+    with pytest.raises(ConfigError) as refused:
+        cache.computed(request, len(PROMPT), states=states)
+    assert str(refused.value).startswith(said)
+    assert request.computed == 0
+    cache.abort(request)
+
+
+@pytest.mark.parametrize("n_tokens", [-3, 0.5, None, "4", 4096])
+def test_a_number_of_tokens_that_is_none_is_refused_with_states_as_without(
+    cache: Cache, n_tokens: Any
+) -> None:
+    request = start(cache, PROMPT)
+    assert cache.allocate(request, len(PROMPT))
+    states = states_at(cache, request, cache.state_boundaries(request, len(PROMPT)))
+    for given in (states, None):
+        with pytest.raises(LeaseError, match=r"is no number of tokens|slots for 160 allocated"):
+            cache.computed(request, n_tokens, states=given)
+    if n_tokens != 4096:
+        with pytest.raises(LeaseError, match=r"state_boundaries: .* is no number of tokens"):
+            cache.state_boundaries(request, n_tokens)
+    assert request.computed == 0
+    cache.abort(request)
+
+
+def test_a_state_whose_room_does_not_come_in_time_is_skipped_and_nothing_fails() -> None:
+    """Under write-back, copies of evicted states may not end in time (I11, E4)."""
+    engine = CpuTransferEngine()
+    with opened(
+        states=5,
+        engine=engine,
+        host_tokens=1024,
+        write_policy="write-back",
+        transfer_timeout_s=0.05,
+    ) as cache:
+        for number in range(1, 6):
+            serve(cache, [each + 1000 * number for each in PROMPT[:6]])
+        request = cache.begin(TokenKey(PROMPT), resume_at=[40, 80])
+        assert cache.admit(request).admitted
+        asked = cache.state_boundaries(request, len(PROMPT))
+        assert cache.allocate(request, len(PROMPT))
+        fence = Held()
+        engine.submit([], fence)  # the only worker waits for something else
+        assert fence.met.wait(5)
+        cache.computed(request, len(PROMPT), states=states_at(cache, request, asked))
+        assert request.computed == len(PROMPT)
+        assert {kind for kind, n in cache.points.skipped.items() if n} == {PointKind.REPEAT}
+        cache.check_integrity()
+        fence.set()
+        while not cache.drain():
+            pass
+        cache.finish(request)
+        cache.check_integrity()
+        for name in STATES:
+            slots = slots_on(cache, PROMPT, name, Tier.DEVICE)
+            assert [page for page, slot in enumerate(slots, 1) if slot is not None] == [10, 20]
+            expected = state_of(cache, name, PROMPT[:40])
+            assert all(map(torch.equal, held_state(cache, name, slots[9]), expected))
 
 
 def test_a_component_without_states_is_named(cache: Cache) -> None:

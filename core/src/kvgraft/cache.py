@@ -33,7 +33,7 @@ from kvgraft.points import ResumePoints, resume_pages
 from kvgraft.pools.available import AvailableMemory, available_nbytes
 from kvgraft.private import InnerStates, PrivateSlots
 from kvgraft.registry import Plugin
-from kvgraft.request import Limited, Request, Stage, expect_key
+from kvgraft.request import Limited, Request, Stage, expect_key, whole
 from kvgraft.room import Room
 from kvgraft.sharing import Sharing
 from kvgraft.sizes import expect_count
@@ -301,10 +301,15 @@ class Cache(RequestTables):
 
         For an engine whose kernels give states inside a chunk (`states_inside_chunks`): it hands
         them to `computed`. Empty for others: their chunks end at such positions.
+
+        Raises:
+            LeaseError: no number of tokens.
         """
         self._expect(request, Stage.ADMITTED)
         start = request.computed
-        pages = self.points.inside_chunk(request, start, start + n_tokens)
+        pages = self.points.inside_chunk(
+            request, start, start + whole(n_tokens, "state_boundaries")
+        )
         return [page * self.tree.page_size for page in pages]
 
     def computed(
@@ -326,12 +331,13 @@ class Cache(RequestTables):
             fence: when that data exists, if not yet; what is copied to HOST waits for it (B4).
             states: states inside these tokens, at `state_boundaries`: per state component, by
                 position, a tensor for each plane of its pool, in their order and shapes. They are
-                copied. A position that is left out is no resume point; others are not kept.
+                copied. A position that is left out is no resume point, nor is one whose state finds
+                no slot: both are counted as skipped (I11).
 
         Raises:
             LeaseError: no number of tokens, or more than slots are allocated for.
-            ConfigError: states that the cache was not opened for, of a component without states, or
-                of other shapes; nothing has changed.
+            ConfigError: states that the cache was not opened for, of a component without states, at
+                another position, or of other shapes or element types; nothing has changed.
         """
         self._expect(request, Stage.ADMITTED)
         if states is not None:
@@ -340,7 +346,8 @@ class Cache(RequestTables):
                     "computed: states inside a chunk are for a cache opened with "
                     "states_inside_chunks=True"
                 )
-            self.slots.check_inner(states)
+            end = request.position_after(n_tokens, self.tree.page_size)
+            self.slots.check_inner(request, end, states)
         start = request.computed
         before = request.advance(n_tokens, self.tree.page_size)
         page, rest = divmod(request.computed, self.tree.page_size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvgraft.answers import shown
 from kvgraft.dispatch import Mounted
 from kvgraft.errors import ConfigError, TransferError
 from kvgraft.points import ResumePoints
@@ -230,22 +231,42 @@ class PrivateSlots:
             assert states is not None
             states.due, states.due_as = page, due_as
 
-    def check_inner(self, states: InnerStates) -> None:
-        """Refuse states that no pool has a place for, before anything changes (I8).
+    def check_inner(self, request: Request, end: int, states: InnerStates) -> None:
+        """Refuse states of a chunk up to token `end` that have no place, before anything changes.
 
         Raises:
-            ConfigError: a component that keeps no states, or planes of other shapes.
+            ConfigError: no states by component and position, a component that keeps none, a
+                position that is not wanted, or other planes than a slot's (I8).
         """
+        if not isinstance(states, Mapping):
+            raise ConfigError(
+                f"computed: states={shown(states)}; give {{component: {{position: planes}}}}"
+            )
         pools = {
             track.name: self.mounted[track.index].component.device for track in self.state_tracks
         }
+        size = self.tree.page_size
+        inside = self.points.inside_chunk(request, request.computed, end)
+        wanted = [page * size for page in inside]
         for name, by_position in states.items():
             if name not in pools:
                 raise ConfigError(
                     f"computed: component {name!r} keeps no states; those that do are "
                     f"{', '.join(pools) or 'none'}"
                 )
+            if not isinstance(by_position, Mapping):
+                raise ConfigError(
+                    f"computed: states of component {name!r} are a {type(by_position).__name__}; "
+                    "give {position: planes}"
+                )
             for position, planes in by_position.items():
+                if position not in wanted:
+                    raise ConfigError(
+                        f"computed: states of component {name!r} at {shown(position)}, inside "
+                        f"these {end - request.computed} tokens they are wanted at "
+                        f"{', '.join(map(str, wanted)) or 'no position'}; give them where "
+                        "state_boundaries says"
+                    )
                 what = f"computed: the state of component {name!r} at token {position}"
                 pools[name].check_slot(planes, what)
 
@@ -253,7 +274,7 @@ class PrivateSlots:
         """Keep states from inside the chunk that began at token `start` (I10, I11).
 
         A point is kept for every state component or for none: where the engine hands over nothing,
-        or a pool has no slot to spare, it is skipped.
+        or a pool has no slot to spare or gets none in time, it is skipped.
         """
         size = self.tree.page_size
         for page in self.points.inside_chunk(request, start, request.computed):
@@ -263,8 +284,7 @@ class PrivateSlots:
                 request.checkpoints.remove(page)
             else:
                 request.points.setdefault(page, PointKind.GRID)
-            spare = promised or all(track.device.headroom > 0 for track in self.state_tracks)
-            if not spare or None in handed:
+            if None in handed or not self._has_room_for_states(request, promised=promised):
                 self.points.skip(request, page)
                 continue
             for track, planes in zip(self.state_tracks, handed):
@@ -278,6 +298,17 @@ class PrivateSlots:
                 own.captured[page] = slot
                 self.mounted[track.index].component.device.write_slot(slot, planes)
             request.last_point = page
+
+    def _has_room_for_states(self, request: Request, *, promised: bool) -> bool:
+        """Make room for a state of every component, out of the promise or of the headroom.
+
+        Where copies of evicted states do not end in time there is none.
+        """
+        for track in self.state_tracks:
+            mine = request.accounts[track.index].promised if promised else 0
+            if mine < 1 and track.device.headroom < 1:
+                return False
+        return all(self.room.on_device(track, 1) for track in self.state_tracks)
 
     def settle_due(self, request: Request) -> None:
         """Decide on a state that was not promised: all components keep it, or none does (I10)."""

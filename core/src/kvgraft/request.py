@@ -15,7 +15,7 @@ from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.pinning import Receipt
 from kvgraft.types import Demand, PointKind
 
-__all__ = ["NO_PAGES", "Due", "Limited", "Request", "Stage", "StateSlots", "expect_key"]
+__all__ = ["NO_PAGES", "Due", "Limited", "Request", "Stage", "StateSlots", "expect_key", "whole"]
 
 NO_PAGES: frozenset[int] = frozenset()
 
@@ -198,7 +198,7 @@ class Request:
             LeaseError: not a whole number of tokens, or a negative one.
         """
         if type(n_tokens) is not int or n_tokens < 0:
-            n_tokens = _whole(n_tokens, "allocate")
+            n_tokens = whole(n_tokens, "allocate")
         return -(-(self.computed + n_tokens) // page_size) - self.allocated
 
     def advance(self, n_tokens: int, page_size: int) -> int:
@@ -207,14 +207,18 @@ class Request:
         Raises:
             LeaseError: not a whole number of tokens, or more than slots are allocated for.
         """
+        before = self.computed // page_size
+        self.computed = self.position_after(n_tokens, page_size)
+        return before
+
+    def position_after(self, n_tokens: int, page_size: int) -> int:
+        """Where the next `n_tokens` tokens end; raises as `advance` does and changes nothing."""
         if type(n_tokens) is not int or n_tokens < 0:
-            n_tokens = _whole(n_tokens, "computed")
+            n_tokens = whole(n_tokens, "computed")
         room = self.allocated * page_size - self.computed
         if n_tokens > room:
             raise LeaseError(f"{n_tokens} tokens computed, slots for {room} allocated")
-        before = self.computed // page_size
-        self.computed += n_tokens
-        return before
+        return self.computed + n_tokens
 
     @property
     def needs_load_back(self) -> bool:
@@ -232,8 +236,12 @@ class Request:
         return any(transfer.failed for transfer in self.waits)
 
 
-def _whole(n_tokens: object, call: str) -> int:
-    """A number of tokens as an int, whichever type says it."""
+def whole(n_tokens: object, call: str) -> int:
+    """A number of tokens as an int, whichever type says it.
+
+    Raises:
+        LeaseError: it is none.
+    """
     if isinstance(n_tokens, Integral) and int(n_tokens) >= 0:
         return int(n_tokens)
     raise LeaseError(f"{call}: {n_tokens!r} is no number of tokens; give a whole one, 0 or more")

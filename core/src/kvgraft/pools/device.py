@@ -125,16 +125,23 @@ class DevicePool:
         for lanes in self.lanes:
             lanes[write] = lanes[read]
 
-    def check_slot(self, planes: Sequence[torch.Tensor], what: str) -> None:
-        """Refuse tensors that are not those of one slot; `what` they are is named.
+    def check_slot(self, planes: object, what: str) -> None:
+        """Refuse anything but the tensors of one slot; `what` it is said to be is named.
 
         Raises:
-            ConfigError: other shapes, or another number of them.
+            ConfigError: other shapes or element types, another number of them, or no tensors.
         """
-        shapes = [tuple(plane.shape) for plane in planes]
-        wanted = [tuple(spec.shape) for spec in self.specs]
-        if shapes != wanted:
-            raise ConfigError(f"{what} has planes {shapes}; the pool's are {wanted}")
+        wanted = [(tuple(spec.shape), spec.dtype) for spec in self.specs]
+        if not isinstance(planes, Sequence) or not all(map(torch.is_tensor, planes)):
+            raise ConfigError(
+                f"{what} is a {type(planes).__name__}; give a list of {len(wanted)} tensors, one "
+                "for each plane of the pool"
+            )
+        given = [(tuple(plane.shape), plane.dtype) for plane in planes]
+        if given != wanted:
+            raise ConfigError(
+                f"{what} has planes {_listed(given)}; the pool's are {_listed(wanted)}"
+            )
 
     def write_slot(self, slot: bytes, planes: Sequence[torch.Tensor]) -> None:
         """Fill one slot: a tensor `[*shape]` for each of `specs`, in their order.
@@ -156,6 +163,11 @@ class DevicePool:
                 return tensor
         known = sorted({spec.name for spec in self.specs})
         raise ConfigError(f"pool: no plane {name!r} on layer {layer}; planes are {known}")
+
+
+def _listed(planes: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> str:
+    """Planes in a message: shapes and element types."""
+    return ", ".join(f"{shape} {str(dtype).removeprefix('torch.')}" for shape, dtype in planes)
 
 
 def _as_lanes(plane: torch.Tensor) -> torch.Tensor:

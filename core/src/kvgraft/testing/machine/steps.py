@@ -103,7 +103,7 @@ class Steps:
         bench, own, resuming = self.bench, live.own, self.bench.resuming
         request, size = live.request, self.model.page_size
         before, tables = bench.seen, self.publishing.tables(live)
-        was, n_states = live.computed // size, len(own.captured)
+        was, n_states, last_point = live.computed // size, len(own.captured), own.last_point
         live.computed += n_tokens
         page, rest = divmod(live.computed, size)
         states, taken = None, 0
@@ -115,6 +115,8 @@ class Steps:
 
         def uses(result: object) -> Adopted | None:
             del result
+            if bench.waited_in_vain:
+                self._skipped(live, was, last_point)
             return self.publishing.went(live, before, tables)
 
         bench.act(
@@ -141,6 +143,14 @@ class Steps:
             bench.counts["left behind"] += page > was
             self.publishing.check(live, own.based)
         assert live.computed == request.computed
+
+    def _skipped(self, live: Live, page: int, last_point: int) -> None:
+        """Where a wait for room was in vain, states behind `page` are no points (I11)."""
+        own = live.own
+        skipped = {at for at in own.captured if at > page and at not in live.request.points}
+        own.points -= skipped
+        own.captured -= skipped
+        own.last_point = max([last_point, *(at for at in own.captured if at > page)])
 
     def _joined(self, before: Snapshot, name: str, tier: str) -> int:
         """Slots of others' pages that a request pins beside its own of the same tokens.
