@@ -241,6 +241,19 @@ def test_components_are_names_or_options_by_name(components: Any) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("components", "said"),
+    [
+        (["full", "full"], "'full' is there twice; name two instances 'full@a' and 'full@b'"),
+        (["swa@x", "full", "swa@x"], "'swa@x' is there twice; name two instances 'swa@a' and "),
+    ],
+)
+def test_a_component_that_is_named_twice_is_refused(components: list[str], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Cache.open(components, device_tokens=64)
+    assert str(refused.value).startswith(f"setting components={components!r}: {said}")
+
+
 def test_names_may_come_from_anything_that_can_be_iterated() -> None:
     for names in ({"full": 1}.keys(), (name for name in ["full"]), {"full"}):
         cache = Cache.open(names, page_size=4, device_tokens=64)  # type: ignore[arg-type]

@@ -229,6 +229,13 @@ def _by_name(components: object) -> dict[str, Any]:
             f"setting components={shown(components)}: give names such as ['full'], or options by "
             "name such as {'full': {'n_layers': 32}}"
         )
+    for name in names:
+        if names.count(name) > 1:
+            package = name.partition("@")[0]
+            raise ConfigError(
+                f"setting components={shown(components)}: {name!r} is there twice; name two "
+                f"instances '{package}@a' and '{package}@b', each with its own options"
+            )
     return dict(components) if isinstance(components, Mapping) else {name: {} for name in names}
 
 
