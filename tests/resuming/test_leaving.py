@@ -164,7 +164,12 @@ def test_points_are_named_by_explain_and_counted() -> None:
     assert serve(cache, LONG[:3000]) == 2944
     assert cache.points.used[PointKind.REPEAT] == 1
     cache.evict("swa", 64_000)
-    assert cache.tree.lost_points[PointKind.REPEAT] == 1
+    assert cache.points.lost == {**dict.fromkeys(PointKind, 0), "repeat": 1, "grid": 1}
+    assert str(cache.points.made) == (
+        "{'repeat': 1, 'prompt end': 0, 'branch': 0, 'end': 0, 'asked': 0, 'grid': 1}"
+    )
+    assert f"{PointKind.PROMPT_END}, {PointKind.PROMPT_END!s}" == "prompt end, prompt end"
+    assert repr(cache.points).startswith("<ResumePoints: made 2, used 1, skipped 0, lost 2; ")
     assert cache.explain(TokenKey([*LONG[:3000], 1])).points == ()
     cache.close()
 

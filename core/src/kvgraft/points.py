@@ -54,8 +54,11 @@ class ResumePoints:
         inside: the engine hands over states from inside a chunk, so that nothing is cut.
 
     Attributes:
-        made, used, skipped: points by kind: published; resumed from; left out because a state
-            found no slot (I11).
+        made: points by kind: boundaries whose data went to the tree; one that was lost and made
+            again counts twice.
+        used: requests that were admitted and resume there.
+        skipped: points left out: a state found no slot, none in time, was not handed over, or could
+            never fit (I11).
         spacing: pages between points of a grid.
         state_spacing: pages between states that are left behind at the ends of chunks.
     """
@@ -86,9 +89,15 @@ class ResumePoints:
         self.spacing = max([_pages_for(bounded, nbytes, per_page), *map(math.ceil, for_slots)])
 
     def __repr__(self) -> str:
-        counts = (("made", self.made), ("used", self.used), ("skipped", self.skipped))
+        names = ("made", "used", "skipped", "lost")
+        counts = [(name, getattr(self, name)) for name in names]
         said = [f"{name} {sum(kinds.values())}" for name, kinds in counts]
         return f"<ResumePoints: {', '.join(said)}; a grid every {self.spacing} pages>"
+
+    @property
+    def lost(self) -> dict[PointKind, int]:
+        """Points by kind of which a component's data left its last tier, used before or not."""
+        return self.tree.lost_points
 
     def ahead(
         self, request: Request, found: Match, asked: Collection[int]

@@ -48,7 +48,10 @@ class Direction(enum.Enum):
 
 
 class PointKind(str, enum.Enum):
-    """Why a boundary is a resume point: what every component needs there is worth keeping (I10)."""
+    """Why a boundary is a resume point: what every component needs there is worth keeping (I10).
+
+    Members are equal to their text and print as it: `cache.points.made["repeat"]`.
+    """
 
     REPEAT = "repeat"
     """The deepest boundary an identical prompt can resume from."""
@@ -62,6 +65,10 @@ class PointKind(str, enum.Enum):
     """A component or the engine asked for it."""
     GRID = "grid"
     """Regular, in a long prompt; costs at most an eighth of the base component's bytes (I12)."""
+
+    __str__ = str.__str__
+    __repr__ = str.__repr__
+    __format__ = str.__format__
 
 
 class Span(NamedTuple):

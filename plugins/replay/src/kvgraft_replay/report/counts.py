@@ -71,7 +71,7 @@ def _point_counts(cache: Cache) -> PointCounts | None:
         "made": _by_kind(points.made),
         "skipped": _by_kind(points.skipped),
         "used": _by_kind(points.used),
-        "lost": _by_kind(tree.lost_points),
+        "lost": _by_kind(points.lost),
         "slots": slots,
     }
 
