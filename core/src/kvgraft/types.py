@@ -68,7 +68,6 @@ class PointKind(str, enum.Enum):
 
     __str__ = str.__str__
     __repr__ = str.__repr__
-    __format__ = str.__format__
 
 
 class Span(NamedTuple):
