@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ..commands import ROOT, run
+from ..once import made_once
 
 DISTRIBUTIONS = (
     "core",
@@ -21,15 +22,32 @@ DISTRIBUTIONS = (
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 
+BUILD = """
+import os, sys
+from hatchling.build import build_wheel
+for source in sys.argv[2:]:
+    os.chdir(source)
+    build_wheel(sys.argv[1])
+"""
+"""The hook that pip calls for each wheel, for all of them in one process."""
+
+
+def built_wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The wheels, by distribution; built once in a run of tests."""
+
+    def build(directory: Path) -> None:
+        sources = [ROOT / each for each in DISTRIBUTIONS]
+        done = run(sys.executable, "-c", BUILD, directory, *sources)
+        assert done.returncode == 0, done.stderr
+
+    directory = made_once(tmp_path_factory, "wheels", build)
+    return {path.name.split("-")[0].replace("_", "-"): path for path in directory.glob("*.whl")}
+
+
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The wheels, by distribution."""
-    directory = tmp_path_factory.mktemp("wheels")
-    sources = [str(ROOT / each) for each in DISTRIBUTIONS]
-    flags = ("-q", "--no-deps", "--no-build-isolation", "--ignore-requires-python")
-    done = run(*PIP, "wheel", *flags, "-w", directory, *sources)
-    assert done.returncode == 0, done.stderr
-    return {path.name.split("-")[0].replace("_", "-"): path for path in directory.glob("*.whl")}
+    return built_wheels(tmp_path_factory)
 
 
 class Environment:
@@ -38,11 +56,15 @@ class Environment:
     Args:
         directory: where to make it.
         wheels: what can be installed.
+
+    Attributes:
+        installed: our distributions in it.
     """
 
     def __init__(self, directory: Path, wheels: dict[str, Path]) -> None:
         self.directory = directory
         self.wheels = wheels
+        self.installed: set[str] = set()
         venv.create(directory, symlinks=True)
         others = directory / "others"
         others.mkdir()
@@ -67,9 +89,19 @@ class Environment:
             *("install", "-q", "--no-deps", "--no-index", "--ignore-requires-python"),
             *(self.wheels[name] for name in distributions),
         )
+        self.installed.update(distributions)
 
     def uninstall(self, *distributions: str) -> None:
         self._pip("uninstall", "-q", "-y", *distributions)
+        self.installed.difference_update(distributions)
+
+    def change_to(self, *distributions: str) -> None:
+        """Install those that are missing, and remove the others."""
+        wanted = set(distributions)
+        if self.installed - wanted:
+            self.uninstall(*sorted(self.installed - wanted))
+        if wanted - self.installed:
+            self.install(*sorted(wanted - self.installed))
 
     def kvgraft(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
         """Run the installed command, away from the source tree."""
@@ -80,13 +112,20 @@ class Environment:
         return run(self.python, "-c", code, cwd=self.directory)
 
 
+@pytest.fixture(scope="session")
+def shared_environment(
+    tmp_path_factory: pytest.TempPathFactory, wheels: dict[str, Path]
+) -> Environment:
+    """One environment for all tests, which change what is installed in it."""
+    return Environment(tmp_path_factory.mktemp("packaging") / "environment", wheels)
+
+
 @pytest.fixture
-def environment(tmp_path: Path, wheels: dict[str, Path]) -> Callable[..., Environment]:
-    """Make an environment with some of the distributions in it."""
+def environment(shared_environment: Environment) -> Callable[..., Environment]:
+    """Give the environment with some of the distributions in it, and no others."""
 
     def _environment(*distributions: str) -> Environment:
-        made = Environment(tmp_path / "environment", wheels)
-        made.install(*distributions)
-        return made
+        shared_environment.change_to(*distributions)
+        return shared_environment
 
     return _environment

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +20,6 @@ COMPONENTS = ("full", "swa", "mamba", "hisparse")
 
 PROBE = r"""
 import contextlib, importlib, importlib.metadata, importlib.util, io, json, runpy, sys
-from pathlib import Path
 
 OPTIONS = {"swa": {"window": 32}, "hisparse": {"hot_tokens": 32, "max_running": 4}}
 command, installed, removed = sys.argv[1], *map(json.loads, sys.argv[2:])
@@ -109,8 +107,8 @@ def subset(number: int) -> tuple[str, ...]:
 
 SUBSETS = [subset(number) for number in range(2 ** len(COMPONENTS))]
 
-QUICK = [names for names in SUBSETS if len(names) in (0, 1, 4)]
-"""Each alone, all together, and none."""
+QUICK = [(), ("full",), COMPONENTS]
+"""None, one alone and all together: the others are met in the long tests."""
 
 
 class Administrator:
@@ -119,15 +117,12 @@ class Administrator:
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
         self.installed: set[str] = set()
-        environment.install("kvgraft", "kvgraft-replay")
         (environment.directory / "probe.py").write_text(PROBE, encoding="utf-8")
 
     def change_to(self, subset: set[str]) -> None:
         """Install what is missing and remove what is too much."""
-        if self.installed - subset:
-            self.environment.uninstall(*(f"kvgraft-{n}" for n in self.installed - subset))
-        if subset - self.installed:
-            self.environment.install(*(f"kvgraft-{n}" for n in subset - self.installed))
+        distributions = (f"kvgraft-{name}" for name in ("replay", *subset))
+        self.environment.change_to("kvgraft", *distributions)
         self.installed = subset
 
     def probe(self) -> dict[str, Any]:
@@ -143,11 +138,9 @@ class Administrator:
         return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
-@pytest.fixture(scope="module")
-def administrator(
-    tmp_path_factory: pytest.TempPathFactory, wheels: dict[str, Path]
-) -> Administrator:
-    return Administrator(Environment(tmp_path_factory.mktemp("subsets") / "environment", wheels))
+@pytest.fixture
+def administrator(shared_environment: Environment) -> Administrator:
+    return Administrator(shared_environment)
 
 
 def test_each_step_of_the_walk_changes_one_distribution_and_none_is_left_out() -> None:

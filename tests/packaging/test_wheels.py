@@ -67,10 +67,8 @@ def test_a_component_asks_for_the_core_and_publishes_its_name(
     ]
 
 
-@pytest.mark.parametrize(
-    "component",
-    [pytest.param(name, marks=() if name == "full" else pytest.mark.long) for name in COMPONENTS],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("component", COMPONENTS)
 def test_a_component_alone_with_the_core_is_found_replays_and_is_removed_cleanly(
     environment: Environments, component: str
 ) -> None:
@@ -150,7 +148,10 @@ def test_all_components_together_replay_from_their_wheels(environment: Environme
     assert (together.directory / "report.html").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize(
+    "store",
+    [pytest.param(name, marks=() if name == "valkey" else pytest.mark.long) for name in STORES],
+)
 def test_a_store_alone_with_the_core_is_found_without_its_client_and_removed_cleanly(
     environment: Environments, store: str
 ) -> None:

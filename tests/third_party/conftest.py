@@ -6,20 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from ..commands import ROOT, run
-from ..packaging.conftest import PIP
+from ..packaging.conftest import built_wheels
 from .workshop import Workshop
 
 
 @pytest.fixture(scope="session")
 def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The core's wheel."""
-    place = tmp_path_factory.mktemp("core")
-    source = ROOT / "core"
-    done = run(*PIP, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", place, source)
-    assert done.returncode == 0, done.stderr
-    (wheel,) = place.glob("*.whl")
-    return wheel
+    return built_wheels(tmp_path_factory)["kvgraft"]
 
 
 @pytest.fixture(scope="session")
