@@ -20,7 +20,9 @@ from kvgraft_transformers.engine import (
     Sampling,
 )
 from kvgraft_transformers.probing import cache_argument
-from kvgraft_transformers.tiny import FAMILIES, build_tiny_model
+from kvgraft_transformers.tiny import build_tiny_model
+
+from .cases import one_of_each_kind
 
 SMALL = EngineSettings(chunk_tokens=32, max_running=4, reserve_tokens=8, step_tokens=96)
 POOLS = {"page_size": 16, "device_tokens": 512, "host_tokens": 1024, "guard": "on", "load": None}
@@ -65,7 +67,7 @@ def greedy(model: PreTrainedModel, prompt: list[int], n: int) -> list[int]:
     return [int(token) for token in answer[0, len(prompt) :]]
 
 
-@pytest.mark.parametrize("case", [*FAMILIES, "deepseek_v32+hisparse"])
+@pytest.mark.parametrize("case", one_of_each_kind())
 def test_answers_of_a_crowd_are_those_of_each_alone(case, tiny, open_engine, tokens):
     family, _, sparse = case.partition("+")
     model = tiny(family, torch.float64)

@@ -12,12 +12,13 @@ from kvgraft_transformers import ModelMemory
 from kvgraft_transformers.probing import cache_argument
 from kvgraft_transformers.tiny import FAMILIES
 
+from .cases import CASES, one_of_each_kind
+
 PROMPT = 130
 """Tokens: four chunks of 32 and two more, which are decoded one by one."""
 CUTS = (32, 64, 96, 128, 129, 130)
 BOUNDARY = 128
 
-CASES = [*FAMILIES, "deepseek_v32+hisparse"]
 ATTENTION_LIKE = [name for name in CASES if not FAMILIES[name.partition("+")[0]].recurrent]
 RECURRENT = [name for name in CASES if FAMILIES[name.partition("+")[0]].recurrent]
 
@@ -61,7 +62,7 @@ def test_a_reused_prefix_gives_the_same_bits(case, opened, run, tokens, poison, 
         assert torch.equal(again, expected[BOUNDARY:])
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", one_of_each_kind())
 def test_a_partly_shared_prefix_gives_the_same_bits(case, opened, run, tokens, poison, to_host):
     model, memory = opened(case)
     shared = tokens(64)
@@ -78,7 +79,7 @@ def test_a_partly_shared_prefix_gives_the_same_bits(case, opened, run, tokens, p
         assert torch.equal(reused, run(model, prompt)[len(shared) :])
 
 
-@pytest.mark.parametrize("case", ATTENTION_LIKE)
+@pytest.mark.parametrize("case", one_of_each_kind(ATTENTION_LIKE))
 def test_in_double_precision_nothing_differs_from_computing_it_all_at_once(
     case, opened, run, tokens
 ):
@@ -94,7 +95,7 @@ def test_in_double_precision_nothing_differs_from_computing_it_all_at_once(
     assert float((reused - everything[96:]).abs().max()) == 0.0
 
 
-@pytest.mark.parametrize("case", RECURRENT)
+@pytest.mark.parametrize("case", one_of_each_kind(RECURRENT))
 def test_a_recurrence_differs_from_computing_it_all_at_once_by_rounding(case, opened, run, tokens):
     model, memory = opened(case)
     prompt = tokens(PROMPT)
@@ -108,7 +109,7 @@ def test_a_recurrence_differs_from_computing_it_all_at_once_by_rounding(case, op
     assert float((reused - everything[96:]).abs().max()) <= 1e-5
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", one_of_each_kind())
 def test_one_wrong_page_or_state_shows_in_every_layer(case, opened, run, tokens):
     """The negative control: without it, the oracles above could be blind."""
     model, memory = opened(case)
@@ -149,7 +150,7 @@ def _last_slot(memory: ModelMemory, session, component: str, tier: Tier) -> int:
     return int(table(session.request, component)[-1])
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", one_of_each_kind())
 def test_greedy_continuations_are_equal(case, opened, tokens, to_host):
     model, memory = opened(case)
     prompt = tokens(100)

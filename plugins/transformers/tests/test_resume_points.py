@@ -11,9 +11,9 @@ from transformers import PreTrainedModel
 
 from kvgraft_transformers.engine import Engine, EngineSettings, GenerationRequest
 from kvgraft_transformers.probing import cache_argument, layer_modules
-from kvgraft_transformers.tiny import FAMILIES
 
-CASES = [*FAMILIES, "deepseek_v32+hisparse"]
+from .cases import one_of_each_kind
+
 ROOMY = {"device_tokens": 16_384, "host_tokens": 0, "chunk_tokens": 512}
 
 Ask = Callable[[Sequence[int]], tuple[int, list[int]]]
@@ -75,7 +75,9 @@ def test_an_identical_prompt_of_whole_pages_hits(family, tiny, ask, tokens):
     assert [send(prompt) for _ in range(3)] == [(0, expected), (144, expected), (144, expected)]
 
 
-@pytest.mark.parametrize("family", ["gemma3_text", "qwen3_next"])
+@pytest.mark.parametrize(
+    "family", [pytest.param("gemma3_text", marks=pytest.mark.long), "qwen3_next"]
+)
 def test_a_shared_system_prompt_is_hit_whole_by_the_third_user(family, tiny, ask, tokens):
     model = tiny(family)
     send, system = ask(model), tokens(4000)
@@ -160,7 +162,7 @@ def test_generate_goes_on_behind_what_is_cached_whoever_gives_the_whole_prompt(
         assert said == expected
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", one_of_each_kind())
 def test_two_sessions_with_one_prompt_share_pages_and_read_what_is_theirs(
     case, tiny, open_memory, tokens, run, poison
 ):

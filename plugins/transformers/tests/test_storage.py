@@ -13,13 +13,14 @@ from kvgraft.config import PrefetchPolicy, StorageSettings, StorePolicy
 from kvgraft.storage_tier import StorageTier
 from kvgraft_transformers import ModelMemory
 from kvgraft_transformers.identity import digest_weights, name_model, name_numerics
-from kvgraft_transformers.tiny import FAMILIES, build_tiny_model
+from kvgraft_transformers.tiny import build_tiny_model
+
+from .cases import one_of_each_kind
 
 PROMPT = 130
 CUTS = (32, 64, 96, 128, 129, 130)
 BOUNDARY = 128
 
-CASES = [*FAMILIES, "deepseek_v32+hisparse"]
 LIVE_RECORD = b"KVGRec\x01\x93"
 BLOCK = 4096
 
@@ -65,7 +66,7 @@ def damage_payloads(directory: Path) -> int:
     return n_damaged
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", one_of_each_kind())
 def test_a_cold_memory_resumes_from_what_was_stored_with_the_same_bits(
     case, tiny, opened, run, tokens, poison, tmp_path
 ):
