@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -16,16 +18,31 @@ from .workshop import Workshop
 KINDS = {"paged": "[b-1024, b)", "state": "state at b"}
 
 
+ASK_EACH = """
+import importlib, json, sys
+from kvgraft.registry import load_plugin
+from kvgraft.testing import CLAUSES
+from kvgraft.testing.checking import Checker
+
+def answers(name):
+    implementation = importlib.import_module("kvgraft_" + name.replace("-", "_")).plugin
+    checker = Checker(load_plugin(name, implementation), profile="dev")
+    idents = [each for each in CLAUSES if not each.endswith("-driven")]
+    return [checker.decide(each).as_json() for each in idents]
+
+sys.path[:0] = sys.argv[2:]
+print(json.dumps({name: answers(name) for name in sys.argv[1].split(",")}))
+"""
+
+
 def written(kind: str, into: Path, name: str = "my-layers") -> Path:
     done = run(KVGRAFT, "new-component", name, "--kind", kind, "--into", into)
     assert (done.returncode, done.stderr) == (0, "")
     return into / f"kvgraft-{name}"
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [pytest.param(kind, marks=() if kind == "state" else pytest.mark.long) for kind in KINDS],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_new_package_passes_what_it_tells_its_author_to_run(
     workshop: Workshop, kind: str, tmp_path: Path
 ) -> None:
@@ -48,6 +65,20 @@ def test_a_new_package_passes_what_it_tells_its_author_to_run(
     finally:
         workshop.uninstall("kvgraft-my-layers")
     assert "my-layers" not in workshop.listed()
+
+
+def test_a_new_package_keeps_every_clause_that_is_asked_of_its_hooks_and_pools(
+    tmp_path: Path,
+) -> None:
+    """Without the state machine, and without installing it."""
+    names = {kind: f"my-{kind}" for kind in KINDS}
+    sources = [written(kind, tmp_path, name=name) / "src" for kind, name in names.items()]
+    done = run(sys.executable, "-c", ASK_EACH, ",".join(names.values()), *sources)
+    assert done.returncode == 0, done.stderr
+    for name, answers in json.loads(done.stdout).items():
+        statuses = Counter(each["status"] for each in answers)
+        assert statuses.keys() == {"passed", "not applicable"}, (name, done.stdout)
+        assert statuses["passed"] > 20
 
 
 @pytest.mark.parametrize("kind", KINDS)
