@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -93,10 +94,14 @@ def _running(tree: ast.AST) -> Iterator[ast.AST]:
 
 def modules(*roots: Path) -> list[Module]:
     """The modules below source directories."""
+    return [module for root in roots for module in _below(root)]
+
+
+@cache
+def _below(root: Path) -> list[Module]:
     found = []
-    for root in roots:
-        for path in sorted(root.rglob("*.py")):
-            parts = path.relative_to(root).with_suffix("").parts
-            name = ".".join(part for part in parts if part != "__init__")
-            found.append(Module(name, path, ast.parse(path.read_text(encoding="utf-8"))))
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        name = ".".join(part for part in parts if part != "__init__")
+        found.append(Module(name, path, ast.parse(path.read_text(encoding="utf-8"))))
     return found

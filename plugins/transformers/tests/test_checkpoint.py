@@ -93,6 +93,7 @@ def test_what_can_be_no_name_is_told_in_one_line(tmp_path):
     assert said.count("\n") == 1
 
 
+@pytest.mark.long
 def test_a_model_in_the_cache_is_served_while_the_hub_cannot_be_reached(unreachable, tmp_path):
     kept = tmp_path / "hub" / "models--some--model"
     snapshot = kept / "snapshots" / ("0" * 40)
