@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from kvgraft.admission import Outcome
 
+from ..serving.engines import PromptEngine
 from ..serving.server import Server, ledgers, tree_dump
 from ..serving.setups import SETUPS
 from .test_sound_and_live import crowd_of
@@ -165,3 +166,34 @@ def test_requests_that_load_the_same_pages_are_promised_them_once(name: str) -> 
         server.prefill(request)
     cache.check_integrity()
     cache.close()
+
+
+def test_a_prefix_on_its_way_counts_as_one_that_is_there() -> None:
+    """What never fits beside its own prefix is told so at once, not once the prefix arrives."""
+    engine = PromptEngine()
+    with SETUPS["full"].open(device_tokens=40, host_tokens=64, engine=engine) as cache:
+        server = Server(cache)
+        server.serve(PROMPT)
+        server.empty_device()
+        loading = server.begin([*PROMPT, 1, 2])
+        assert cache.admit(loading).admitted
+        cache.load_back(loading)
+        large = server.begin([*PROMPT, *range(200, 228)])
+        before = cache.admit(large)
+        assert large.limited is None
+        assert before.outcome is Outcome.NEVER_FITS
+        engine.run_all()
+        cache.poll()
+        assert loading.ready
+        assert cache.admit(large).outcome is before.outcome
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_the_last_private_row_is_given(rows: int) -> None:
+    with SETUPS["hisparse"].open(hisparse={"max_running": rows}) as cache:
+        server = Server(cache)
+        running = [server.start(range(100 * n, 100 * n + 4)) for n in range(rows)]
+        waiting = server.begin(range(900, 904))
+        assert cache.admit(waiting).outcome is Outcome.DEFERRED
+        cache.abort(running.pop())
+        assert cache.admit(waiting).admitted

@@ -26,3 +26,25 @@ def test_slots_taken_early_are_not_promised_again() -> None:
         assert ledger.promised <= PROMPT - request.allocated + 1
     cache.abort(request)
     cache.close()
+
+
+def test_a_larger_chunk_takes_nothing_that_others_were_promised() -> None:
+    config = CacheConfig(components={"window": {}}, page_size=1, device_tokens=32)
+    with Cache(
+        config, plugins=[paged_plugin("window", Reach(Trailing(4)), mirrored=False)]
+    ) as cache:
+        first = cache.begin(TokenKey(range(28)), chunk=2)
+        assert cache.admit(first).admitted
+        other = cache.begin(TokenKey(range(100, 119)))
+        assert cache.admit(other).admitted
+        ledger = cache.tree.track("window").device
+        assert ledger.headroom < 28 <= ledger.free
+        allowed = first.accounts[0].promised + ledger.headroom
+        assert cache.next_chunk(first, 28) == allowed
+        for request in (first, other):
+            while request.computed < request.prompt:
+                n_tokens = cache.next_chunk(request, 28)
+                assert n_tokens
+                assert cache.allocate(request, n_tokens)
+                cache.computed(request, n_tokens)
+                cache.check_integrity()

@@ -300,3 +300,20 @@ def test_room_for_a_backup_is_not_made_of_the_backup_above_it() -> None:
         assert (found.anchor_tokens, found.device_tokens) == (15, 0)
         cache.abort(found)
         cache.check_integrity()
+
+
+@pytest.mark.parametrize("turns", [2, 3])
+def test_a_conversations_gap_on_host_is_closed_by_its_next_turn(turns: int) -> None:
+    """HOST evicted what DEVICE still has: the next turn copies it again, from the root down."""
+    with SETUPS["full"].open(device_tokens=256, host_tokens=256) as cache:
+        server = Server(cache)
+        tokens = [number + 300 for number in range(8 * turns)]
+        for turn in range(1, turns):
+            computed(server, tokens[: 8 * turn])
+            assert cache.drain()
+        cache.evict("full", 128, Tier.HOST)
+        assert pages_on(cache, tokens, "full", Tier.HOST) == []
+        computed(server, tokens)
+        assert cache.drain()
+        assert pages_on(cache, tokens, "full", Tier.HOST) == list(range(len(tokens) // 2))
+        assert resumed(server, tokens) == len(tokens)

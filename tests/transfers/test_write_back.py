@@ -244,3 +244,29 @@ def test_asked_for_the_impossible_eviction_returns_short(name: str) -> None:
     cache.abort(holder)
     cache.check_integrity()
     cache.close()
+
+
+def test_what_is_on_its_way_to_host_keeps_what_hangs_below_it() -> None:
+    """A window's page leaves HOST above sequences whose own prefix is being copied."""
+    engine = Late()
+    engine.late = False
+    with SETUPS["full+swa"].open(
+        device_tokens=128, host_tokens=256, policy=WRITE_BACK, timeout_s=0.1, engine=engine
+    ) as cache:
+        server = Server(cache)
+        server.serve(PROMPT[:8])
+        server.serve(PROMPT)
+        cache.evict("swa", 4)
+        cache.evict("full", 4)
+        cache.drain()
+        assert pages_on(cache, PROMPT, "swa", Tier.DEVICE) == []
+        assert pages_on(cache, PROMPT, "full", Tier.HOST) == [4, 5, 6, 7]
+        engine.late = True
+        cache.evict("full", 4)
+        assert pages_on(cache, PROMPT, "full", Tier.DEVICE) == []
+        assert pages_on(cache, PROMPT[:8], "swa", Tier.HOST)
+        cache.evict("swa", 1, Tier.HOST)
+        engine.late = False
+        cache.drain()
+        assert pages_on(cache, PROMPT, "full", Tier.HOST) == list(range(8))
+        cache.check_integrity()

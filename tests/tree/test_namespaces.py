@@ -47,3 +47,18 @@ def test_a_request_outlives_the_eviction_of_all_that_its_namespace_held() -> Non
     assert again.anchor_tokens == 8
     cache.abort(again)
     cache.check_integrity()
+
+
+def test_namespaces_that_are_false_or_look_equal_are_told_apart() -> None:
+    """Each is served twice, so that a namespace which lost its tree computes everything again."""
+    with small_cache() as cache:
+        names: list[object] = [None, "", 0, "0", "None", (), b""]
+        for number, name in enumerate(names):
+            serve(cache, TokenKey(range(number, number + 8), namespace=name))
+        for number, name in enumerate(names):
+            for other in range(len(names)):
+                request = cache.begin(TokenKey(range(other, other + 9), namespace=name))
+                assert request.anchor_tokens == (8 if other == number else 0), (name, names[other])
+                cache.abort(request)
+        assert list(cache.tree.roots) == names
+        cache.check_integrity()
