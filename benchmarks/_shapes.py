@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvgraft import Everything, Reach, StateAt, Tier, TokenKey, Trailing
-from kvgraft.slots import SlotAllocator
+from kvgraft.pools.allocator import SlotAllocator
 from kvgraft.terms import Term
 from kvgraft.tree import inserting
+from kvgraft.tree.component import ComponentShape
 from kvgraft.tree.inserting import Holding, Run
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import Node
-from kvgraft.tree.track import ComponentShape
 from kvgraft.tree.tree import Tree
 
 __all__ = ["bare_tree", "grow", "shapes"]
@@ -36,10 +36,10 @@ def grow(tree: Tree, start: Node, key: TokenKey, end: int) -> Node:
     """
     holdings = []
     first = start.end
-    for track in tree.tracks:
-        slots = track.device.take_private(1 if track.is_state else end - first)
-        assert slots is not None, f"{track.name}: pool too small"
-        if track.is_state:
+    for component in tree.components:
+        slots = component.device.take_private(1 if component.is_state else end - first)
+        assert slots is not None, f"{component.name}: pool too small"
+        if component.is_state:
             holdings.append(Holding([], {end: slots}))
         else:
             holdings.append(Holding([Run(first, end, slots)], {}))

@@ -39,8 +39,8 @@ from kvgraft import (
     Trailing,
     hookimpl,
 )
+from kvgraft.packages.registry import Plugin, load_plugin
 from kvgraft.pools import attention_planes, paged_pools
-from kvgraft.registry import Plugin, load_plugin
 
 CONVERSATIONS, TURNS, ACTIVE = 200, 20, 40
 SYSTEM_TOKENS, NEW_TOKENS, VOCABULARY = 2048, 1024, 100_000

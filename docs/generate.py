@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from kvgraft.guard import GUARDED
-from kvgraft.registry import Plugin, select
+from kvgraft.packages.registry import Plugin, select
 from kvgraft.rules import FAMILIES, RULES, family
 from kvgraft.testing import CLAUSES, PROFILES
 from kvgraft.testing.machine import MACHINE_RULES

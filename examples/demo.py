@@ -65,10 +65,10 @@ def overview(rows: list[Progress]) -> Table:
         prompt_tokens = max(totals.prompt_tokens, 1)
         fired = row.fired()
         evicted = []
-        for track in row.engine.memory.cache.tree.tracks:
-            alone = fired.get(f"{track.name} alone")
+        for component in row.engine.memory.cache.tree.components:
+            alone = fired.get(f"{component.name} alone")
             some = "" if alone is None else f" ({alone})"
-            evicted.append(f"{track.name} {fired[f'{track.name} evicted']}{some}")
+            evicted.append(f"{component.name} {fired[f'{component.name} evicted']}{some}")
         mark = "red" if row.wrong else "green"
         table.add_row(
             f"{row.show.family}\n[dim]{row.show.about}[/]",

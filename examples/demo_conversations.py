@@ -183,11 +183,11 @@ class Progress:
             "load-backs": cache.journal.counters[Direction.LOAD_BACK].completed,
             "stores": tier_of(self.engine).storing.counts["slots"],
         }
-        for track in cache.tree.tracks:
-            counts[f"{track.name} evicted"] = sum(track.device_evictions.values())
-        for track in cache.tree.tracks[1:]:
-            alone = {str(cause): n for cause, n in track.device_evictions.items()}
-            counts[f"{track.name} alone"] = alone.get("demoted", 0)
+        for component in cache.tree.components:
+            counts[f"{component.name} evicted"] = sum(component.device_evictions.values())
+        for component in cache.tree.components[1:]:
+            alone = {str(cause): n for cause, n in component.device_evictions.items()}
+            counts[f"{component.name} alone"] = alone.get("demoted", 0)
         return counts
 
 

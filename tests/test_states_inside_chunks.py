@@ -15,9 +15,9 @@ import torch
 
 from kvgraft import Cache, ConfigError, LeaseError, Tier, TokenKey
 from kvgraft.config import CacheConfig
+from kvgraft.packages.registry import load_plugin
 from kvgraft.pools import DevicePool
-from kvgraft.registry import load_plugin
-from kvgraft.request import Request
+from kvgraft.requests.request import Request
 from kvgraft.transfers import CpuTransferEngine, TransferEngine
 from kvgraft.types import PointKind
 

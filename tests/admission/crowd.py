@@ -6,7 +6,7 @@ from random import Random
 
 from kvgraft.admission import Outcome
 from kvgraft.cache import Cache
-from kvgraft.request import Request
+from kvgraft.requests.request import Request
 
 from ..serving.engines import PromptEngine
 from ..serving.server import Server
@@ -115,8 +115,8 @@ class Crowd:
         if self.random.random() < 0.5:
             self.server.empty_device()
         else:
-            track = self.random.choice(self.cache.tree.tracks)
-            self.cache.evict(track.name, self.random.randint(1, track.device.capacity))
+            component = self.random.choice(self.cache.tree.components)
+            self.cache.evict(component.name, self.random.randint(1, component.device.capacity))
 
     def transfer(self) -> None:
         while self.engine.pending and self.random.random() < 0.8:

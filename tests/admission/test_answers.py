@@ -118,23 +118,23 @@ def test_a_batch_demands_the_sum_of_its_requests_without_what_they_share(name: s
     server = Server(cache)
     server.serve(PROMPT)
     batch = [server.begin([*PROMPT, *range(n, n + 6)], reserve=4, chunk=4) for n in (1, 20, 40)]
-    for track in cache.tree.tracks:
+    for component in cache.tree.components:
         shared = {
-            id(node): len(node.cells[track.index].device or b"") // 4
+            id(node): len(node.cells[component.index].device or b"") // 4
             for node in cache.tree.nodes()
-            if node.cells[track.index].device_pins
+            if node.cells[component.index].device_pins
         }
-        assert track.device.pinned == sum(shared.values()), "the shared prefix is pinned once"
-    sums = [0] * len(cache.tree.tracks)
+        assert component.device.pinned == sum(shared.values()), "the shared prefix is pinned once"
+    sums = [0] * len(cache.tree.components)
     for request in batch:
         assert cache.admit(request).admitted
-        for track in cache.tree.tracks:
-            demand = request.demands[track.index]
-            sums[track.index] += demand.now + demand.later
-            assert track.device.promised == sums[track.index]
+        for component in cache.tree.components:
+            demand = request.demands[component.index]
+            sums[component.index] += demand.now + demand.later
+            assert component.device.promised == sums[component.index]
     for request in batch:
         cache.abort(request)
-    assert all(track.device.promised == 0 for track in cache.tree.tracks)
+    assert all(component.device.promised == 0 for component in cache.tree.components)
     cache.close()
 
 
@@ -148,15 +148,15 @@ def test_requests_that_load_the_same_pages_are_promised_them_once(name: str) -> 
     second = server.begin([*PROMPT, 3, 4])
     assert any(first.host_slots)
     assert second.host_slots == first.host_slots
-    tracks = cache.tree.tracks
+    components = cache.tree.components
     assert cache.admit(first).admitted
-    alone = [track.device.promised for track in tracks]
+    alone = [component.device.promised for component in components]
     assert cache.admit(second).admitted
     cache.load_back(first)
     cache.load_back(second)
     # the second's promise is what the first's was, without what the first brings
-    for track, promised, load in zip(tracks, alone, first.host_slots):
-        assert track.device.promised == 2 * (promised - load)
+    for component, promised, load in zip(components, alone, first.host_slots):
+        assert component.device.promised == 2 * (promised - load)
     third = server.begin([*PROMPT, 5, 6])
     if not third.ready:
         assert not any(third.host_slots), "what is on its way is not demanded again"

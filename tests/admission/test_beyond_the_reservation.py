@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvgraft.request import Request
+from kvgraft.requests.request import Request
 
 from ..serving.server import Server, ledgers, tree_dump
 from ..serving.setups import SETUPS

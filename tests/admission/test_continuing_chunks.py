@@ -18,7 +18,7 @@ def test_slots_taken_early_are_not_promised_again() -> None:
     request = cache.begin(TokenKey(range(PROMPT)), chunk=2)
     assert cache.admit(request).admitted
     cache.load_back(request)
-    ledger = cache.tree.track("window").device
+    ledger = cache.tree.component("window").device
     while request.computed < PROMPT:
         n_tokens = cache.next_chunk(request, LARGER)
         assert cache.allocate(request, n_tokens)
@@ -37,7 +37,7 @@ def test_a_larger_chunk_takes_nothing_that_others_were_promised() -> None:
         assert cache.admit(first).admitted
         other = cache.begin(TokenKey(range(100, 119)))
         assert cache.admit(other).admitted
-        ledger = cache.tree.track("window").device
+        ledger = cache.tree.component("window").device
         assert ledger.headroom < 28 <= ledger.free
         allowed = first.accounts[0].promised + ledger.headroom
         assert cache.next_chunk(first, 28) == allowed

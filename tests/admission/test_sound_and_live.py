@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvgraft import TokenKey, WritePolicy
 from kvgraft.admission import Outcome
 from kvgraft.cache import Cache
-from kvgraft.request import Request
+from kvgraft.requests.request import Request
 
 from ..serving.engines import PromptEngine
 from ..serving.setups import SETUPS, Setup

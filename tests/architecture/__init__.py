@@ -1,1 +1,1 @@
-"""What the sources may say: who imports whom, what is public, how long a module gets."""
+"""What the sources may say: who imports whom, and what is public."""

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from kvgraft import config, hookspecs
-from kvgraft.registry import HOOKS
+from kvgraft.packages.registry import HOOKS
 
 from ..commands import ROOT
 

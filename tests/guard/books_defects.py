@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from kvgraft import Direction
-from kvgraft.leasing import Leasing
-from kvgraft.loading import Loading
-from kvgraft.private import PrivateSlots
-from kvgraft.request import Request
-from kvgraft.room import Room
-from kvgraft.slots import SLOT_BYTES
+from kvgraft.pools.allocator import SLOT_BYTES
+from kvgraft.requests.eviction import Evictor
+from kvgraft.requests.leases import Leases
+from kvgraft.requests.load_back import LoadBacks
+from kvgraft.requests.request import Request
+from kvgraft.requests.slots import RequestSlots
 from kvgraft.transfers import Journal
 from kvgraft.tree import eviction, inserting, operations, pinning
+from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import Node
-from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
 
@@ -32,25 +32,25 @@ OTHER = list(range(500, 532))
 
 @breaks("R3", "base")
 def a_load_back_that_makes_room_it_does_not_need(put: Patch) -> None:
-    start = Loading.start
+    start = LoadBacks.start
 
-    def greedy(self: Loading, request: Request, fence: Any) -> Any:
-        track = self.tree.tracks[0]
-        self.room.on_device(track, track.device.capacity)
+    def greedy(self: LoadBacks, request: Request, fence: Any) -> Any:
+        component = self.tree.components[0]
+        self.evictor.free_device(component, component.device.capacity)
         return start(self, request, fence)
 
     scene = Scene(host_tokens=128)
     scene.on_host_only(PROMPT)
     scene.cached(OTHER)
-    put.setattr(Loading, "start", greedy)
+    put.setattr(LoadBacks, "start", greedy)
     scene.cache.load_back(scene.admitted(LONGER))
 
 
 @breaks("R3", "window")
 def a_load_back_that_takes_from_another_pool(put: Patch) -> None:
-    def from_the_base(tree: Tree, track: Track, n_slots: int) -> int:
-        target, freed = track.device.free + n_slots, 0
-        while track.device.free < target and (more := evict(tree, tree.tracks[0], 1)):
+    def from_the_base(tree: Tree, component: TreeComponent, n_slots: int) -> int:
+        target, freed = component.device.free + n_slots, 0
+        while component.device.free < target and (more := evict(tree, tree.components[0], 1)):
             freed += more
         return freed
 
@@ -66,9 +66,11 @@ def a_load_back_that_takes_from_another_pool(put: Patch) -> None:
 
 @breaks("E2", "base")
 def an_allocation_that_makes_room_for_more(put: Patch) -> None:
-    make = PrivateSlots._make_room
+    make = RequestSlots._make_room
     put.setattr(
-        PrivateSlots, "_make_room", lambda self, track, n_slots: make(self, track, n_slots + 1)
+        RequestSlots,
+        "_make_room",
+        lambda self, component, n_slots: make(self, component, n_slots + 1),
     )
     scene = Scene()
     scene.cached(PROMPT)
@@ -80,9 +82,9 @@ def an_allocation_that_makes_room_for_more(put: Patch) -> None:
 def an_eviction_that_goes_on_when_there_is_enough(put: Patch) -> None:
     evict = eviction.evict_device
 
-    def greedy(tree: Tree, track: Track, n_slots: int) -> int:
-        freed = evict(tree, track, n_slots)
-        victim = eviction.next_device_victim(tree, track)
+    def greedy(tree: Tree, component: TreeComponent, n_slots: int) -> int:
+        freed = evict(tree, component, n_slots)
+        victim = eviction.next_device_victim(tree, component)
         if victim is not None:
             eviction.evict_victim(tree, victim)
         return freed
@@ -98,9 +100,9 @@ def an_eviction_that_goes_on_when_there_is_enough(put: Patch) -> None:
 def a_host_eviction_that_goes_on_when_there_is_enough(put: Patch) -> None:
     evict = eviction.evict_host
 
-    def greedy(tree: Tree, track: Track, n_slots: int) -> int:
-        assert track.host is not None
-        return evict(tree, track, track.host.capacity)
+    def greedy(tree: Tree, component: TreeComponent, n_slots: int) -> int:
+        assert component.host is not None
+        return evict(tree, component, component.host.capacity)
 
     scene = Scene(host_tokens=64)
     scene.cached(PROMPT)
@@ -114,7 +116,7 @@ def an_insert_that_evicts(put: Patch) -> None:
     insert = inserting.insert
 
     def greedy(tree: Tree, *given: Any) -> Any:
-        eviction.evict_device(tree, tree.tracks[0], 1)
+        eviction.evict_device(tree, tree.components[0], 1)
         return insert(tree, *given)
 
     scene = Scene()
@@ -128,14 +130,14 @@ def an_insert_that_evicts(put: Patch) -> None:
 def an_eviction_that_gives_up_early(put: Patch) -> None:
     scene = Scene()
     scene.cached(PROMPT)
-    put.setattr(eviction, "evict_device", lambda tree, track, n_slots: 0)
+    put.setattr(eviction, "evict_device", lambda tree, component, n_slots: 0)
     scene.cache.evict("base", 16)
 
 
 @breaks("E6", "base")
 def an_eviction_that_counts_wrongly(put: Patch) -> None:
-    make = Room.make_free
-    put.setattr(Room, "make_free", lambda *given: make(*given) + 1)
+    make = Evictor.evict
+    put.setattr(Evictor, "evict", lambda *given: make(*given) + 1)
     scene = Scene()
     scene.cached(PROMPT)
     scene.cache.evict("base", 2)
@@ -146,9 +148,9 @@ def an_eviction_that_is_not_counted(put: Patch) -> None:
     evict = eviction.evict_victim
 
     def silent(tree: Tree, victim: eviction.Victim) -> None:
-        counts = dict(victim.track.device_evictions)
+        counts = dict(victim.component.device_evictions)
         evict(tree, victim)
-        victim.track.device_evictions.update(counts)
+        victim.component.device_evictions.update(counts)
 
     scene = Scene()
     scene.cached(PROMPT)
@@ -160,12 +162,12 @@ def an_eviction_that_is_not_counted(put: Patch) -> None:
 def an_eviction_that_takes_the_base_along(put: Patch) -> None:
     choose = eviction.next_device_victim
 
-    def everything(tree: Tree, track: Track) -> eviction.Victim | None:
-        victim = choose(tree, track)
+    def everything(tree: Tree, component: TreeComponent) -> eviction.Victim | None:
+        victim = choose(tree, component)
         if victim is None:
             return None
-        held = [t for t in tree.tracks if victim.node.cells[t.index].device is not None]
-        return victim._replace(tracks=held)
+        held = [t for t in tree.components if victim.node.cells[t.index].device is not None]
+        return victim._replace(components=held)
 
     scene = Scene()
     scene.cached(PROMPT)
@@ -178,16 +180,16 @@ def an_eviction_that_takes_the_base_along(put: Patch) -> None:
 def an_eviction_that_ignores_pins(put: Patch) -> None:
     choose = eviction.next_device_victim
 
-    def careless(tree: Tree, track: Track) -> eviction.Victim | None:
+    def careless(tree: Tree, component: TreeComponent) -> eviction.Victim | None:
         for node in tree.nodes():
-            cell = node.cells[track.index]
+            cell = node.cells[component.index]
             if cell.device is not None and cell.device_pins:
                 cell.device_pins = 0
                 slots = len(cell.device) // SLOT_BYTES
-                track.device.pinned -= slots
-                track.device.evictable += slots
-                return eviction.Victim(node, track, [track], False)
-        return choose(tree, track)
+                component.device.pinned -= slots
+                component.device.evictable += slots
+                return eviction.Victim(node, component, [component], False)
+        return choose(tree, component)
 
     scene = Scene()
     scene.cached(PROMPT)
@@ -200,13 +202,13 @@ def an_eviction_that_ignores_pins(put: Patch) -> None:
 def an_eviction_that_takes_what_is_in_flight(put: Patch) -> None:
     evict = eviction.evict_device
 
-    def careless(tree: Tree, track: Track, n_slots: int) -> int:
+    def careless(tree: Tree, component: TreeComponent, n_slots: int) -> int:
         for node in tree.nodes():
-            cell = node.cells[track.index]
+            cell = node.cells[component.index]
             if cell.incoming is not None:
-                track.device.cancel(cell.incoming.slots)
+                component.device.cancel(cell.incoming.slots)
                 cell.incoming = None
-        return evict(tree, track, n_slots)
+        return evict(tree, component, n_slots)
 
     scene = Scene(host_tokens=128)
     scene.on_host_only(PROMPT)
@@ -220,9 +222,9 @@ def an_eviction_that_takes_what_is_in_flight(put: Patch) -> None:
 def a_host_eviction_that_takes_device_data(put: Patch) -> None:
     evict = eviction._evict_host_node
 
-    def careless(tree: Tree, node: Node, track: Track) -> None:
-        evict(tree, node, track)
-        tree.drop_device(node, track, "cascade")
+    def careless(tree: Tree, node: Node, component: TreeComponent) -> None:
+        evict(tree, node, component)
+        tree.drop_device(node, component, "cascade")
 
     scene = Scene(host_tokens=64)
     scene.cached(PROMPT)
@@ -251,8 +253,10 @@ def a_backup_acknowledged_before_it_ran(put: Patch) -> None:
 def a_backup_without_pins_of_its_own(put: Patch) -> None:
     begin = operations.begin_backup
 
-    def loose(tree: Tree, node: Node, tracks: list[Track]) -> operations.Operation | None:
-        operation = begin(tree, node, tracks)
+    def loose(
+        tree: Tree, node: Node, components: list[TreeComponent]
+    ) -> operations.Operation | None:
+        operation = begin(tree, node, components)
         if operation is not None and operation.receipt is not None:
             pinning.release(tree, operation.receipt)
             operation.receipt = None
@@ -323,9 +327,9 @@ def an_insert_that_frees_what_the_tree_owns(put: Patch) -> None:
 
     def careless(tree: Tree, *given: Any) -> Any:
         for node in tree.nodes():
-            track = tree.tracks[0]
+            component = tree.components[0]
             if node.cells[0].device is not None and not node.cells[0].device_pins:
-                track.device.allocator.free(tree.detach_device(node, track))
+                component.device.allocator.free(tree.detach_device(node, component))
         return insert(tree, *given)
 
     scene = Scene()
@@ -339,17 +343,17 @@ def an_insert_that_frees_what_the_tree_owns(put: Patch) -> None:
 def data_that_arrives_without_a_transfer(put: Patch) -> None:
     scene = Scene(host_tokens=64)
     scene.on_host_only(PROMPT)
-    lease = Leasing.lease
+    lease = Leases.lease
 
-    def hasty(self: Leasing, request: Request, limit: int) -> None:
+    def hasty(self: Leases, request: Request, limit: int) -> None:
         for node in self.tree.nodes():
-            track = self.tree.tracks[0]
-            slots = track.device.allocator.allocate(track.n_slots(node))
+            component = self.tree.components[0]
+            slots = component.device.allocator.allocate(component.n_slots(node))
             assert slots is not None
-            self.tree.put_device(node, track, slots)
+            self.tree.put_device(node, component, slots)
         lease(self, request, limit)
 
-    put.setattr(Leasing, "lease", hasty)
+    put.setattr(Leases, "lease", hasty)
     scene.begin([5, 5, 5, 5, 5])
 
 
@@ -360,7 +364,7 @@ def a_drain_that_frees_a_running_requests_slots(put: Patch) -> None:
     drain = Journal.drain
 
     def careless(self: Journal, timeout_s: float) -> bool:
-        self.tree.tracks[0].device.give_private(request.runs[0][0].device)
+        self.tree.components[0].device.give_private(request.runs[0][0].device)
         return drain(self, timeout_s)
 
     put.setattr(Journal, "drain", careless)
@@ -371,13 +375,13 @@ def a_drain_that_frees_a_running_requests_slots(put: Patch) -> None:
 def an_eviction_that_changes_a_promise(put: Patch) -> None:
     scene = Scene()
     scene.admitted(PROMPT)
-    make = Room.make_free
+    make = Evictor.evict
 
-    def careless(self: Room, track: Track, *rest: Any) -> int:
-        track.device.promised -= 1
-        return make(self, track, *rest)
+    def careless(self: Evictor, component: TreeComponent, *rest: Any) -> int:
+        component.device.promised -= 1
+        return make(self, component, *rest)
 
-    put.setattr(Room, "make_free", careless)
+    put.setattr(Evictor, "evict", careless)
     scene.cache.evict("base", 1)
 
 

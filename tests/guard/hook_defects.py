@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvgraft import ComponentMatch, Demand, DemandQuery, Span
-from kvgraft.leasing import Leasing
+from kvgraft.requests.leases import Leases
 from kvgraft.transfers import PlaneCopy, journal
 from kvgraft.tree import pinning
 from kvgraft.types import TransferQuery
@@ -112,25 +112,25 @@ def a_segment_changed_after_it_was_acquired(put: Patch) -> None:
 
 @breaks("L2", "base")
 def a_segment_released_twice(put: Patch) -> None:
-    lock = Leasing.lock
+    lock = Leases.lock
 
-    def twice(self: Leasing, boundary: int) -> Any:
+    def twice(self: Leases, boundary: int) -> Any:
         locks = lock(self, boundary)
         if locks is not None:
-            for track, each in self._lockers:
+            for component, each in self._lockers:
                 if each.release_component_lock is not None:
-                    segment = list(locks.segments[track.index])
+                    segment = list(locks.segments[component.index])
                     locks.undo.callback(each.release_component_lock, segment)
         return locks
 
-    put.setattr(Leasing, "lock", twice)
+    put.setattr(Leases, "lock", twice)
     scene = Scene()
     scene.cache.abort(scene.begin(PROMPT))
 
 
 @breaks("L1", "base")
 def segments_never_released(put: Patch) -> None:
-    put.setattr(Leasing, "unpin", lambda self, receipt: pinning.release(self.tree, receipt))
+    put.setattr(Leases, "unpin", lambda self, receipt: pinning.release(self.tree, receipt))
     scene = Scene()
     scene.cached(PROMPT)
     scene.close()

@@ -6,17 +6,17 @@ from typing import Any
 
 from kvgraft import Cache, Direction, TokenKey, TransferError, WritePolicy
 from kvgraft.admission import Decision, Outcome, budget
-from kvgraft.admission.account import Account
 from kvgraft.admission.budget import Budget
 from kvgraft.admission.demand import default_demand
-from kvgraft.leasing import Leasing
-from kvgraft.private import PrivateSlots
-from kvgraft.request import Request
-from kvgraft.room import Room
-from kvgraft.sharing import Sharing
+from kvgraft.requests.account import Account
+from kvgraft.requests.eviction import Evictor
+from kvgraft.requests.leases import Leases
+from kvgraft.requests.publishing import Publisher
+from kvgraft.requests.request import Request
+from kvgraft.requests.slots import RequestSlots
 from kvgraft.transfers import Journal
 from kvgraft.tree import eviction, matching, operations, pinning
-from kvgraft.tree.track import Track
+from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Demand
 
@@ -28,13 +28,13 @@ __all__: list[str] = []
 
 def after_lease(put: Patch, change: Any) -> None:
     """Change something at the end of every match."""
-    lease = Leasing.lease
+    lease = Leases.lease
 
-    def changed(self: Leasing, request: Request, limit: int) -> None:
+    def changed(self: Leases, request: Request, limit: int) -> None:
         lease(self, request, limit)
         change(self, request)
 
-    put.setattr(Leasing, "lease", changed)
+    put.setattr(Leases, "lease", changed)
 
 
 # -- match
@@ -44,13 +44,15 @@ def after_lease(put: Patch, change: Any) -> None:
 def a_match_that_evicts(put: Patch) -> None:
     scene = Scene()
     scene.cached(PROMPT)
-    after_lease(put, lambda self, request: eviction.evict_device(self.tree, self.tree.tracks[0], 1))
+    after_lease(
+        put, lambda self, request: eviction.evict_device(self.tree, self.tree.components[0], 1)
+    )
     scene.begin([7, 7, 7, 7, 7])
 
 
 @breaks("M6")
 def a_match_that_adds_nodes(put: Patch) -> None:
-    def grow(self: Leasing, request: Request) -> None:
+    def grow(self: Leases, request: Request) -> None:
         node = request.receipt.anchor
         for number in range(8):
             key = bytes([number + 1]) * self.tree.page_bytes
@@ -70,7 +72,7 @@ def a_match_that_leaves_nothing_to_compute(put: Patch) -> None:
 
 @breaks("M3")
 def a_device_anchor_behind_the_anchor(put: Patch) -> None:
-    def further(self: Leasing, request: Request) -> None:
+    def further(self: Leases, request: Request) -> None:
         request.device_tokens = request.anchor_tokens + PAGE
 
     after_lease(put, further)
@@ -96,7 +98,7 @@ def a_match_across_a_gap(put: Patch) -> None:
     scene = Scene()
     scene.cached(PROMPT)
     scene.cached(LONGER)
-    scene.cache.evict("window", scene.track("window").device.capacity)
+    scene.cache.evict("window", scene.component("window").device.capacity)
     put.setattr(matching, "_first_gap", lambda *given, **named: -1)
     scene.begin(LONGER[:37])
 
@@ -123,8 +125,8 @@ def a_namespace_in_the_tree_of_another(put: Patch) -> None:
 def a_window_that_is_not_pinned(put: Patch) -> None:
     pin = pinning._pin_span
 
-    def forgetful(tree: Tree, track: Track, *given: Any) -> int:
-        return pin(tree, track, *given) if track.is_everything else 0
+    def forgetful(tree: Tree, component: TreeComponent, *given: Any) -> int:
+        return pin(tree, component, *given) if component.is_prefix_closed else 0
 
     scene = Scene()
     scene.cached(PROMPT)
@@ -151,7 +153,7 @@ def a_lease_that_loses_data(put: Patch) -> None:
     def careless(tree: Tree, node: Any, parent: Any) -> None:
         lift(tree, node, parent)
         if parent.end == len(PROMPT) // PAGE:
-            parent.cells[scene.track("window").index].device = None
+            parent.cells[scene.component("window").index].device = None
 
     put.setattr(eviction, "lift_recency", careless)
     scene.cache.evict("base", 2)
@@ -192,14 +194,14 @@ def change_demand(put: Patch, change: Any) -> None:
     put.setattr(
         budget,
         "default_demand",
-        lambda track, query: change(default_demand(track, query), track, query),
+        lambda component, query: change(default_demand(component, query), component, query),
     )
 
 
 @breaks("A10", "state")
 def a_state_that_is_not_budgeted(put: Patch) -> None:
-    def forgetful(demand: Demand, track: Track, query: Any) -> Demand:
-        return demand._replace(now=demand.now - 1) if track.is_state else demand
+    def forgetful(demand: Demand, component: TreeComponent, query: Any) -> Demand:
+        return demand._replace(now=demand.now - 1) if component.is_state else demand
 
     change_demand(put, forgetful)
     Scene(state=True).admitted(PROMPT)
@@ -207,14 +209,14 @@ def a_state_that_is_not_budgeted(put: Patch) -> None:
 
 @breaks("A10", "state")
 def a_state_that_is_not_set_up(put: Patch) -> None:
-    put.setattr(PrivateSlots, "set_up_states", lambda self, request: None)
+    put.setattr(RequestSlots, "set_up_states", lambda self, request: None)
     scene = Scene(state=True)
     scene.cache.allocate(scene.admitted(PROMPT), 4)
 
 
 @breaks("A3", "base")
 def a_load_back_that_is_not_budgeted(put: Patch) -> None:
-    change_demand(put, lambda demand, track, query: demand._replace(now=1))
+    change_demand(put, lambda demand, component, query: demand._replace(now=1))
     scene = Scene(host_tokens=64)
     scene.on_host_only(PROMPT)
     scene.cache.admit(scene.begin(LONGER))
@@ -222,7 +224,7 @@ def a_load_back_that_is_not_budgeted(put: Patch) -> None:
 
 @breaks("A4", "window")
 def a_window_budgeted_as_the_whole_prompt(put: Patch) -> None:
-    change_demand(put, lambda demand, track, query: demand._replace(later=14))
+    change_demand(put, lambda demand, component, query: demand._replace(later=14))
     scene = Scene(plain=True)
     scene.cache.admit(scene.begin(range(4), chunk=4))
 
@@ -236,9 +238,9 @@ def a_promise_below_the_demand(put: Patch) -> None:
 
 @breaks("A1", "base")
 def a_page_more_than_needed(put: Patch) -> None:
-    allocate = PrivateSlots.allocate_pages
+    allocate = RequestSlots.allocate_pages
     put.setattr(
-        PrivateSlots,
+        RequestSlots,
         "allocate_pages",
         lambda self, request, pages: allocate(self, request, pages + 1),
     )
@@ -253,7 +255,7 @@ def a_rejection_that_leaves_a_trace(put: Patch) -> None:
     def forgetful(self: Budget, request: Request) -> Decision:
         decision = decide(self, request)
         if not decision.admitted:
-            self.tree.tracks[0].device.promised += 1
+            self.tree.components[0].device.promised += 1
         return decision
 
     put.setattr(Budget, "decide", forgetful)
@@ -301,7 +303,7 @@ def a_load_back_larger_than_the_match_said(put: Patch) -> None:
     scene = Scene(host_tokens=64)
     scene.on_host_only(PROMPT)
 
-    def fewer(self: Leasing, request: Request) -> None:
+    def fewer(self: Leases, request: Request) -> None:
         request.host_slots = tuple(max(0, slots - 1) for slots in request.host_slots)
 
     after_lease(put, fewer)
@@ -346,7 +348,7 @@ def a_load_back_that_finds_no_room(put: Patch) -> None:
     scene.cached(range(200, 232))
     scene.cached(range(300, 332))
     request = scene.admitted(LONGER)
-    put.setattr(Room, "_demote", lambda self, track, n_slots: None)
+    put.setattr(Evictor, "_demote", lambda self, component, n_slots: None)
     scene.cache.load_back(request)
 
 
@@ -362,14 +364,14 @@ def an_admitted_chunk_that_does_not_fit(put: Patch) -> None:
 
 @breaks("A7", "base")
 def an_admitted_allocation_that_is_refused(put: Patch) -> None:
-    put.setattr(PrivateSlots, "allocate_pages", lambda self, request, pages: False)
+    put.setattr(RequestSlots, "allocate_pages", lambda self, request, pages: False)
     scene = Scene()
     scene.cache.allocate(scene.admitted(PROMPT), 8)
 
 
 @breaks("A7", "base")
 def an_allocation_refused_that_was_just_offered(put: Patch) -> None:
-    put.setattr(PrivateSlots, "allocate_pages", lambda self, request, pages: False)
+    put.setattr(RequestSlots, "allocate_pages", lambda self, request, pages: False)
     scene = Scene()
     request = scene.admitted(PROMPT, chunk=4)
     n_tokens = scene.cache.next_chunk(request, 16)
@@ -384,11 +386,11 @@ def a_refused_allocation_that_evicts(put: Patch) -> None:
     request = scene.computed([7, *PROMPT[:11]])
     other = scene.admitted(range(300, 308))
 
-    def greedy(self: PrivateSlots, request: Request, pages: int) -> bool:
-        self.room.on_device(self.tree.tracks[0], pages)
+    def greedy(self: RequestSlots, request: Request, pages: int) -> bool:
+        self.evictor.free_device(self.tree.components[0], pages)
         return False
 
-    put.setattr(PrivateSlots, "allocate_pages", greedy)
+    put.setattr(RequestSlots, "allocate_pages", greedy)
     scene.cache.allocate(request, 36)
     del other
 
@@ -401,7 +403,7 @@ def asking_for_a_chunk_that_evicts(put: Patch) -> None:
     chunk = Budget.next_chunk
 
     def greedy(self: Budget, request: Request, limit: int | None) -> int:
-        eviction.evict_device(self.tree, self.tree.tracks[0], 1)
+        eviction.evict_device(self.tree, self.tree.components[0], 1)
         return chunk(self, request, limit)
 
     put.setattr(Budget, "next_chunk", greedy)
@@ -410,7 +412,7 @@ def asking_for_a_chunk_that_evicts(put: Patch) -> None:
 
 @breaks("A12", "base")
 def a_promise_renewed_beyond_the_headroom(put: Patch) -> None:
-    part = Account.part
+    part = Account.release
 
     def generous(self: Account, n_slots: int) -> None:
         part(self, n_slots)
@@ -419,25 +421,25 @@ def a_promise_renewed_beyond_the_headroom(put: Patch) -> None:
 
     scene = Scene()
     request = scene.computed(PROMPT)
-    put.setattr(Account, "part", generous)
+    put.setattr(Account, "release", generous)
     scene.cache.checkpoint(request)
 
 
 @breaks("M8", "state")
 def a_state_shared_instead_of_copied(put: Patch) -> None:
-    set_up = PrivateSlots.set_up_states
+    set_up = RequestSlots.set_up_states
 
-    def share(self: PrivateSlots, request: Request) -> None:
-        for track in self.state_tracks:
-            states = request.states[track.index]
-            source = request.receipt.anchor.cells[track.index].device
+    def share(self: RequestSlots, request: Request) -> None:
+        for component in self.state_components:
+            states = request.states[component.index]
+            source = request.receipt.anchor.cells[component.index].device
             if states is not None and source is not None:
                 states.live = source
         set_up(self, request)
 
     scene = Scene(state=True)
     scene.cached(PROMPT)
-    put.setattr(PrivateSlots, "set_up_states", share)
+    put.setattr(RequestSlots, "set_up_states", share)
     scene.cache.allocate(scene.admitted(LONGER), 4)
 
 
@@ -446,7 +448,7 @@ def a_state_shared_instead_of_copied(put: Patch) -> None:
 
 @breaks("I6")
 def a_checkpoint_that_shares_nothing(put: Patch) -> None:
-    put.setattr(Sharing, "share", lambda *given: None)
+    put.setattr(Publisher, "share", lambda *given: None)
     scene = Scene()
     scene.cache.checkpoint(scene.computed(PROMPT))
 
@@ -489,7 +491,7 @@ def pins_kept_after_the_end(put: Patch) -> None:
     scene = Scene()
     scene.cached(PROMPT)
     request = scene.begin(LONGER)
-    put.setattr(Leasing, "unpin", lambda self, receipt: receipt.locks and receipt.locks.close())
+    put.setattr(Leases, "unpin", lambda self, receipt: receipt.locks and receipt.locks.close())
     scene.cache.abort(request)
 
 
@@ -498,7 +500,7 @@ def a_match_that_fails_and_leaves_its_pins(put: Patch) -> None:
     scene = Scene()
     scene.cached(PROMPT)
 
-    def fail(self: Leasing, request: Request) -> None:
+    def fail(self: Leases, request: Request) -> None:
         raise ZeroDivisionError
 
     after_lease(put, fail)

@@ -18,11 +18,11 @@ from kvgraft import (
     WritePolicy,
 )
 from kvgraft.config import GuardMode
-from kvgraft.registry import Plugin, load_plugin, select
-from kvgraft.request import Request
+from kvgraft.packages.registry import Plugin, load_plugin, select
+from kvgraft.requests.request import Request
 from kvgraft.transfers import PlaneCopy, SteppedTransferEngine, pair_planes
+from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
-from kvgraft.tree.track import Track
 from kvgraft.types import LockQuery, TransferQuery
 
 from ..registry.switchable import Package
@@ -171,8 +171,8 @@ class Scene:
 
     def on_host_only(self, tokens: Sequence[int]) -> None:
         self.cached(tokens)
-        for track in self.cache.tree.tracks:
-            self.cache.evict(track.name, track.device.capacity)
+        for component in self.cache.tree.components:
+            self.cache.evict(component.name, component.device.capacity)
         self.settle()
 
     def settle(self) -> None:
@@ -197,7 +197,7 @@ class Scene:
         (found,) = (each for each in self.cache.mounted if each.name == name)
         return found
 
-    def track(self, name: str) -> Track:
+    def component(self, name: str) -> TreeComponent:
         return self.cache.tree.by_name[name]
 
     @property

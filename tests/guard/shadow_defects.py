@@ -6,18 +6,18 @@ from typing import Any
 
 from kvgraft import LoadModel, TokenKey, WritePolicy
 from kvgraft import cache as cache_module
-from kvgraft.admission.account import Account
 from kvgraft.admission.waiting import WaitingQueue
-from kvgraft.leasing import Leasing
-from kvgraft.mirroring import Mirroring
-from kvgraft.points import ResumePoints
-from kvgraft.private import PrivateSlots
-from kvgraft.request import Request
-from kvgraft.sharing import Sharing
-from kvgraft.slots import SLOT_BYTES
+from kvgraft.pools.allocator import SLOT_BYTES
+from kvgraft.requests.account import Account
+from kvgraft.requests.backup import Backups
+from kvgraft.requests.leases import Leases
+from kvgraft.requests.publishing import Publisher
+from kvgraft.requests.request import Request
+from kvgraft.requests.resume_points import ResumePoints
+from kvgraft.requests.slots import RequestSlots
 from kvgraft.tree import explaining, inserting, operations
+from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
-from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
 
@@ -41,7 +41,7 @@ def an_explanation_that_accepts_nothing(put: Patch) -> None:
 
 @breaks("R6")
 def a_match_that_does_not_wait_for_others_loads(put: Patch) -> None:
-    def alone(self: Leasing, request: Request) -> None:
+    def alone(self: Leases, request: Request) -> None:
         request.waits = []
 
     scene = Scene(host_tokens=64)
@@ -53,10 +53,10 @@ def a_match_that_does_not_wait_for_others_loads(put: Patch) -> None:
 
 @breaks("R8")
 def a_load_that_is_skipped_although_it_is_faster(put: Patch) -> None:
-    weigh = Leasing._recompute
+    weigh = Leases._recompute
     scene = Scene(host_tokens=64, load=LoadModel())
     scene.on_host_only(PROMPT)
-    put.setattr(Leasing, "_recompute", lambda self, found: not weigh(self, found))
+    put.setattr(Leases, "_recompute", lambda self, found: not weigh(self, found))
     scene.begin(LONGER)
 
 
@@ -80,9 +80,9 @@ def a_line_that_lets_small_requests_pass_for_ever(put: Patch) -> None:
 def an_insert_that_mixes_up_the_pages(put: Patch) -> None:
     take = inserting._take
 
-    def mixed(tree: Tree, node: Node, track: Track, run: inserting.Run) -> None:
+    def mixed(tree: Tree, node: Node, component: TreeComponent, run: inserting.Run) -> None:
         turned = run.device[SLOT_BYTES:] + run.device[:SLOT_BYTES]
-        take(tree, node, track, run._replace(device=turned))
+        take(tree, node, component, run._replace(device=turned))
 
     put.setattr(inserting, "_take", mixed)
     Scene().cached(PROMPT)
@@ -90,7 +90,7 @@ def an_insert_that_mixes_up_the_pages(put: Patch) -> None:
 
 @breaks("I3", "window")
 def a_window_that_keeps_what_it_left_behind(put: Patch) -> None:
-    put.setattr(Sharing, "leave_behind", lambda self, request, page, ahead=1: None)
+    put.setattr(Publisher, "leave_behind", lambda self, request, page, ahead=1: None)
     Scene().computed(PROMPT, chunk=16)
 
 
@@ -100,7 +100,7 @@ def a_match_that_moves_what_another_reads(put: Patch) -> None:
     scene.cached(PROMPT)
     scene.computed(LONGER)
 
-    def move(self: Leasing, request: Request) -> None:
+    def move(self: Leases, request: Request) -> None:
         cell = scene.nodes[0].cells[0]
         assert cell.device is not None
         cell.device = cell.device[SLOT_BYTES:] + cell.device[:SLOT_BYTES]
@@ -111,15 +111,15 @@ def a_match_that_moves_what_another_reads(put: Patch) -> None:
 
 @breaks("I7")
 def an_end_that_donates_no_state(put: Patch) -> None:
-    put.setattr(PrivateSlots, "offer_states", lambda self, request, track: None)
+    put.setattr(RequestSlots, "offer_states", lambda self, request, component: None)
     Scene(state=True).cached(PROMPT)
 
 
 @breaks("I9", "window")
 def a_window_that_gives_back_what_it_left_behind(put: Patch) -> None:
-    give = PrivateSlots.give_back_behind
+    give = RequestSlots.give_back_behind
     put.setattr(
-        Sharing,
+        Publisher,
         "leave_behind",
         lambda self, request, page, ahead=1: give(self.slots, request, page),
     )
@@ -132,7 +132,9 @@ def leavings_that_count_as_used(put: Patch) -> None:
     put.setattr(
         inserting,
         "_put",
-        lambda tree, node, track, slots, is_left: adopt(tree, node, track, slots, is_left=False),
+        lambda tree, node, component, slots, is_left: adopt(
+            tree, node, component, slots, is_left=False
+        ),
     )
     Scene().computed(PROMPT, chunk=16)
 
@@ -147,10 +149,10 @@ def leavings_that_go_before_older_ones(put: Patch) -> None:
 
 @breaks("I9", "window")
 def a_victim_that_was_used_before_what_was_left_behind(put: Patch) -> None:
-    put.setattr(Track, "take_behind", lambda self: None)
+    put.setattr(TreeComponent, "take_behind", lambda self: None)
     scene = Scene()
     scene.cached(PROMPT)
-    scene.cache.evict("window", scene.track("window").device.free + 1)
+    scene.cache.evict("window", scene.component("window").device.free + 1)
 
 
 @breaks("I10")
@@ -174,36 +176,36 @@ def a_point_that_the_engine_named_and_nobody_keeps(put: Patch) -> None:
 @breaks("I10", "window")
 def a_point_whose_pages_go_first(put: Patch) -> None:
     def all_left(
-        self: PrivateSlots, request: Request, track: Track, runs: list[inserting.Run]
+        self: RequestSlots, request: Request, component: TreeComponent, runs: list[inserting.Run]
     ) -> list[inserting.Run]:
         return [run._replace(is_left=True) for run in runs]
 
-    put.setattr(PrivateSlots, "_classed", all_left)
+    put.setattr(RequestSlots, "_classed", all_left)
     Scene().computed(PROMPT, reserve=8)
 
 
 @breaks("I10", "window")
 def a_point_of_states_without_the_pages_before_it(put: Patch) -> None:
     def none(
-        self: PrivateSlots, request: Request, track: Track, runs: list[inserting.Run]
+        self: RequestSlots, request: Request, component: TreeComponent, runs: list[inserting.Run]
     ) -> list[inserting.Run]:
-        self._free(request, track, runs)
+        self._free(request, component, runs)
         return []
 
-    put.setattr(PrivateSlots, "_classed", none)
+    put.setattr(RequestSlots, "_classed", none)
     Scene(state=True).computed(LONGER, reserve=8)
 
 
 @breaks("I10", "window")
 def pages_that_are_kept_where_no_state_is(put: Patch) -> None:
-    put.setattr(PrivateSlots, "_classed", lambda self, request, track, runs: runs)
+    put.setattr(RequestSlots, "_classed", lambda self, request, component, runs: runs)
     Scene(state=True).computed(PROMPT)
 
 
 @breaks("I10", "window")
 def a_decode_that_gives_back_what_a_point_needs(put: Patch) -> None:
-    put.setattr(PrivateSlots, "has_promise_left", lambda self, request, pages: False)
-    put.setattr(PrivateSlots, "is_worth_keeping", lambda self, request, page: False)
+    put.setattr(RequestSlots, "has_promise_left", lambda self, request, pages: False)
+    put.setattr(RequestSlots, "is_worth_keeping", lambda self, request, page: False)
     scene = Scene()
     request = scene.computed(PROMPT, reserve=8)
     request.key.extend(OTHER)
@@ -227,7 +229,7 @@ def a_point_given_up_and_not_counted(put: Patch) -> None:
 def a_demand_that_leaves_out_the_points(put: Patch) -> None:
     change_demand(
         put,
-        lambda demand, track, query: demand._replace(later=1) if track.is_state else demand,
+        lambda demand, component, query: demand._replace(later=1) if component.is_state else demand,
     )
     Scene(state=True).admitted(PROMPT)
 
@@ -240,9 +242,9 @@ def leavings_that_cost_a_promise(put: Patch) -> None:
 
 @breaks("L6", "window")
 def a_window_that_gives_back_a_page_too_many(put: Patch) -> None:
-    leave = Sharing.leave_behind
+    leave = Publisher.leave_behind
     put.setattr(
-        Sharing,
+        Publisher,
         "leave_behind",
         lambda self, request, page, ahead=1: leave(self, request, page + 1, ahead),
     )
@@ -255,7 +257,9 @@ def a_demotion_that_leaves_a_window_behind(put: Patch) -> None:
     put.setattr(
         operations,
         "needs_backup",
-        lambda tree, node: [track for track in needs(tree, node) if track.name != "window"],
+        lambda tree, node: [
+            component for component in needs(tree, node) if component.name != "window"
+        ],
     )
     scene = Scene(plain=True, host_tokens=64, policy=WritePolicy.WRITE_BACK)
     scene.cached(PROMPT)
@@ -264,7 +268,7 @@ def a_demotion_that_leaves_a_window_behind(put: Patch) -> None:
 
 @breaks("B6", "base")
 def an_insert_that_is_not_written_through(put: Patch) -> None:
-    put.setattr(Mirroring, "inserted", lambda self, *given: None)
+    put.setattr(Backups, "inserted", lambda self, *given: None)
     Scene(host_tokens=64).cached(PROMPT)
 
 
@@ -275,5 +279,5 @@ def a_revived_window_that_is_not_backed_up(put: Patch) -> None:
     scene.cached(LONGER)
     for tier in (Tier.DEVICE, Tier.HOST):
         scene.cache.evict("window", 16, tier)
-    put.setattr(Mirroring, "inserted", lambda self, *given: None)
+    put.setattr(Backups, "inserted", lambda self, *given: None)
     scene.cached(PROMPT)

@@ -15,9 +15,9 @@ from kvgraft.storage_tier.slabs import Rows, Slabs
 from kvgraft.storage_tier.tier import StorageTier
 from kvgraft.testing.storage import MemoryBackend
 from kvgraft.tree.arriving import Arrival
+from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
 from kvgraft.tree.pinning import Receipt
-from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Span
 
@@ -49,8 +49,8 @@ def stored(**given: object) -> tuple[Scene, StorageTier]:
 
 
 def empty(scene: Scene, tier: Tier) -> None:
-    for track in scene.cache.tree.tracks:
-        scene.cache.evict(track.name, track.device.capacity, tier)
+    for component in scene.cache.tree.components:
+        scene.cache.evict(component.name, component.device.capacity, tier)
 
 
 def come(scene: Scene) -> None:
@@ -65,7 +65,7 @@ def come(scene: Scene) -> None:
 def a_prefetch_that_pins_nothing(put: Patch) -> None:
     def hold(tree: Tree, node: Node, boundary: int | None = None) -> Receipt:
         node.receipts += 1
-        return Receipt(node, [() for _ in tree.tracks], 0)
+        return Receipt(node, [() for _ in tree.components], 0)
 
     scene, tier = stored()
     scene.on_host_only(PROMPT[: 4 * PAGE])
@@ -100,14 +100,14 @@ def prefetches_that_take_more_than_they_may(put: Patch) -> None:
 def a_boundary_published_without_its_window(put: Patch) -> None:
     spans = Inventory._spans
 
-    def without_windows(self: Inventory, track: Track, boundary: int) -> list[Span]:
-        return spans(self, track, boundary) if track.is_everything else []
+    def without_windows(self: Inventory, component: TreeComponent, boundary: int) -> list[Span]:
+        return spans(self, component, boundary) if component.is_prefix_closed else []
 
     counts = Inventory._counts
 
-    def none_of_windows(self: Inventory, track: Track, *given: Any) -> object:
-        found = counts(self, track, *given)
-        return found if track.is_everything or found is None else found * 0
+    def none_of_windows(self: Inventory, component: TreeComponent, *given: Any) -> object:
+        found = counts(self, component, *given)
+        return found if component.is_prefix_closed or found is None else found * 0
 
     scene, tier = stored()
     put.setattr(Inventory, "_spans", without_windows)
@@ -119,12 +119,12 @@ def a_boundary_published_without_its_window(put: Patch) -> None:
 
 @breaks("S5", "base")
 def slots_of_a_prefetch_given_up_that_nobody_frees(put: Patch) -> None:
-    def keep(self: Fetch, track: Track, pages: Mask) -> None:
-        n_slots = self._slots[track.index][pages].size
-        self.nbytes -= self.scene.slabs.nbytes[track.index] * n_slots
+    def keep(self: Fetch, component: TreeComponent, pages: Mask) -> None:
+        n_slots = self._slots[component.index][pages].size
+        self.nbytes -= self.scene.slabs.nbytes[component.index] * n_slots
         others = ~pages
-        self._wanted[track.index] &= others
-        self._arrived[track.index] &= others
+        self._wanted[component.index] &= others
+        self._arrived[component.index] &= others
 
     scene, tier = stored()
     tier.pace = step_by_step()
@@ -163,7 +163,7 @@ def pages_that_are_fetched_into_others_places(put: Patch) -> None:
     of = Slabs.of
 
     def turned(self: Slabs, parts: Any) -> Rows:
-        return of(self, [(track, slots[::-1]) for track, slots in parts])
+        return of(self, [(component, slots[::-1]) for component, slots in parts])
 
     scene, tier = stored()
     put.setattr(Slabs, "of", turned)
@@ -176,7 +176,7 @@ def turned_names() -> Callable[..., Asked]:
     asked = Naming.asked
 
     def turned(self: Naming, hashes: bytes, first: int, parts: Any, namespace: bytes) -> Asked:
-        others = [(track, pages[::-1]) for track, pages in parts]
+        others = [(component, pages[::-1]) for component, pages in parts]
         return asked(self, hashes, first, others, namespace)
 
     return turned

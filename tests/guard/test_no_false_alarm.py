@@ -167,7 +167,7 @@ def test_pins_are_accounted_for_while_several_nodes_have_just_been_stored() -> N
     assert len(tier.receipts()) > 1
     shelf.gate.set()
     while not all(each.ticket.done for each in tier.storing._sent):
-        tier.storage.poll()
+        tier.client.poll()
     while tier.n_in_flight:
         scene.cache.poll()
         scene.cache.check_integrity()

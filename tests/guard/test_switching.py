@@ -11,8 +11,8 @@ import pytest
 
 from kvgraft import Cache, ConfigError, ContractViolation, Demand, TokenKey, hookimpl
 from kvgraft.config import GuardMode, parse_config
-from kvgraft.dispatch import FROZEN
 from kvgraft.guard import HookGuard
+from kvgraft.packages.dispatch import BOUND_HOOKS
 from kvgraft.tree import eviction
 
 from .scene import PROMPT, Scene
@@ -24,7 +24,7 @@ def test_off_the_table_holds_the_hooks_themselves() -> None:
     scene = Scene(mode=GuardMode.OFF)
     for each in scene.cache.mounted:
         assert each.manager is None
-        for hook in FROZEN:
+        for hook in BOUND_HOOKS:
             bound = getattr(each, hook)
             cells = [cell.cell_contents for cell in bound.__closure__]
             assert getattr(each.plugin.implementation, hook) in cells
@@ -33,7 +33,7 @@ def test_off_the_table_holds_the_hooks_themselves() -> None:
 def test_off_no_operation_is_wrapped() -> None:
     scene = Scene(mode=GuardMode.OFF)
     cache = scene.cache
-    for owner in (cache, cache.room, cache.journal, cache.tree):
+    for owner in (cache, cache.evictor, cache.journal, cache.tree):
         assert not any(callable(getattr(type(owner), name, None)) for name in vars(owner))
     assert cache.guard is None
 
@@ -119,7 +119,7 @@ def test_a_sampled_guard_looks_at_every_nth_operation_of_a_kind() -> None:
 
 def test_a_guard_that_does_not_look_lets_a_defect_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that tests of the sampled guard mean something."""
-    monkeypatch.setattr(eviction, "evict_device", lambda tree, track, n_slots: 0)
+    monkeypatch.setattr(eviction, "evict_device", lambda tree, component, n_slots: 0)
     cache = Cache.open(["full"], device_tokens=256, guard="sampled", guard_sample=0.5)
     request = cache.begin(TokenKey(range(192)))
     assert cache.admit(request).admitted
@@ -147,7 +147,7 @@ def test_a_poll_with_nothing_in_flight_is_not_looked_at() -> None:
 def test_books_touched_between_operations_are_found_at_the_next_one() -> None:
     scene = Scene()
     scene.cached(PROMPT)
-    ledger = scene.track("base").device
+    ledger = scene.component("base").device
     ledger.evictable -= 1
     with pytest.raises(ContractViolation, match="T8: component 'base': device ledger does not"):
         scene.cache.drain()
@@ -167,7 +167,7 @@ def test_all_books_are_recomputed_every_so_many_operations() -> None:
 def test_after_a_violation_closing_is_not_in_the_way() -> None:
     scene = Scene()
     scene.cached(PROMPT)
-    scene.track("base").device.evictable -= 1
+    scene.component("base").device.evictable -= 1
     with pytest.raises(ContractViolation):
         scene.cache.drain()
     scene.cache.close()

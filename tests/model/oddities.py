@@ -26,8 +26,8 @@ from kvgraft import (
     TransferQuery,
     hookimpl,
 )
+from kvgraft.packages.registry import Plugin, load_plugin
 from kvgraft.pools import slot_index
-from kvgraft.registry import Plugin, load_plugin
 from kvgraft.transfers import PlaneCopy
 
 __all__ = ["coarse", "joined_on_host", "of_pages", "of_planes", "package", "tiny"]

@@ -20,7 +20,7 @@ from kvgraft import (
     Reach,
     Trailing,
 )
-from kvgraft.registry import Plugin
+from kvgraft.packages.registry import Plugin
 from kvgraft.testing.machine import (
     MACHINE_RULES,
     CacheMachine,

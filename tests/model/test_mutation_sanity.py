@@ -6,7 +6,7 @@ import pytest
 
 from kvgraft.errors import ContractViolation
 from kvgraft.testing.machine import Sizes, references, setup_for
-from kvgraft.testing.machine.driver import Driver
+from kvgraft.testing.machine.harness import Harness
 from kvgraft.types import Tier
 
 from ..mutants.cores import recency_is_not_lifted
@@ -17,26 +17,26 @@ def use_a_prefix_through_its_continuation() -> None:
 
     Random calls get there too seldom: whoever is older must have been pinned in between.
     """
-    driver = Driver(setup_for(references()[:1]), Sizes(page_size=1, device=12))
+    harness = Harness(setup_for(references()[:1]), Sizes(page_size=1, device=12))
 
     def serve(*tokens: int) -> None:
-        live = driver.begin(None, tokens, 0, None)
-        assert driver.admit(live).admitted
-        driver.load_back(live)
-        driver.prefill(live, None)
-        driver.finish(live)
-        driver.rooms.drain()
+        live = harness.begin(None, tokens, 0, None)
+        assert harness.admit(live).admitted
+        harness.load_back(live)
+        harness.prefill(live, None)
+        harness.finish(live)
+        harness.rooms.drain()
 
     serve(1, 1)
     serve(1, 1, 2, 2)
     serve(2, 2, 2)
-    pinned = driver.begin(None, (2, 2, 2, 1), 0, None)
-    driver.abort(driver.begin(None, (1, 1, 2, 2, 1), 0, None))
-    (everything,) = driver.model.components
-    driver.rooms.evict(everything, 1, Tier.DEVICE)
-    driver.abort(pinned)
-    driver.rooms.evict(everything, 1, Tier.DEVICE)
-    driver.close()
+    pinned = harness.begin(None, (2, 2, 2, 1), 0, None)
+    harness.abort(harness.begin(None, (1, 1, 2, 2, 1), 0, None))
+    (everything,) = harness.model.components
+    harness.rooms.evict(everything, 1, Tier.DEVICE)
+    harness.abort(pinned)
+    harness.rooms.evict(everything, 1, Tier.DEVICE)
+    harness.close()
 
 
 def test_a_use_of_a_node_is_a_use_of_its_prefix() -> None:

@@ -6,9 +6,9 @@ import pytest
 
 from kvgraft import Everything, Reach, Trailing
 from kvgraft.errors import ContractViolation
-from kvgraft.private import PrivateSlots
+from kvgraft.requests.slots import RequestSlots
 from kvgraft.testing.machine import Sizes, paged_plugin, setup_for
-from kvgraft.testing.machine.driver import Driver
+from kvgraft.testing.machine.harness import Harness
 from kvgraft.testing.machine.live import Live
 from kvgraft.tree import inserting
 
@@ -19,48 +19,48 @@ CHUNK = 4
 PLAIN = paged_plugin("plain", Reach(Everything()))
 
 
-def driven(name: str, page_size: int) -> Driver:
-    """A driver whose pools hold 48 pages, that of `small` 24."""
+def driven(name: str, page_size: int) -> Harness:
+    """A harness whose pools hold 48 pages, that of `small` 24."""
     if name == "small":
         small = paged_plugin("small", Reach(Trailing(5 * page_size)))
         setup = setup_for([PLAIN, small], {"small": {"device_tokens": 24 * page_size}})
-        return Driver(setup, Sizes(page_size=page_size, device=48, host=0))
-    return Driver(SETUPS[name], Sizes(page_size=page_size, device=48, host=0))
+        return Harness(setup, Sizes(page_size=page_size, device=48, host=0))
+    return Harness(SETUPS[name], Sizes(page_size=page_size, device=48, host=0))
 
 
-def serve(driver: Driver, tokens: tuple[int, ...], output: int = 0) -> Live:
+def serve(harness: Harness, tokens: tuple[int, ...], output: int = 0) -> Live:
     """A request from match to finish, in chunks, without a checkpoint."""
-    live = driver.begin(None, tokens, output, CHUNK)
-    assert driver.admit(live).admitted
-    driver.load_back(live)
-    driver.prefill_all(live)
+    live = harness.begin(None, tokens, output, CHUNK)
+    assert harness.admit(live).admitted
+    harness.load_back(live)
+    harness.prefill_all(live)
     for _ in range(output):
-        assert driver.decode(live, 1)
-    driver.finish(live)
+        assert harness.decode(live, 1)
+    harness.finish(live)
     return live
 
 
-def resumed(driver: Driver, tokens: tuple[int, ...]) -> int:
+def resumed(harness: Harness, tokens: tuple[int, ...]) -> int:
     """Where a request with these tokens resumes."""
-    live = driver.begin(None, tokens, 0, CHUNK)
-    driver.abort(live)
+    live = harness.begin(None, tokens, 0, CHUNK)
+    harness.abort(live)
     return live.request.anchor_tokens
 
 
-def long_prompt(driver: Driver) -> tuple[int, ...]:
+def long_prompt(harness: Harness) -> tuple[int, ...]:
     """Tokens of which most of the window's pool is left behind, twice over."""
-    return tuple(50 + n % 7 for n in range(28 * driver.model.page_size))
+    return tuple(50 + n % 7 for n in range(28 * harness.model.page_size))
 
 
 def windows_outlive_a_long_prompt(page_size: int = 1) -> None:
     """Two conversations end; a long prompt runs through the window's pool, which is small."""
-    driver = driven("small", page_size)
+    harness = driven("small", page_size)
     talks = [(number,) * (6 * page_size) for number in (1, 2)]
-    ends = [serve(driver, talk).tuple for talk in talks]
-    serve(driver, long_prompt(driver))
+    ends = [serve(harness, talk).tuple for talk in talks]
+    serve(harness, long_prompt(harness))
     for end in ends:
-        assert resumed(driver, (*end, 9)) == len(end), "its window was pushed out"
-    driver.close()
+        assert resumed(harness, (*end, 9)) == len(end), "its window was pushed out"
+    harness.close()
 
 
 @pytest.mark.parametrize("page_size", [1, 2])
@@ -84,27 +84,27 @@ def test_an_identical_prompt_resumes_at_its_last_page_however_long_the_answer_wa
     name: str, page_size: int, output: int
 ) -> None:
     """Without a checkpoint, and where decoding has left the prompt's window behind."""
-    driver = driven(name, page_size)
+    harness = driven(name, page_size)
     prompt = (1,) * (8 * page_size)
-    serve(driver, prompt, output)
-    assert resumed(driver, prompt) == 7 * page_size
-    driver.close()
+    serve(harness, prompt, output)
+    assert resumed(harness, prompt) == 7 * page_size
+    harness.close()
 
 
 def test_a_decode_that_drops_what_points_need_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PrivateSlots, "is_worth_keeping", lambda self, request, page: False)
-    monkeypatch.setattr(PrivateSlots, "has_promise_left", lambda self, request, pages: False)
-    driver = driven("full+swa", 1)
+    monkeypatch.setattr(RequestSlots, "is_worth_keeping", lambda self, request, page: False)
+    monkeypatch.setattr(RequestSlots, "has_promise_left", lambda self, request, pages: False)
+    harness = driven("full+swa", 1)
     with pytest.raises(ContractViolation, match="I9"):
-        serve(driver, (1,) * 8, 20)
+        serve(harness, (1,) * 8, 20)
 
 
 def test_aborting_keeps_what_was_left_behind() -> None:
-    driver = driven("broad+near+far", 1)
-    live = driver.begin(None, tuple(range(1, 21)), 1, CHUNK)
-    driver.admit(live)
-    driver.load_back(live)
-    driver.prefill_all(live)
-    driver.abort(live)
-    assert resumed(driver, live.tuple) == 13, "far's window of 7 tokens was still its own"
-    driver.close()
+    harness = driven("broad+near+far", 1)
+    live = harness.begin(None, tuple(range(1, 21)), 1, CHUNK)
+    harness.admit(live)
+    harness.load_back(live)
+    harness.prefill_all(live)
+    harness.abort(live)
+    assert resumed(harness, live.tuple) == 13, "far's window of 7 tokens was still its own"
+    harness.close()

@@ -13,7 +13,7 @@ from typing import Any
 
 from kvgraft.cache import Cache
 from kvgraft.config import parse_config
-from kvgraft.request import Request
+from kvgraft.requests.request import Request
 from kvgraft_replay.arrivals import ClosedLoop
 from kvgraft_replay.engine import EngineModel, ReplayEngine
 from kvgraft_replay.meter import Meter

@@ -29,7 +29,7 @@ from kvgraft import (
     Tier,
     TransferQuery,
 )
-from kvgraft.slots import SlotAllocator
+from kvgraft.pools.allocator import SlotAllocator
 from kvgraft.transfers import PlaneCopy, pair_planes
 
 from .packages import WINDOW, Lax, Package, paged, state

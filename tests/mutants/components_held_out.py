@@ -33,7 +33,7 @@ from kvgraft import (
     TransferQuery,
 )
 from kvgraft.pools import slot_index
-from kvgraft.slots import SlotAllocator
+from kvgraft.pools.allocator import SlotAllocator
 from kvgraft.transfers import PlaneCopy, pair_planes
 
 from .components import ComponentMutant

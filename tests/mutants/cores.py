@@ -13,7 +13,7 @@ import pytest
 
 from kvgraft import Span, TokenKey, reach
 from kvgraft.admission import budget
-from kvgraft.private import PrivateSlots
+from kvgraft.requests.slots import RequestSlots
 from kvgraft.transfers import Journal, Ticket
 from kvgraft.tree import eviction, matching, operations, pinning
 from kvgraft.tree.node import Node
@@ -72,11 +72,11 @@ def a_window_is_one_page_short(patch: Patch) -> None:
 def a_release_unpins_one_page_too_few(patch: Patch) -> None:
     unpin = pinning._unpin
 
-    def forgetful(tree: Any, track: Any, anchor: Node, segment: tuple[Span, ...]) -> None:
-        low = max(0, anchor.start) if track.is_everything else None
+    def forgetful(tree: Any, component: Any, anchor: Node, segment: tuple[Span, ...]) -> None:
+        low = max(0, anchor.start) if component.is_prefix_closed else None
         if low:
             segment = tuple(Span(min(1, span.end), span.end) for span in segment)
-        unpin(tree, track, anchor, segment)
+        unpin(tree, component, anchor, segment)
 
     patch.setattr(pinning, "_unpin", forgetful)
 
@@ -87,11 +87,11 @@ def a_split_forgets_pins(patch: Patch) -> None:
 
     def forgetful(self: Tree, node: Node, at: int) -> Node:
         upper = split(self, node, at)
-        for track, cell in zip(self.tracks, upper.cells):
+        for component, cell in zip(self.components, upper.cells):
             if cell.device_pins and cell.device is not None:
                 slots = len(cell.device) // 4
-                track.device.pinned -= slots
-                track.device.evictable += slots
+                component.device.pinned -= slots
+                component.device.evictable += slots
             cell.device_pins = 0
         return upper
 
@@ -116,16 +116,16 @@ def a_transfer_is_published_before_it_ran(patch: Patch) -> None:
 def an_eviction_ignores_pins(patch: Patch) -> None:
     choose = eviction.next_device_victim
 
-    def careless(tree: Tree, track: Any) -> Any:
+    def careless(tree: Tree, component: Any) -> Any:
         for node in tree.nodes():
-            cell = node.cells[track.index]
+            cell = node.cells[component.index]
             if cell.device is not None and cell.device_pins:
                 cell.device_pins = 0
                 slots = len(cell.device) // 4
-                track.device.pinned -= slots
-                track.device.evictable += slots
-                return eviction.Victim(node, track, [track], False)
-        return choose(tree, track)
+                component.device.pinned -= slots
+                component.device.evictable += slots
+                return eviction.Victim(node, component, [component], False)
+        return choose(tree, component)
 
     patch.setattr(eviction, "next_device_victim", careless)
 
@@ -134,13 +134,13 @@ def an_eviction_ignores_pins(patch: Patch) -> None:
 def an_eviction_takes_one_victim_too_many(patch: Patch) -> None:
     evict = eviction.evict_device
 
-    def greedy(tree: Tree, track: Any, n_slots: int) -> int:
-        before = track.device.free
-        evict(tree, track, n_slots)
-        victim = eviction.next_device_victim(tree, track)
+    def greedy(tree: Tree, component: Any, n_slots: int) -> int:
+        before = component.device.free
+        evict(tree, component, n_slots)
+        victim = eviction.next_device_victim(tree, component)
         if victim is not None:
             eviction.evict_victim(tree, victim)
-        freed: int = track.device.free - before
+        freed: int = component.device.free - before
         return freed
 
     patch.setattr(eviction, "evict_device", greedy)
@@ -150,12 +150,12 @@ def an_eviction_takes_one_victim_too_many(patch: Patch) -> None:
 def the_latest_used_goes_first(patch: Patch) -> None:
     choose = eviction.next_device_victim
 
-    def backwards(tree: Tree, track: Any) -> Any:
-        nodes = [node for node in tree.nodes() if tree.is_device_candidate(node, track)]
+    def backwards(tree: Tree, component: Any) -> Any:
+        nodes = [node for node in tree.nodes() if tree.is_device_candidate(node, component)]
         if not nodes:
-            return choose(tree, track)
-        node = max(nodes, key=lambda each: each.cells[track.index].stamp)
-        return eviction.Victim(node, track, [track], False)
+            return choose(tree, component)
+        node = max(nodes, key=lambda each: each.cells[component.index].stamp)
+        return eviction.Victim(node, component, [component], False)
 
     patch.setattr(eviction, "next_device_victim", backwards)
 
@@ -164,8 +164,8 @@ def the_latest_used_goes_first(patch: Patch) -> None:
 def a_load_back_forgets_a_node(patch: Patch) -> None:
     plan = operations.load_plan
 
-    def forgetful(receipt: Any, tracks: Any) -> list[list[Node]]:
-        return [nodes[1:] for nodes in plan(receipt, tracks)]
+    def forgetful(receipt: Any, components: Any) -> list[list[Node]]:
+        return [nodes[1:] for nodes in plan(receipt, components)]
 
     patch.setattr(operations, "load_plan", forgetful)
 
@@ -174,8 +174,8 @@ def a_load_back_forgets_a_node(patch: Patch) -> None:
 def a_budget_forgets_the_load_back(patch: Patch) -> None:
     demand = budget.default_demand
 
-    def forgetful(track: Any, query: Any) -> Demand:
-        found = demand(track, query)
+    def forgetful(component: Any, query: Any) -> Demand:
+        found = demand(component, query)
         return found._replace(now=found.now - query.host_slots)
 
     patch.setattr(budget, "default_demand", forgetful)
@@ -183,12 +183,12 @@ def a_budget_forgets_the_load_back(patch: Patch) -> None:
 
 @mutant("window", "I9", "A7", "L6", "I3")
 def pages_behind_the_window_are_kept(patch: Patch) -> None:
-    patch.setattr(PrivateSlots, "left_behind", lambda self, request, page: 0)
+    patch.setattr(RequestSlots, "left_behind", lambda self, request, page: 0)
 
 
 @mutant("state", "M8")
 def a_state_is_shared_instead_of_copied(patch: Patch) -> None:
-    patch.setattr(PrivateSlots, "_copy", lambda self, track, source, target: None)
+    patch.setattr(RequestSlots, "_copy", lambda self, component, source, target: None)
 
 
 @mutant("everything+window", "M1", "M3")

@@ -15,16 +15,16 @@ from typing import Any, cast
 
 import pytest
 
-from kvgraft.admission.account import Account
 from kvgraft.admission.budget import Budget, _own_slots
 from kvgraft.admission.waiting import WaitingQueue
 from kvgraft.cache import Cache
-from kvgraft.leasing import Leasing
-from kvgraft.loading import Loading
-from kvgraft.mirroring import Mirroring, _with_gaps_above
-from kvgraft.private import PrivateSlots
-from kvgraft.room import Room
-from kvgraft.sharing import Sharing
+from kvgraft.requests.account import Account
+from kvgraft.requests.backup import Backups, _with_gaps_above
+from kvgraft.requests.eviction import Evictor
+from kvgraft.requests.leases import Leases
+from kvgraft.requests.load_back import LoadBacks
+from kvgraft.requests.publishing import Publisher
+from kvgraft.requests.slots import RequestSlots
 from kvgraft.transfers import journal
 from kvgraft.transfers.journal import Journal
 from kvgraft.tree import eviction, inserting, matching, operations, pinning
@@ -86,16 +86,16 @@ change(
     "hosted",
     "A7 A12 A2 H7",
     Budget._shortages,
-    "room = track.host.headroom",
-    "room = track.host.capacity",
+    "room = component.host.headroom",
+    "room = component.host.capacity",
 )
 change(
     "a renewed promise ends two pages early",
     TWO,
     "A7 A12",
     Budget._remaining,
-    "track.stored_between(request.allocated, end)",
-    "track.stored_between(request.allocated, max(request.allocated, end - 2))",
+    "component.stored_between(request.allocated, end)",
+    "component.stored_between(request.allocated, max(request.allocated, end - 2))",
 )
 change(
     "what never fits waits for ever",
@@ -423,8 +423,8 @@ change(
     TWO,
     "E2",
     eviction.evict_device,
-    "while track.device.free < target:",
-    "while track.device.free <= target:",
+    "while component.device.free < target:",
+    "while component.device.free <= target:",
 )
 change(
     "HOST eviction takes one victim too many",
@@ -446,7 +446,7 @@ change(
     "what is on its way does not count as a way to resume",
     TWO,
     "T8 E5 R5 B3 E3 E2 T3 I8",
-    eviction.bury_unreachable,
+    eviction.drop_unreachable,
     "if cell.incoming is None and cell.host is None and not on_device:",
     "if cell.host is None and not on_device:",
 )
@@ -455,7 +455,7 @@ change(
     ALL,
     "E3 E2 T7",
     eviction.next_device_victim,
-    "narrower = [other for other in held if other.index in track.narrower]",
+    "narrower = [other for other in held if other.index in component.narrower]",
     "narrower = held",
 )
 
@@ -482,9 +482,9 @@ change(
     TWO,
     "B3 L8 T9",
     operations.begin_demotion,
-    "            track.device.in_flight += len(slots) // SLOT_BYTES\n"
-    "            operation.detached.append((track, slots))\n",
-    "            track.device.allocator.free(slots)\n",
+    "            component.device.in_flight += len(slots) // SLOT_BYTES\n"
+    "            operation.detached.append((component, slots))\n",
+    "            component.device.allocator.free(slots)\n",
 )
 change(
     "what is on its way is loaded again",
@@ -570,7 +570,7 @@ change(
     "a finished request's fence is dropped",
     TWO,
     "B4",
-    Sharing.insert,
+    Publisher.insert,
     "self.journal.fence = fence",
     "pass",
 )
@@ -578,7 +578,7 @@ change(
     "the first fence is kept",
     TWO,
     "B4",
-    Sharing.insert,
+    Publisher.insert,
     "if fence is not None:",
     "if fence is not None and self.journal.fence is None:",
 )
@@ -587,8 +587,8 @@ change(
     TWO,
     "B4",
     Cache.checkpoint,
-    "self.sharing.share(request, page, fence,",
-    "self.sharing.share(request, page, None,",
+    "self.publisher.share(request, page, fence,",
+    "self.publisher.share(request, page, None,",
 )
 change(
     "a failed transfer counts as delivered",
@@ -627,8 +627,8 @@ change(
     "a time-out leaves the pool short",
     TWO,
     "E4 A7",
-    Room._demote,
-    "if track.device.free < n_slots:\n",
+    Evictor._demote,
+    "if component.device.free < n_slots:\n",
     "if False:\n",
 )
 change(
@@ -651,23 +651,23 @@ change(
     "room for a load-back is made a page too large",
     TWO,
     "R3 E2",
-    Loading.start,
-    "sum(track.n_slots(node) for node in nodes))",
-    "sum(track.n_slots(node) for node in nodes) + 1)",
+    LoadBacks.start,
+    "sum(component.n_slots(node) for node in nodes)",
+    "sum(component.n_slots(node) for node in nodes) + 1",
 )
 change(
     "room for a load-back is made for all pools' slots together",
     TWO,
     "R3 E2",
-    Loading.start,
-    "self.room.on_device(track, sum(track.n_slots(node) for node in nodes))",
-    "self.room.on_device(track, sum(each.n_slots(n) for each in tracks for n in nodes))",
+    LoadBacks.start,
+    "sum(component.n_slots(node) for node in nodes)",
+    "sum(each.n_slots(n) for each in components for n in nodes)",
 )
 change(
     "a load-back shared with another stays promised",
     TWO,
     "A11 A12",
-    Loading.start,
+    LoadBacks.start,
     "    for account in request.accounts:\n",
     "    for account in request.accounts if any(plan) else ():\n",
 )
@@ -702,32 +702,32 @@ change(
     "a page too many is given back behind the window",
     TWO,
     "L6 M7 T9",
-    PrivateSlots._behind,
-    "track.reach_pages.spans(page)",
-    "track.reach_pages.spans(page + 1)",
+    RequestSlots._behind,
+    "component.reach_pages.spans(page)",
+    "component.reach_pages.spans(page + 1)",
 )
 change(
     "pins slide a page too far",
     TWO,
     "L6 L3 M7",
     pinning.slide,
-    "kept = common_pages(default_segment(track, position), segment)",
-    "kept = common_pages(default_segment(track, position + 1), segment)",
+    "kept = common_pages(default_segment(component, position), segment)",
+    "kept = common_pages(default_segment(component, position + 1), segment)",
 )
 change(
     "pins do not slide",
     TWO,
     "L6 L7",
     pinning.slide,
-    "if not segment or track.is_everything:",
-    "if not segment or not track.is_state:",
+    "if not segment or component.is_prefix_closed:",
+    "if not segment or not component.is_state:",
 )
 change(
     "a slid pin keeps its HOST part",
     "hosted+window",
     "L6 L1 T8 T6",
     pinning.slide,
-    "pin_host(tree, track, anchor, given, receipt.host_from, -1)",
+    "pin_host(tree, component, anchor, given, receipt.host_from, -1)",
     "pass",
 )
 change(
@@ -742,23 +742,23 @@ change(
     "a live state is the tree's own",
     ALL,
     "M8 T9",
-    PrivateSlots.set_up_states,
-    "            self._copy(track, source, states.live)\n",
+    RequestSlots.set_up_states,
+    "            self._copy(component, source, states.live)\n",
     "",
 )
 change(
     "a duplicate state is lost",
     ALL,
     "T8 H8 A12",
-    PrivateSlots._offer,
-    "        track.device.give_private(duplicate)\n",
+    RequestSlots._offer,
+    "        component.device.give_private(duplicate)\n",
     "",
 )
 change(
     "an aborted request keeps its captured states",
     ALL,
     "T8 H8",
-    PrivateSlots.give_back_all,
+    RequestSlots.give_back_all,
     "for slots in states.owned():",
     "for slots in states.owned()[:1]:",
 )
@@ -767,7 +767,7 @@ change(
     TWO,
     "I4 I2 T9 T8",
     inserting._adopt,
-    "wanted = cells[track.index].device is None",
+    "wanted = cells[component.index].device is None",
     "wanted = True",
 )
 change(
@@ -790,7 +790,7 @@ change(
     "inserts are backed up whatever the policy",
     TWO,
     "B6 B3",
-    Mirroring.inserted,
+    Backups.inserted,
     "and self.policy is WritePolicy.WRITE_THROUGH",
     "",
 )
@@ -798,7 +798,7 @@ change(
     "recomputing is never cheaper",
     TWO,
     "R8",
-    Leasing._recompute,
+    Leases._recompute,
     "return tokens / self.load.prefill_tokens_s < load_s",
     "return False",
 )

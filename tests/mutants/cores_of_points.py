@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from kvgraft.admission import budget
-from kvgraft.admission.account import Account
-from kvgraft.points import ResumePoints
-from kvgraft.private import PrivateSlots
-from kvgraft.request import Request
-from kvgraft.sharing import Sharing
+from kvgraft.requests.account import Account
+from kvgraft.requests.publishing import Publisher
+from kvgraft.requests.request import Request
+from kvgraft.requests.resume_points import ResumePoints
+from kvgraft.requests.slots import RequestSlots
 from kvgraft.tree import inserting, pinning
+from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
-from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Demand
 
@@ -38,11 +38,13 @@ def a_point_lies_a_page_early(patch: Patch) -> None:
 
 @mutant("everything+window+state", "I10", "I9", "I1")
 def a_point_is_kept_for_states_only(patch: Patch) -> None:
-    def useless(self: Any, request: Request, track: Track, runs: list[Any]) -> list[Any]:
-        self._free(request, track, runs)
+    def useless(
+        self: Any, request: Request, component: TreeComponent, runs: list[Any]
+    ) -> list[Any]:
+        self._free(request, component, runs)
         return []
 
-    patch.setattr(PrivateSlots, "_classed", useless)
+    patch.setattr(RequestSlots, "_classed", useless)
 
 
 @mutant("everything+window", "I12")
@@ -58,12 +60,12 @@ def a_grid_is_never_thinned(patch: Patch) -> None:
 
 @mutant("everything+window", "I10", "I9", "T7")
 def a_point_of_the_grid_is_seen_once_its_pages_have_left(patch: Patch) -> None:
-    edited(Sharing._insert, "max(end, request.computed // self.tree.page_size)", "end")(patch)
+    edited(Publisher._insert, "max(end, request.computed // self.tree.page_size)", "end")(patch)
 
 
 @mutant("everything+state", "I10", "I11")
 def a_skipped_point_is_not_counted(patch: Patch) -> None:
-    edited(PrivateSlots.settle_due, "skipped[PointKind.GRID] += 1", "skipped[PointKind.GRID] += 0")(
+    edited(RequestSlots.settle_due, "skipped[PointKind.GRID] += 1", "skipped[PointKind.GRID] += 0")(
         patch
     )
 
@@ -73,19 +75,19 @@ def a_skipped_point_is_not_counted(patch: Patch) -> None:
 
 @mutant("everything+window", "I1", "I9", "I10", "T9")
 def pages_are_published_after_they_went(patch: Patch) -> None:
-    publish = Sharing.publish
+    publish = Publisher.publish
 
-    def late(self: Sharing, request: Request, end: int, position: int) -> None:
+    def late(self: Publisher, request: Request, end: int, position: int) -> None:
         self.slots.give_back_behind(request, position)
         publish(self, request, end, position)
 
-    patch.setattr(Sharing, "publish", late)
+    patch.setattr(Publisher, "publish", late)
 
 
 @mutant("everything+window", "I9", "I10", "I1")
 def a_decode_gives_back_what_points_need(patch: Patch) -> None:
     edited(
-        Sharing.leave_behind,
+        Publisher.leave_behind,
         "if not self.slots.is_worth_keeping(request, page):",
         "if True:",
     )(patch)
@@ -113,13 +115,17 @@ def what_is_left_behind_stays_pinned(patch: Patch) -> None:
     def greedy(tree: Tree, receipt: Any, anchor: Node, boundary: int) -> None:
         node = anchor
         while node is not receipt.anchor and node.parent is not None:
-            for track in tree.tracks:
-                cell = node.cells[track.index]
-                if not track.is_everything and cell.device is not None and not cell.device_pins:
+            for component in tree.components:
+                cell = node.cells[component.index]
+                if (
+                    not component.is_prefix_closed
+                    and cell.device is not None
+                    and not cell.device_pins
+                ):
                     cell.device_pins += 1
                     n_slots = len(cell.device) // 4
-                    track.device.pinned += n_slots
-                    track.device.evictable -= n_slots
+                    component.device.pinned += n_slots
+                    component.device.evictable -= n_slots
             node = node.parent
         advance(tree, receipt, anchor, boundary)
 
@@ -135,10 +141,11 @@ def what_is_left_behind_is_promised_again(patch: Patch) -> None:
 def duplicates_of_bounded_reaches_leak(patch: Patch) -> None:
     edited(
         inserting._adopt,
-        "        if not run.is_left:\n            tree.use(node, track)\n"
-        "        track.device.give_private(part.device)\n",
-        "        if not track.is_everything:\n            continue\n        tree.use(node, track)\n"
-        "        track.device.give_private(part.device)\n",
+        "        if not run.is_left:\n            tree.touch(node, component)\n"
+        "        component.device.give_private(part.device)\n",
+        "        if not component.is_prefix_closed:\n            continue\n"
+        "        tree.touch(node, component)\n"
+        "        component.device.give_private(part.device)\n",
     )(patch)
 
 
@@ -149,9 +156,9 @@ def duplicates_of_bounded_reaches_leak(patch: Patch) -> None:
 def points_are_counted_twice_in_the_demand(patch: Patch) -> None:
     demand = budget.default_demand
 
-    def twice(track: Any, query: Any) -> Demand:
-        found = demand(track, query)
-        return found._replace(later=found.later + query.checkpoints * track.is_state)
+    def twice(component: Any, query: Any) -> Demand:
+        found = demand(component, query)
+        return found._replace(later=found.later + query.checkpoints * component.is_state)
 
     patch.setattr(budget, "default_demand", twice)
 
@@ -162,5 +169,5 @@ def points_are_left_out_of_the_demand(patch: Patch) -> None:
     patch.setattr(
         budget,
         "default_demand",
-        lambda track, query: demand(track, query._replace(checkpoints=0)),
+        lambda component, query: demand(component, query._replace(checkpoints=0)),
     )

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvgraft.admission import budget
-from kvgraft.admission.account import Account
 from kvgraft.admission.decision import Decision, Outcome
 from kvgraft.cache import Cache
-from kvgraft.leasing import Leasing
-from kvgraft.private import PrivateSlots
-from kvgraft.room import Room
+from kvgraft.requests.account import Account
+from kvgraft.requests.eviction import Evictor
+from kvgraft.requests.leases import Leases
+from kvgraft.requests.slots import RequestSlots
 from kvgraft.tree import eviction, explaining, inserting, matching, operations, pinning
 from kvgraft.tree.eviction import Victim
 from kvgraft.tree.ledger import Ledger
@@ -32,16 +32,16 @@ def a_pin_stops_at_an_evicted_node(patch: Patch) -> None:
     """F2: the pin of a window ends where data is missing."""
     pin = pinning._pin_span
 
-    def short(tree: Tree, track: Any, anchor: Node, span: Any, stamp: int) -> int:
-        if track.is_everything:
-            return pin(tree, track, anchor, span, stamp)
+    def short(tree: Tree, component: Any, anchor: Node, span: Any, stamp: int) -> int:
+        if component.is_prefix_closed:
+            return pin(tree, component, anchor, span, stamp)
         node, low = anchor, span.start
         while node.parent is not None and node.end > span.start:
-            if node.cells[track.index].device is None:
+            if node.cells[component.index].device is None:
                 low = max(low, node.end)
                 break
             node = node.parent
-        return pin(tree, track, anchor, span._replace(start=min(low, span.end)), stamp)
+        return pin(tree, component, anchor, span._replace(start=min(low, span.end)), stamp)
 
     patch.setattr(pinning, "_pin_span", short)
 
@@ -65,15 +65,15 @@ def a_load_back_starts_from_what_the_base_alone_accepts(patch: Patch) -> None:
 @mutant("everything+window", "E2", "R3")
 def room_is_made_in_a_pool_that_was_not_short(patch: Patch) -> None:
     """F3: the window's shortage evicts the base."""
-    make_room = Room.on_device
+    make_room = Evictor.free_device
 
-    def wide(self: Room, track: Any, n_slots: int) -> bool:
-        base = self.tree.tracks[0]
-        if track is not base and n_slots > track.device.free:
+    def wide(self: Evictor, component: Any, n_slots: int) -> bool:
+        base = self.tree.components[0]
+        if component is not base and n_slots > component.device.free:
             make_room(self, base, base.device.free + 1)
-        return make_room(self, track, n_slots)
+        return make_room(self, component, n_slots)
 
-    patch.setattr(Room, "on_device", wide)
+    patch.setattr(Evictor, "free_device", wide)
 
 
 @mutant("everything+window", "A5")
@@ -104,13 +104,13 @@ def the_device_anchor_counts_what_is_on_host(patch: Patch) -> None:
 
 @mutant("everything", "M4", "A7", "A12")
 def host_hits_are_counted_in_tokens(patch: Patch) -> None:
-    lease = Leasing.lease
+    lease = Leases.lease
 
-    def miscounted(self: Leasing, request: Any, limit: int) -> None:
+    def miscounted(self: Leases, request: Any, limit: int) -> None:
         lease(self, request, limit)
         request.host_slots = tuple(n * 3 for n in request.host_slots)
 
-    patch.setattr(Leasing, "lease", miscounted)
+    patch.setattr(Leases, "lease", miscounted)
 
 
 @mutant("everything", "M9")
@@ -126,9 +126,9 @@ def an_explanation_forgets_the_host(patch: Patch) -> None:
 
 @mutant("state", "R8", "M1")
 def a_load_that_brings_a_state_is_skipped(patch: Patch) -> None:
-    recompute = Leasing._recompute
+    recompute = Leases._recompute
     patch.setattr(
-        Leasing,
+        Leases,
         "_recompute",
         lambda self, found: found.device_anchor < found.anchor or recompute(self, found),
     )
@@ -136,7 +136,7 @@ def a_load_that_brings_a_state_is_skipped(patch: Patch) -> None:
 
 @mutant("everything", "L2", "L1", "T6", "T8", "I8", "T3")
 def an_ended_request_keeps_its_pins(patch: Patch) -> None:
-    patch.setattr(Leasing, "unpin", lambda self, receipt: None)
+    patch.setattr(Leases, "unpin", lambda self, receipt: None)
 
 
 # -- what requests leave behind
@@ -146,13 +146,13 @@ def an_ended_request_keeps_its_pins(patch: Patch) -> None:
 def a_duplicate_is_freed_twice(patch: Patch) -> None:
     adopt = inserting._adopt
 
-    def twice(tree: Tree, node: Node, track: Any, holding: Any) -> bool:
-        adopted = adopt(tree, node, track, holding)
-        if not adopted and holding.runs and node.cells[track.index].device is not None:
+    def twice(tree: Tree, node: Node, component: Any, holding: Any) -> bool:
+        adopted = adopt(tree, node, component, holding)
+        if not adopted and holding.runs and node.cells[component.index].device is not None:
             run = holding.runs[0]
             if run.first < node.end and run.end > node.start:
                 part = run.cut(max(run.first, node.start), min(run.end, node.end))
-                track.device.allocator.free(part.device)
+                component.device.allocator.free(part.device)
         return adopted
 
     patch.setattr(inserting, "_adopt", twice)
@@ -162,33 +162,33 @@ def a_duplicate_is_freed_twice(patch: Patch) -> None:
 def an_insert_replaces_what_the_tree_owned(patch: Patch) -> None:
     adopt = inserting._adopt
 
-    def replacing(tree: Tree, node: Node, track: Any, holding: Any) -> bool:
-        cell = node.cells[track.index]
-        if cell.device is not None and holding.runs and not track.is_state:
+    def replacing(tree: Tree, node: Node, component: Any, holding: Any) -> bool:
+        cell = node.cells[component.index]
+        if cell.device is not None and holding.runs and not component.is_state:
             run = holding.runs[0]
             if run.first <= node.start and run.end >= node.end:
                 part = run.cut(node.start, node.end)
                 cell.device, old = part.device, cell.device
-                track.device.give_private(old)
+                component.device.give_private(old)
                 return False
-        return adopt(tree, node, track, holding)
+        return adopt(tree, node, component, holding)
 
     patch.setattr(inserting, "_adopt", replacing)
 
 
 @mutant("state", "I6", "I7")
 def a_finished_request_donates_no_state(patch: Patch) -> None:
-    patch.setattr(PrivateSlots, "offered_page", lambda self, request, track: 0)
+    patch.setattr(RequestSlots, "offered_page", lambda self, request, component: 0)
 
 
 @mutant("state", "I7", "B3", "M8", "R5", "I1", "I6")
 def a_state_is_captured_a_page_too_late(patch: Patch) -> None:
-    offer = PrivateSlots._offer
+    offer = RequestSlots._offer
 
-    def late(self: Any, request: Any, track: Any, states: Any, page: int, slot: bytes) -> None:
-        offer(self, request, track, states, max(1, page - 1), slot)
+    def late(self: Any, request: Any, component: Any, states: Any, page: int, slot: bytes) -> None:
+        offer(self, request, component, states, max(1, page - 1), slot)
 
-    patch.setattr(PrivateSlots, "_offer", late)
+    patch.setattr(RequestSlots, "_offer", late)
 
 
 @mutant("everything", "H8", "T8", "T9")
@@ -196,7 +196,7 @@ def an_aborted_request_keeps_its_slots(patch: Patch) -> None:
     def forgetful(self: Any, request: Any) -> None:
         request.runs, request.states = [], []
 
-    patch.setattr(PrivateSlots, "give_back_all", forgetful)
+    patch.setattr(RequestSlots, "give_back_all", forgetful)
 
 
 # -- eviction
@@ -206,19 +206,19 @@ def an_aborted_request_keeps_its_slots(patch: Patch) -> None:
 def a_cascade_takes_a_wider_component(patch: Patch) -> None:
     choose = eviction.next_device_victim
 
-    def wide(tree: Tree, track: Any) -> Victim | None:
-        victim = choose(tree, track)
+    def wide(tree: Tree, component: Any) -> Victim | None:
+        victim = choose(tree, component)
         if victim is None or victim.at_leaf:
             return victim
         held = [
             other
-            for other in tree.tracks
+            for other in tree.components
             if (cell := victim.node.cells[other.index]).device is not None and not cell.device_pins
         ]
-        return victim._replace(tracks=held)
+        return victim._replace(components=held)
 
     patch.setattr(eviction, "next_device_victim", wide)
-    patch.setattr("kvgraft.room.eviction.next_device_victim", wide)
+    patch.setattr("kvgraft.requests.eviction.eviction.next_device_victim", wide)
 
 
 @mutant("window", "T7", "T12")
@@ -234,23 +234,23 @@ def recency_comes_from_a_clock_of_seconds(patch: Patch) -> None:
 
 @mutant("everything", "E6", "E2")
 def an_eviction_says_it_freed_what_was_asked(patch: Patch) -> None:
-    patch.setattr(Room, "make_free", lambda self, track, n_slots, tier: n_slots)
+    patch.setattr(Evictor, "evict", lambda self, component, n_slots, tier: n_slots)
 
 
 @mutant("everything", "E5", "T8", "T6", "E1", "B3", "L5", "M7", "L3", "R1", "R5")
 def host_eviction_takes_the_source_of_a_load_back(patch: Patch) -> None:
     candidate = Tree.is_host_candidate
 
-    def careless(self: Tree, node: Node, track: Any) -> bool:
-        cell = node.cells[track.index]
+    def careless(self: Tree, node: Node, component: Any) -> bool:
+        cell = node.cells[component.index]
         pins, cell.host_pins = cell.host_pins, 0
         try:
-            return candidate(self, node, track)
+            return candidate(self, node, component)
         finally:
             cell.host_pins = pins
 
     patch.setattr(Tree, "is_host_candidate", careless)
-    patch.setattr(eviction, "_host_idle", lambda node, track: True)
+    patch.setattr(eviction, "_host_idle", lambda node, component: True)
 
 
 # -- transfers
@@ -266,17 +266,17 @@ def a_failed_load_back_is_published(patch: Patch) -> None:
 
 @mutant("everything", "R6", "M4", "T8", "T9", "R1")
 def two_requests_load_the_same_pages(patch: Patch) -> None:
-    def greedy(receipt: Any, tracks: Sequence[Any]) -> list[list[Node]]:
+    def greedy(receipt: Any, components: Sequence[Any]) -> list[list[Node]]:
         if receipt.host_from is None:
-            return [[] for _ in tracks]
+            return [[] for _ in components]
         return [
             [
                 node
-                for node in operations.segment_nodes(track, receipt)
-                if node.cells[track.index].device is None
-                and node.cells[track.index].host is not None
+                for node in operations.segment_nodes(component, receipt)
+                if node.cells[component.index].device is None
+                and node.cells[component.index].host is not None
             ]
-            for track in tracks
+            for component in components
         ]
 
     patch.setattr(operations, "load_plan", greedy)
@@ -327,7 +327,7 @@ def a_rejection_keeps_a_promise(patch: Patch) -> None:
     def leaky(self: Any, request: Any) -> Decision:
         decision = decide(self, request)
         if decision.outcome is Outcome.DEFERRED:
-            self.tree.tracks[0].device.promised += 1
+            self.tree.components[0].device.promised += 1
         return decision
 
     patch.setattr(budget.Budget, "decide", leaky)
@@ -342,11 +342,11 @@ def an_ended_request_keeps_its_promise(patch: Patch) -> None:
 def a_states_budget_forgets_the_copy(patch: Patch) -> None:
     default = budget.default_demand
 
-    def forgetful(track: Any, query: Any) -> Any:
-        found = default(track, query)
+    def forgetful(component: Any, query: Any) -> Any:
+        found = default(component, query)
         return (
             found._replace(now=query.host_slots, later=query.checkpoints)
-            if track.is_state
+            if component.is_state
             else found
         )
 

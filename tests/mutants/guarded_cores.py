@@ -38,14 +38,14 @@ GUARDED_CORES: dict[str, BadCore] = {
     "a match takes a window a page short for whole": BadCore(
         ("M1", "M3"),
         "tree/matching.py",
-        "low = boundary - track.window_pages\n",
-        "low = boundary - track.window_pages + 1\n",
+        "low = boundary - component.window_pages\n",
+        "low = boundary - component.window_pages + 1\n",
     ),
     "a match takes the state at a node's end for one inside it": BadCore(
         ("M1", "M3"),
         "tree/matching.py",
-        "-1 if node.end == boundary and readable(",
-        "-1 if readable(",
+        "if node.end == boundary and readable(cell",
+        "if readable(cell",
     ),
     "a match leaves no token to compute": BadCore(
         ("M2",),
@@ -100,13 +100,13 @@ GUARDED_CORES: dict[str, BadCore] = {
     "a state's pin is given up and released again": BadCore(
         ("L1", "L6", "T6", "T8"),
         "tree/pinning.py",
-        "receipt.segments[track.index] = ()\n",
+        "receipt.segments[component.index] = ()\n",
         "pass\n",
     ),
     "what is behind the window stays on the receipt": BadCore(
         ("L1", "L6", "T6", "T8"),
         "tree/pinning.py",
-        "receipt.segments[track.index] = kept\n",
+        "receipt.segments[component.index] = kept\n",
         "pass\n",
     ),
     "a running request gives up all of its window's pins": BadCore(
@@ -154,7 +154,7 @@ GUARDED_CORES: dict[str, BadCore] = {
     ),
     "a candidate keeps the place it was entered with": BadCore(
         ("T7", "T12"),
-        "tree/track.py",
+        "tree/component.py",
         "if there and cell.stamp != stamp and not moved:",
         "if False:",
     ),
@@ -167,76 +167,76 @@ GUARDED_CORES: dict[str, BadCore] = {
     "eviction frees one slot too many": BadCore(
         ("E2",),
         "tree/eviction.py",
-        "before = track.device.free\n    target = before + n_slots",
-        "before = track.device.free\n    target = before + n_slots + 1",
+        "before = component.device.free\n    target = before + n_slots",
+        "before = component.device.free\n    target = before + n_slots + 1",
     ),
     "inside the tree contained components stay behind": BadCore(
         ("E3", "T4"),
         "tree/eviction.py",
-        "narrower = [other for other in held if other.index in track.narrower]",
-        "narrower = [track]",
+        "narrower = [other for other in held if other.index in component.narrower]",
+        "narrower = [component]",
     ),
     "at a leaf a narrow component leaves the wide ones": BadCore(
         ("E3",),
         "tree/eviction.py",
         "if node.live_device == len(held) and not pinned:",
-        "if node.live_device == len(held) and not pinned and track.is_everything:",
+        "if node.live_device == len(held) and not pinned and component.is_prefix_closed:",
     ),
     "HOST eviction does not count what it freed": BadCore(
         ("E6", "I2"),
         "tree/tree.py",
-        "track.host_evictions[cause] += len(slots) // SLOT_BYTES",
+        "component.host_evictions[cause] += len(slots) // SLOT_BYTES",
         "pass",
     ),
     "a load-back makes room for its pages in the state's pool": BadCore(
         ("R3",),
-        "loading.py",
-        "sum(track.n_slots(node) for node in nodes))",
-        "sum(node.end - node.start for node in nodes))",
+        "requests/load_back.py",
+        "sum(component.n_slots(node) for node in nodes)",
+        "sum(node.end - node.start for node in nodes)",
     ),
     "what leaves the device leaves its states behind": BadCore(
         ("B2", "E4"),
         "tree/operations.py",
-        "unbacked = [track for track in needs_backup(tree, node) if track in victims]",
+        "unbacked = [component for component in needs_backup(tree, node) if component in victims]",
         "unbacked = [t for t in needs_backup(tree, node) if t in victims and not t.is_state]",
     ),
     # -- inserts and requests' own slots
     "pages computed twice are not freed": BadCore(
         ("I1", "T9", "H8", "T8"),
         "tree/inserting.py",
-        "        track.device.give_private(part.device)\n",
-        "        track.device.private -= 0\n",
+        "        component.device.give_private(part.device)\n",
+        "        component.device.private -= 0\n",
     ),
     "adjoining runs are joined the wrong way round": BadCore(
         ("T9", "I4", "I1"),
-        "private.py",
+        "requests/slots.py",
         "last.device + run.device",
         "run.device + last.device",
     ),
     "a page inside the window is given back": BadCore(
         ("L6", "I3"),
-        "private.py",
-        "kept, behind = self._behind(request, track, page)",
-        "kept, behind = self._behind(request, track, page + 1)",
+        "requests/slots.py",
+        "kept, behind = self._behind(request, component, page)",
+        "kept, behind = self._behind(request, component, page + 1)",
     ),
     "a finished request is cached beyond its last state": BadCore(
         ("I6", "I7"),
         "cache.py",
-        "page = min(page, self.slots.offered_page(request, track))",
-        "page = max(page, self.slots.offered_page(request, track))",
+        "page = min(page, self.slots.offered_page(request, component))",
+        "page = max(page, self.slots.offered_page(request, component))",
     ),
     "a finished request keeps the state it followed the decode with": BadCore(
-        ("I7", "I6"), "private.py", "elif states.tracked is not None:", "elif False:"
+        ("I7", "I6"), "requests/slots.py", "elif states.tracked is not None:", "elif False:"
     ),
     "a request begins with an empty state": BadCore(
-        ("M8",), "private.py", "self._copy(track, source, states.live)", "pass"
+        ("M8",), "requests/slots.py", "self._copy(component, source, states.live)", "pass"
     ),
     "a captured state is never written": BadCore(
-        ("I7", "M8"), "private.py", "self._copy(track, states.live, slot)", "pass"
+        ("I7", "M8"), "requests/slots.py", "self._copy(component, states.live, slot)", "pass"
     ),
     "a state due is kept as the decode's": BadCore(
         ("I6", "I7", "A6"),
-        "private.py",
+        "requests/slots.py",
         "states.due, states.due_as = page, due_as",
         "states.due, states.due_as = page, Due.DECODED",
     ),
@@ -250,8 +250,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "a demand has no slack": BadCore(
         ("A1",),
         "admission/demand.py",
-        "total = track.stored_between(held, last + SLACK_PAGES)",
-        "total = track.stored_between(held, last)",
+        "total = component.stored_between(held, last + SLACK_PAGES)",
+        "total = component.stored_between(held, last)",
     ),
     "a window's demand leaves out what it holds": BadCore(
         ("A1", "A4", "A7"),
@@ -279,13 +279,13 @@ GUARDED_CORES: dict[str, BadCore] = {
     ),
     "a window is promised what the rest of the request takes": BadCore(
         ("A1", "A4"),
-        "admission/account.py",
+        "requests/account.py",
         "target = min(target, self.remaining)",
         "target = max(target, self.remaining)",
     ),
     "what a load-back took stays promised": BadCore(
         ("A11", "A12", "A1"),
-        "admission/account.py",
+        "requests/account.py",
         "self.ledger.promised -= self.load\n",
         "pass\n",
     ),
@@ -298,13 +298,13 @@ GUARDED_CORES: dict[str, BadCore] = {
     # -- transfers
     "children are backed up before their parents": BadCore(
         ("B1",),
-        "mirroring.py",
+        "requests/backup.py",
         "return sorted(chain.values(), key=lambda each: each.end)",
         "return sorted(chain.values(), key=lambda each: -each.end)",
     ),
     "only the first node that gained data is backed up": BadCore(
         ("B6",),
-        "mirroring.py",
+        "requests/backup.py",
         "_with_gaps_above(self.tree, anchor, nodes, since), fence",
         "_with_gaps_above(self.tree, anchor, nodes, since)[:1], fence",
     ),
@@ -323,15 +323,15 @@ GUARDED_CORES: dict[str, BadCore] = {
     ),
     "rows of a backup are crossed": BadCore(
         ("B3",),
-        "transfers/copies.py",
+        "pools/copies.py",
         "lanes, partner, device_rows, host_rows)",
         "lanes, partner, device_rows, host_rows.flip(0))",
     ),
     "a load-back leaves out the first node": BadCore(
         ("R1", "M4"),
         "tree/operations.py",
-        "            for node in segment_nodes(track, receipt)\n            if (cell",
-        "            for node in segment_nodes(track, receipt)[1:]\n            if (cell",
+        "            for node in segment_nodes(component, receipt)\n            if (cell",
+        "            for node in segment_nodes(component, receipt)[1:]\n            if (cell",
     ),
     "a load-back fetches what is on its way already": BadCore(
         ("R6", "M4"),
@@ -349,11 +349,11 @@ GUARDED_CORES: dict[str, BadCore] = {
         ("R5", "T8"),
         "tree/operations.py",
         "if present is not None or hangs:",
-        "if present is not None or hangs or (track.is_state and not operation.to_host):",
+        "if present is not None or hangs or (component.is_state and not operation.to_host):",
     ),
     "loading and computing are weighed the wrong way round": BadCore(
         ("R8",),
-        "leasing.py",
+        "requests/leases.py",
         "return tokens / self.load.prefill_tokens_s < load_s",
         "return tokens / self.load.prefill_tokens_s > load_s",
     ),
@@ -374,15 +374,15 @@ GUARDED_CORES: dict[str, BadCore] = {
     "pages that arrive change places": BadCore(
         ("S5", "S9", "S4"),
         "tree/arriving.py",
-        "arrival.slots[track.index][pages].tobytes()",
-        "arrival.slots[track.index][pages][::-1].tobytes()",
+        "arrival.slots[component.index][pages].tobytes()",
+        "arrival.slots[component.index][pages][::-1].tobytes()",
     ),
     "a prefetch keeps what it did not publish": BadCore(
         ("S5", "T8", "R2"),
         "storage_tier/fetching.py",
-        "            self._free(track, arrived)\n",
-        "            each = self.scene.slabs.nbytes[track.index]\n"
-        "            self.nbytes -= each * self._slots[track.index][arrived].size\n"
+        "            self._free(component, arrived)\n",
+        "            each = self.context.slabs.nbytes[component.index]\n"
+        "            self.nbytes -= each * self._slots[component.index][arrived].size\n"
         "            arrived[:] = False\n",
     ),
     "a prefetch does not pin where it begins": BadCore(

@@ -9,7 +9,7 @@ from hypothesis import settings
 
 from kvgraft import Component, Demand, DemandQuery, Everything, Reach, Tier
 from kvgraft.errors import PluginError
-from kvgraft.registry import Plugin, load_plugin
+from kvgraft.packages.registry import Plugin, load_plugin
 from kvgraft.testing import CLAUSES, Result, Status
 from kvgraft.testing.checking import Checker
 from kvgraft.testing.machine import machine_for, references, search, setup_for

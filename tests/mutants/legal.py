@@ -22,7 +22,7 @@ from kvgraft import (
     Span,
     Trailing,
 )
-from kvgraft.slots import SlotAllocator
+from kvgraft.pools.allocator import SlotAllocator
 from kvgraft.transfers import pair_planes
 
 from ..model.patterns import BlockSparse, Strided

@@ -137,7 +137,7 @@ class Package:
 
 
 def _private(name: str, slots: int) -> PrivatePool:
-    from kvgraft.slots import SlotAllocator
+    from kvgraft.pools.allocator import SlotAllocator
 
     return PrivatePool(name, SlotAllocator(slots))
 

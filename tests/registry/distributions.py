@@ -35,7 +35,7 @@ def create_component(options, context):
 
 DISCOVER = """
 import json
-from kvgraft.registry import discover
+from kvgraft.packages.registry import discover
 print(json.dumps({each.name: [each.distribution, each.version, each.problem]
                   for each in discover()}))
 """

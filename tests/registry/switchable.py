@@ -28,7 +28,7 @@ from kvgraft import (
     TransferQuery,
     hookimpl,
 )
-from kvgraft.registry import Plugin, load_plugin
+from kvgraft.packages.registry import Plugin, load_plugin
 from kvgraft.transfers import PlaneCopy
 
 __all__ = ["Package"]

@@ -241,7 +241,9 @@ def test_all_broken_packages_together_leave_the_sound_ones_alone(
 
 def test_asked_for_a_broken_package_is_an_error_and_others_still_work(shelf: Shelf) -> None:
     shelf.put("kvgraft-thrown", "raise RuntimeError('no luck')")
-    code = "from kvgraft.registry import select; select(['full', 'swa']); select(['thrown'])"
+    code = (
+        "from kvgraft.packages.registry import select; select(['full', 'swa']); select(['thrown'])"
+    )
     done = shelf.run("-c", code)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
@@ -261,7 +263,7 @@ def test_the_command_lists_a_broken_package_as_broken_with_its_reason(shelf: She
 
 
 def test_a_missing_component_is_an_error_that_says_what_is_installed(shelf: Shelf) -> None:
-    done = shelf.run("-c", "from kvgraft.registry import select; select(['sinks'])")
+    done = shelf.run("-c", "from kvgraft.packages.registry import select; select(['sinks'])")
     assert (
         "component 'sinks' is not installed; installed: full, hisparse, mamba, swa; "
         in (done.stderr.splitlines()[-1])

@@ -28,7 +28,7 @@ from kvgraft import (
     TransferQuery,
     WritePolicy,
 )
-from kvgraft.request import Request, Stage
+from kvgraft.requests.request import Request, Stage
 from kvgraft.transfers import SteppedTransferEngine
 
 from .switchable import Package
@@ -87,22 +87,22 @@ class Scene:
         tree = self.cache.tree
         books: dict[str, Any] = {}
         for node in tree.nodes():
-            for track in tree.tracks:
-                cell = node.cells[track.index]
+            for component in tree.components:
+                cell = node.cells[component.index]
                 for tier, slots, pins in (
                     ("device", cell.device, cell.device_pins),
                     ("host", cell.host, cell.host_pins),
                 ):
                     for page in range(node.start, node.end):
                         at = (page - node.start) * 4
-                        books[f"{track.name} {tier} {_prefix(node)[: (page + 1) * PAGE]}"] = (
+                        books[f"{component.name} {tier} {_prefix(node)[: (page + 1) * PAGE]}"] = (
                             slots[at : at + 4] if slots else None,
                             pins,
                         )
-        for track in tree.tracks:
-            for ledger in (track.device, track.host):
+        for component in tree.components:
+            for ledger in (component.device, component.host):
                 if ledger is not None:
-                    books[f"{track.name} {ledger.tier}"] = (
+                    books[f"{component.name} {ledger.tier}"] = (
                         *ledger.counts().items(),
                         ledger.promised,
                     )
@@ -128,8 +128,8 @@ class Scene:
         self.cache.check_integrity()
         assert not self.first.segments
         assert not self.second.segments
-        for track in self.cache.tree.tracks:
-            for ledger in (track.device, track.host):
+        for component in self.cache.tree.components:
+            for ledger in (component.device, component.host):
                 if ledger is not None:
                     held = (ledger.pinned, ledger.private, ledger.in_flight, ledger.promised)
                     assert held == (0, 0, 0, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvgraft import Cache, CacheConfig, Span, TokenKey
-from kvgraft.registry import load_plugin
+from kvgraft.packages.registry import load_plugin
 
 from ..mutants.packages import paged
 
@@ -20,7 +20,7 @@ def test_a_checkpoint_takes_the_new_pins_before_it_drops_the_old_ones() -> None:
 
     def release(component: Any, segment: list[Span]) -> None:
         told.append(("release", segment[-1].end if segment else 0))
-        pinned.append(cache.tree.tracks[0].device.pinned)
+        pinned.append(cache.tree.components[0].device.pinned)
 
     package = paged(hooks={"acquire_component_lock": acquire, "release_component_lock": release})
     plugin = load_plugin("pins", package.implementation("pins"))

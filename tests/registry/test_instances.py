@@ -43,7 +43,7 @@ def test_each_instance_has_its_own_reach_pools_and_ledger() -> None:
         guard="on",
         load=None,
     )
-    capacities = {track.name: track.device.capacity for track in cache.tree.tracks}
+    capacities = {component.name: component.device.capacity for component in cache.tree.components}
     assert capacities == {
         "full": 64,
         "full@wide": 128,
@@ -53,7 +53,7 @@ def test_each_instance_has_its_own_reach_pools_and_ledger() -> None:
         "mamba@b": 12,
     }
     assert serve(cache, range(400)) == 0
-    held = {t.name: t.device.evictable for t in cache.tree.tracks if not t.is_state}
+    held = {t.name: t.device.evictable for t in cache.tree.components if not t.is_state}
     assert held["full"] == held["full@wide"] == 25
     # the far window of every chunk end is worth keeping, or left behind
     assert held["swa@near"] < held["swa@far"] <= held["full"]

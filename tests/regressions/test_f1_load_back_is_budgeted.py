@@ -17,7 +17,7 @@ from kvgraft import (
 )
 from kvgraft.admission import Outcome
 from kvgraft.admission.budget import Budget
-from kvgraft.request import Request
+from kvgraft.requests.request import Request
 
 from ..serving.components import PagedPackage
 from ..serving.server import OutOfSlotsError, Server
@@ -164,18 +164,18 @@ def test_host_hits_are_charged_once_and_not_again_while_running(name: str) -> No
     server.serve(PROMPT)
     server.empty_device()
     request = server.begin([*PROMPT, 1, 2, 3, 4], reserve=4, chunk=2)
-    tracks = cache.tree.tracks
+    components = cache.tree.components
     assert cache.admit(request).admitted
-    promised = [track.device.promised for track in tracks]
+    promised = [component.device.promised for component in components]
     server.load_back(request)
-    spent = [before - track.device.promised for before, track in zip(promised, tracks)]
+    spent = [before - component.device.promised for before, component in zip(promised, components)]
     assert spent == list(request.host_slots)
     server.prefill(request)
     server.decode(request, 4)
-    for track in tracks:
-        assert 0 <= track.device.promised <= promised[track.index] - spent[track.index]
+    for component in components:
+        assert 0 <= component.device.promised <= promised[component.index] - spent[component.index]
     cache.abort(request)
-    assert [track.device.promised for track in tracks] == [0] * len(tracks)
+    assert [component.device.promised for component in components] == [0] * len(components)
     cache.close()
 
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from kvgraft import IntegrityError, Tier
 from kvgraft.cache import Cache
-from kvgraft.request import Request
+from kvgraft.requests.request import Request
 from kvgraft.tree import matching, operations, pinning
+from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.node import Node
 from kvgraft.tree.segments import default_segment
-from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Span
 
@@ -39,9 +39,9 @@ def deeper_nodes_are_on_host_for_the_base_alone(setup: Setup) -> None:
             server.serve(tokens)
         server.empty_device()
         keepers = [server.begin([*tokens, 1]) for tokens in (A, ABC)]
-        for track in cache.tree.tracks[1:]:
-            assert track.host is not None
-            cache.evict(track.name, track.host.capacity, Tier.HOST)
+        for component in cache.tree.components[1:]:
+            assert component.host is not None
+            cache.evict(component.name, component.host.capacity, Tier.HOST)
         for keeper in keepers:
             cache.abort(keeper)
         told = cache.explain(TokenKey([*AB, 2]))
@@ -84,17 +84,19 @@ def walk_from_the_last_host_node(patch: pytest.MonkeyPatch) -> None:
     """The field bug, pins excepted: only the load-back walks up from the deepest node on HOST."""
     plan = operations.load_plan
 
-    def from_below(receipt: pinning.Receipt, tracks: tuple[Track, ...]) -> list[list[Node]]:
+    def from_below(
+        receipt: pinning.Receipt, components: tuple[TreeComponent, ...]
+    ) -> list[list[Node]]:
         if receipt.host_from is None:
-            return plan(receipt, tracks)
+            return plan(receipt, components)
         node, below = receipt.anchor, [receipt.anchor]
         while below:
             each = below.pop()
             below += each.each_child()
             if each.cells[0].host is not None and each.end > node.end:
                 node = each
-        segments = [default_segment(track, node.end) for track in tracks]
-        return plan(pinning.Receipt(node, segments, 0), tracks)
+        segments = [default_segment(component, node.end) for component in components]
+        return plan(pinning.Receipt(node, segments, 0), components)
 
     patch.setattr(operations, "load_plan", from_below)
 
@@ -134,14 +136,14 @@ def a_pin_outlives_the_load_back_that_fills_its_segment(setup: Setup) -> None:
         cache.finish(runner)
         cache.drain()
         cache.check_integrity()
-        assert all(track.device.pinned == 0 for track in cache.tree.tracks)
+        assert all(component.device.pinned == 0 for component in cache.tree.components)
         assert all(not cell.device_pins for node in cache.tree.nodes() for cell in node.cells)
     finally:
         cache.close()
 
 
 def _device_books(cache: Cache) -> dict[str, dict[str, int]]:
-    return {track.name: track.device.counts() for track in cache.tree.tracks}
+    return {component.name: component.device.counts() for component in cache.tree.components}
 
 
 @pytest.mark.parametrize("name", sorted(SETUPS))
@@ -163,17 +165,17 @@ def count_evicted_nodes(patch: pytest.MonkeyPatch) -> None:
     """The field bug: pinning moves the ledger by nodes without data as well."""
     pin_span, pin_state = pinning._pin_span, pinning._pin_state
 
-    def span(tree: Tree, track: Track, anchor: Node, span: Span, stamp: int) -> int:
-        moved = pin_span(tree, track, anchor, span, stamp)
+    def span(tree: Tree, component: TreeComponent, anchor: Node, span: Span, stamp: int) -> int:
+        moved = pin_span(tree, component, anchor, span, stamp)
         for node in _covered(anchor, *span):
-            cell = node.cells[track.index]
+            cell = node.cells[component.index]
             if cell.device is None and cell.device_pins == 1:
-                moved += track.n_slots(node)
+                moved += component.n_slots(node)
         return moved
 
-    def state(track: Track, anchor: Node, stamp: int) -> int:
-        moved = pin_state(track, anchor, stamp)
-        cell = anchor.cells[track.index]
+    def state(component: TreeComponent, anchor: Node, stamp: int) -> int:
+        moved = pin_state(component, anchor, stamp)
+        cell = anchor.cells[component.index]
         return 1 if cell.device is None and cell.device_pins == 1 else moved
 
     patch.setattr(pinning, "_pin_span", span)
@@ -184,25 +186,27 @@ def skip_evicted_nodes_on_both_ways(patch: pytest.MonkeyPatch) -> None:
     """The field bug: acquire passes over evicted nodes, release over those evicted *then*."""
     pin_span, pin_state, unpin = pinning._pin_span, pinning._pin_state, pinning._unpin
 
-    def span(tree: Tree, track: Track, anchor: Node, span: Span, stamp: int) -> int:
-        moved = pin_span(tree, track, anchor, span, stamp)
+    def span(tree: Tree, component: TreeComponent, anchor: Node, span: Span, stamp: int) -> int:
+        moved = pin_span(tree, component, anchor, span, stamp)
         for node in _covered(anchor, *span):
-            if node.cells[track.index].device is None:
-                node.cells[track.index].device_pins -= 1
+            if node.cells[component.index].device is None:
+                node.cells[component.index].device_pins -= 1
         return moved
 
-    def state(track: Track, anchor: Node, stamp: int) -> int:
-        moved = pin_state(track, anchor, stamp)
-        if anchor.cells[track.index].device is None:
-            anchor.cells[track.index].device_pins -= 1
+    def state(component: TreeComponent, anchor: Node, stamp: int) -> int:
+        moved = pin_state(component, anchor, stamp)
+        if anchor.cells[component.index].device is None:
+            anchor.cells[component.index].device_pins -= 1
         return moved
 
-    def release(tree: Tree, track: Track, anchor: Node, segment: tuple[Span, ...]) -> None:
+    def release(
+        tree: Tree, component: TreeComponent, anchor: Node, segment: tuple[Span, ...]
+    ) -> None:
         nodes = [node for low, high in segment for node in _covered(anchor, low, high)]
-        for node in [anchor] if track.is_state and segment else nodes:
-            if node.cells[track.index].device is None:
-                node.cells[track.index].device_pins += 1
-        unpin(tree, track, anchor, segment)
+        for node in [anchor] if component.is_state and segment else nodes:
+            if node.cells[component.index].device is None:
+                node.cells[component.index].device_pins += 1
+        unpin(tree, component, anchor, segment)
 
     patch.setattr(pinning, "_pin_span", span)
     patch.setattr(pinning, "_pin_state", state)
@@ -242,8 +246,8 @@ def test_pins_are_undone_under_every_interleaving(name: str, random: Random) -> 
             else:
                 cache.abort(request)
         elif action == "evict":
-            track = random.choice(cache.tree.tracks)
-            cache.evict(track.name, random.randint(1, track.device.capacity))
+            component = random.choice(cache.tree.components)
+            cache.evict(component.name, random.randint(1, component.device.capacity))
         elif held:
             cache.abort(held.pop(random.randrange(len(held))))
         cache.check_integrity()
@@ -251,6 +255,8 @@ def test_pins_are_undone_under_every_interleaving(name: str, random: Random) -> 
         cache.abort(request)
     cache.drain()
     cache.check_integrity()
-    assert all(track.device.pinned == 0 for track in cache.tree.tracks)
-    assert all(track.host is None or track.host.pinned == 0 for track in cache.tree.tracks)
+    assert all(component.device.pinned == 0 for component in cache.tree.components)
+    assert all(
+        component.host is None or component.host.pinned == 0 for component in cache.tree.components
+    )
     cache.close()

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from kvgraft import Reach, TokenKey, Trailing
-from kvgraft.room import Room
+from kvgraft.requests.eviction import Evictor
 from kvgraft.tree import eviction
-from kvgraft.tree.track import Track
+from kvgraft.tree.component import TreeComponent
 
 from ..serving.components import PagedPackage
 from ..serving.server import Server
@@ -55,7 +55,7 @@ def load_back_with_the_narrow_pool_short(
     cache = setup.open(page_size=1, device_tokens=256, host_tokens=256, **options)
     server = Server(cache)
     try:
-        wide, short = cache.tree.tracks
+        wide, short = cache.tree.components
         server.serve(range(chain))
         server.empty_device()
         for end in range(1, len(UNRELATED) + 1):
@@ -87,8 +87,8 @@ def load_back_with_the_narrow_pool_short(
         cache.close()
 
 
-def _in_tree(track: Track) -> int:
-    return track.device.evictable + track.device.pinned
+def _in_tree(component: TreeComponent) -> int:
+    return component.device.evictable + component.device.pinned
 
 
 @pytest.mark.parametrize(("setup", "chain"), CASES, ids=IDS)
@@ -104,26 +104,26 @@ Bug = Callable[[pytest.MonkeyPatch], None]
 def take_the_minimum_over_the_pools(patch: pytest.MonkeyPatch) -> None:
     """The field bug: what is available is the least that any pool has."""
 
-    def on_device(self: Room, track: Track, n_slots: int) -> bool:
-        free = min(each.device.free // each.slots_per_page for each in self.tree.tracks)
-        shortfall = n_slots - free * track.slots_per_page
+    def on_device(self: Evictor, component: TreeComponent, n_slots: int) -> bool:
+        free = min(each.device.free // each.slots_per_page for each in self.tree.components)
+        shortfall = n_slots - free * component.slots_per_page
         if shortfall > 0:
-            eviction.evict_device(self.tree, track, shortfall)
-        return track.device.free >= n_slots
+            eviction.evict_device(self.tree, component, shortfall)
+        return component.device.free >= n_slots
 
-    patch.setattr(Room, "on_device", on_device)
+    patch.setattr(Evictor, "free_device", on_device)
 
 
 def evict_the_base_for_another_pool(patch: pytest.MonkeyPatch) -> None:
     """Its twin: whichever pool is short, the base gives."""
 
-    def on_device(self: Room, track: Track, n_slots: int) -> bool:
-        base = self.tree.tracks[0]
-        while track.device.free < n_slots and eviction.evict_device(self.tree, base, 1):
+    def on_device(self: Evictor, component: TreeComponent, n_slots: int) -> bool:
+        base = self.tree.components[0]
+        while component.device.free < n_slots and eviction.evict_device(self.tree, base, 1):
             pass
-        return track.device.free >= n_slots
+        return component.device.free >= n_slots
 
-    patch.setattr(Room, "on_device", on_device)
+    patch.setattr(Evictor, "free_device", on_device)
 
 
 @pytest.mark.parametrize(("setup", "chain"), CASES, ids=IDS)

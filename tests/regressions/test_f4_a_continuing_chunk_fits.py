@@ -13,7 +13,7 @@ import pytest
 
 from kvgraft import Demand, DemandQuery, Everything, Leading, Reach, Trailing, hookimpl
 from kvgraft.admission.budget import Budget
-from kvgraft.request import Request
+from kvgraft.requests.request import Request
 
 from ..serving.components import PagedPackage
 from ..serving.server import OutOfSlotsError, Server, ledgers, tree_dump
@@ -119,9 +119,9 @@ def _tokens_left(budget: Budget, request: Request) -> int:
     """What the field's budget counted: tokens of the pool, those that make no page included."""
     page_size = budget.tree.page_size
     lefts = []
-    for track in budget.tree.tracks:
-        slots = track.device.headroom + request.accounts[track.index].promised
-        lefts.append(slots // track.slots_per_page * page_size)
+    for component in budget.tree.components:
+        slots = component.device.headroom + request.accounts[component.index].promised
+        lefts.append(slots // component.slots_per_page * page_size)
     return min(lefts) + 36 % page_size
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Generator
 import pytest
 
 from kvgraft import ContractViolation, GuardMode, TokenKey
-from kvgraft.room import Room
+from kvgraft.requests.eviction import Evictor
 from kvgraft.storage_tier.fetching import Fetch
 from kvgraft.storage_tier.inventory import ANY, Bounds, Plan
-from kvgraft.tree.track import Track
+from kvgraft.tree.component import TreeComponent
 
 from ..serving.server import Server, ledgers
 from ..serving.setups import CHUNKED, QUARTERED, SINKS, SSM, Setup, installed, mixed
@@ -62,17 +62,17 @@ def prefetch_with_host_short(
         assert pinned.anchor_tokens == HELD * PAGE
         server.serve(range(800, 800 + 6 * PAGE))
         evictions: list[tuple[str, int]] = []
-        make_room = Room.on_host
+        make_room = Evictor.free_host
 
-        def on_host(self: Room, track: Track, n_slots: int) -> bool:
-            before = track.host.free if track.host else 0
-            done = make_room(self, track, n_slots)
-            if track.host and track.host.free > before:
-                evictions.append((track.name, track.host.free - before))
+        def on_host(self: Evictor, component: TreeComponent, n_slots: int) -> bool:
+            before = component.host.free if component.host else 0
+            done = make_room(self, component, n_slots)
+            if component.host and component.host.free > before:
+                evictions.append((component.name, component.host.free - before))
             return done
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Room, "on_host", on_host)
+            patch.setattr(Evictor, "free_host", on_host)
             before = ledgers(cache)
             put_bug_in()
             key = TokenKey(PROMPT)
@@ -128,8 +128,8 @@ def give_up_whole(patch: pytest.MonkeyPatch) -> None:
     def first_plan(self: Fetch) -> Planning:
         wanted = yield from self._plan(ANY, self._least)
         assert wanted is not None
-        for track, n_slots in zip(self.scene.tree.tracks, wanted.n_slots):
-            if not self.scene.room.on_host(track, n_slots):
+        for component, n_slots in zip(self.context.tree.components, wanted.n_slots):
+            if not self.context.evictor.free_host(component, n_slots):
                 self.reason = "HOST memory is short"
                 return None
         return wanted
@@ -150,7 +150,7 @@ def shrink_to_what_no_state_ends(patch: pytest.MonkeyPatch) -> None:
             pages = [each[: boundary - self.start] for each in plan.pages]
             n_slots = [
                 int(each.sum()) * (1 if t.is_state else t.slots_per_page)
-                for each, t in zip(pages, self.scene.tree.tracks)
+                for each, t in zip(pages, self.context.tree.components)
             ]
             shorter = Plan(boundary, pages, n_slots)
             if self._fits(shorter, bounds):

@@ -30,7 +30,7 @@ def test_the_window_it_resumed_with_is_free_to_go_once_it_lies_behind(
     names: tuple[str, ...],
 ) -> None:
     cache, server = cache_of(*names)
-    window = cache.tree.track("swa").device
+    window = cache.tree.component("swa").device
     request = server.start(LONG, chunk=WINDOW)
     assert request.anchor_tokens == len(PROMPT)
     assert window.pinned == WINDOW

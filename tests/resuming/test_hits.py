@@ -13,7 +13,7 @@ import pytest
 
 from kvgraft import Cache, Chunk, ChunkedLocal, Leading, Reach, TokenKey, Trailing
 from kvgraft.config import parse_config
-from kvgraft.registry import Plugin, load_plugin
+from kvgraft.packages.registry import Plugin, load_plugin
 
 from ..serving.components import PagedPackage
 

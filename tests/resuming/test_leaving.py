@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvgraft import Cache, ConfigError, TokenKey
-from kvgraft.request import Request
+from kvgraft.requests.request import Request
 from kvgraft.types import PointKind
 
 SMALL: dict[str, Any] = {"n_layers": 1, "n_kv_heads": 1, "head_dim": 2}
@@ -50,7 +50,7 @@ def serve(cache: Cache, tokens: Any, **begin: Any) -> int:
 
 
 def left_slots(cache: Cache, component: str) -> int:
-    index = cache.tree.track(component).index
+    index = cache.tree.component(component).index
     cells = [node.cells[index] for node in cache.tree.nodes()]
     return sum(len(cell.device) // 4 for cell in cells if cell.device and cell.stamp < 0)
 
@@ -62,9 +62,9 @@ def test_what_is_left_behind_costs_no_promise() -> None:
     while request.computed < request.prompt:
         n_tokens = cache.next_chunk(request)
         assert cache.allocate(request, n_tokens)
-        before = [track.device.headroom for track in cache.tree.tracks]
+        before = [component.device.headroom for component in cache.tree.components]
         cache.computed(request, n_tokens)
-        after = [track.device.headroom for track in cache.tree.tracks]
+        after = [component.device.headroom for component in cache.tree.components]
         assert all(now >= was for now, was in zip(after, before))
         seen.add(left_slots(cache, "swa"))
     assert max(seen) > 80  # all but the points of 125 pages
@@ -87,7 +87,7 @@ def test_the_windows_of_finished_conversations_outlive_the_leavings_of_a_long_pr
     talks = [range(1000 * n, 1000 * n + 384) for n in range(1, 4)]
     for talk in talks:
         serve(cache, talk)
-    assert cache.tree.track("swa").device.capacity < len(LONG) // PAGE
+    assert cache.tree.component("swa").device.capacity < len(LONG) // PAGE
     serve(cache, LONG, chunk=512)
     for talk in talks:
         assert serve(cache, [*talk, 7, 8, 9]) == 384
@@ -213,8 +213,10 @@ def test_a_point_without_a_slot_is_one_for_no_component() -> None:
     for request in held:
         prefill(cache, request)
     long = start(cache, LONG, reserve=1, chunk=4096)
-    assert cache.tree.track("mamba").device.headroom == 0
-    books = [track.device.promised for track in cache.tree.tracks if not track.is_state]
+    assert cache.tree.component("mamba").device.headroom == 0
+    books = [
+        component.device.promised for component in cache.tree.components if not component.is_state
+    ]
     prefill(cache, long, until=4096)
     n_tokens = cache.next_chunk(long)
     assert cache.allocate(long, n_tokens)

@@ -43,7 +43,7 @@ def test_a_checkpoint_pins_no_state_that_others_promises_count_on() -> None:
         request = server.start(range(PAGE), reserve=PAGE)
         server.prefill(request)
         server.decode(request, 3)
-        states = cache.tree.track("mamba").device
+        states = cache.tree.component("mamba").device
         first = 1000
         while states.headroom:
             server.start(range(first, first + 10))
@@ -60,7 +60,7 @@ def test_a_decode_of_two_tokens_a_step_gets_its_promised_page() -> None:
         server = Server(cache)
         request = server.start(range(13), reserve=14)
         server.prefill(request)
-        pool = cache.tree.track("swa").device
+        pool = cache.tree.component("swa").device
         other = server.start(range(100, 100 + 2 * pool.headroom - 3))
         assert not pool.headroom
         server.decode(request, 8)

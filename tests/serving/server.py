@@ -11,8 +11,8 @@ import numpy.typing as npt
 from kvgraft import Tier, TokenKey
 from kvgraft.admission import Decision
 from kvgraft.cache import Cache
-from kvgraft.request import Request
-from kvgraft.tree.track import Track
+from kvgraft.requests.request import Request
+from kvgraft.tree.component import TreeComponent
 
 __all__ = ["OutOfSlotsError", "Server", "ledgers", "slots_on", "tree_dump"]
 
@@ -110,8 +110,8 @@ class Server:
 
     def empty_device(self) -> None:
         """Evict everything that nobody pins."""
-        for track in self.cache.tree.tracks:
-            self.cache.evict(track.name, track.device.capacity)
+        for component in self.cache.tree.components:
+            self.cache.evict(component.name, component.device.capacity)
 
     # -- bytes
 
@@ -119,10 +119,10 @@ class Server:
         """Stamp tokens up to `end` into the request's slots."""
         first = request.computed // self.cache.tree.page_size
         last = -(-end // self.cache.tree.page_size)
-        for track in self.cache.tree.tracks:
-            for tier, slots, wanted in self._rows(request, track, end, range(first, last)):
-                for key, rows in self._planes[track.name, tier].items():
-                    rows[slots] = self._stamps(track, key, wanted)[:, None]
+        for component in self.cache.tree.components:
+            for tier, slots, wanted in self._rows(request, component, end, range(first, last)):
+                for key, rows in self._planes[component.name, tier].items():
+                    rows[slots] = self._stamps(component, key, wanted)[:, None]
 
     def read(self, request: Request) -> None:
         """Everything the next token needs is on DEVICE and right (R5, L3)."""
@@ -130,35 +130,37 @@ class Server:
         if not computed:
             return
         boundary = -(-computed // self.cache.tree.page_size)
-        for track in self.cache.tree.tracks:
-            pages = [page for span in track.reach_pages.spans(boundary) for page in range(*span)]
-            for tier, slots, wanted in self._rows(request, track, computed, pages):
+        for component in self.cache.tree.components:
+            pages = [
+                page for span in component.reach_pages.spans(boundary) for page in range(*span)
+            ]
+            for tier, slots, wanted in self._rows(request, component, computed, pages):
                 assert min(slots, default=0) >= 0, (
-                    f"{track.name}: a page of the {computed} tokens before is missing"
+                    f"{component.name}: a page of the {computed} tokens before is missing"
                 )
-                for key, rows in self._planes[track.name, tier].items():
-                    stamps = self._stamps(track, key, wanted)[:, None]
+                for key, rows in self._planes[component.name, tier].items():
+                    stamps = self._stamps(component, key, wanted)[:, None]
                     assert (rows[slots] == stamps).all(), (
-                        f"{track.name} {tier}: other bytes than those of {computed} tokens"
+                        f"{component.name} {tier}: other bytes than those of {computed} tokens"
                     )
 
     def _rows(
-        self, request: Request, track: Track, end: int, pages: Sequence[int]
+        self, request: Request, component: TreeComponent, end: int, pages: Sequence[int]
     ) -> Iterator[tuple[str, list[int], list[tuple[bytes, int]]]]:
         """Per tier, slots and what is stamped on them: tokens computed from, row of the page."""
         data, size = bytes(request.key.data), self.cache.tree.page_size
-        if track.is_state:
-            yield "device", [self.cache.state_slot(request, track.name)], [(data[: end * 4], 0)]
+        if component.is_state:
+            yield "device", [self.cache.state_slot(request, component.name)], [(data[: end * 4], 0)]
             return
-        per_page = track.slots_per_page
+        per_page = component.slots_per_page
         wanted = [
             (data[: min(end, (page + 1) * size) * 4], sub)
             for page in pages
             for sub in range(per_page)
         ]
-        tables = {"device": self.cache.table(request, track.name)}
-        if track.home_is_host:
-            tables["host"] = self.cache.host_table(request, track.name)
+        tables = {"device": self.cache.table(request, component.name)}
+        if component.home_is_host:
+            tables["host"] = self.cache.host_table(request, component.name)
         for tier, table in tables.items():
             slots = [
                 int(table[slot]) if slot < len(table) else -1
@@ -168,19 +170,19 @@ class Server:
             yield tier, slots, wanted
 
     def _stamps(
-        self, track: Track, key: tuple[int, str], wanted: list[tuple[bytes, int]]
+        self, component: TreeComponent, key: tuple[int, str], wanted: list[tuple[bytes, int]]
     ) -> npt.NDArray[np.int16]:
-        seed = zlib.crc32(f"{track.name} {key}".encode())
+        seed = zlib.crc32(f"{component.name} {key}".encode())
         return np.array([zlib.crc32(data, seed + sub) % 30_000 + 1 for data, sub in wanted])
 
 
 def ledgers(cache: Cache) -> dict[tuple[str, str], tuple[int, ...]]:
     """Every term of every pool's equation."""
     books = {}
-    for track, private in zip(cache.tree.tracks, cache.private):
-        for ledger in (track.device, track.host, *private):
+    for component, private in zip(cache.tree.components, cache.private):
+        for ledger in (component.device, component.host, *private):
             if ledger is not None:
-                key = (track.name, f"{ledger.tier.value} {len(books)}")
+                key = (component.name, f"{ledger.tier.value} {len(books)}")
                 books[key] = (*ledger.counts().values(), ledger.promised)
     return books
 
@@ -199,15 +201,15 @@ def tree_dump(cache: Cache) -> list[tuple[object, ...]]:
             end = (page + 1) * cache.tree.page_bytes
             last = page + 1 == node.end - node.start
             held = []
-            for track in cache.tree.tracks:
-                cell = node.cells[track.index]
-                if track.is_state and not last:
+            for component in cache.tree.components:
+                cell = node.cells[component.index]
+                if component.is_state and not last:
                     continue
-                size = 4 * (1 if track.is_state else track.slots_per_page)
-                at = 0 if track.is_state else page * size
+                size = 4 * (1 if component.is_state else component.slots_per_page)
+                at = 0 if component.is_state else page * size
                 held.append(
                     (
-                        track.name,
+                        component.name,
                         cell.device and cell.device[at : at + size],
                         cell.host and cell.host[at : at + size],
                         cell.incoming and cell.incoming.slots[at : at + size],
@@ -221,7 +223,7 @@ def tree_dump(cache: Cache) -> list[tuple[object, ...]]:
 
 def slots_on(cache: Cache, tokens: Iterable[int], component: str, tier: Tier) -> list[int | None]:
     """Per page of `tokens`, the component's first slot on a tier; None where it has none."""
-    key, track = TokenKey(tokens), cache.tree.by_name[component]
+    key, tree_component = TokenKey(tokens), cache.tree.by_name[component]
     found: list[int | None] = [None] * (key.n_tokens // cache.tree.page_size)
     page_bytes = cache.tree.page_bytes
     node = cache.tree.root(None)
@@ -230,12 +232,12 @@ def slots_on(cache: Cache, tokens: Iterable[int], component: str, tier: Tier) ->
         if child is None or not key.data.startswith(child.key, node.end * page_bytes):
             break
         node = child
-        cell = node.cells[track.index]
+        cell = node.cells[tree_component.index]
         slots = cell.device if tier is Tier.DEVICE else cell.host
         if slots is not None:
             numbers = memoryview(slots).cast("i").tolist()
-            if track.is_state:
+            if tree_component.is_state:
                 found[node.end - 1] = numbers[0]
             else:
-                found[node.start : node.end] = numbers[:: track.slots_per_page]
+                found[node.start : node.end] = numbers[:: tree_component.slots_per_page]
     return found

@@ -17,7 +17,7 @@ from kvgraft import (
 )
 from kvgraft.cache import Cache
 from kvgraft.config import StorageSettings
-from kvgraft.registry import Plugin, load_plugin, select
+from kvgraft.packages.registry import Plugin, load_plugin, select
 from kvgraft.transfers import TransferEngine
 
 from .components import PagedPackage, StatePackage

@@ -53,14 +53,14 @@ def main(url: str, seed: int, n_requests: int, flushed: int | None = None) -> di
             cache.check_integrity()
             if flushed is not None:
                 assert cache.drain()
-                acknowledge(tier.storage, prefetch.key, flushed)
+                acknowledge(tier.client, prefetch.key, flushed)
     assert cache.drain()
     cache.check_integrity()
     assert tier.prefetching.nbytes_in_flight == tier.storing.nbytes_in_flight == 0
     cache.close()
     counts = {**tier.counts(), "gained": gained, "served": n_requests}
-    if tier.storage.last_error is not None:
-        sys.stderr.write(f"{tier.storage.last_error}\n")
+    if tier.client.last_error is not None:
+        sys.stderr.write(f"{tier.client.last_error}\n")
     return counts
 
 

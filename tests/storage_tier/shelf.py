@@ -134,13 +134,13 @@ def until(condition: Callable[[], object], cache: Cache | None = None) -> None:
 def addresses(cache: Cache, prompt: Iterable[int], component: str) -> list[list[Address]]:
     """Where a component's data of each page of a prompt is stored."""
     key = TokenKey(prompt)
-    naming = tier_of(cache).scene.naming
-    track = cache.tree.track(component)
+    naming = tier_of(cache).context.naming
+    tree_component = cache.tree.component(component)
     cache.tree.hold(None)
     hashes = naming.hashes(bytes(naming.of(cache.tree.root(None)).hashes), key.data)
     cache.tree.let_go(None)
     pages = np.arange(key.n_tokens // cache.tree.page_size)
-    asked = naming.asked(hashes, 0, [(track, pages)], naming.namespace(None))
+    asked = naming.asked(hashes, 0, [(tree_component, pages)], naming.namespace(None))
     per_page = len(asked) // len(pages)
     return [asked[page * per_page : (page + 1) * per_page] for page in pages.tolist()]
 

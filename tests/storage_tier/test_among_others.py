@@ -51,8 +51,8 @@ def test_what_a_backup_brings_at_the_same_time_is_kept_once() -> None:
     cache.check_integrity()
     engine.run_all()
     assert cache.drain()
-    assert cache.tree.tracks[0].host is not None
-    assert cache.tree.tracks[0].host.evictable == 16
+    assert cache.tree.components[0].host is not None
+    assert cache.tree.components[0].host.evictable == 16
     server.empty_device()
     again = cache.begin(TokenKey(PROMPT))
     assert cache.admit(again).admitted
@@ -112,10 +112,10 @@ def test_nothing_is_evicted_for_a_prefetch_that_cannot_be() -> None:
     holders = [cache.begin(TokenKey(range(start, start + 4))) for start in (700, 800, 900)]
     assert all(holder.anchor_tokens == 2 for holder in holders)
     server.serve(range(500, 525))
-    before = cache.tree.tracks[0].host_evictions.copy()
+    before = cache.tree.components[0].host_evictions.copy()
     prefetch = drained(cache, tier_of(cache).prefetch(TokenKey(PROMPT)))
     assert "mamba needs 1 slots and has 0" in prefetch.reason
-    assert cache.tree.tracks[0].host_evictions == before
+    assert cache.tree.components[0].host_evictions == before
     for holder in holders:
         cache.abort(holder)
     cache.close()

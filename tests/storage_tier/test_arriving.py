@@ -51,10 +51,10 @@ def grow(cache: Cache, engine: SteppedTransferEngine, chance: random.Random) -> 
         if chance.random() < 0.5:
             engine.run_all()
             cache.poll()
-        for track in cache.tree.tracks:
+        for component in cache.tree.components:
             for tier in (Tier.DEVICE, Tier.HOST):
                 if chance.random() < 0.4:
-                    cache.evict(track.name, chance.randrange(1, 12), tier)
+                    cache.evict(component.name, chance.randrange(1, 12), tier)
 
 
 def starts(cache: Cache) -> Iterator[Node]:
@@ -73,15 +73,15 @@ def arrival_of(cache: Cache, start: int, chance: random.Random) -> Arrival:
     """Some pages of each component, on slots reserved for them."""
     there, slots = [], []
     share = chance.choice([0.3, 0.8, 1.0])
-    for track in cache.tree.tracks:
-        n_slots = 1 if track.is_state else track.slots_per_page
+    for component in cache.tree.components:
+        n_slots = 1 if component.is_state else component.slots_per_page
         came = np.zeros(PAGES - start, dtype=np.bool_)
         mine = np.zeros((PAGES - start, n_slots), dtype=np.int32)
-        assert track.host is not None
+        assert component.host is not None
         for page in range(PAGES - start):
-            if chance.random() < share and track.host.free >= n_slots:
+            if chance.random() < share and component.host.free >= n_slots:
                 came[page] = True
-                mine[page] = np.frombuffer(track.host.reserve(n_slots) or b"", np.int32)
+                mine[page] = np.frombuffer(component.host.reserve(n_slots) or b"", np.int32)
         there.append(came)
         slots.append(mine)
     hashes = bytes(32) * (PAGES - start)
@@ -118,8 +118,8 @@ def test_what_arrives_hangs_where_it_may_and_the_rest_stays_with_whoever_brought
         if whole:
             assert anchor(cache, end) == end, "all of it came"
         owners: list[SlotOwner] = [
-            (track.name, Tier.HOST, "an arrival", slots[there].tobytes())
-            for track, there, slots in zip(tree.tracks, arrival.there, arrival.slots)
+            (component.name, Tier.HOST, "an arrival", slots[there].tobytes())
+            for component, there, slots in zip(tree.components, arrival.there, arrival.slots)
         ]
         check_integrity(tree, [], owners)
         while engine.pending:
@@ -127,12 +127,15 @@ def test_what_arrives_hangs_where_it_may_and_the_rest_stays_with_whoever_brought
         cache.poll()
         check_integrity(tree, [], owners)
         for name, _, _, slots in owners:
-            ledger = tree.track(name).host
+            ledger = tree.component(name).host
             assert ledger is not None
             ledger.cancel(slots)
         for tier in (Tier.DEVICE, Tier.HOST):
-            for track in (*tree.tracks, *tree.tracks):  # what was below the first is gone
-                cache.evict(track.name, 1000, tier)
+            for component in (
+                *tree.components,
+                *tree.components,
+            ):  # what was below the first is gone
+                cache.evict(component.name, 1000, tier)
             engine.run_all()
             cache.poll()
         assert not tree.n_nodes

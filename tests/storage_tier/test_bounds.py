@@ -21,7 +21,7 @@ LARGE = {"device_tokens": 256, "host_tokens": 512}
 
 
 def host_of(server: Server) -> Ledger:
-    ledger = server.cache.tree.tracks[0].host
+    ledger = server.cache.tree.components[0].host
     assert ledger is not None
     return ledger
 

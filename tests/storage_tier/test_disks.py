@@ -135,7 +135,7 @@ def test_a_directory_that_becomes_read_only_is_down_until_it_is_not(tmp_path: Pa
         counts = traffic.tier.counts()
         assert counts["set.errors"], counts
         assert counts["set.down"], counts
-        assert "Permission denied" in str(traffic.tier.storage.last_error)
+        assert "Permission denied" in str(traffic.tier.client.last_error)
         traffic.recover()
         traffic.finish()
 
@@ -227,7 +227,7 @@ def test_damage_while_a_cache_serves_and_between_is_a_miss(
                 traffic.check()
             counts = traffic.tier.counts()
             wrong += counts.get("get.corrupt", 0)
-            assert not counts.get("get.down"), traffic.tier.storage.last_error
+            assert not counts.get("get.down"), traffic.tier.client.last_error
             traffic.recover()
             traffic.finish()
     assert wrong or damage in (headless, foreign)
@@ -241,14 +241,14 @@ def test_what_another_fingerprint_computed_is_never_read(tmp_path: Path) -> None
         traffic.empty()
         places = [
             each
-            for track in traffic.cache.tree.tracks
-            for page in addresses(traffic.cache, prompt, track.name)
+            for component in traffic.cache.tree.components
+            for page in addresses(traffic.cache, prompt, component.name)
             for each in page
         ]
         backend = traffic.backend
         assert isinstance(backend, FileBackend)
-        names = [track.name for track in traffic.cache.tree.tracks]
-        slabs = dict(zip(names, traffic.tier.scene.slabs.nbytes))
+        names = [component.name for component in traffic.cache.tree.components]
+        slabs = dict(zip(names, traffic.tier.context.slabs.nbytes))
         backend.remove([place.key for place in places])
         for place in places:
             payload = memoryview(bytearray(bytes([9]) * slabs[place.component]))

@@ -64,7 +64,7 @@ def test_a_verb_that_fails_costs_misses_until_the_store_is_back(
             assert counts.get(name), (name, counts)
         traffic.recover()
         traffic.finish()
-        assert traffic.tier.storage.n_abandoned == 0, "threads that hung came back"
+        assert traffic.tier.client.n_abandoned == 0, "threads that hung came back"
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -86,7 +86,7 @@ def test_a_dead_store_is_left_alone_and_asked_now_and_then_whether_it_is_back(
     with traffic_over(HYBRID, settings(deadline_s=DEADLINE_S), Troubled, **LARGE) as traffic:
         backend = failing(traffic, "exists", Trouble.RAISES)
         backend.faults |= {"set": Trouble.RAISES, "healthy": trouble}
-        storage = traffic.tier.storage
+        storage = traffic.tier.client
         for start in range(0, 600, 100):
             traffic.serve([*range(start, start + 9)])
             traffic.settle()
@@ -99,7 +99,7 @@ def test_a_dead_store_is_left_alone_and_asked_now_and_then_whether_it_is_back(
         traffic.clock.now += 61.0
         traffic.let_time_pass(lambda: traffic.tier.counts().get("breaker.trials"))
         traffic.let_time_pass(lambda: backend.n_calls["healthy"])
-        assert traffic.tier.storage.state.value != "closed"
+        assert traffic.tier.client.state.value != "closed"
         assert backend.n_calls["exists"] == before["exists"]
         traffic.recover()
         traffic.finish()
@@ -143,7 +143,7 @@ def test_a_cache_closes_in_time_over_a_store_that_does_not() -> None:
     start = time.monotonic()
     cache.close()
     assert time.monotonic() - start < 2
-    assert tier_of(cache).storage.counters.snapshot()["close.timeouts"] == 1
+    assert tier_of(cache).client.counters.snapshot()["close.timeouts"] == 1
     backend.heal()
 
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 
 from kvgraft import Tier, TokenKey, WritePolicy
 from kvgraft.config import PrefetchPolicy, StorePolicy
-from kvgraft.request import Request
+from kvgraft.requests.request import Request
 from kvgraft.storage_tier import Prefetch, fetching, naming
 
 from ..serving.server import Server
@@ -92,9 +92,9 @@ class Traffic:
             tier_of(self.cache).cancel(self.waiting.pop()[1])
 
     def evict(self) -> None:
-        track = self.chance.choice(self.cache.tree.tracks)
+        component = self.chance.choice(self.cache.tree.components)
         tier = self.chance.choice([Tier.DEVICE, Tier.HOST])
-        self.cache.evict(track.name, self.chance.randrange(1, 20), tier)
+        self.cache.evict(component.name, self.chance.randrange(1, 20), tier)
 
     def gate(self) -> None:
         if self.shelf.gate.is_set():
@@ -110,11 +110,11 @@ class Traffic:
     def swap(self) -> None:
         """Let go of the store, and take it into use again."""
         tier = tier_of(self.cache)
-        if tier.storage.attached:
+        if tier.client.attached:
             tier.detach(0.01)
             return
         self.shelf.gate.set()
-        shelves.until(lambda: tier.storage.closed, self.cache)
+        shelves.until(lambda: tier.client.closed, self.cache)
         self.shelf = self.shelf.copy()
         tier.attach(self.shelf)
 
@@ -127,9 +127,9 @@ class Traffic:
         assert self.cache.drain()
         assert tier_of(self.cache).prefetching.nbytes_in_flight == 0
         self.cache.check_integrity()
-        for track in self.cache.tree.tracks:
+        for component in self.cache.tree.components:
             for tier in (Tier.DEVICE, Tier.HOST):
-                self.cache.evict(track.name, 1000, tier)
+                self.cache.evict(component.name, 1000, tier)
         assert not self.cache.tree.n_nodes, "nothing is held any more"
 
 

@@ -13,7 +13,7 @@ from kvgraft import TokenKey, WritePolicy
 from kvgraft.cache import Cache
 from kvgraft.storage_tier import Prefetch
 from kvgraft.tree import matching
-from kvgraft.tree.track import Track
+from kvgraft.tree.component import TreeComponent
 
 from ..serving.server import Server
 from ..serving.setups import SETUPS, Setup
@@ -40,54 +40,54 @@ def shelf_of(setup: Setup) -> Shelf:
     return SHELVES[setup.name].copy()
 
 
-def look(cache: Cache, shelf: Shelf, track: Track) -> Known:
+def look(cache: Cache, shelf: Shelf, component: TreeComponent) -> Known:
     """Where everything is, read off the tree's nodes and the store's keys."""
     known = Known(set(), set(), set())
     path = matching.follow(cache.tree, cache.tree.root(None), TokenKey(PROMPT).data, LIMIT)
     for node in path.nodes:
-        cell = node.cells[track.index]
+        cell = node.cells[component.index]
         pages = range(node.start, min(node.end, path.end))
-        if track.is_state:
+        if component.is_state:
             pages = range(node.end - 1, node.end) if node.end <= path.end else range(0)
-        if matching.readable(cell, track, device_only=False):
+        if matching.readable(cell, component, device_only=False):
             known.readable.update(pages)
         if cell.host is not None:
             known.host.update(pages)
-    for page, names in enumerate(addresses(cache, PROMPT, track.name)):
+    for page, names in enumerate(addresses(cache, PROMPT, component.name)):
         if all(each.key in shelf.stored for each in names):
             known.stored.add(page)
     return known
 
 
-def pages_at(track: Track, boundary: int) -> list[int]:
+def pages_at(component: TreeComponent, boundary: int) -> list[int]:
     """The pages a component needs at a boundary, by its reach."""
-    if track.is_state:
+    if component.is_state:
         return [boundary - 1]
-    return [page for span in track.reach_pages.spans(boundary) for page in range(*span)]
+    return [page for span in component.reach_pages.spans(boundary) for page in range(*span)]
 
 
 def expected(cache: Cache, shelf: Shelf, threshold: int) -> int:
     """The deepest boundary, by looking at each: everything there or stored, and room for it."""
-    tracks = cache.tree.tracks
-    known = [look(cache, shelf, track) for track in tracks]
+    components = cache.tree.components
+    known = [look(cache, shelf, component) for component in components]
     anchor = matching.match(cache.tree, TokenKey(PROMPT), LIMIT).anchor
     closed = cache.tree.prefix_closed_host
-    whole = [track for track in tracks if track.is_everything] or [tracks[0]]
+    whole = [component for component in components if component.is_prefix_closed] or [components[0]]
     node = matching.anchor_node(cache.tree, matching.match(cache.tree, TokenKey(PROMPT), LIMIT))
-    while node.parent and any(node.cells[track.index].host is None for track in whole):
+    while node.parent and any(node.cells[component.index].host is None for component in whole):
         node = node.parent
     for boundary in range(LIMIT, anchor + threshold - 1, -1):
         fits = True
-        for track, mine in zip(tracks, known):
-            on_host = closed and (track.is_everything or track is tracks[0])
+        for component, mine in zip(components, known):
+            on_host = closed and (component.is_prefix_closed or component is components[0])
             lacking = [
                 page
-                for page in pages_at(track, boundary)
+                for page in pages_at(component, boundary)
                 if page >= node.end and page not in (mine.host if on_host else mine.readable)
             ]
-            n_slots = len(lacking) * (1 if track.is_state else track.slots_per_page)
-            assert track.host is not None
-            fits &= set(lacking) <= mine.stored and n_slots <= track.host.free
+            n_slots = len(lacking) * (1 if component.is_state else component.slots_per_page)
+            assert component.host is not None
+            fits &= set(lacking) <= mine.stored and n_slots <= component.host.free
         if fits:
             return boundary
     return anchor
@@ -143,10 +143,12 @@ def test_a_prefetch_reaches_the_deepest_boundary_that_is_stored_and_fits(
     try:
         if served:
             run(server, TokenKey(PROMPT[:served]))
-            for track in cache.tree.tracks:
+            for component in cache.tree.components:
                 if chance.random() < 0.5:
-                    cache.evict(track.name, chance.randrange(1, 12))
-        ledgers = [track.host for track in cache.tree.tracks if track.host is not None]
+                    cache.evict(component.name, chance.randrange(1, 12))
+        ledgers = [
+            component.host for component in cache.tree.components if component.host is not None
+        ]
         empty = not any(ledger.evictable for ledger in ledgers)
         wanted = expected(cache, shelf, 1)
         key = TokenKey(PROMPT)

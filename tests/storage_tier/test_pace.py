@@ -94,7 +94,7 @@ def test_prefetches_that_wait_behind_a_slow_store_all_come(monkeypatch: pytest.M
     slow.stored.update(stocked(FULL, *prompts).stored)
     given = settings(deadline_s=2.0)
     cache = FULL.open(storage=given, **LARGE)
-    cache.storage = StorageTier(cache.tree, cache.mounted, cache.room, given, clock)
+    cache.storage = StorageTier(cache.tree, cache.mounted, cache.evictor, given, clock)
     tier = cache.storage
     tier.attach(slow)
     slow.gate.clear()
@@ -102,7 +102,7 @@ def test_prefetches_that_wait_behind_a_slow_store_all_come(monkeypatch: pytest.M
     slow.gate.set()
     until(lambda: all(prefetch.ended for prefetch in prefetches), cache)
     assert [prefetch.gained_tokens for prefetch in prefetches] == [32] * 8
-    assert tier.storage.state is BreakerState.CLOSED
+    assert tier.client.state is BreakerState.CLOSED
     cache.close()
 
 
@@ -194,13 +194,13 @@ def test_a_prefetch_that_is_cancelled_between_two_steps_holds_nothing(n_polls: i
             cache.poll()
         tier_of(cache).cancel(prefetch)
         drained(cache, prefetch)
-        for track in cache.tree.tracks:
-            host = track.host
+        for component in cache.tree.components:
+            host = component.host
             assert host is not None
             assert host.pinned == host.in_flight == 0
         for _ in range(2):
-            for track in cache.tree.tracks:
-                cache.evict(track.name, 10_000, Tier.HOST)
+            for component in cache.tree.components:
+                cache.evict(component.name, 10_000, Tier.HOST)
         assert ledgers(cache) == before
         assert not cache.tree.roots
 

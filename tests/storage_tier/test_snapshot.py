@@ -93,7 +93,7 @@ def full_host(path: Path, n_prompts: int) -> Server:
     cache = open_cache(setup, shelf, device_tokens=256, host_tokens=32)
     server = Server(cache)
     server.serve(range(900, 933))
-    host = cache.tree.tracks[0].host
+    host = cache.tree.components[0].host
     assert host is not None
     assert not host.free
     return server

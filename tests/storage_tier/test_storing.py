@@ -72,12 +72,12 @@ def test_what_is_used_twice_is_stored_once(setup: Setup, write: WritePolicy) -> 
     assert not shelf.sets
     for tail in range(3):
         server.serve([*PROMPT, 7000 + tail])
-    base = server.cache.tree.tracks[0]
+    base = server.cache.tree.components[0]
     reused = PROMPT[:32]
     wanted = keys_of(server.cache, reused, base.name)
-    if base.is_everything:
+    if base.is_prefix_closed:
         assert wanted <= {*shelf.sets}
-    assert {*shelf.sets} & keys_of(server.cache, reused, server.cache.tree.tracks[-1].name)
+    assert {*shelf.sets} & keys_of(server.cache, reused, server.cache.tree.components[-1].name)
     assert len(shelf.sets) == len({*shelf.sets})
     close(server)
 
@@ -104,9 +104,9 @@ def test_write_through_stores_what_host_acknowledged(setup: Setup) -> None:
     server = opened(setup, shelf, StorePolicy.WRITE_THROUGH)
     server.serve(PROMPT)
     held = sum(
-        track.host.evictable + track.host.pinned
-        for track in server.cache.tree.tracks
-        if track.host is not None
+        component.host.evictable + component.host.pinned
+        for component in server.cache.tree.components
+        if component.host is not None
     )
     assert len(shelf.sets) == len({*shelf.sets}) == held
     server.serve([*PROMPT[:20], 3, 4, 5])
@@ -123,14 +123,14 @@ def test_what_leaves_host_is_stored_while_its_slots_are_free_at_once(setup: Setu
     server.empty_device()
     assert not shelf.sets
     shelf.gate.clear()
-    for track in cache.tree.tracks:
-        assert track.host is not None
-        cache.evict(track.name, track.host.capacity, Tier.HOST)
-        assert track.host.free == track.host.capacity
+    for component in cache.tree.components:
+        assert component.host is not None
+        cache.evict(component.name, component.host.capacity, Tier.HOST)
+        assert component.host.free == component.host.capacity
     shelf.gate.set()
     assert cache.drain()
-    for track in cache.tree.tracks:
-        assert {*shelf.sets} & keys_of(cache, PROMPT, track.name)
+    for component in cache.tree.components:
+        assert {*shelf.sets} & keys_of(cache, PROMPT, component.name)
     key = TokenKey(PROMPT)
     prefetch = tier_of(cache).prefetch(key)
     assert cache.drain()
@@ -178,17 +178,17 @@ def test_data_on_its_way_to_the_store_stays_on_host_and_is_noted_on_both_parts_o
     assert cache.journal.drain(10)
     until(lambda: tier_of(cache).storing.counts["nodes"] == 2, cache)
     server.empty_device()
-    for track in cache.tree.tracks:
-        cache.evict(track.name, 512, Tier.HOST)
-        assert track.host is not None
-        assert track.host.pinned
+    for component in cache.tree.components:
+        cache.evict(component.name, 512, Tier.HOST)
+        assert component.host is not None
+        assert component.host.pinned
     cache.check_integrity()
     fork = cache.begin(TokenKey([*PROMPT[:10], 1, 2, 3]))
     cache.abort(fork)
     shelf.gate.set()
     assert cache.drain()
     stored = {node.start: node.names.stored for node in cache.tree.nodes() if node.names}
-    full, swa, mamba = (1 << track.index for track in cache.tree.tracks)
+    full, swa, mamba = (1 << component.index for component in cache.tree.components)
     deepest = max(stored)
     assert len(stored) >= 2
     assert all(mask & full for mask in stored.values())
@@ -212,9 +212,9 @@ def test_what_a_failing_store_did_not_take_is_stored_when_it_is_back() -> None:
     cache.check_integrity()
     backend.set_from = broken  # type: ignore[method-assign]
     until(lambda: len(backend.stored) == 10, cache)
-    for track in cache.tree.tracks:
-        cache.evict(track.name, 512)
-        cache.evict(track.name, 512, Tier.HOST)
+    for component in cache.tree.components:
+        cache.evict(component.name, 512)
+        cache.evict(component.name, 512, Tier.HOST)
     assert ledgers(cache) == before
     close(server)
 
@@ -333,7 +333,7 @@ def test_what_is_on_its_way_to_host_when_a_store_is_detached_is_counted(*, drain
 def test_a_store_that_is_detached_while_it_hangs_holds_nothing_on_host() -> None:
     shelf = Ledger()
     cache = on_its_way(shelf)
-    host = cache.tree.tracks[0].host
+    host = cache.tree.components[0].host
     assert host is not None
     assert host.pinned == 16
     gone = tier_of(cache).detach()

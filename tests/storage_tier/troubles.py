@@ -190,10 +190,10 @@ class Traffic:
             self.tier.cancel(self.queued.pop(self.chance.randrange(len(self.queued))))
 
     def evict(self) -> None:
-        for track in self.cache.tree.tracks:
+        for component in self.cache.tree.components:
             for tier in (Tier.DEVICE, Tier.HOST):
                 if self.chance.random() < 0.6:
-                    self.cache.evict(track.name, self.chance.randrange(1, 20), tier)
+                    self.cache.evict(component.name, self.chance.randrange(1, 20), tier)
 
     def poll(self) -> None:
         self.cache.poll()
@@ -228,7 +228,7 @@ class Traffic:
             assert time.monotonic() < end, self.tier.counts()
             self.cache.poll()
             stuck = isinstance(self.backend, Troubled) and self.backend.stuck
-            if stuck or self.tier.storage.n_abandoned:
+            if stuck or self.tier.client.n_abandoned:
                 self.clock.now += 1.0
             time.sleep(0.0003)
 
@@ -242,8 +242,8 @@ class Traffic:
         """Evict everything, with time for what eviction copies and stores."""
         self.settle()
         for tier in (Tier.DEVICE, Tier.HOST):
-            for track in self.cache.tree.tracks:
-                self.cache.evict(track.name, 10_000, tier)
+            for component in self.cache.tree.components:
+                self.cache.evict(component.name, 10_000, tier)
             self.settle()
 
     @staticmethod
@@ -270,7 +270,7 @@ class Traffic:
         """With nobody's help but time's: the store is asked again, and used."""
         if isinstance(self.backend, Troubled):
             self.backend.heal()
-        storage, end = self.tier.storage, time.monotonic() + 5
+        storage, end = self.tier.client, time.monotonic() + 5
         while storage.state is not BreakerState.CLOSED:
             assert time.monotonic() < end, self.tier.counts()
             self.clock.now += 61.0
@@ -300,7 +300,7 @@ def traffic_over(
     """Traffic on a cache over a store; the tier goes by the test's clock."""
     cache = setup.open(storage=settings, **options)  # type: ignore[arg-type]
     clock = Clock()
-    cache.storage = StorageTier(cache.tree, cache.mounted, cache.room, settings, clock)
+    cache.storage = StorageTier(cache.tree, cache.mounted, cache.evictor, settings, clock)
     store = backend(clock)
     cache.storage.attach(store)
     traffic = Traffic(cache, store, clock, random.Random(seed))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvgraft.registry import load_plugin
+from kvgraft.packages.registry import load_plugin
 from kvgraft.testing.checking import Checker
 
 from ..mutants.packages import Package

@@ -20,12 +20,12 @@ from kvgraft import (
     PlaneSpec,
     TransferQuery,
 )
-from kvgraft.registry import select
-from kvgraft.slots import SlotAllocator
+from kvgraft.packages.registry import select
+from kvgraft.pools.allocator import SlotAllocator
+from kvgraft.pools.copies import run_copy
 from kvgraft.testing import CLAUSES, Status
 from kvgraft.testing.checking import Checker
 from kvgraft.transfers import PlaneCopy, pair_planes
-from kvgraft.transfers.copies import run_copy
 
 from ..mutants.components import hosted, moving
 from ..mutants.packages import Package, paged, state
@@ -110,7 +110,7 @@ def test_caches_that_keep_one_book_break_t9() -> None:
         return component
 
     from kvgraft import hookimpl
-    from kvgraft.registry import load_plugin
+    from kvgraft.packages.registry import load_plugin
 
     implementation.create_component = hookimpl(create_component)
     result = Checker(load_plugin("mutant", implementation), profile="dev").decide(UNDISTURBED)

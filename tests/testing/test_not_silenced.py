@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvgraft import ContractViolation
-from kvgraft.registry import load_plugin
+from kvgraft.packages.registry import load_plugin
 from kvgraft.testing import ComponentContract, Status
 from kvgraft.testing.checking import Checker
 from kvgraft.testing.clause import Clause, Undecided
@@ -52,7 +52,7 @@ FOUND_IN_ONE_PROCESS = """
 import os
 from collections import Counter
 from kvgraft import ContractViolation
-from kvgraft.registry import select
+from kvgraft.packages.registry import select
 from kvgraft.testing import ComponentContract
 from kvgraft.testing.machine import Drive
 from kvgraft.testing.subject import Subject

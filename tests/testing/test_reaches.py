@@ -22,7 +22,7 @@ from kvgraft import (
     TokenKey,
     Trailing,
 )
-from kvgraft.registry import Plugin, load_plugin
+from kvgraft.packages.registry import Plugin, load_plugin
 from kvgraft.testing import Status, check_component
 from kvgraft.testing.clauses import reaching
 from kvgraft.testing.machine import paged_plugin

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kvgraft import API_VERSION, ComponentMatch, ConfigError, Demand, Span
-from kvgraft.registry import load_plugin, select
+from kvgraft.packages.registry import load_plugin, select
 from kvgraft.rules import RULES
 from kvgraft.testing import CLAUSES, ComponentContract, Status, check_component
 from kvgraft.testing.checking import Checker
@@ -148,7 +148,7 @@ BROKEN = {
 LOAD_EACH = """
 import json, sys
 from kvgraft.errors import PluginError
-from kvgraft.registry import select
+from kvgraft.packages.registry import select
 from kvgraft.testing import check_component
 from kvgraft.testing.checking import unusable
 
@@ -256,7 +256,7 @@ def test_a_version_taken_from_the_core_at_import_is_no_literal(
     shelf = Shelf(tmp_path)
     shelf.put("kvgraft-thrown", source)
     code = (
-        "from kvgraft.registry import select; from kvgraft.testing import CLAUSES\n"
+        "from kvgraft.packages.registry import select; from kvgraft.testing import CLAUSES\n"
         "from kvgraft.testing.checking import Checker\n"
         "found = Checker(select(['thrown'])[0]).check(CLAUSES['P3-the-api-version-is-a-literal'])\n"
         "print(found.status.value, found.evidence)"

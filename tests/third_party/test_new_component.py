@@ -20,7 +20,7 @@ KINDS = {"paged": "[b-1024, b)", "state": "state at b"}
 
 ASK_EACH = """
 import importlib, json, sys
-from kvgraft.registry import load_plugin
+from kvgraft.packages.registry import load_plugin
 from kvgraft.testing import CLAUSES
 from kvgraft.testing.checking import Checker
 

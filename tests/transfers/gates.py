@@ -48,13 +48,13 @@ class GatedRows:
 
 def kept_on(cache: Cache, tokens: list[int], component: str) -> list[int]:
     """Those of `pages_on` DEVICE that are worth a copy: not left behind without a use since."""
-    track, node, kept = cache.tree.track(component), cache.tree.root(None), []
+    tree_component, node, kept = cache.tree.component(component), cache.tree.root(None), []
     path = matching.follow(cache.tree, node, TokenKey(tokens).data, len(tokens))
     for each in path.nodes:
-        cell = each.cells[track.index]
+        cell = each.cells[tree_component.index]
         if cell.device is not None and cell.stamp >= 0:
             pages = range(each.start, min(each.end, path.end))
-            kept += [pages[-1]] if track.is_state else pages
+            kept += [pages[-1]] if tree_component.is_state else pages
     return kept
 
 

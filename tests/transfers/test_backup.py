@@ -40,7 +40,7 @@ def resumed(server: Server, tokens: list[int]) -> int:
 def test_nothing_is_published_before_the_copy_is_acknowledged(name: str) -> None:
     cache = SETUPS[name].open(device_tokens=256)
     server, fence = Server(cache), Held()
-    mirrored = [track.name for track in cache.tree.tracks if not track.home_is_host]
+    mirrored = [component.name for component in cache.tree.components if not component.home_is_host]
     computed(server, PROMPT, fence)
     if not mirrored:
         cache.close()
@@ -85,8 +85,8 @@ def test_the_source_of_a_copy_is_not_reused_before_its_end(name: str) -> None:
     in_flight = cache.journal.n_in_flight
     server.empty_device()
     if in_flight:
-        for track in cache.tree.tracks:
-            assert pages_on(cache, PROMPT, track.name, Tier.DEVICE), "evicted under a copy"
+        for component in cache.tree.components:
+            assert pages_on(cache, PROMPT, component.name, Tier.DEVICE), "evicted under a copy"
     # others write to every slot that is left
     others = []
     for number in range(50):
@@ -122,8 +122,8 @@ def test_a_childs_backup_is_not_published_when_its_parents_failed(name: str) -> 
     engine.run_all()
     cache.poll()
     cache.check_integrity()
-    base = cache.tree.tracks[0]
-    if base.is_everything:
+    base = cache.tree.components[0]
+    if base.is_prefix_closed:
         assert pages_on(cache, MORE, base.name, Tier.HOST) == []
         counters = cache.journal.counters[Direction.BACKUP]
         assert counters.completed == 0
@@ -136,7 +136,7 @@ def test_a_childs_backup_is_not_published_when_its_parents_failed(name: str) -> 
     engine.run_all()
     cache.poll()
     cache.check_integrity()
-    if base.is_everything:
+    if base.is_prefix_closed:
         tokens = [*MORE, 1, 2]
         everything = pages_on(cache, tokens, base.name, Tier.DEVICE)
         assert pages_on(cache, tokens, base.name, Tier.HOST) == everything
@@ -192,7 +192,7 @@ def test_policies_back_up_at_the_first_touch_the_second_or_at_eviction(
 ) -> None:
     cache = SETUPS[name].open(device_tokens=256, host_tokens=256, policy=policy)
     server = Server(cache)
-    base = cache.tree.tracks[0].name
+    base = cache.tree.components[0].name
 
     def backed_up() -> bool:
         cache.drain()
@@ -226,7 +226,7 @@ def test_what_a_node_gains_after_its_backup_is_backed_up_as_well(name: str, late
     before = pages_on(cache, short, late, Tier.HOST)
     # the shorter prompt ends where that component left nothing that lasted
     left = set(pages_on(cache, PROMPT, late, Tier.DEVICE)) - set(kept_on(cache, PROMPT, late))
-    cache.evict(late, len(left) * cache.tree.track(late).slots_per_page)
+    cache.evict(late, len(left) * cache.tree.component(late).slots_per_page)
     request = server.start([*short, 1])
     assert request.anchor_tokens < len(short)
     cache.abort(request)
@@ -249,11 +249,11 @@ def test_a_failed_backup_leaves_no_trace_and_can_be_made_again(name: str) -> Non
     cache.check_integrity()
     counters = cache.journal.counters[Direction.BACKUP]
     assert counters.failed == counters.started > 0
-    for track in cache.tree.tracks:
-        assert pages_on(cache, PROMPT, track.name, Tier.HOST) == []
-        assert track.host is not None
-        assert track.host.free == track.host.capacity
-        assert track.device.pinned == track.device.in_flight == 0
+    for component in cache.tree.components:
+        assert pages_on(cache, PROMPT, component.name, Tier.HOST) == []
+        assert component.host is not None
+        assert component.host.free == component.host.capacity
+        assert component.device.pinned == component.device.in_flight == 0
     reached = Held()
     reached.set()
     cache.journal.fence = reached

@@ -51,9 +51,9 @@ def test_starting_a_load_waits_for_nothing_and_publishes_nothing(name: str) -> N
     assert fence.met.wait(5)
     assert cache.poll() == 0
     assert not request.ready
-    for track, load in zip(cache.tree.tracks, request.host_slots):
-        assert pages_on(cache, PROMPT, track.name, Tier.DEVICE) == []
-        assert track.device.in_flight == load
+    for component, load in zip(cache.tree.components, request.host_slots):
+        assert pages_on(cache, PROMPT, component.name, Tier.DEVICE) == []
+        assert component.device.in_flight == load
     with pytest.raises(LeaseError, match="before the load-back delivered"):
         cache.allocate(request, 1)
     cache.check_integrity()
@@ -75,14 +75,15 @@ def test_the_host_copy_stays_until_the_load_is_acknowledged(name: str) -> None:
     assert cache.admit(request).admitted
     cache.load_back(request, fence)
     held = {
-        track.name: pages_on(cache, PROMPT, track.name, Tier.HOST) for track in cache.tree.tracks
+        component.name: pages_on(cache, PROMPT, component.name, Tier.HOST)
+        for component in cache.tree.components
     }
-    for track, load in zip(cache.tree.tracks, request.host_slots):
-        assert track.host is not None
-        cache.evict(track.name, track.host.capacity, Tier.HOST)
-        left = pages_on(cache, PROMPT, track.name, Tier.HOST)
-        assert len(left) * track.slots_per_page >= load
-        assert set(left) <= set(held[track.name])
+    for component, load in zip(cache.tree.components, request.host_slots):
+        assert component.host is not None
+        cache.evict(component.name, component.host.capacity, Tier.HOST)
+        left = pages_on(cache, PROMPT, component.name, Tier.HOST)
+        assert len(left) * component.slots_per_page >= load
+        assert set(left) <= set(held[component.name])
     cache.check_integrity()
     fence.set()
     assert cache.drain()
@@ -107,7 +108,9 @@ def test_two_requests_share_one_transfer_and_both_are_ready(name: str) -> None:
     assert mine == theirs == cache.load_back(late)
     counters = cache.journal.counters[Direction.LOAD_BACK]
     assert counters.started == 1
-    assert [counters.slots[track.name] for track in cache.tree.tracks] == list(first.host_slots)
+    assert [counters.slots[component.name] for component in cache.tree.components] == list(
+        first.host_slots
+    )
     fence.set()
     assert cache.drain()
     for request in (first, second, late):
@@ -141,10 +144,10 @@ def test_a_shared_transfer_that_fails_fails_all_who_rely_on_it(name: str, when: 
         with pytest.raises(LeaseError, match="restart"):
             cache.allocate(request, 1)
     cache.abort(second)
-    for track in cache.tree.tracks:
-        assert pages_on(cache, PROMPT, track.name, Tier.DEVICE) == []
-        assert track.device.in_flight == 0
-        assert track.device.free == track.device.capacity
+    for component in cache.tree.components:
+        assert pages_on(cache, PROMPT, component.name, Tier.DEVICE) == []
+        assert component.device.in_flight == 0
+        assert component.device.free == component.device.capacity
     # admitted again as a miss: what failed once is not relied on a second time
     cache.restart(first)
     assert first.anchor_tokens == 0
@@ -174,12 +177,12 @@ def test_aborting_while_the_transfer_flies_leaves_it_to_end_by_itself(name: str)
     cache.abort(request)
     cache.check_integrity()
     server.empty_device()
-    for track in cache.tree.tracks:
-        assert track.device.promised == 0
-        assert track.host is not None
-        cache.evict(track.name, track.host.capacity, Tier.HOST)
-        left = pages_on(cache, PROMPT, track.name, Tier.HOST)
-        assert len(left) * track.slots_per_page >= track.device.in_flight, "the source went"
+    for component in cache.tree.components:
+        assert component.device.promised == 0
+        assert component.host is not None
+        cache.evict(component.name, component.host.capacity, Tier.HOST)
+        left = pages_on(cache, PROMPT, component.name, Tier.HOST)
+        assert len(left) * component.slots_per_page >= component.device.in_flight, "the source went"
     cache.check_integrity()
     assert cache.journal.n_in_flight == 1
     fence.set()
@@ -191,7 +194,7 @@ def test_aborting_while_the_transfer_flies_leaves_it_to_end_by_itself(name: str)
     server.prefill(again)
     cache.abort(again)
     cache.check_integrity()
-    assert all(track.device.pinned == 0 for track in cache.tree.tracks)
+    assert all(component.device.pinned == 0 for component in cache.tree.components)
     cache.close()
 
 
@@ -296,7 +299,10 @@ def test_copies_that_cannot_be_built_leave_everything_as_it_was(beside: tuple[st
     cache.abort(request)
     cache.drain()
     cache.check_integrity()
-    assert all(track.device.pinned == track.device.private == 0 for track in cache.tree.tracks)
+    assert all(
+        component.device.pinned == component.device.private == 0
+        for component in cache.tree.components
+    )
     package.fails = False
     cache.close()
 
@@ -342,7 +348,7 @@ def test_a_load_that_costs_more_than_computing_again_is_skipped_and_counted(name
     assert not request.needs_load_back
     assert request.limited is not None
     assert "R8" in request.limited
-    assert cache.leasing.skipped_loads == 1
+    assert cache.leases.skipped_loads == 1
     assert cache.admit(request).admitted
     assert cache.load_back(request) == []
     server.prefill(request)
@@ -352,7 +358,7 @@ def test_a_load_that_costs_more_than_computing_again_is_skipped_and_counted(name
     cache, server = on_host(SETUPS[name], load=FAST_LINK)
     request = server.begin([*PROMPT, 1, 2])
     assert request.anchor_tokens == len(PROMPT)
-    assert cache.leasing.skipped_loads == 0
+    assert cache.leases.skipped_loads == 0
     cache.close()
 
 
@@ -361,7 +367,7 @@ def test_a_load_that_brings_a_state_is_never_skipped(name: str) -> None:
     cache, server = on_host(SETUPS[name], load=SLOW_LINK)
     request = server.begin([*PROMPT, 1, 2])
     assert request.anchor_tokens == len(PROMPT)
-    assert cache.leasing.skipped_loads == 0
+    assert cache.leases.skipped_loads == 0
     assert cache.admit(request).admitted
     server.load_back(request)
     server.prefill(request)

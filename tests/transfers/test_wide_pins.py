@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvgraft import Cache, CacheConfig, Span, TokenKey, WritePolicy
-from kvgraft.registry import load_plugin
+from kvgraft.packages.registry import load_plugin
 
 from ..mutants.packages import paged
 
@@ -36,7 +36,7 @@ def test_a_load_back_of_a_pin_that_cuts_a_node_reserves_the_pages_it_fills() -> 
         assert cache.allocate(request, n_tokens)
         cache.computed(request, n_tokens)
         cache.finish(request)
-    track = cache.tree.by_name["wide"]
+    component = cache.tree.by_name["wide"]
     assert cache.evict("wide", 9)
     key.extend([2])
     request = cache.begin(key)
@@ -44,9 +44,9 @@ def test_a_load_back_of_a_pin_that_cuts_a_node_reserves_the_pages_it_fills() -> 
     wanted = sum(request.host_slots)
     cache.load_back(request)
     for node in cache.tree.nodes():
-        incoming = node.cells[track.index].incoming
-        assert incoming is None or len(incoming.slots) == 4 * track.n_slots(node)
-    assert track.device.in_flight == wanted
+        incoming = node.cells[component.index].incoming
+        assert incoming is None or len(incoming.slots) == 4 * component.n_slots(node)
+    assert component.device.in_flight == wanted
     assert cache.drain()
     assert request.ready
     assert not request.load_failed

@@ -25,12 +25,15 @@ def test_eviction_takes_windows_and_states_to_host_as_well(name: str) -> None:
     cache = SETUPS[name].open(device_tokens=128, host_tokens=256, policy=WRITE_BACK)
     server = Server(cache)
     server.serve(PROMPT)
-    on_device = {track.name: kept_on(cache, PROMPT, track.name) for track in cache.tree.tracks}
+    on_device = {
+        component.name: kept_on(cache, PROMPT, component.name)
+        for component in cache.tree.components
+    }
     assert cache.journal.counters[Direction.BACKUP].started == 0
     server.empty_device()
-    for track in cache.tree.tracks:
-        assert track.device.free == track.device.capacity
-        assert pages_on(cache, PROMPT, track.name, Tier.HOST) == on_device[track.name] != []
+    for component in cache.tree.components:
+        assert component.device.free == component.device.capacity
+        assert pages_on(cache, PROMPT, component.name, Tier.HOST) == on_device[component.name] != []
     cache.check_integrity()
     request = server.start([*PROMPT, 1, 2])
     assert request.anchor_tokens == len(PROMPT)
@@ -57,10 +60,10 @@ def test_a_backup_that_fails_does_not_block_the_device(name: str) -> None:
     counters = cache.journal.counters[Direction.BACKUP]
     assert counters.failed == counters.started > 0
     server.empty_device()
-    for track in cache.tree.tracks:
-        assert track.device.free == track.device.capacity
-        assert track.host is not None
-        assert track.host.free == track.host.capacity
+    for component in cache.tree.components:
+        assert component.device.free == component.device.capacity
+        assert component.host is not None
+        assert component.host.free == component.host.capacity
     cache.check_integrity()
     cache.close()
 
@@ -74,7 +77,9 @@ def test_without_room_on_host_the_victim_is_dropped(name: str) -> None:
     for number in range(3):
         server.serve(range(1000 * number + 1000, 1000 * number + 1016))
     server.empty_device()
-    assert all(track.device.free == track.device.capacity for track in cache.tree.tracks)
+    assert all(
+        component.device.free == component.device.capacity for component in cache.tree.components
+    )
     cache.check_integrity()
     cache.close()
 
@@ -208,18 +213,19 @@ def test_host_eviction_leaves_the_device_alone(name: str) -> None:
     cache = SETUPS[name].open(device_tokens=128, host_tokens=128)
     server = Server(cache)
     server.serve(PROMPT)
-    for track in cache.tree.tracks:
-        assert track.host is not None
-        assert pages_on(cache, PROMPT, track.name, Tier.HOST)
+    for component in cache.tree.components:
+        assert component.host is not None
+        assert pages_on(cache, PROMPT, component.name, Tier.HOST)
     on_device = {
-        track.name: pages_on(cache, PROMPT, track.name, Tier.DEVICE) for track in cache.tree.tracks
+        component.name: pages_on(cache, PROMPT, component.name, Tier.DEVICE)
+        for component in cache.tree.components
     }
-    for track in cache.tree.tracks:
-        assert track.host is not None
-        cache.evict(track.name, track.host.capacity, Tier.HOST)
-    for track in cache.tree.tracks:
-        assert pages_on(cache, PROMPT, track.name, Tier.HOST) == []
-        assert pages_on(cache, PROMPT, track.name, Tier.DEVICE) == on_device[track.name]
+    for component in cache.tree.components:
+        assert component.host is not None
+        cache.evict(component.name, component.host.capacity, Tier.HOST)
+    for component in cache.tree.components:
+        assert pages_on(cache, PROMPT, component.name, Tier.HOST) == []
+        assert pages_on(cache, PROMPT, component.name, Tier.DEVICE) == on_device[component.name]
     cache.check_integrity()
     request = server.start([*PROMPT, 1, 2])
     assert request.device_tokens == len(PROMPT)
@@ -233,11 +239,11 @@ def test_asked_for_the_impossible_eviction_returns_short(name: str) -> None:
     server = Server(cache)
     server.serve(PROMPT)
     holder = server.start([*PROMPT, 1, 2])
-    for track in cache.tree.tracks:
-        for tier, ledger in ((Tier.DEVICE, track.device), (Tier.HOST, track.host)):
+    for component in cache.tree.components:
+        for tier, ledger in ((Tier.DEVICE, component.device), (Tier.HOST, component.host)):
             assert ledger is not None
             free = ledger.free
-            freed = cache.evict(track.name, ledger.capacity + 5, tier)
+            freed = cache.evict(component.name, ledger.capacity + 5, tier)
             assert freed == ledger.free - free
             assert freed < ledger.capacity + 5
     server.prefill(holder)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from kvgraft import Everything, Reach, StateAt, Tier, TokenKey, Trailing
-from kvgraft.slots import SlotAllocator
+from kvgraft.pools.allocator import SlotAllocator
 from kvgraft.tree import inserting, operations
+from kvgraft.tree.component import ComponentShape, TreeComponent
 from kvgraft.tree.inserting import Holding, Run
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import Node
-from kvgraft.tree.track import ComponentShape, Track
 from kvgraft.tree.tree import Tree
 
 __all__ = ["PAGE", "SHAPES", "back_up", "grown", "insert", "open_tree", "path"]
@@ -56,22 +56,24 @@ def insert(
     key = TokenKey(list(tokens), namespace)
     end = key.n_tokens // PAGE
     holdings = []
-    for track in tree.tracks:
-        if track.name in without:
+    for component in tree.components:
+        if component.name in without:
             holdings.append(Holding([], {}))
-        elif track.is_state:
-            holdings.append(Holding([], {end: _taken(track.device, 1)}))
+        elif component.is_state:
+            holdings.append(Holding([], {end: _taken(component.device, 1)}))
         else:
-            holdings.append(Holding([_run(track, (behind or {}).get(track.name, 0), end)], {}))
+            holdings.append(
+                Holding([_run(component, (behind or {}).get(component.name, 0), end)], {})
+            )
     return inserting.insert(tree, tree.root(namespace), key, end, holdings).anchor
 
 
-def _run(track: Track, first: int, end: int) -> Run:
+def _run(component: TreeComponent, first: int, end: int) -> Run:
     host = None
-    if track.home_is_host:
-        assert track.host is not None
-        host = _taken(track.host, end - first)
-    return Run(first, end, _taken(track.device, end - first), host)
+    if component.home_is_host:
+        assert component.host is not None
+        host = _taken(component.host, end - first)
+    return Run(first, end, _taken(component.device, end - first), host)
 
 
 def _taken(ledger: Ledger, n: int) -> bytes:

@@ -85,9 +85,9 @@ def miscounted_live_data(tree: Tree, nodes: list[Node]) -> None:
 
 
 def victim_that_is_no_candidate(tree: Tree, nodes: list[Node]) -> None:
-    track = tree.by_name["full"]
-    nodes[-1].cells[track.index].queued &= ~ON_DEVICE
-    track.device_queue.keep(lambda node: node is not nodes[-1])
+    component = tree.by_name["full"]
+    nodes[-1].cells[component.index].queued &= ~ON_DEVICE
+    component.device_queue.keep(lambda node: node is not nodes[-1])
 
 
 def candidate_entered_twice(tree: Tree, nodes: list[Node]) -> None:
@@ -96,8 +96,8 @@ def candidate_entered_twice(tree: Tree, nodes: list[Node]) -> None:
 
 
 def flag_without_an_entry(tree: Tree, nodes: list[Node]) -> None:
-    track = tree.by_name["full"]
-    track.device_queue.keep(lambda node: node is not nodes[-1])
+    component = tree.by_name["full"]
+    component.device_queue.keep(lambda node: node is not nodes[-1])
 
 
 def entry_ahead_of_its_stamp(tree: Tree, nodes: list[Node]) -> None:

@@ -24,7 +24,7 @@ from kvgraft import (
     Trailing,
 )
 from kvgraft.reach import PageReach
-from kvgraft.tree.track import ComponentShape, ordered
+from kvgraft.tree.component import ComponentShape, ordered
 
 LARGEST = 8
 BOUNDARIES = range(1, LARGEST * LARGEST + 2)

@@ -21,9 +21,9 @@ SEQUENCE = list(range(1, 13))
 
 def ledgers(tree: Tree) -> list[dict[str, int]]:
     found = []
-    for track in tree.tracks:
-        assert track.host is not None
-        found += [track.device.counts(), track.host.counts()]
+    for component in tree.components:
+        assert component.host is not None
+        found += [component.device.counts(), component.host.counts()]
     return found
 
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvgraft import ConfigError, ContractViolation, IntegrityError, Tier
-from kvgraft.admission.account import Account
-from kvgraft.slots import SlotAllocator
+from kvgraft.pools.allocator import SlotAllocator
+from kvgraft.requests.account import Account
 from kvgraft.tree.ledger import Ledger
 
 
@@ -112,7 +112,7 @@ def test_slots_a_request_parts_with_renew_its_promise_while_it_has_pages_to_comp
     account = Account(ledger)
     account.open(peak=4, remaining=6, load=0)
     ledger.give_private(account.take(4))
-    account.part(4)
+    account.release(4)
     assert (account.held, account.promised) == (0, 2)
     account.close()
     assert (account.promised, ledger.promised) == (0, 0)

@@ -36,7 +36,7 @@ from kvgraft import (
 )
 from kvgraft.contract import CAPABILITIES, Contract, deprecated, since
 from kvgraft.hookspecs import hookspec
-from kvgraft.registry import Plugin
+from kvgraft.packages.registry import Plugin
 
 __all__ = ["FUTURE", "Newer", "as_called_by_1_1", "with_longer_queries"]
 

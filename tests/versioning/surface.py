@@ -18,7 +18,7 @@ import kvgraft
 import kvgraft.pools
 import kvgraft.transfers
 from kvgraft.contract import ApiVersion, Contract
-from kvgraft.registry import CURRENT
+from kvgraft.packages.registry import CURRENT
 
 __all__ = ["FROZEN", "Surface", "breaks", "changes", "recorded", "surface"]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvgraft import API_VERSION, Cache, Tier, TokenKey
-from kvgraft.registry import discover
+from kvgraft.packages.registry import discover
 
 from .serving import serve
 from .surface import FROZEN
@@ -161,7 +161,7 @@ def test_a_component_written_for_1_0_is_told_when_a_copy_fails() -> None:
 
 def test_finding_the_frozen_components_loads_no_torch() -> None:
     code = (
-        "import sys; from kvgraft.registry import select\n"
+        "import sys; from kvgraft.packages.registry import select\n"
         "assert len(select(['frozen_pages', 'frozen_states'])) == 2\n"
         "assert 'torch' not in sys.modules\n"
     )

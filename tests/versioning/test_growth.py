@@ -15,7 +15,7 @@ import pytest
 
 from kvgraft import Cache, CacheConfig, ComponentDeclaration, PluginError, TokenKey, hookimpl
 from kvgraft.contract import ApiVersion, deprecated, since
-from kvgraft.registry import CURRENT, Plugin, discover, load_plugin, select
+from kvgraft.packages.registry import CURRENT, Plugin, discover, load_plugin, select
 
 from .future import FUTURE, Newer, as_called_by_1_1, with_longer_queries
 from .serving import serve

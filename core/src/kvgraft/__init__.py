@@ -36,8 +36,8 @@ from kvgraft.errors import (
     TraceError,
     TransferError,
 )
-from kvgraft.geometry import AttentionOptions, Dtype, LayerOptions
 from kvgraft.hookspecs import hookimpl
+from kvgraft.pools.options import AttentionOptions, Dtype, LayerOptions
 from kvgraft.reach import Reach
 from kvgraft.sizes import Nbytes, Tokens
 from kvgraft.terms import Chunk, ChunkedLocal, Everything, Leading, StateAt, Term, Trailing
@@ -59,7 +59,7 @@ from kvgraft.types import (
 if TYPE_CHECKING:
     from kvgraft.cache import Cache
     from kvgraft.pools import BuildContext, Component, DevicePool, HostMirror, PlaneSpec
-    from kvgraft.request import Request
+    from kvgraft.requests.request import Request
     from kvgraft.storage_tier import Prefetch, StorageTier
 
 __version__ = "0.1.0"
@@ -72,7 +72,7 @@ _LAZY = {
     "HostMirror": "kvgraft.pools",
     "PlaneSpec": "kvgraft.pools",
     "Prefetch": "kvgraft.storage_tier",
-    "Request": "kvgraft.request",
+    "Request": "kvgraft.requests.request",
     "StorageTier": "kvgraft.storage_tier",
 }
 

@@ -23,22 +23,22 @@ from typing import Any
 
 from kvgraft.admission.budget import Budget
 from kvgraft.admission.decision import Decision, Outcome, Waiting
-from kvgraft.building import build_books, build_guard, default_engine, mount_all, size_pools
+from kvgraft.assembly import build_guard, build_tree, default_engine, mount_all, size_pools
 from kvgraft.config import CacheConfig, parse_config
 from kvgraft.errors import ConfigError, LeaseError
-from kvgraft.leasing import Leasing
-from kvgraft.loading import Loading
-from kvgraft.mirroring import Mirroring
-from kvgraft.points import ResumePoints, resume_pages
+from kvgraft.packages.registry import Plugin
 from kvgraft.pools.available import AvailableMemory, available_nbytes
-from kvgraft.private import InnerStates, PrivateSlots
-from kvgraft.registry import Plugin
-from kvgraft.request import Limited, Request, Stage, expect_key, whole
-from kvgraft.room import Room
-from kvgraft.sharing import Sharing
+from kvgraft.requests.backup import Backups
+from kvgraft.requests.eviction import Evictor
+from kvgraft.requests.leases import Leases
+from kvgraft.requests.load_back import LoadBacks
+from kvgraft.requests.publishing import Publisher
+from kvgraft.requests.request import Limited, Request, Stage, expect_key, whole
+from kvgraft.requests.resume_points import ResumePoints, resume_pages
+from kvgraft.requests.slots import InnerStates, RequestSlots
+from kvgraft.requests.tables import RequestTables
 from kvgraft.sizes import expect_count
 from kvgraft.storage_tier import Prefetch, StorageTier
-from kvgraft.tables import RequestTables
 from kvgraft.transfers import Fence, Journal, Transfer, TransferEngine
 from kvgraft.tree import pinning
 from kvgraft.tree.explaining import Explanation, explain
@@ -74,28 +74,30 @@ class Cache(RequestTables):
     ) -> None:
         self.config = config = size_pools(config, plugins)
         self.mounted = mount_all(config, plugins, available)
-        self.tree, self.private = build_books(config, self.mounted)
+        self.tree, self.private = build_tree(config, self.mounted)
         engine = transfers if transfers is not None else default_engine(config)
         self.journal = Journal(self.tree, self.mounted, engine)
-        self.room = Room(self.tree, self.journal, config.write_policy, config.transfer_timeout_s)
-        self.mirroring = Mirroring(self.tree, self.journal, self.room, config.write_policy)
+        self.evictor = Evictor(
+            self.tree, self.journal, config.write_policy, config.transfer_timeout_s
+        )
+        self.backups = Backups(self.tree, self.journal, self.evictor, config.write_policy)
         self.points = ResumePoints(
             self.tree,
             self.mounted,
             cut_tokens=config.cut_tokens,
             inside=config.states_inside_chunks,
         )
-        self.leasing = Leasing(self.tree, self.mounted, self.mirroring, config.load, self.points)
-        self.loading = Loading(self.tree, self.journal, self.room, self.leasing)
+        self.leases = Leases(self.tree, self.mounted, self.backups, config.load, self.points)
+        self.load_backs = LoadBacks(self.tree, self.journal, self.evictor, self.leases)
         self.budget = Budget(self.tree, self.mounted, self.private, self.points)
         self.requests: dict[int, Request] = {}
-        self.slots = PrivateSlots(self.tree, self.mounted, self.room, self.points)
-        self.sharing = Sharing(
-            self.tree, self.slots, self.leasing, self.mirroring, self.journal, self.points
+        self.slots = RequestSlots(self.tree, self.mounted, self.evictor, self.points)
+        self.publisher = Publisher(
+            self.tree, self.slots, self.leases, self.backups, self.journal, self.points
         )
         self.storage: StorageTier | None = None
         if config.storage is not None:
-            self.storage = StorageTier(self.tree, self.mounted, self.room, config.storage)
+            self.storage = StorageTier(self.tree, self.mounted, self.evictor, config.storage)
         self.closed = False
         self.checkpoints = 0
         self.declined_checkpoints = 0
@@ -179,10 +181,10 @@ class Cache(RequestTables):
         self.tree.hold(key.namespace)
         try:
             if self.storage is not None:
-                self.storage.begins(key, prefetch)
+                self.storage.before_begin(key, prefetch)
             elif prefetch is not None:
                 raise LeaseError("the prefetch is of another cache; this one has no storage")
-            self.leasing.lease(request, self._limit(request))
+            self.leases.lease(request, self._limit(request))
         except BaseException:
             self.tree.let_go(key.namespace)
             raise
@@ -200,11 +202,11 @@ class Cache(RequestTables):
         """
         self._expect(request, Stage.LEASED)
         if request.limited is Limited.CROWDED:
-            self.leasing.renew(request, self._limit(request))
+            self.leases.renew(request, self._limit(request))
         decision = self.budget.decide(request)
         if decision.outcome is Outcome.NEVER_FITS and request.anchor_tokens:
             # Holding a prefix can take more than computing it again; try as a miss (A8).
-            self.leasing.renew(request, 0)
+            self.leases.renew(request, 0)
             decision = self.budget.decide(request)
         if decision.admitted:
             self.budget.open(request)
@@ -222,7 +224,7 @@ class Cache(RequestTables):
         self._expect(request, Stage.ADMITTED)
         if request.load_failed or request.load_started:
             return request.waits
-        return self.loading.start(request, fence)
+        return self.load_backs.start(request, fence)
 
     def restart(self, request: Request) -> None:
         """Match again, as if new; after a failed load-back as deep as DEVICE alone allows (R5).
@@ -242,7 +244,7 @@ class Cache(RequestTables):
         held, prompt = request.receipt, request.prompt
         request.prompt = max(prompt, request.key.n_tokens)
         try:
-            self.leasing.lease(request, limit)
+            self.leases.lease(request, limit)
         except BaseException:
             request.prompt = prompt
             raise
@@ -250,7 +252,7 @@ class Cache(RequestTables):
         request.key_edits = request.key.edits
         request.stage = Stage.LEASED
         self._give_up(request)
-        self.leasing.unpin(held)
+        self.leases.unpin(held)
 
     def next_chunk(self, request: Request, limit: int | None = None) -> int:
         """Prefill tokens the next step may compute; 0 defers it, unchanged (A5, A6).
@@ -285,11 +287,11 @@ class Cache(RequestTables):
             request.waits = []
             pinning.release_host_copy(self.tree, request.receipt)
         if self.tree.has_state:
-            self.sharing.publish_states(request)
+            self.publisher.publish_states(request)
         pages = request.pages_short(n_tokens, self.tree.page_size)
         if pages > 0:
-            if self.slots.bounded_tracks and not self.slots.has_promise_left(request, pages):
-                self.sharing.leave_behind(request, request.computed // self.tree.page_size, pages)
+            if self.slots.bounded_components and not self.slots.has_promise_left(request, pages):
+                self.publisher.leave_behind(request, request.computed // self.tree.page_size, pages)
             if not self.slots.allocate_pages(request, pages):
                 return False
         if self.tree.has_state:
@@ -359,8 +361,8 @@ class Cache(RequestTables):
             self.slots.note_boundary(request, 0 if rest else page)
         if page > before and self.points.matter:
             pinning.slide(self.tree, request.receipt, page)
-            if self.slots.bounded_tracks and request.computed != request.total:
-                self.sharing.leave_behind(request, page)
+            if self.slots.bounded_components and request.computed != request.total:
+                self.publisher.leave_behind(request, page)
 
     def checkpoint(self, request: Request, fence: Fence | None = None) -> bool:
         """Share what the request computed so far, up to the deepest legal boundary (I5, I6).
@@ -372,18 +374,18 @@ class Cache(RequestTables):
         self._expect(request, Stage.ADMITTED)
         page = request.computed // self.tree.page_size
         self.slots.settle_due(request)
-        for track in self.slots.state_tracks:
-            states = request.states[track.index]
+        for component in self.slots.state_components:
+            states = request.states[component.index]
             assert states is not None
             if states.due_is_checkpoint:
-                self.slots.keep_due(request, track, states)
+                self.slots.keep_due(request, component, states)
             page = min(page, max([states.shared, *states.captured]))
         if not self.slots.has_new(request, page):
             return False
-        if not self.budget.can_part(request, page):
+        if not self.budget.can_replenish(request, page):
             self.declined_checkpoints += 1
             return False
-        self.sharing.share(request, page, fence, self.sharing.lock(request, page))
+        self.publisher.share(request, page, fence, self.publisher.lock(request, page))
         request.cached = max(request.cached, page)
         self.checkpoints += 1
         return True
@@ -395,16 +397,16 @@ class Cache(RequestTables):
         """
         self._expect(request, Stage.ADMITTED)
         page = request.computed // self.tree.page_size
-        for track in self.slots.state_tracks:
-            page = min(page, self.slots.offered_page(request, track))
-        if self.slots.has_new(request, page) or (request.published and self.mirroring.enabled):
-            locks = self.sharing.lock(request, page) if self.mirroring.enabled else None
-            for track in self.slots.state_tracks:
-                self.slots.offer_states(request, track)
-            if self.mirroring.enabled:
-                self.sharing.share(request, page, fence, locks)
+        for component in self.slots.state_components:
+            page = min(page, self.slots.offered_page(request, component))
+        if self.slots.has_new(request, page) or (request.published and self.backups.enabled):
+            locks = self.publisher.lock(request, page) if self.backups.enabled else None
+            for component in self.slots.state_components:
+                self.slots.offer_states(request, component)
+            if self.backups.enabled:
+                self.publisher.share(request, page, fence, locks)
             else:
-                self.sharing.insert(request, page, fence)
+                self.publisher.insert(request, page, fence)
         self._end(request)
         return max(page, request.cached) * self.tree.page_size
 
@@ -446,7 +448,7 @@ class Cache(RequestTables):
     def evict(self, component: str, n_slots: int, tier: Tier = Tier.DEVICE) -> int:
         """Free at least `n_slots` more slots of one pool; returns how many it freed (E6)."""
         n_slots = expect_count("evict: slots", n_slots)
-        return self.room.make_free(self.tree.track(component), n_slots, tier)
+        return self.evictor.evict(self.tree.component(component), n_slots, tier)
 
     def check_integrity(self) -> None:
         """Recompute every book from the tree, the pools and the requests; O(cache).
@@ -462,7 +464,7 @@ class Cache(RequestTables):
         ]
         arriving = []
         if self.storage is not None:
-            self.storage.scene.naming.check()
+            self.storage.context.naming.check()
             arriving = self.storage.owners()
             held += [Held(each, "the storage tier", False) for each in self.storage.receipts()]
         check_integrity(self.tree, owners, arriving, held, operations)
@@ -513,5 +515,5 @@ class Cache(RequestTables):
         self._give_up(request)
         request.stage, request.waits = Stage.CLOSED, []
         del self.requests[id(request)]
-        self.leasing.unpin(request.receipt)
+        self.leases.unpin(request.receipt)
         self.tree.let_go(request.key.namespace)

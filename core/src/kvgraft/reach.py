@@ -180,7 +180,7 @@ class PageReach:
         component: whose reach it is, for messages.
 
     Attributes:
-        is_state, is_everything, ends_at_boundary: see `Reach`.
+        is_state, is_prefix_closed, ends_at_boundary: see `Reach`.
         window_pages: for a single `Trailing` term its pages, else None (a fast path).
         stored_pages: pages from the start of a sequence that get slots.
     """
@@ -188,7 +188,7 @@ class PageReach:
     __slots__ = (
         "component",
         "ends_at_boundary",
-        "is_everything",
+        "is_prefix_closed",
         "is_state",
         "page_size",
         "reach",
@@ -203,7 +203,7 @@ class PageReach:
         self.reach = reach
         self.page_size = page_size
         self.is_state = reach.is_state
-        self.is_everything = reach.is_everything
+        self.is_prefix_closed = reach.is_everything
         self.ends_at_boundary = reach.ends_at_boundary
         stored = min(reach.stored_tokens, FAR)
         self.stored_pages = math.ceil(stored / page_size)
@@ -227,7 +227,7 @@ class PageReach:
         if self.window_pages is not None:
             start = boundary - self.window_pages
             return (Span(start if start > 0 else 0, boundary),)
-        if self.is_everything:
+        if self.is_prefix_closed:
             return (Span(0, boundary),)
         size = self.page_size
         try:

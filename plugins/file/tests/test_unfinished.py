@@ -39,7 +39,7 @@ RECORD = 4096 + 12288
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the disk does not give is tried again at once."""
-    monkeypatch.setattr("kvgraft_file.segment.PATIENCE", 0)
+    monkeypatch.setattr("kvgraft_file.segment.RETRY_BACKOFF", 0)
 
 
 def opened(directory: Path) -> Storage:
@@ -412,7 +412,7 @@ def test_what_the_disk_does_not_give_for_a_while_is_a_miss_for_that_while(
 def test_what_the_disk_does_not_give_is_left_alone_for_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvgraft_file.segment.PATIENCE", 1e9)
+    monkeypatch.setattr("kvgraft_file.segment.RETRY_BACKOFF", 1e9)
     writer = opened(tmp_path)
     assert stored(writer, PLACES[:3], SIZE) == [OK] * 3
     assert writer.close()

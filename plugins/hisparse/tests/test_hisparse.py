@@ -22,12 +22,12 @@ from kvgraft import (
     TransferQuery,
 )
 from kvgraft.admission.demand import default_demand
-from kvgraft.dispatch import Mounted, mount, parse_options
+from kvgraft.packages.dispatch import Mounted, mount, parse_options
+from kvgraft.packages.registry import Plugin, discover
 from kvgraft.pools import BuildContext, SlotAllocator, plane_nbytes
-from kvgraft.registry import Plugin, discover
-from kvgraft.transfers.copies import pair_planes, run_copy
+from kvgraft.pools.copies import pair_planes, run_copy
+from kvgraft.tree.component import ComponentShape, TreeComponent
 from kvgraft.tree.ledger import Ledger
-from kvgraft.tree.track import ComponentShape, Track
 from kvgraft_hisparse.hot_buffer import HotBuffer
 from kvgraft_hisparse.pools import SparseComponent
 
@@ -67,7 +67,7 @@ def test_the_entry_point_is_found_and_declares_a_component_at_home_on_host() -> 
 
 def test_finding_it_imports_no_torch() -> None:
     code = (
-        "import sys; from kvgraft.registry import select; select(['hisparse']); "
+        "import sys; from kvgraft.packages.registry import select; select(['hisparse']); "
         "assert 'kvgraft_hisparse.plugin' in sys.modules; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
@@ -193,10 +193,10 @@ QUERIES = [
 @pytest.mark.parametrize("query", QUERIES)
 def test_the_indexer_rows_are_budgeted_as_the_core_budgets_full_reach(query: DemandQuery) -> None:
     ledger = Ledger("hisparse", Tier.DEVICE, SlotAllocator(8))
-    track = Track(ComponentShape("hisparse", Reach(Everything())), 0, 16, ledger, None)
+    component = TreeComponent(ComponentShape("hisparse", Reach(Everything())), 0, 16, ledger, None)
     budget = mounted({}).budget_contribution
     assert budget is not None
-    default = default_demand(track, query)
+    default = default_demand(component, query)
     assert budget(query) == Demand(default.now, default.later, (3,))
 
 

@@ -20,9 +20,9 @@ from kvgraft import (
     StateAt,
     Tier,
 )
-from kvgraft.dispatch import Mounted, mount, parse_options
+from kvgraft.packages.dispatch import Mounted, mount, parse_options
+from kvgraft.packages.registry import Plugin, discover
 from kvgraft.pools import BuildContext, Component, PlaneSpec, SlotAllocator, slot_index
-from kvgraft.registry import Plugin, discover
 
 CONTEXT = BuildContext(
     page_size=16, device="cpu", device_tokens=65_536, host_tokens=131_072, pin_host=False
@@ -55,7 +55,7 @@ def test_the_entry_point_is_found_and_declares_a_copied_and_mirrored_state() -> 
 
 def test_finding_it_imports_no_torch() -> None:
     code = (
-        "import sys; from kvgraft.registry import select; select(['mamba']); "
+        "import sys; from kvgraft.packages.registry import select; select(['mamba']); "
         "assert 'kvgraft_mamba.plugin' in sys.modules; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from kvgraft import HOST_MIRROR, Kind, PluginError, Reach, Span, Tier, Trailing
-from kvgraft.dispatch import Mounted, mount, parse_options
+from kvgraft.packages.dispatch import Mounted, mount, parse_options
+from kvgraft.packages.registry import Plugin, discover
 from kvgraft.pools import BuildContext, Component
 from kvgraft.reach import PageReach
-from kvgraft.registry import Plugin, discover
 
 CONTEXT = BuildContext(
     page_size=16, device="cpu", device_tokens=160, host_tokens=320, pin_host=False
@@ -42,7 +42,7 @@ def test_the_entry_point_is_found_and_declares_a_mirrored_paged_component() -> N
 
 def test_finding_it_imports_no_torch() -> None:
     code = (
-        "import sys; from kvgraft.registry import select; select(['swa']); "
+        "import sys; from kvgraft.packages.registry import select; select(['swa']); "
         "assert 'kvgraft_swa.plugin' in sys.modules; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -49,8 +49,8 @@ def open_engine() -> Iterator[Opener]:
         engine.memory.cache.drain()
         engine.memory.cache.check_integrity()
         assert not engine.memory.cache.requests
-        for track in engine.memory.cache.tree.tracks:
-            assert track.device.counts()["private"] == 0
+        for component in engine.memory.cache.tree.components:
+            assert component.device.counts()["private"] == 0
         engine.close()
 
 

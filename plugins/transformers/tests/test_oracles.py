@@ -143,9 +143,11 @@ def test_one_wrong_page_or_state_shows_in_every_layer(case, opened, run, tokens)
 
 def _last_slot(memory: ModelMemory, session, component: str, tier: Tier) -> int:
     """The slot a session resumes from: its last shared page, or the state at its anchor."""
-    track = memory.cache.tree.track(component)
-    if track.is_state:
-        return int.from_bytes(session.request.receipt.anchor.cells[track.index].device, "little")
+    tree_component = memory.cache.tree.component(component)
+    if tree_component.is_state:
+        return int.from_bytes(
+            session.request.receipt.anchor.cells[tree_component.index].device, "little"
+        )
     table = memory.cache.table if tier is Tier.DEVICE else memory.cache.host_table
     return int(table(session.request, component)[-1])
 

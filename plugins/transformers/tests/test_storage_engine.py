@@ -106,8 +106,8 @@ def closed(engine: Engine) -> None:
     assert cache.drain()
     cache.check_integrity()
     assert tier_of(engine).prefetching.nbytes_in_flight == 0
-    for track in cache.tree.tracks:
-        for ledger in (track.device, track.host):
+    for component in cache.tree.components:
+        for ledger in (component.device, component.host):
             assert ledger.counts()["private"] == ledger.counts()["pinned"] == 0
     engine.close()
 

@@ -1,7 +1,6 @@
 """Admission: demand vectors compared with headroom, pool by pool.
 
 demand      what a request will need, derived from reach
-account     what it was promised of one pool
 decision    admitted, deferred, never fits
 waiting     the order in which waiting requests are tried
 """

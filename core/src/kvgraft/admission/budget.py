@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from kvgraft.admission.account import Account
 from kvgraft.admission.decision import Decision, Outcome, Shortage
 from kvgraft.admission.demand import SLACK_PAGES, default_demand, pages_up
-from kvgraft.dispatch import Mounted
 from kvgraft.errors import ContractViolation, IntegrityError
-from kvgraft.points import ResumePoints
-from kvgraft.request import Request, Stage, StateSlots
-from kvgraft.slots import SLOT_BYTES
+from kvgraft.packages.dispatch import Mounted
+from kvgraft.pools.allocator import SLOT_BYTES
+from kvgraft.requests.account import Account
+from kvgraft.requests.request import Request, Stage, StateSlots
+from kvgraft.requests.resume_points import ResumePoints
+from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.operations import segment_nodes
-from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Demand, DemandQuery
 
@@ -56,49 +56,51 @@ class Budget:
             len(request.checkpoints),
         )
         demands = []
-        for track, hook, host_slots in zip(self.tree.tracks, self._hooks, request.host_slots):
+        for component, hook, host_slots in zip(
+            self.tree.components, self._hooks, request.host_slots
+        ):
             asked = query._replace(host_slots=host_slots) if host_slots else query
             demand: Demand | None = hook(asked) if hook is not None else None
             if demand is None:
-                demand = default_demand(track, asked)
+                demand = default_demand(component, asked)
             else:
-                self._check_demand(track, asked, demand)
+                self._check_demand(component, asked, demand)
             demands.append(demand)
         return demands
 
-    def _check_demand(self, track: Track, query: DemandQuery, demand: Demand) -> None:
+    def _check_demand(self, component: TreeComponent, query: DemandQuery, demand: Demand) -> None:
         """Refuse a component's own demand that forgets what it is about to take (A1, A3)."""
-        pools = len(self.mounted[track.index].component.private)
+        pools = len(self.mounted[component.index].component.private)
         if len(demand.private) != pools:
             raise ContractViolation(
                 "A1",
-                track.name,
+                component.name,
                 f"budget_contribution returned {demand!r}; it returns a Demand with one entry for "
                 f"each of its {pools} private pools",
             )
         step = 1
-        if not track.is_state:
+        if not component.is_state:
             held = pages_up(query.computed, query.page_size)
             end = pages_up(query.computed + query.chunk, query.page_size)
-            step = track.stored_between(held, end) * track.slots_per_page
+            step = component.stored_between(held, end) * component.slots_per_page
         if min(demand.now, demand.later, *demand.private) < 0:
             raise ContractViolation(
-                "A1", track.name, f"budget_contribution {demand} asks for less than nothing"
+                "A1", component.name, f"budget_contribution {demand} asks for less than nothing"
             )
         if demand.now < query.host_slots + step:
             raise ContractViolation(
                 "A3" if query.host_slots else "A1",
-                track.name,
+                component.name,
                 f"budget_contribution {demand} does not hold the next step({step}) + "
                 f"host hits({query.host_slots})",
             )
 
-    def _remaining(self, request: Request, track: Track, demand: Demand) -> int:
+    def _remaining(self, request: Request, component: TreeComponent, demand: Demand) -> int:
         """Slots the request takes until its reservation ends, give-backs not counted."""
-        if track.is_state:
-            return demand.now + demand.later - request.host_slots[track.index]
+        if component.is_state:
+            return demand.now + demand.later - request.host_slots[component.index]
         end = pages_up(request.total, self.tree.page_size) + SLACK_PAGES
-        return track.stored_between(request.allocated, end) * track.slots_per_page
+        return component.stored_between(request.allocated, end) * component.slots_per_page
 
     def decide(self, request: Request) -> Decision:
         """Whether every pool can promise the request's demand; changes nothing (A9).
@@ -139,29 +141,33 @@ class Budget:
 
     def _shortages(self, request: Request, demands: list[Demand]) -> tuple[Shortage, ...]:
         found: list[Shortage] = []
-        for track, demand in zip(self.tree.tracks, demands):
-            ledger = track.device
+        for component, demand in zip(self.tree.components, demands):
+            ledger = component.device
             need = demand.now + demand.later
             if need > ledger.headroom:
                 found.append(
-                    Shortage(track.name, "device", need, max(0, ledger.headroom), ledger.capacity)
+                    Shortage(
+                        component.name, "device", need, max(0, ledger.headroom), ledger.capacity
+                    )
                 )
-            if track.home_is_host and track.host is not None:
-                need -= request.host_slots[track.index]
-                room = track.host.headroom
+            if component.home_is_host and component.host is not None:
+                need -= request.host_slots[component.index]
+                room = component.host.headroom
                 if need > room:
                     found.append(
-                        Shortage(track.name, "host", need, max(0, room), track.host.capacity)
+                        Shortage(
+                            component.name, "host", need, max(0, room), component.host.capacity
+                        )
                     )
             if demand.private:
-                found += self._private_shortages(track, demand)
+                found += self._private_shortages(component, demand)
         return tuple(found)
 
-    def _private_shortages(self, track: Track, demand: Demand) -> list[Shortage]:
-        pools = self.mounted[track.index].component.private
+    def _private_shortages(self, component: TreeComponent, demand: Demand) -> list[Shortage]:
+        pools = self.mounted[component.index].component.private
         return [
-            Shortage(track.name, pool.name, need, books.free, books.capacity)
-            for pool, need, books in zip(pools, demand.private, self.private[track.index])
+            Shortage(component.name, pool.name, need, books.free, books.capacity)
+            for pool, need, books in zip(pools, demand.private, self.private[component.index])
             if need > books.free
         ]
 
@@ -169,11 +175,11 @@ class Budget:
         """Whether a shortage would remain in a cache holding nothing but the request's prefix."""
         for shortage in shortages:
             pinned = 0
-            track = self.tree.by_name[shortage.component]
+            component = self.tree.by_name[shortage.component]
             if shortage.pool == "device":
-                pinned = _own_slots(request, track, host=False)
+                pinned = _own_slots(request, component, host=False)
             elif shortage.pool == "host":
-                pinned = _own_slots(request, track, host=True)
+                pinned = _own_slots(request, component, host=True)
             if shortage.needed + pinned > shortage.capacity:
                 return True
         return False
@@ -183,24 +189,26 @@ class Budget:
         anchor = request.receipt.anchor
         if anchor.points is not None and anchor.end in anchor.points:
             self.points.used[anchor.points[anchor.end]] += 1
-        for track, demand, load in zip(self.tree.tracks, request.demands, request.host_slots):
+        for component, demand, load in zip(
+            self.tree.components, request.demands, request.host_slots
+        ):
             peak = demand.now + demand.later - load
-            remaining = self._remaining(request, track, demand)
-            account = Account(track.device)
+            remaining = self._remaining(request, component, demand)
+            account = Account(component.device)
             account.open(peak, remaining, load)
             request.accounts.append(account)
             host_account = None
-            if track.home_is_host and track.host is not None:
-                host_account = Account(track.host)
+            if component.home_is_host and component.host is not None:
+                host_account = Account(component.host)
                 host_account.open(peak, remaining, 0)
             request.host_accounts.append(host_account)
             request.runs.append([])
-            request.states.append(StateSlots() if track.is_state else None)
-            request.private.append(self._take_private(track, demand) if demand.private else ())
+            request.states.append(StateSlots() if component.is_state else None)
+            request.private.append(self._take_private(component, demand) if demand.private else ())
 
-    def _take_private(self, track: Track, demand: Demand) -> tuple[bytes, ...]:
+    def _take_private(self, component: TreeComponent, demand: Demand) -> tuple[bytes, ...]:
         taken = []
-        for need, books in zip(demand.private, self.private[track.index]):
+        for need, books in zip(demand.private, self.private[component.index]):
             slots = books.take_private(need)
             assert slots is not None
             taken.append(slots)
@@ -239,33 +247,36 @@ class Budget:
         What was promised at admission is given without asking.
         """
         page_size = self.tree.page_size
-        for track in self.tree.tracks:
-            if track.is_state or tokens <= 0:
+        for component in self.tree.components:
+            if component.is_state or tokens <= 0:
                 continue
-            books = [(request.accounts[track.index], track.device)]
-            host_account = request.host_accounts[track.index]
+            books = [(request.accounts[component.index], component.device)]
+            host_account = request.host_accounts[component.index]
             if host_account is not None:
                 books.append((host_account, host_account.ledger))
             for account, ledger in books:
                 end = pages_up(request.computed + tokens, page_size)
-                pages = track.stored_between(request.allocated, end)
-                room = (account.promised + max(0, ledger.headroom)) // track.slots_per_page
+                pages = component.stored_between(request.allocated, end)
+                room = (account.promised + max(0, ledger.headroom)) // component.slots_per_page
                 if pages > room:
                     fits = (request.allocated + room) * page_size
                     tokens = max(0, min(tokens, fits - request.computed))
         return tokens
 
-    def can_part(self, request: Request, page: int) -> bool:
+    def can_replenish(self, request: Request, page: int) -> bool:
         """Whether pages up to `page` can move to the tree and be replaced out of headroom."""
-        for track in self.tree.tracks:
-            if track.is_state:
+        for component in self.tree.components:
+            if component.is_state:
                 continue
             moved = sum(
-                (min(run.end, page) - run.first) * track.slots_per_page
-                for run in request.runs[track.index]
+                (min(run.end, page) - run.first) * component.slots_per_page
+                for run in request.runs[component.index]
                 if run.first < page
             )
-            for account in (request.accounts[track.index], request.host_accounts[track.index]):
+            for account in (
+                request.accounts[component.index],
+                request.host_accounts[component.index],
+            ):
                 if account is not None and account.renewal(moved) > max(0, account.ledger.headroom):
                     return False
         return True
@@ -273,30 +284,31 @@ class Budget:
     def check(self, requests: Iterable[Request]) -> None:
         """Raise `IntegrityError` unless promises and private pools add up (T8, A12)."""
         open_requests = [each for each in requests if each.stage is Stage.ADMITTED]
-        for track in self.tree.tracks:
-            promised = sum(each.accounts[track.index].promised for each in open_requests)
-            if promised != track.device.promised:
+        for component in self.tree.components:
+            promised = sum(each.accounts[component.index].promised for each in open_requests)
+            if promised != component.device.promised:
                 raise IntegrityError(
                     "A12",
-                    track.name,
-                    f"device promised({track.device.promised}) but requests hold {promised}",
+                    component.name,
+                    f"device promised({component.device.promised}) but requests hold {promised}",
                 )
-            for position, books in enumerate(self.private[track.index]):
+            for position, books in enumerate(self.private[component.index]):
                 held = sum(
-                    len(each.private[track.index][position]) // SLOT_BYTES for each in open_requests
+                    len(each.private[component.index][position]) // SLOT_BYTES
+                    for each in open_requests
                 )
                 if held != books.private:
                     raise IntegrityError(
-                        "T8", track.name, f"private pool: {books.private} booked, {held} held"
+                        "T8", component.name, f"private pool: {books.private} booked, {held} held"
                     )
                 books.check()
 
 
-def _own_slots(request: Request, track: Track, *, host: bool) -> int:
+def _own_slots(request: Request, component: TreeComponent, *, host: bool) -> int:
     """Slots of the request's own prefix that its pins keep in a pool."""
     total = 0
-    for node in segment_nodes(track, request.receipt):
-        cell = node.cells[track.index]
+    for node in segment_nodes(component, request.receipt):
+        cell = node.cells[component.index]
         slots = cell.host if host else cell.device
         if slots is None and cell.incoming is not None:
             # Another request's load-back is bringing it; it will be pinned all the same.

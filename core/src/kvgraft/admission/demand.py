@@ -9,7 +9,7 @@ the two; never the window twice.
 
 from __future__ import annotations
 
-from kvgraft.tree.track import Track
+from kvgraft.tree.component import TreeComponent
 from kvgraft.types import Demand, DemandQuery
 
 __all__ = ["SLACK_PAGES", "default_demand", "pages_up"]
@@ -23,24 +23,24 @@ def pages_up(tokens: int, page_size: int) -> int:
     return -(-tokens // page_size)
 
 
-def default_demand(track: Track, query: DemandQuery) -> Demand:
+def default_demand(component: TreeComponent, query: DemandQuery) -> Demand:
     """A request's demand on one component's DEVICE pool, in its slots."""
-    if track.is_state:
+    if component.is_state:
         # The live state, one per boundary to capture, one that follows the decode.
         return Demand(1 + query.host_slots, query.checkpoints + 1)
     page_size, computed, step, prompt, tokens, host_slots, _ = query
     held = -(-computed // page_size)
     last = -(-tokens // page_size)
-    total = track.stored_between(held, last + SLACK_PAGES)
-    chunk = track.stored_between(held, -(-(computed + step) // page_size))
+    total = component.stored_between(held, last + SLACK_PAGES)
+    chunk = component.stored_between(held, -(-(computed + step) // page_size))
     peak = total
-    if not track.is_everything:
-        reach = track.reach_pages.width(last)
-        extend = track.stored_between(held, -(-prompt // page_size))
+    if not component.is_prefix_closed:
+        reach = component.reach_pages.width(last)
+        extend = component.stored_between(held, -(-prompt // page_size))
         if extend > chunk:
             peak = min(total, reach + chunk + 1)
         else:
             peak = min(total, max(extend, reach + 1) + SLACK_PAGES)
-    per_page = track.slots_per_page
+    per_page = component.slots_per_page
     now = min(peak, chunk + SLACK_PAGES)
     return Demand(now * per_page + host_slots, (peak - now) * per_page)

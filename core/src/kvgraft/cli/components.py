@@ -14,8 +14,8 @@ from rich.text import Text
 from kvgraft.cli.console import OutputConsole
 from kvgraft.contract import API_VERSION
 from kvgraft.errors import ConfigError, KvgraftError, PluginError
-from kvgraft.registry import Found, Plugin, discover
-from kvgraft.tree.track import ComponentShape, ordered
+from kvgraft.packages.registry import Found, Plugin, discover
+from kvgraft.tree.component import ComponentShape, ordered
 
 __all__ = ["components", "describe", "parse_component", "widest"]
 
@@ -115,7 +115,7 @@ def _shape(plugin: Plugin) -> ComponentShape:
     Raises:
         KvgraftError: it cannot be built.
     """
-    from kvgraft.dispatch import mount
+    from kvgraft.packages.dispatch import mount
     from kvgraft.pools import BuildContext
 
     refused: KvgraftError | None = None

@@ -13,7 +13,7 @@ import click
 import kvgraft
 from kvgraft.contract import API_VERSION
 from kvgraft.errors import ConfigError
-from kvgraft.registry import discover
+from kvgraft.packages.registry import discover
 from kvgraft.types import Kind
 
 __all__ = ["new_component", "write_package"]

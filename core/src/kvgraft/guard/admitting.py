@@ -10,18 +10,18 @@ from kvgraft.admission.demand import pages_up
 from kvgraft.errors import ContractViolation
 from kvgraft.guard.books import FREE, IN_FLIGHT, PRIVATE, PROMISED, Reading
 from kvgraft.guard.watched import After, Holdings, Watched, holdings
-from kvgraft.request import Request
+from kvgraft.requests.request import Request
 from kvgraft.storage_tier import Prefetch
 from kvgraft.transfers import Fence
+from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TokenKey
-from kvgraft.tree.track import Track
 
 __all__ = ["Admitting"]
 
 SPARE_PAGES = 2
 """Pages a bounded demand holds beyond reach and chunk: slack, and the one that is kept."""
 
-GENEROUS = 4
+MAX_DEMAND_FACTOR = 4
 """How many times that a component may ask for that budgets itself, for reasons of its own."""
 
 
@@ -144,8 +144,8 @@ class Admitting:
             else:
                 self._check_thinned(request, points, self._skipped() - skipped)
             self._check_chunk(request, chunk)
-            for track in self.tree.tracks:
-                self._check_demand(request, track)
+            for component in self.tree.components:
+                self._check_demand(request, component)
             watched.promises.check_demands(request)
             if decision.admitted:
                 watched.promises.check_decision(request, decision)
@@ -196,39 +196,39 @@ class Admitting:
                 f"pages of {self.tree.page_size}",
             )
 
-    def _check_demand(self, request: Request, track: Track) -> None:
+    def _check_demand(self, request: Request, component: TreeComponent) -> None:
         """The demand holds the next step and the load-back, and is bounded as the reach is."""
-        demand, load = request.demands[track.index], request.host_slots[track.index]
-        if track.is_state:
+        demand, load = request.demands[component.index], request.host_slots[component.index]
+        if component.is_state:
             if demand.now - load < 1:
                 raise ContractViolation(
                     "A10",
-                    track.name,
+                    component.name,
                     f"{demand} with {load} host hits keeps no slot for the request's own state",
                 )
             return
         size = self.tree.page_size
         tokens = min(request.chunk, request.prompt - request.computed)
         end = pages_up(request.computed + tokens, size)
-        pages = track.stored_between(pages_up(request.computed, size), end)
-        if demand.now < load + pages * track.slots_per_page:
+        pages = component.stored_between(pages_up(request.computed, size), end)
+        if demand.now < load + pages * component.slots_per_page:
             raise ContractViolation(
                 "A3",
-                track.name,
-                f"{demand} does not hold the next step({pages * track.slots_per_page}) + host "
+                component.name,
+                f"{demand} does not hold the next step({pages * component.slots_per_page}) + host "
                 f"hits({load})",
             )
-        if track.is_everything:
+        if component.is_prefix_closed:
             return
-        reach = track.reach_pages.width(pages_up(request.total, size))
-        most = (reach + pages + SPARE_PAGES) * track.slots_per_page
-        if self.watched.cache.mounted[track.index].budget_contribution is not None:
-            most *= GENEROUS
+        reach = component.reach_pages.width(pages_up(request.total, size))
+        most = (reach + pages + SPARE_PAGES) * component.slots_per_page
+        if self.watched.cache.mounted[component.index].budget_contribution is not None:
+            most *= MAX_DEMAND_FACTOR
         most += load
         if demand.now + demand.later > most:
             raise ContractViolation(
                 "A4",
-                track.name,
+                component.name,
                 f"{demand} for a reach of {reach} pages, a step of {pages} and {load} "
                 f"host hits; {most} slots would do",
             )

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.ledger import Ledger
-from kvgraft.tree.track import Track
 
 if TYPE_CHECKING:
     from kvgraft.cache import Cache
@@ -34,7 +34,7 @@ Counts = tuple[int, int, int, int, int, int]
 FREE, EVICTABLE, PINNED, PRIVATE, IN_FLIGHT, PROMISED = range(6)
 
 Left = tuple[int, ...]
-"""Slots that left a pool so far, by cause in the order of `kvgraft.tree.track.CAUSES`."""
+"""Slots that left a pool so far, by cause in the order of `kvgraft.tree.component.CAUSES`."""
 
 
 class Pool(NamedTuple):
@@ -44,13 +44,13 @@ class Pool(NamedTuple):
         component: whose it is.
         name: `"device"`, `"host"` or the name of a private pool.
         ledger: its books.
-        track: the component's constants.
+        tree_component: the component's constants.
     """
 
     component: str
     name: str
     ledger: Ledger
-    track: Track
+    tree_component: TreeComponent
 
 
 class Reading(NamedTuple):
@@ -76,22 +76,26 @@ class Books:
     """
 
     def __init__(self, cache: Cache) -> None:
-        tracks = cache.tree.tracks
-        pools = [Pool(track.name, "device", track.device, track) for track in tracks]
+        components = cache.tree.components
+        pools = [
+            Pool(component.name, "device", component.device, component) for component in components
+        ]
         self.n_device = len(pools)
         self.host: dict[int, int] = {}
-        for track in tracks:
-            if track.host is not None:
-                self.host[track.index] = len(pools)
-                pools.append(Pool(track.name, "host", track.host, track))
+        for component in components:
+            if component.host is not None:
+                self.host[component.index] = len(pools)
+                pools.append(Pool(component.name, "host", component.host, component))
         self.n_tree = len(pools)
-        for track, each, ledgers in zip(tracks, cache.mounted, cache.private):
+        for component, each, ledgers in zip(components, cache.mounted, cache.private):
             for pool, ledger in zip(each.component.private, ledgers):
-                pools.append(Pool(track.name, pool.name, ledger, track))
+                pools.append(Pool(component.name, pool.name, ledger, component))
         self.pools = tuple(pools)
         self._ledgers = [(pool.ledger, pool.ledger.allocator) for pool in pools]
-        self._evictions = [track.device_evictions for track in tracks]
-        self._evictions += [track.host_evictions for track in tracks if track.host is not None]
+        self._evictions = [component.device_evictions for component in components]
+        self._evictions += [
+            component.host_evictions for component in components if component.host is not None
+        ]
 
     def read(self) -> Reading:
         """What the books say now; O(pools)."""
@@ -124,10 +128,10 @@ class Books:
             for ledger, allocator in self._ledgers
         ]
 
-    def private_of(self, track: Track) -> list[int]:
+    def private_of(self, component: TreeComponent) -> list[int]:
         """Positions of a component's private pools, in their order."""
         return [
             at
             for at in range(self.n_tree, len(self.pools))
-            if self.pools[at].track.index == track.index
+            if self.pools[at].tree_component.index == component.index
         ]

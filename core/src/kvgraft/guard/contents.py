@@ -15,11 +15,11 @@ from zlib import crc32
 from kvgraft.errors import ContractViolation
 from kvgraft.guard.copying import check_copies
 from kvgraft.pools import Component
-from kvgraft.request import Request
-from kvgraft.slots import SLOT_BYTES
+from kvgraft.pools.allocator import SLOT_BYTES
+from kvgraft.requests.request import Request
 from kvgraft.transfers import PlaneCopy, Transfer
+from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
-from kvgraft.tree.track import Track
 from kvgraft.types import Direction, Tier
 
 if TYPE_CHECKING:
@@ -69,54 +69,54 @@ class Contents:
     def _watch(self, tree: Any) -> None:
         put_device, extend_device, put_host = tree.put_device, tree.extend_device, tree.put_host
 
-        def device(node: Node, track: Track, slots: bytes) -> None:
-            put_device(node, track, slots)
-            self._keep(Tier.DEVICE, node, track, slots)
+        def device(node: Node, component: TreeComponent, slots: bytes) -> None:
+            put_device(node, component, slots)
+            self._keep(Tier.DEVICE, node, component, slots)
 
-        def more(node: Node, track: Track, slots: bytes) -> None:
-            extend_device(node, track, slots)
-            self._keep(Tier.DEVICE, node, track, slots)
+        def more(node: Node, component: TreeComponent, slots: bytes) -> None:
+            extend_device(node, component, slots)
+            self._keep(Tier.DEVICE, node, component, slots)
 
-        def host(node: Node, track: Track, slots: bytes) -> None:
-            put_host(node, track, slots)
-            self._keep(Tier.HOST, node, track, slots)
+        def host(node: Node, component: TreeComponent, slots: bytes) -> None:
+            put_host(node, component, slots)
+            self._keep(Tier.HOST, node, component, slots)
 
         tree.put_device, tree.extend_device, tree.put_host = device, more, host
 
-    def _sum(self, tier: Tier, track: Track, slot: int) -> int | None:
-        lanes = self._planes[track.index][0 if tier is Tier.DEVICE else 1]
+    def _sum(self, tier: Tier, component: TreeComponent, slot: int) -> int | None:
+        lanes = self._planes[component.index][0 if tier is Tier.DEVICE else 1]
         if lanes is None or slot >= len(lanes):
             return None
         return crc32(lanes[slot].cpu().contiguous().numpy().tobytes())
 
-    def _keep(self, tier: Tier, node: Node, track: Track, slots: bytes) -> None:
+    def _keep(self, tier: Tier, node: Node, component: TreeComponent, slots: bytes) -> None:
         """Data arrived: note the first row; what the slots held before is of no use."""
         for each in memoryview(slots).cast("i"):
-            self._kept.pop((tier, track.index, each), None)
-        if self.cache.journal.fence is not None or track.home_is_host or not slots:
+            self._kept.pop((tier, component.index, each), None)
+        if self.cache.journal.fence is not None or component.home_is_host or not slots:
             return
         slot = int.from_bytes(slots[:SLOT_BYTES], "little")
-        found = self._sum(tier, track, slot)
+        found = self._sum(tier, component, slot)
         if found is not None:
-            self._kept[tier, track.index, slot] = found
+            self._kept[tier, component.index, slot] = found
 
     def check_path(self, request: Request) -> None:
         """What a match found holds the bytes it was shared with (B3, T9)."""
         node, left = request.receipt.anchor, NODES
         while node.parent is not None and left:
-            for track, cell in zip(self.tree.tracks, node.cells):
+            for component, cell in zip(self.tree.components, node.cells):
                 for tier, slots in ((Tier.DEVICE, cell.device), (Tier.HOST, cell.host)):
                     if slots is not None:
-                        self._check_row(tier, node, track, slots)
+                        self._check_row(tier, node, component, slots)
             node, left = node.parent, left - 1
 
-    def _check_row(self, tier: Tier, node: Node, track: Track, slots: bytes) -> None:
+    def _check_row(self, tier: Tier, node: Node, component: TreeComponent, slots: bytes) -> None:
         slot = int.from_bytes(slots[:SLOT_BYTES], "little")
-        kept = self._kept.get((tier, track.index, slot))
-        if kept is not None and kept != self._sum(tier, track, slot):
+        kept = self._kept.get((tier, component.index, slot))
+        if kept is not None and kept != self._sum(tier, component, slot):
             raise ContractViolation(
                 "B3",
-                track.name,
+                component.name,
                 f"{node!r} is in {tier.value} slot {slot}, whose bytes changed since it got there",
             )
 

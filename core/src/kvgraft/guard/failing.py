@@ -8,7 +8,7 @@ from kvgraft.errors import ContractViolation, PluginHookError, TransferError
 from kvgraft.guard.books import FREE, IN_FLIGHT, PINNED, PRIVATE, PROMISED, Counts, Reading
 from kvgraft.guard.standing import Standing
 from kvgraft.guard.watched import WRITE_BACK_ENDS_BACKUPS, Watched
-from kvgraft.request import Request
+from kvgraft.requests.request import Request
 from kvgraft.tree.pinning import Receipt
 
 __all__ = ["Attempt", "Failing"]
@@ -91,11 +91,11 @@ class Failing:
         """An admitted load-back finds its slots, unless copies to HOST that hold them hang."""
         if request is None:
             return
-        for track, needed in zip(self.watched.tree.tracks, request.host_slots):
-            if needed > track.device.free and not self.standing.leaving(track.index):
+        for component, needed in zip(self.watched.tree.components, request.host_slots):
+            if needed > component.device.free and not self.standing.leaving(component.index):
                 raise ContractViolation(
                     "A7",
-                    track.name,
+                    component.name,
                     f"the load-back of an admitted request needs {needed} slots: "
-                    f"{track.device.equation()}",
+                    f"{component.device.equation()}",
                 )

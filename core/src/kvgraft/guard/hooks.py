@@ -13,9 +13,9 @@ from typing import Any
 from kvgraft.errors import ContractViolation
 from kvgraft.guard.copying import check_copies
 from kvgraft.hookspecs import hookimpl
+from kvgraft.packages.registry import Plugin
 from kvgraft.pools import Component
 from kvgraft.reach import PageReach
-from kvgraft.registry import Plugin
 from kvgraft.types import (
     ComponentMatch,
     Demand,
@@ -114,7 +114,7 @@ class HookGuard:
             return None
         spans = _spans(answer)
         reach = PageReach(component.reach, query.page_size)
-        if spans is not None and not reach.is_state and not reach.is_everything:
+        if spans is not None and not reach.is_state and not reach.is_prefix_closed:
             held = _covered(spans, query.boundary)
             most = reach.width(query.boundary)
             if held > most + 1:

@@ -10,10 +10,10 @@ import enum
 from typing import TYPE_CHECKING
 
 from kvgraft.errors import ContractViolation
-from kvgraft.request import Request
+from kvgraft.requests.request import Request
+from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Cell, Node
 from kvgraft.tree.segments import common_pages, default_segment
-from kvgraft.tree.track import Track
 from kvgraft.types import Span
 
 if TYPE_CHECKING:
@@ -40,12 +40,14 @@ class Leases:
     def __init__(self, cache: Cache) -> None:
         self.tree = cache.tree
         self._own_segments = {
-            track.index
-            for track, each in zip(cache.tree.tracks, cache.mounted)
+            component.index
+            for component, each in zip(cache.tree.components, cache.mounted)
             if each.acquire_component_lock is not None
         }
-        self._everything = tuple(track.index for track in cache.tree.everything)
-        self._homes = {track.index for track in cache.tree.tracks if track.home_is_host}
+        self._everything = tuple(component.index for component in cache.tree.everything)
+        self._homes = {
+            component.index for component in cache.tree.components if component.home_is_host
+        }
 
     def check_match(self, request: Request) -> None:
         """What was just matched is there and pinned, and it is the request's own prefix.
@@ -58,16 +60,16 @@ class Leases:
         if anchor.parent is None:
             return
         self._compare(request, anchor)
-        for track in self.tree.tracks:
-            if not track.is_everything:
-                self._check_track(request, track, Moment.MATCHED)
+        for component in self.tree.components:
+            if not component.is_prefix_closed:
+                self._check_track(request, component, Moment.MATCHED)
         # The path to the root is walked for its end, and looked at on the way.
         indexes, node = self._everything, anchor
         while node.parent is not None:
             for index in indexes:
                 cell = node.cells[index]
                 if cell.device is None or cell.device_pins < 1 or index in self._homes:
-                    self._check_cell(request, self.tree.tracks[index], node, Moment.MATCHED)
+                    self._check_cell(request, self.tree.components[index], node, Moment.MATCHED)
             node = node.parent
         namespace = request.key.namespace
         if self.tree.roots.get(namespace) is not node:
@@ -99,57 +101,61 @@ class Leases:
             ContractViolation: the rule that fits what is missing and when.
         """
         if request.receipt.anchor.parent is not None:
-            for track in self.tree.tracks:
-                self._check_track(request, track, moment)
+            for component in self.tree.components:
+                self._check_track(request, component, moment)
 
-    def _check_track(self, request: Request, track: Track, moment: Moment) -> None:
+    def _check_track(self, request: Request, component: TreeComponent, moment: Moment) -> None:
         receipt = request.receipt
-        segment = receipt.segments[track.index]
+        segment = receipt.segments[component.index]
         if not segment:
             return
-        if track.is_state:
-            self._check_cell(request, track, receipt.anchor, moment)
+        if component.is_state:
+            self._check_cell(request, component, receipt.anchor, moment)
             return
-        if track.index in self._own_segments:
+        if component.index in self._own_segments:
             # What a component pins beyond its reach is its own affair.
-            segment = common_pages(segment, default_segment(track, receipt.anchor.end))
+            segment = common_pages(segment, default_segment(component, receipt.anchor.end))
         for low, high in segment:
-            self._check_span(request, track, Span(low, high), moment)
+            self._check_span(request, component, Span(low, high), moment)
 
-    def _check_span(self, request: Request, track: Track, span: Span, moment: Moment) -> None:
+    def _check_span(
+        self, request: Request, component: TreeComponent, span: Span, moment: Moment
+    ) -> None:
         node: Node | None = request.receipt.anchor
         low, high = span
-        index, home_is_host = track.index, track.home_is_host
+        index, home_is_host = component.index, component.home_is_host
         while node is not None and node.end > low:
             if node.start < high:
                 cell = node.cells[index]
                 if cell.device is None or cell.device_pins < 1 or home_is_host:
-                    self._check_cell(request, track, node, moment)
+                    self._check_cell(request, component, node, moment)
             node = node.parent
 
-    def _check_cell(self, request: Request, track: Track, node: Node, moment: Moment) -> None:
-        cell = node.cells[track.index]
+    def _check_cell(
+        self, request: Request, component: TreeComponent, node: Node, moment: Moment
+    ) -> None:
+        cell = node.cells[component.index]
         if cell.device_pins < 1:
             raise ContractViolation(
                 "L3",
-                track.name,
+                component.name,
                 f"{_of(request)} resumes at page {request.receipt.anchor.end} and {node!r} has "
                 f"{cell.device_pins} device pins",
             )
-        if track.home_is_host and (cell.host is None or cell.host_pins < 1):
+        if component.home_is_host and (cell.host is None or cell.host_pins < 1):
             raise ContractViolation(
                 "H4",
-                track.name,
+                component.name,
                 f"{_of(request)} runs on {node!r}, whose HOST slots are "
                 f"{'gone' if cell.host is None else 'not pinned'}",
             )
         if cell.device is not None:
             return
-        on_host = self._on_host(request, track, node, cell)
+        on_host = self._on_host(request, component, node, cell)
         if moment is Moment.RUNNING:
             raise ContractViolation(
                 "R5",
-                track.name,
+                component.name,
                 f"{_of(request)} runs and {node!r}, which a load-back had to bring, is not on "
                 "DEVICE",
             )
@@ -157,44 +163,46 @@ class Leases:
             if cell.incoming is None or cell.incoming.operation.to_host:
                 raise ContractViolation(
                     "R1",
-                    track.name,
+                    component.name,
                     f"the load-back of {_of(request)} leaves out {node!r}",
                 )
         elif moment is Moment.MATCHED:
-            self._check_matched(request, track, node, held=on_host)
+            self._check_matched(request, component, node, held=on_host)
         elif not on_host:
             raise ContractViolation(
                 "M7",
-                track.name,
+                component.name,
                 f"{_of(request)} was promised {node!r} and it is on no tier it can be read from",
             )
 
-    def _check_matched(self, request: Request, track: Track, node: Node, *, held: bool) -> None:
+    def _check_matched(
+        self, request: Request, component: TreeComponent, node: Node, *, held: bool
+    ) -> None:
         """A match names what is there: on DEVICE up to the device anchor, held on HOST behind."""
-        if node.cells[track.index].host is None:
+        if node.cells[component.index].host is None:
             raise ContractViolation(
                 "M1",
-                track.name,
+                component.name,
                 f"{_of(request)} is anchored at {request.anchor_tokens} tokens and {node!r} is on "
                 "no tier",
             )
         if node.end * self.tree.page_size <= request.device_tokens:
             raise ContractViolation(
                 "M3",
-                track.name,
+                component.name,
                 f"{_of(request)} can resume from DEVICE up to {request.device_tokens} tokens and "
                 f"{node!r} is on HOST alone",
             )
         if not held:
             raise ContractViolation(
                 "M7",
-                track.name,
+                component.name,
                 f"{_of(request)} is promised {node!r} from HOST, where it is not pinned",
             )
 
-    def _on_host(self, request: Request, track: Track, node: Node, cell: Cell) -> bool:
+    def _on_host(self, request: Request, component: TreeComponent, node: Node, cell: Cell) -> bool:
         """Whether the request can still load the node back."""
-        if track.home_is_host:
+        if component.home_is_host:
             return cell.host is not None
         host_from = request.receipt.host_from
         held = host_from is not None and node.end > host_from and cell.host_pins > 0

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from kvgraft.errors import ContractViolation
 from kvgraft.guard.paths import follow, needed
-from kvgraft.request import Request
-from kvgraft.tree.track import Track
+from kvgraft.requests.request import Request
+from kvgraft.tree.component import TreeComponent
 from kvgraft.types import PointKind
 
 if TYPE_CHECKING:
@@ -93,24 +93,26 @@ class Leavings:
     def __init__(self, cache: Cache) -> None:
         self.cache = cache
         self.tree = cache.tree
-        self._paged = [track for track in cache.tree.tracks if not track.is_state]
-        self._stateful = [track for track in cache.tree.tracks if track.is_state]
-        self.matters = any(not track.is_everything for track in cache.tree.tracks)
-        self.base = self._bytes(cache.tree.tracks[0]) * cache.tree.tracks[0].slots_per_page
-        bounded = [track for track in self._paged if not track.is_everything]
-        states = sum(self._bytes(track) for track in self._stateful)
+        self._paged = [component for component in cache.tree.components if not component.is_state]
+        self._stateful = [component for component in cache.tree.components if component.is_state]
+        self.matters = any(not component.is_prefix_closed for component in cache.tree.components)
+        self.base = self._bytes(cache.tree.components[0]) * cache.tree.components[0].slots_per_page
+        bounded = [component for component in self._paged if not component.is_prefix_closed]
+        states = sum(self._bytes(component) for component in self._stateful)
         pages = sum(
-            self._bytes(track) * track.slots_per_page * track.reach_pages.width(DEEP_PAGES)
-            for track in bounded
+            self._bytes(component)
+            * component.slots_per_page
+            * component.reach_pages.width(DEEP_PAGES)
+            for component in bounded
         )
         self.cost = (pages + states, states)
-        self._newest = [-DEEPEST_STAMP] * len(cache.tree.tracks)
+        self._newest = [-DEEPEST_STAMP] * len(cache.tree.components)
 
-    def _bytes(self, track: Track) -> int:
+    def _bytes(self, tree_component: TreeComponent) -> int:
         """Bytes of a slot, on all tiers where it lies on both at once."""
-        component = self.cache.mounted[track.index].component
+        component = self.cache.mounted[tree_component.index].component
         nbytes = component.device.slot_nbytes
-        if track.home_is_host and component.host is not None:
+        if tree_component.home_is_host and component.host is not None:
             nbytes += component.host.slab_nbytes
         return nbytes
 
@@ -119,7 +121,7 @@ class Leavings:
 
         A point takes no more of the slots for states than that of what the base has room for.
         """
-        base = self.tree.tracks[0]
+        base = self.tree.components[0]
         room = base.device.capacity / base.slots_per_page
         few = any(n_pages * each.device.capacity < GRID_SHARE * room for each in self._stateful)
         return n_pages * self.base >= GRID_SHARE * self.cost[states_only] and (
@@ -137,13 +139,13 @@ class Leavings:
         stamps: dict[int, npt.NDArray[np.int64]] = {}
         copied: dict[int, npt.NDArray[np.bool_]] = {}
         held: dict[int, npt.NDArray[np.bool_]] = {}
-        for track in self._paged:
-            size = track.slots_per_page
+        for component in self._paged:
+            size = component.slots_per_page
             mine, theirs = (np.full((n_pages, size), -1, np.int32) for _ in range(2))
             used, on_host = np.zeros(n_pages, np.int64), np.zeros(n_pages, np.bool_)
             pinned = np.zeros(n_pages, np.bool_)
             for node in nodes:
-                cell = node.cells[track.index]
+                cell = node.cells[component.index]
                 part = slice(node.start, min(node.end, end))
                 on_host[part] = cell.host is not None
                 pinned[part] = cell.device_pins > 0
@@ -151,23 +153,23 @@ class Leavings:
                     slots = np.frombuffer(cell.device, np.int32).reshape(-1, size)
                     theirs[part] = slots[: part.stop - part.start]
                     used[part] = cell.stamp
-            for run in request.runs[track.index] if request.runs else ():
+            for run in request.runs[component.index] if request.runs else ():
                 mine[run.first : run.end] = np.frombuffer(run.device, np.int32).reshape(-1, size)
-            own[track.index], tree[track.index] = mine, theirs
-            stamps[track.index], copied[track.index] = used, on_host
-            held[track.index] = pinned
+            own[component.index], tree[component.index] = mine, theirs
+            stamps[component.index], copied[component.index] = used, on_host
+            held[component.index] = pinned
         states: dict[int, dict[int, bytes]] = {}
         shared: dict[int, dict[int, bytes]] = {}
         due = 0
-        for track in self._stateful:
-            slots_of = request.states[track.index] if request.states else None
-            states[track.index] = dict(slots_of.captured) if slots_of is not None else {}
+        for component in self._stateful:
+            slots_of = request.states[component.index] if request.states else None
+            states[component.index] = dict(slots_of.captured) if slots_of is not None else {}
             if slots_of is not None and slots_of.due_is_checkpoint:
                 due = max(due, slots_of.due)
-            shared[track.index] = {
+            shared[component.index] = {
                 node.end: cell.device
                 for node in nodes
-                if node.end <= end and (cell := node.cells[track.index]).device is not None
+                if node.end <= end and (cell := node.cells[component.index]).device is not None
             }
         marked = frozenset(page for node in nodes for page in node.points or ())
         skipped = sum(self.cache.points.skipped.values())
@@ -198,8 +200,10 @@ class Leavings:
         """
         now = self.see(request)
         departed = {}
-        for track in self._paged:
-            departed[track.index] = self._check_pages(request, track, (was, now), end, evicted)
+        for component in self._paged:
+            departed[component.index] = self._check_pages(
+                request, component, (was, now), end, evicted
+            )
         if not evicted:
             self._check_states(request, was, now)
             self._check_new_points(request, was, now)
@@ -209,25 +213,25 @@ class Leavings:
     # -- pages
 
     def _wanted_by(
-        self, track: Track, boundaries: list[int], n_pages: int
+        self, component: TreeComponent, boundaries: list[int], n_pages: int
     ) -> npt.NDArray[np.bool_]:
         """Pages that a component needs at any of `boundaries`."""
         pages = np.zeros(n_pages, np.bool_)
         for boundary in boundaries:
-            for low, high in needed(track, boundary, self.tree.page_size):
+            for low, high in needed(component, boundary, self.tree.page_size):
                 pages[low:high] = True
         return pages
 
     def _check_pages(
         self,
         request: Request,
-        track: Track,
+        component: TreeComponent,
         moments: tuple[Belongings, Belongings],
         end: int | None,
         evicted: bool,  # noqa: FBT001 - passed on
     ) -> Departed:
         was, now = moments
-        index = track.index
+        index = component.index
         before = was.own[index]
         n_pages = len(before)
         later = np.full_like(before, -1)
@@ -242,7 +246,7 @@ class Leavings:
             return Departed(0, 0)
         adopted = gone & (has == before).all(axis=1)
         freed = gone & ~adopted
-        size = track.slots_per_page
+        size = component.slots_per_page
         if evicted:
             return Departed(int(adopted.sum()) * size, int(freed.sum()) * size)
         there = had[:, 0] >= 0
@@ -251,44 +255,44 @@ class Leavings:
             page = int(other.argmax())
             raise ContractViolation(
                 "I1",
-                track.name,
+                component.name,
                 f"page {page} of {_of(request)} was in its slot {before[page, 0]}; the tree had "
                 f"{had[page, 0]} and has {has[page, 0]}",
             )
         hangs = np.ones(n_pages, np.bool_)
-        for each in track.hangs_from:
-            if self.tree.tracks[each].is_everything:
+        for each in component.hangs_from:
+            if self.tree.components[each].is_prefix_closed:
                 continue  # the request has it on every page
             column = now.tree[each][:n_pages, 0]
             hangs[: len(column)] &= column >= 0
         # On a pinned page it would not be there for the next to take (A12).
         lost = freed & ~there & hangs & ~was.held[index]
         worth = left = np.ones(n_pages, np.bool_)
-        if not track.is_everything:
-            worth = self._wanted_by(track, sorted(request.points), n_pages)
+        if not component.is_prefix_closed:
+            worth = self._wanted_by(component, sorted(request.points), n_pages)
             if self._stateful:
-                left = self._wanted_by(track, sorted(request.left), n_pages)
+                left = self._wanted_by(component, sorted(request.left), n_pages)
         stamps = np.zeros(n_pages, np.int64)
         stamps[: len(now.stamps[index])] = now.stamps[index][:n_pages]
         behind = stamps < 0
         copied = np.zeros(n_pages, np.bool_)
         copied[: len(now.copied[index])] = now.copied[index][:n_pages]
         if not self._may_give_back(request, was, gone):
-            self._raise_for(request, track, "I10", lost & worth, "needed at a point, is freed")
+            self._raise_for(request, component, "I10", lost & worth, "needed at a point, is freed")
             self._raise_for(
-                request, track, "I10", gone & worth & behind, "needed at a point, goes first"
+                request, component, "I10", gone & worth & behind, "needed at a point, goes first"
             )
             if not self._is_small(request):
                 self._raise_for(
-                    request, track, "I9", lost & left & ~worth, "is freed, not left behind"
+                    request, component, "I9", lost & left & ~worth, "is freed, not left behind"
                 )
         self._raise_for(
-            request, track, "I10", adopted & ~worth & ~left, "is kept where no state is"
+            request, component, "I10", adopted & ~worth & ~left, "is kept where no state is"
         )
         first = adopted & ~worth & ~behind & ~copied
-        self._raise_for(request, track, "I9", first, "was left behind and does not go first")
+        self._raise_for(request, component, "I9", first, "was left behind and does not go first")
         early = adopted & behind & (stamps < self._newest[index])
-        self._raise_for(request, track, "I9", early, "goes before what was left behind earlier")
+        self._raise_for(request, component, "I9", early, "goes before what was left behind earlier")
         if (adopted & behind).any():
             self._newest[index] = int(stamps[adopted & behind].max())
         return Departed(int(adopted.sum()) * size, int(freed.sum()) * size)
@@ -304,27 +308,32 @@ class Leavings:
         named = request.key.n_tokens // self.tree.page_size
         if request.key.edits != request.key_edits or named < last:
             return True
-        for track in self.tree.everything:
-            at_home = (was.own[track.index][:, 0] >= 0) & was.copied[track.index]
-            if track.home_is_host and at_home.any():
+        for component in self.tree.everything:
+            at_home = (was.own[component.index][:, 0] >= 0) & was.copied[component.index]
+            if component.home_is_host and at_home.any():
                 return True
-            beside = self.beside(was, track) * track.slots_per_page
-            if beside > max(0, track.device.headroom):
+            beside = self.beside(was, component) * component.slots_per_page
+            if beside > max(0, component.device.headroom):
                 return True
         return False
 
-    def beside(self, was: Belongings, track: Track) -> int:
+    def beside(self, was: Belongings, component: TreeComponent) -> int:
         """Pages that both the request and the tree had slots for."""
-        own, tree = was.own[track.index], was.tree[track.index]
+        own, tree = was.own[component.index], was.tree[component.index]
         return int(((own[:, 0] >= 0) & (tree[:, 0] >= 0)).sum())
 
     def _raise_for(
-        self, request: Request, track: Track, rule: str, pages: npt.NDArray[np.bool_], what: str
+        self,
+        request: Request,
+        component: TreeComponent,
+        rule: str,
+        pages: npt.NDArray[np.bool_],
+        what: str,
     ) -> None:
         if pages.any():
             raise ContractViolation(
                 rule,
-                track.name,
+                component.name,
                 f"page {int(pages.argmax())} of {_of(request)} {what}, and {int(pages.sum()) - 1} "
                 f"others; its points are {sorted(request.points)}, states are left at "
                 f"{sorted(request.left)}",
@@ -336,14 +345,14 @@ class Leavings:
         """Pages before a point that was decided late have not been left behind before (I10)."""
         first = request.anchor_tokens // self.tree.page_size
         for page in now.points.keys() - was.points.keys() - request.left:
-            for track in self._paged:
-                behind = (now.stamps[track.index] < 0) & (now.own[track.index][:, 0] < 0)
-                for low, high in needed(track, page, self.tree.page_size):
+            for component in self._paged:
+                behind = (now.stamps[component.index] < 0) & (now.own[component.index][:, 0] < 0)
+                for low, high in needed(component, page, self.tree.page_size):
                     if page <= len(behind) and behind[max(low, first) : high].any():
                         at = max(low, first) + int(behind[max(low, first) : high].argmax())
                         raise ContractViolation(
                             "I10",
-                            track.name,
+                            component.name,
                             f"page {at} of {_of(request)}, needed at its point {page}, was left "
                             "behind before and goes first",
                         )
@@ -380,8 +389,8 @@ class Leavings:
     def _check_states(self, request: Request, was: Belongings, now: Belongings) -> None:
         """States at a boundary are kept for all components or for none, and so are its pages."""
         kept: dict[int, set[int]] = {}
-        for track in self._stateful:
-            index = track.index
+        for component in self._stateful:
+            index = component.index
             # Others' states may arrive meanwhile, by a transfer.
             new = {
                 page
@@ -390,8 +399,8 @@ class Leavings:
             }
             kept[index] = new | now.states[index].keys()
         decided = request.points.keys() | request.left
-        for track in self._stateful:
-            index = track.index
+        for component in self._stateful:
+            index = component.index
             strays = (kept[index] - was.states[index].keys()) - decided
             lacks = {
                 page
@@ -399,29 +408,29 @@ class Leavings:
                 if page in decided
                 and page not in kept[index]
                 and page not in now.shared[index]
-                and not self._is_due(request, track, page)
-                and self._hangs(track, now, page)
+                and not self._is_due(request, component, page)
+                and self._hangs(component, now, page)
             }
             if strays or lacks:
                 raise ContractViolation(
                     "I10",
-                    track.name,
+                    component.name,
                     f"{_of(request)} keeps states at {sorted(strays)} that are no points, and none "
                     f"at {sorted(lacks)}; its points are {sorted(request.points)}, states are left "
                     f"at {sorted(request.left)}",
                 )
         self._check_skipped(request, was, now, kept)
 
-    def _hangs(self, track: Track, now: Belongings, page: int) -> bool:
+    def _hangs(self, component: TreeComponent, now: Belongings, page: int) -> bool:
         """Whether the tree has what a state needs before it to be of use (T4)."""
         return all(
             page <= len(now.tree[each]) and now.tree[each][page - 1, 0] >= 0
-            for each in track.hangs_from
+            for each in component.hangs_from
         )
 
-    def _is_due(self, request: Request, track: Track, page: int) -> bool:
+    def _is_due(self, request: Request, component: TreeComponent, page: int) -> bool:
         """Whether the state is still to be captured, or the live one."""
-        own = request.states[track.index] if request.states else None
+        own = request.states[component.index] if request.states else None
         return own is not None and own.due == page
 
     def _check_skipped(
@@ -437,7 +446,9 @@ class Leavings:
                 f"{was.skipped} to {now.skipped}",
             )
         for page in gone:
-            there = [track.name for track in self._stateful if page in kept[track.index]]
+            there = [
+                component.name for component in self._stateful if page in kept[component.index]
+            ]
             if there or page in now.marked - was.marked:
                 raise ContractViolation(
                     "I11",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 from kvgraft.errors import ContractViolation
 from kvgraft.guard.hooks import HookGuard
 from kvgraft.guard.paths import Shelf, deepest, look, needed
-from kvgraft.request import Limited, Request
+from kvgraft.requests.request import Limited, Request
 from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.node import Node
 from kvgraft.tree.operations import Operation
@@ -64,8 +64,10 @@ class Matches:
         best = deepest(self.tree, shelf, limit, device_only=False)
         device = deepest(self.tree, shelf, best, device_only=True)
         base = shelf.n_pages
-        for track in self.tree.everything:
-            base = min(base, deepest(self.tree, shelf, limit, device_only=False, track=track))
+        for component in self.tree.everything:
+            base = min(
+                base, deepest(self.tree, shelf, limit, device_only=False, component=component)
+            )
         return Expected(shelf, best, device, limit, base)
 
     def check(self, request: Request, expected: Expected, *, anew: bool) -> None:
@@ -108,7 +110,10 @@ class Matches:
             if anew and not anchor:
                 return
             if limited is Limited.NO_COPY and not anchor:
-                if any(track.is_state and not track.can_copy for track in self.tree.tracks):
+                if any(
+                    component.is_state and not component.can_copy
+                    for component in self.tree.components
+                ):
                     return
             elif limited is Limited.RECOMPUTE and anchor == expected.device:
                 self._check_skipped(request, expected)
@@ -141,39 +146,42 @@ class Matches:
             path.reverse()
             boundary = receipt.anchor.end
             segments = [
-                tuple((low, high) for low, high in receipt.segments[track.index])
-                if self._own[track.index]
-                else needed(track, boundary, self.tree.page_size)
-                for track in self.tree.tracks
+                tuple((low, high) for low, high in receipt.segments[component.index])
+                if self._own[component.index]
+                else needed(component, boundary, self.tree.page_size)
+                for component in self.tree.components
             ]
         else:
             path = look(self.tree, request.key, boundary).nodes
-            segments = [needed(track, boundary, self.tree.page_size) for track in self.tree.tracks]
-        for track, segment in zip(self.tree.tracks, segments):
+            segments = [
+                needed(component, boundary, self.tree.page_size)
+                for component in self.tree.components
+            ]
+        for component, segment in zip(self.tree.components, segments):
             wanted = (
                 path[-1:]
-                if track.is_state
+                if component.is_state
                 else [
                     node
                     for node in path
                     if any(node.start < high and node.end > low for low, high in segment)
                 ]
             )
-            found.append([node for node in wanted if node.cells[track.index].device is None])
+            found.append([node for node in wanted if node.cells[component.index].device is None])
         return found
 
     def _check_segments(self, request: Request, anchor: int) -> None:
         """Pins are what the reaches need at the anchor, no less and no more (L3)."""
-        for track, segment in zip(self.tree.tracks, request.receipt.segments):
-            if self._own[track.index]:
+        for component, segment in zip(self.tree.components, request.receipt.segments):
+            if self._own[component.index]:
                 continue
-            wanted: list[tuple[int, int]] = list(needed(track, anchor, self.tree.page_size))
-            if track.is_state and anchor:
+            wanted: list[tuple[int, int]] = list(needed(component, anchor, self.tree.page_size))
+            if component.is_state and anchor:
                 wanted = [(anchor, anchor)]
             if [tuple(span) for span in segment] != wanted:
                 raise ContractViolation(
                     "L3",
-                    track.name,
+                    component.name,
                     f"{_of(request)} resumes at page {anchor} and pins {segment}; the reach needs "
                     f"{wanted}",
                 )
@@ -181,18 +189,18 @@ class Matches:
     def _check_used(self, request: Request) -> None:
         """Pages that a match pins count as used just now (T7, T12)."""
         anchor, clock = request.receipt.anchor, self.tree.clock
-        for track, segment in zip(self.tree.tracks, request.receipt.segments):
+        for component, segment in zip(self.tree.components, request.receipt.segments):
             node, low = anchor, segment[0][0] if segment else anchor.end
             while segment and node.parent is not None and (node.end > low or node is anchor):
                 inside = any(a < node.end and node.start < b for a, b in segment)
-                stamp = node.cells[track.index].stamp
-                if (inside or track.is_state) and stamp != clock:
+                stamp = node.cells[component.index].stamp
+                if (inside or component.is_state) and stamp != clock:
                     raise ContractViolation(
                         "T7",
-                        track.name,
+                        component.name,
                         f"{_of(request)} uses {node!r} at {clock}, which counts as used at {stamp}",
                     )
-                if track.is_state or track.is_everything:
+                if component.is_state or component.is_prefix_closed:
                     break  # further up it counts lazily
                 node = node.parent
 
@@ -201,25 +209,29 @@ class Matches:
         loads = request.receipt.host_from is not None and request.device_tokens < (
             request.anchor_tokens
         )
-        for track, nodes, said in zip(self.tree.tracks, missing, request.host_slots):
+        for component, nodes, said in zip(self.tree.components, missing, request.host_slots):
             slots = 0
             for node in nodes:
-                cell = node.cells[track.index]
+                cell = node.cells[component.index]
                 if loads and cell.host is not None and cell.incoming is None:
-                    slots += 1 if track.is_state else (node.end - node.start) * track.slots_per_page
+                    slots += (
+                        1
+                        if component.is_state
+                        else (node.end - node.start) * component.slots_per_page
+                    )
             if slots != said:
                 raise ContractViolation(
                     "M4",
-                    track.name,
+                    component.name,
                     f"a load-back for {_of(request)} takes {slots} slots, the match said {said}",
                 )
 
     def _check_waits(self, request: Request, missing: list[list[Node]]) -> None:
         """The request waits for pages of its prefix that others are loading (R6)."""
         operations: dict[int, Operation] = {}
-        for track, nodes in zip(self.tree.tracks, missing):
+        for component, nodes in zip(self.tree.components, missing):
             for node in nodes:
-                incoming = node.cells[track.index].incoming
+                incoming = node.cells[component.index].incoming
                 if incoming is not None and not incoming.operation.to_host:
                     operations[id(incoming.operation)] = incoming.operation
         waited = {id(each.operation) for each in request.waits if each.operation is not None}
@@ -243,8 +255,8 @@ class Matches:
         another.
         """
         tree, size = self.tree, self.tree.page_size
-        bounded = [track for track in tree.tracks if not track.is_everything]
-        states = [track for track in bounded if track.is_state]
+        bounded = [component for component in tree.components if not component.is_prefix_closed]
+        states = [component for component in bounded if component.is_state]
         wanted: list[int] = []
         if bounded:
             anchor, last = request.anchor_tokens // size, request.prompt // size
@@ -282,14 +294,14 @@ class Matches:
         if model is None:
             return
         nbytes = 0
-        for track, nodes, each in zip(self.tree.tracks, missing, self.cache.mounted):
-            if track.is_state and nodes:
+        for component, nodes, each in zip(self.tree.components, missing, self.cache.mounted):
+            if component.is_state and nodes:
                 if not loads:
-                    self._raise_weighed(request, f"state of {track.name!r} is on HOST")
+                    self._raise_weighed(request, f"state of {component.name!r} is on HOST")
                 return
             for node in nodes:
-                if node.cells[track.index].incoming is None:
-                    n_slots = (node.end - node.start) * track.slots_per_page
+                if node.cells[component.index].incoming is None:
+                    n_slots = (node.end - node.start) * component.slots_per_page
                     nbytes += n_slots * each.component.device.slot_nbytes
         load_s = model.latency_s + nbytes / model.bandwidth_bytes_s
         compute_s = tokens / model.prefill_tokens_s
@@ -314,11 +326,11 @@ class Matches:
         if anew or any(self._own):
             return
         nodes = look(self.tree, request.key, expected.best).nodes
-        for track in self.tree.tracks:
-            segment = needed(track, expected.best, self.tree.page_size)
+        for component in self.tree.components:
+            segment = needed(component, expected.best, self.tree.page_size)
             wanted = (
                 nodes[-1:]
-                if track.is_state
+                if component.is_state
                 else [
                     node
                     for node in nodes
@@ -326,14 +338,14 @@ class Matches:
                 ]
             )
             for tier in (Tier.DEVICE, Tier.HOST):
-                ledger = track.device if tier is Tier.DEVICE else track.host
+                ledger = component.device if tier is Tier.DEVICE else component.host
                 moved = 0
                 for node in wanted:
-                    cell = node.cells[track.index]
+                    cell = node.cells[component.index]
                     slots = cell.device if tier is Tier.DEVICE else cell.host
                     pins = cell.device_pins if tier is Tier.DEVICE else cell.host_pins
                     if slots is not None and not pins:
-                        moved += track.n_slots(node)
+                        moved += component.n_slots(node)
                 if ledger is not None and moved > ledger.headroom:
                     return
         self._raise_other(request, expected, 0)
@@ -357,15 +369,15 @@ class Matches:
                 f"explain says a match ends at {said.anchor} tokens, {said.device_anchor} from "
                 f"DEVICE; it ends at {ends[0] * size} and {ends[1] * size}",
             )
-        for track, each in zip(tree.tracks, said.components):
+        for component, each in zip(tree.components, said.components):
             alone = [
-                size * deepest(tree, shelf, limit, device_only=device_only, track=track)
+                size * deepest(tree, shelf, limit, device_only=device_only, component=component)
                 for device_only in (False, True)
             ]
             if [each.accepts, each.device_accepts] != alone:
                 raise ContractViolation(
                     "M9",
-                    track.name,
+                    component.name,
                     f"explain says it accepts {each.accepts} tokens, {each.device_accepts} from "
                     f"DEVICE; it accepts {alone[0]} and {alone[1]} of {shelf.n_pages * size}",
                 )

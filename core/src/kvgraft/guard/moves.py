@@ -9,12 +9,12 @@ from kvgraft.config import WritePolicy
 from kvgraft.errors import ContractViolation
 from kvgraft.guard.hooks import HookGuard
 from kvgraft.guard.watched import Watched
-from kvgraft.slots import SLOT_BYTES
+from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.transfers import Fence, Journal, Transfer
+from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.integrity import check_transfers
 from kvgraft.tree.node import Node
 from kvgraft.tree.operations import Operation
-from kvgraft.tree.track import Track
 from kvgraft.types import Direction
 
 __all__ = ["Moves"]
@@ -45,7 +45,7 @@ class Moves:
         self.hooks = hooks
         self.is_looking = is_looking
         self._journal = cache.journal
-        self._left: list[tuple[Node, Track, bool]] = []
+        self._left: list[tuple[Node, TreeComponent, bool]] = []
         self._watch_leaving(cache.tree)
         setattr(cache.journal, "submit", self.submit)  # noqa: B010 - on this instance alone
         setattr(cache.journal, "_end", self.end)  # noqa: B010
@@ -54,11 +54,11 @@ class Moves:
         """Note what gives up its DEVICE slots, and whether HOST has it."""
         detach = tree.detach_device
 
-        def detach_device(node: Node, track: Track) -> bytes:
-            cell = node.cells[track.index]
+        def detach_device(node: Node, component: TreeComponent) -> bytes:
+            cell = node.cells[component.index]
             # Left behind and used by nobody since, it is not worth a copy (I9).
-            self._left.append((node, track, cell.host is not None or cell.stamp < 0))
-            slots: bytes = detach(node, track)
+            self._left.append((node, component, cell.host is not None or cell.stamp < 0))
+            slots: bytes = detach(node, component)
             return slots
 
         tree.detach_device = detach_device
@@ -107,37 +107,37 @@ class Moves:
             check_transfers((), [operation])
         nodes = list(operation.nodes)
         arriving = [
-            (node, track)
+            (node, component)
             for node in nodes
-            for track, cell in zip(self.tree.tracks, node.cells)
+            for component, cell in zip(self.tree.components, node.cells)
             if cell.incoming is not None and cell.incoming.operation is operation
         ]
         Journal._end(self._journal, transfer)
         for node in nodes if operation.to_host else ():
             self._check_published(node)
-        for node, track in () if operation.to_host or transfer.failed else arriving:
-            if node.cells[track.index].device is None:
+        for node, component in () if operation.to_host or transfer.failed else arriving:
+            if node.cells[component.index].device is None:
                 raise ContractViolation(
                     "R5",
-                    track.name,
+                    component.name,
                     f"a load-back of {len(nodes)} nodes ended and {node!r} is not on DEVICE",
                 )
 
     def _check_pins(self, operation: Operation, direction: Direction) -> None:
         """It holds pins of its own, or the slots themselves (L8)."""
-        leaving = {track.index for track, _ in operation.detached}
+        leaving = {component.index for component, _ in operation.detached}
         for pair in operation.pairs:
             if len(pair.device) != len(pair.host):
                 raise ContractViolation(
                     "B3",
-                    pair.track.name,
+                    pair.component.name,
                     f"a {direction.value} pairs {len(pair.device) // SLOT_BYTES} DEVICE slots with "
                     f"{len(pair.host) // SLOT_BYTES} on HOST",
                 )
-            if operation.receipt is None and pair.track.index not in leaving:
+            if operation.receipt is None and pair.component.index not in leaving:
                 raise ContractViolation(
                     "L8",
-                    pair.track.name,
+                    pair.component.name,
                     f"a {direction.value} holds neither pins nor its "
                     f"{len(pair.device) // SLOT_BYTES} DEVICE slots",
                 )
@@ -163,18 +163,18 @@ class Moves:
 
     def _check_demoted(self, operation: Operation) -> None:
         """What leaves DEVICE with a victim is copied first, windows and states included (E4)."""
-        copied = {pair.track.index for pair in operation.pairs}
-        for node, track, on_host in self._left:
+        copied = {pair.component.index for pair in operation.pairs}
+        for node, component, on_host in self._left:
             if (
                 operation.receipt is None
                 and node in operation.nodes
-                and track.host is not None
+                and component.host is not None
                 and not on_host
-                and track.index not in copied
+                and component.index not in copied
             ):
                 raise ContractViolation(
                     "E4",
-                    track.name,
+                    component.name,
                     f"{node!r} leaves DEVICE with a copy of {len(copied)} components, and without "
                     "one of this component's data",
                 )
@@ -184,24 +184,24 @@ class Moves:
         parent = operation.nodes[0].parent
         if parent is None or parent.parent is None or not self.tree.prefix_closed_host:
             return
-        for track in self.tree.everything:
-            cell = parent.cells[track.index]
+        for component in self.tree.everything:
+            cell = parent.cells[component.index]
             coming = cell.incoming is not None and cell.incoming.operation.to_host
-            if track.host is not None and cell.host is None and not coming:
+            if component.host is not None and cell.host is None and not coming:
                 raise ContractViolation(
                     "B1",
-                    track.name,
+                    component.name,
                     f"{operation.nodes[0]!r} is backed up before {parent!r} above it",
                 )
 
     def _check_backup(self, node: Node) -> None:
         """No component's data stays behind (B2)."""
-        for track in self.tree.tracks:
-            cell = node.cells[track.index]
-            mirrored = track.host is not None and cell.device is not None and cell.stamp >= 0
+        for component in self.tree.components:
+            cell = node.cells[component.index]
+            mirrored = component.host is not None and cell.device is not None and cell.stamp >= 0
             if mirrored and cell.host is None and cell.incoming is None:
                 raise ContractViolation(
-                    "B2", track.name, f"{node!r} is backed up without this component's data"
+                    "B2", component.name, f"{node!r} is backed up without this component's data"
                 )
 
     def _check_published(self, node: Node) -> None:
@@ -209,9 +209,9 @@ class Moves:
         parent = node.parent
         if parent is None or parent.parent is None or not self.tree.prefix_closed_host:
             return
-        for track in self.tree.everything:
-            above, cell = parent.cells[track.index], node.cells[track.index]
+        for component in self.tree.everything:
+            above, cell = parent.cells[component.index], node.cells[component.index]
             if cell.host is not None and above.host is None:
                 raise ContractViolation(
-                    "B1", track.name, f"{node!r} is on HOST and {parent!r} above it is not"
+                    "B1", component.name, f"{node!r} is on HOST and {parent!r} above it is not"
                 )

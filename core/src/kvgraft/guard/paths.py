@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvgraft.slots import SLOT_BYTES
+from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.terms import Chunk, Everything, Leading, Trailing
+from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.node import Node
-from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 
 __all__ = ["NONE", "Pages", "Shelf", "deepest", "follow", "look", "needed", "slots_of"]
@@ -42,13 +42,13 @@ class Shelf(NamedTuple):
     states: tuple[list[set[int]], list[set[int]]]
 
 
-def needed(track: Track, boundary: int, page_size: int) -> Pages:
+def needed(component: TreeComponent, boundary: int, page_size: int) -> Pages:
     """Pages that a component's reach touches at a boundary, from its terms in tokens."""
-    if track.is_state or not boundary:
+    if component.is_state or not boundary:
         return ()
     tokens = boundary * page_size
     ranges: list[tuple[int, int]] = []
-    for term in track.reach.terms:
+    for term in component.reach.terms:
         if isinstance(term, Everything):
             return ((0, boundary),)
         if isinstance(term, Trailing):
@@ -58,7 +58,7 @@ def needed(track: Track, boundary: int, page_size: int) -> Pages:
         elif isinstance(term, Chunk):
             ranges.append(((tokens - 1) // term.tokens * term.tokens, tokens))
         else:
-            return tuple((span.start, span.end) for span in track.reach_pages.spans(boundary))
+            return tuple((span.start, span.end) for span in component.reach_pages.spans(boundary))
     pages: list[tuple[int, int]] = []
     for low, high in sorted((low // page_size, -(-high // page_size)) for low, high in ranges):
         if pages and low <= pages[-1][1]:
@@ -68,11 +68,11 @@ def needed(track: Track, boundary: int, page_size: int) -> Pages:
     return pages
 
 
-def _readable(node: Node, track: Track) -> tuple[bool, bool]:
+def _readable(node: Node, component: TreeComponent) -> tuple[bool, bool]:
     """Whether a cell can be read from DEVICE alone, and from any tier."""
-    cell = node.cells[track.index]
+    cell = node.cells[component.index]
     device, host = cell.device is not None, cell.host is not None
-    if track.home_is_host:
+    if component.home_is_host:
         return device and host, host
     return device, device or host
 
@@ -110,11 +110,11 @@ def look(tree: Tree, key: TokenKey, limit: int) -> Shelf:
     nodes, page = follow(tree, key, limit)
     gaps: tuple[list[list[int]], list[list[int]]] = ([], [])
     states: tuple[list[set[int]], list[set[int]]] = ([], [])
-    for track in tree.tracks:
+    for component in tree.components:
         for tier in (0, 1):
             counts, at = [0], set()
             for each in nodes:
-                there = _readable(each, track)[tier]
+                there = _readable(each, component)[tier]
                 if there and each.end <= page:
                     at.add(each.end)
                 missing = counts[-1]
@@ -129,14 +129,19 @@ def look(tree: Tree, key: TokenKey, limit: int) -> Shelf:
 
 
 def deepest(
-    tree: Tree, shelf: Shelf, limit: int, *, device_only: bool, track: Track | None = None
+    tree: Tree,
+    shelf: Shelf,
+    limit: int,
+    *,
+    device_only: bool,
+    component: TreeComponent | None = None,
 ) -> int:
-    """The deepest boundary at most `limit` that every component accepts, or `track` alone does."""
+    """The deepest boundary at most `limit` that every component, or `component`, accepts."""
     tier = 0 if device_only else 1
-    tracks = tree.tracks if track is None else (track,)
+    components = tree.components if component is None else (component,)
     boundary = min(limit, shelf.n_pages)
     while boundary > 0:
-        for each in tracks:
+        for each in components:
             if each.is_state:
                 if boundary not in shelf.states[tier][each.index]:
                     break
@@ -152,16 +157,16 @@ def deepest(
     return 0
 
 
-def slots_of(shelf: Shelf, track: Track, start: int, end: int) -> bytes:
+def slots_of(shelf: Shelf, component: TreeComponent, start: int, end: int) -> bytes:
     """DEVICE slots of a paged component for pages `[start, end)`; `NONE` where there is none."""
-    size = track.slots_per_page
+    size = component.slots_per_page
     parts: list[bytes] = []
     page = start
     for node in shelf.nodes:
         low, high = max(node.start, page), min(node.end, end, shelf.n_pages)
         if low >= high:
             continue
-        slots = node.cells[track.index].device
+        slots = node.cells[component.index].device
         if slots is None:
             parts.append(NONE * ((high - low) * size))
         else:

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 from kvgraft.admission.decision import Decision, Outcome, Shortage
 from kvgraft.errors import ContractViolation
 from kvgraft.guard.paths import needed
-from kvgraft.request import Request, Stage
-from kvgraft.slots import SLOT_BYTES
+from kvgraft.pools.allocator import SLOT_BYTES
+from kvgraft.requests.request import Request, Stage
+from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.ledger import Ledger
-from kvgraft.tree.track import Track
 
 if TYPE_CHECKING:
-    from kvgraft.admission.account import Account
     from kvgraft.cache import Cache
+    from kvgraft.requests.account import Account
 
 __all__ = ["Promises"]
 
@@ -44,7 +44,7 @@ class Promises:
         self.tree = cache.tree
         self._default = [each.budget_contribution is None for each in cache.mounted]
         self._default_names = {
-            track.name for track in self.tree.tracks if self._default[track.index]
+            component.name for component in self.tree.components if self._default[component.index]
         }
         self.follows = True
         self._waiting: dict[int, tuple[TokenKey, int, int]] = {}
@@ -56,38 +56,40 @@ class Promises:
 
     def check_demands(self, request: Request) -> None:
         """No less than the request's life takes (A1, A10), and not much more (A4)."""
-        for track, demand, load in zip(self.tree.tracks, request.demands, request.host_slots):
-            if not self._default[track.index]:
+        for component, demand, load in zip(
+            self.tree.components, request.demands, request.host_slots
+        ):
+            if not self._default[component.index]:
                 continue
             total = demand.now + demand.later - load
-            if track.is_state:
+            if component.is_state:
                 # Its own, one for each point ahead, and one that follows the decode.
                 alone = 1 + (request.total > request.prompt)
                 least = alone + len(request.checkpoints)
                 most = least + 1
                 rule = "I12" if alone <= total < least else "A10"
             else:
-                pages = self._peak(request, track)
+                pages = self._peak(request, component)
                 if pages is None:
                     continue
                 last = -(-request.total // self.tree.page_size)
-                pages += track.stored_between(last, last + 1)
-                least = pages * track.slots_per_page
-                most = (pages + SPARE_PAGES) * track.slots_per_page
+                pages += component.stored_between(last, last + 1)
+                least = pages * component.slots_per_page
+                most = (pages + SPARE_PAGES) * component.slots_per_page
                 rule = "A1"
-                if not track.is_everything:
+                if not component.is_prefix_closed:
                     most = max(most, total)  # how uneven chunks may be is rule A4's, see admission
             if not least <= total <= most:
                 raise ContractViolation(
                     rule,
-                    track.name,
+                    component.name,
                     f"{demand} with {load} host hits for a request of {request.prompt} + "
                     f"{request.total - request.prompt} tokens at {request.computed}, in chunks of "
                     f"{request.chunk}: its life takes {least} slots, slack included, {most} would "
                     "do",
                 )
 
-    def _peak(self, request: Request, track: Track) -> int | None:
+    def _peak(self, request: Request, component: TreeComponent) -> int | None:
         """Most pages of its own it holds at a time, from here to the end of its reservation.
 
         Its chunks are as large as they may be; the odd one comes last, or first.
@@ -97,9 +99,9 @@ class Promises:
         if left // chunk + (request.total - request.prompt) // size > MOST_STEPS:
             return None
         odd = (request.computed + left % chunk) // size * size - request.computed
-        return max(self._life(request, track, first) for first in (chunk, odd) if first > 0)
+        return max(self._life(request, component, first) for first in (chunk, odd) if first > 0)
 
-    def _life(self, request: Request, track: Track, step: int) -> int:
+    def _life(self, request: Request, component: TreeComponent, step: int) -> int:
         """The same for chunks of which the first has `step` tokens."""
         size, chunk = self.tree.page_size, max(1, request.chunk)
         first = position = request.computed
@@ -108,8 +110,8 @@ class Promises:
         peak = 0
         while position < request.total:
             page = position // size
-            held = track.stored_between(max(owned, page), max(owned, page, allocated))
-            for low, high in needed(track, page, size):
+            held = component.stored_between(max(owned, page), max(owned, page, allocated))
+            for low, high in needed(component, page, size):
                 held += max(0, min(high, page, allocated) - max(low, owned))
             if position < request.prompt:
                 end, step = min(position + step, request.prompt), chunk
@@ -118,7 +120,7 @@ class Promises:
             else:
                 position = min((position // size + 1) * size, request.total)
             end = max(allocated, -(-position // size))
-            peak = max(peak, held + track.stored_between(allocated, end))
+            peak = max(peak, held + component.stored_between(allocated, end))
             allocated = end
         return peak
 
@@ -150,41 +152,51 @@ class Promises:
         found = []
         admitted = request.stage is Stage.ADMITTED
 
-        def compare(track: Track, ledger: Ledger, name: str, need: int, mine: int) -> None:
+        def compare(
+            component: TreeComponent, ledger: Ledger, name: str, need: int, mine: int
+        ) -> None:
             room = ledger.free + ledger.evictable - ledger.promised + mine
             if need > room:
-                found.append(Shortage(track.name, name, need, max(0, room), ledger.capacity))
+                found.append(Shortage(component.name, name, need, max(0, room), ledger.capacity))
 
-        for track, demand, load in zip(self.tree.tracks, request.demands, request.host_slots):
+        for component, demand, load in zip(
+            self.tree.components, request.demands, request.host_slots
+        ):
             need = demand.now + demand.later
-            mine = request.accounts[track.index].promised if admitted else 0
-            compare(track, track.device, "device", need, mine)
-            if track.home_is_host and track.host is not None:
-                account = request.host_accounts[track.index] if admitted else None
-                compare(track, track.host, "host", need - load, account.promised if account else 0)
-            pools = self.cache.mounted[track.index].component.private
+            mine = request.accounts[component.index].promised if admitted else 0
+            compare(component, component.device, "device", need, mine)
+            if component.home_is_host and component.host is not None:
+                account = request.host_accounts[component.index] if admitted else None
+                compare(
+                    component,
+                    component.host,
+                    "host",
+                    need - load,
+                    account.promised if account else 0,
+                )
+            pools = self.cache.mounted[component.index].component.private
             for at, (pool, wanted) in enumerate(zip(pools, demand.private)):
-                ledger = self.cache.private[track.index][at]
-                own = len(request.private[track.index][at]) // SLOT_BYTES if admitted else 0
+                ledger = self.cache.private[component.index][at]
+                own = len(request.private[component.index][at]) // SLOT_BYTES if admitted else 0
                 if wanted > ledger.free + own:
                     found.append(
-                        Shortage(track.name, pool.name, wanted, ledger.free, ledger.capacity)
+                        Shortage(component.name, pool.name, wanted, ledger.free, ledger.capacity)
                     )
         return found
 
     def _never(self, request: Request, shortage: Shortage) -> bool:
         """Whether the pool would be short with nothing in it but the request's prefix."""
-        track = self.tree.by_name[shortage.component]
+        component = self.tree.by_name[shortage.component]
         pinned = 0
         if shortage.pool in ("device", "host"):
             on_device = shortage.pool == "device"
-            segment = request.receipt.segments[track.index]
+            segment = request.receipt.segments[component.index]
             node = request.receipt.anchor
             while node.parent is not None:
                 inside = any(low < node.end and node.start < high for low, high in segment)
-                if track.is_state:
+                if component.is_state:
                     inside = bool(segment) and node is request.receipt.anchor
-                cell = node.cells[track.index]
+                cell = node.cells[component.index]
                 slots = cell.device if on_device else cell.host
                 if slots is None and cell.incoming is not None:
                     coming = cell.incoming.operation.to_host is not on_device
@@ -254,17 +266,17 @@ class Promises:
                     f"{account.remaining} more; it is promised {account.promised}, "
                     f"{account.load} of them for its load-back",
                 )
-        for track, account in zip(self.tree.tracks, request.accounts):
-            states = request.states[track.index]
+        for component, account in zip(self.tree.components, request.accounts):
+            states = request.states[component.index]
             held = (
                 len(states.owned())
                 if states is not None
-                else sum(len(run.device) for run in request.runs[track.index]) // SLOT_BYTES
+                else sum(len(run.device) for run in request.runs[component.index]) // SLOT_BYTES
             )
             if held != account.held:
                 raise ContractViolation(
                     "A1",
-                    track.name,
+                    component.name,
                     f"the request of {request.prompt} tokens owns {held} slots, {account.held} "
                     "are counted",
                 )
@@ -318,15 +330,18 @@ class Promises:
             whole = (position + wanted) // size * size - position
             wanted = whole if whole > 0 else wanted
         room = wanted
-        for track in self.tree.tracks:
-            if track.is_state:
+        for component in self.tree.components:
+            if component.is_state:
                 continue
-            for account in (request.accounts[track.index], request.host_accounts[track.index]):
+            for account in (
+                request.accounts[component.index],
+                request.host_accounts[component.index],
+            ):
                 if account is None:
                     continue
                 slots = account.promised + max(0, account.ledger.headroom)
-                pages, end = slots // track.slots_per_page, -(-(position + room) // size)
-                if track.stored_between(request.allocated, end) > pages:
+                pages, end = slots // component.slots_per_page, -(-(position + room) // size)
+                if component.stored_between(request.allocated, end) > pages:
                     room = min(room, max(0, (request.allocated + pages) * size - position))
         if given != max(0, room):
             raise ContractViolation(

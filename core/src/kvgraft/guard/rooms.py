@@ -1,7 +1,8 @@
 """What leaves a pool when room is made (E1, E2, E3, E5, E6, L5, R3).
 
-Everything that is evicted goes through `kvgraft.room.Room`, one pool and one target at a time. So
-each call can be compared with what the operation needs and with what the books said before.
+Everything that is evicted goes through `Evictor` of `kvgraft.requests.eviction`, one pool and one
+target at a time. So each call can be compared with what the operation needs and with what the
+books said before.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from kvgraft.guard.books import (
     Reading,
 )
 from kvgraft.guard.order import Order
-from kvgraft.room import Room
+from kvgraft.requests.eviction import Evictor
+from kvgraft.tree.component import CAUSES, TreeComponent
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import Node
-from kvgraft.tree.track import CAUSES, Track
 
 if TYPE_CHECKING:
     from kvgraft.cache import Cache
@@ -52,7 +53,7 @@ class Rooms:
         self.write_back = cache.config.write_policy is WritePolicy.WRITE_BACK
         self._device = range(books.n_device)
         self._host = range(books.n_device, books.n_tree)
-        self._homes = any(track.home_is_host for track in cache.tree.tracks)
+        self._homes = any(component.home_is_host for component in cache.tree.components)
         self._needs: Sequence[int] = ()
         self._host_too = False
         self._loading = False
@@ -61,9 +62,9 @@ class Rooms:
         self._victims = _Victims()
         self._order = Order(cache.tree)
         self._demoting = False
-        self._room = cache.room
-        setattr(cache.room, "on_device", self.on_device)  # noqa: B010 - on this instance alone
-        setattr(cache.room, "on_host", self.on_host)  # noqa: B010
+        self._evictor = cache.evictor
+        setattr(cache.evictor, "free_device", self.free_device)  # noqa: B010 - on this instance alone
+        setattr(cache.evictor, "free_host", self.free_host)  # noqa: B010
         self._watch_victims(cache.tree)
 
     def _watch_victims(self, tree: Any) -> None:
@@ -75,9 +76,9 @@ class Rooms:
             self.left = True
             if victims.take(node, on_device=True):
                 gone = [
-                    track
-                    for track, had in zip(tree.tracks, order.held(node))
-                    if had and node.cells[track.index].device is None
+                    component
+                    for component, had in zip(tree.components, order.held(node))
+                    if had and node.cells[component.index].device is None
                 ]
                 order.take(node, gone, on_device=True)
             elif victims.active:
@@ -86,13 +87,13 @@ class Rooms:
                 order.take(node, None, on_device=True)
             sink(node, n_cells)
 
-        def drop_host(node: Node, track: Track, cause: str) -> None:
+        def drop_host(node: Node, component: TreeComponent, cause: str) -> None:
             self.left = True
             if victims.take(node, on_device=False):
                 order.take(node, None, on_device=False)
             elif victims.active:
                 order.went(node)
-            drop(node, track, cause)
+            drop(node, component, cause)
 
         def remove_dead(node: Node) -> None:
             victims.freed(node)
@@ -115,89 +116,93 @@ class Rooms:
 
     # -- the two ways to make room
 
-    def on_device(self, track: Track, n_slots: int) -> bool:
-        """`Room.on_device`, and what it did."""
-        ledger = track.device
+    def free_device(self, component: TreeComponent, n_slots: int) -> bool:
+        """`Evictor.free_device`, and what it did."""
+        ledger = component.device
         if not self.active or n_slots <= ledger.free:
-            return Room.on_device(self._room, track, n_slots)
-        if n_slots > self._needs[track.index]:
-            self._raise_not_needed(track, n_slots, self._needs[track.index])
+            return Evictor.free_device(self._evictor, component, n_slots)
+        if n_slots > self._needs[component.index]:
+            self._raise_not_needed(component, n_slots, self._needs[component.index])
         was = self.books.read()
         self._inside = True
         if not self.write_back:
             self._victims.begin(ledger, n_slots, on_device=True)
         self._demoting = self.write_back
-        self._order.begin(track, on_device=True, exact=not self.write_back)
+        self._order.begin(component, on_device=True, exact=not self.write_back)
         try:
-            made = Room.on_device(self._room, track, n_slots)
+            made = Evictor.free_device(self._evictor, component, n_slots)
         finally:
             self._inside = self._demoting = False
             self._victims.end()
         self._order.end(ledger, n_slots)
         now = self.books.read()
-        self._check_outcome(track, ledger, n_slots, made=made)
-        self._check_losses(track, self._device, was, now)
+        self._check_outcome(component, ledger, n_slots, made=made)
+        self._check_losses(component, self._device, was, now)
         if not self.write_back and not made and ledger.evictable:
             raise ContractViolation(
                 "E6",
-                track.name,
+                component.name,
                 f"making room for {n_slots} slots stopped at free({ledger.free}) with "
                 f"evictable({ledger.evictable}) left",
             )
         return made
 
-    def on_host(self, track: Track, n_slots: int) -> bool:
-        """`Room.on_host`, and what it did."""
-        ledger = track.host
+    def free_host(self, component: TreeComponent, n_slots: int) -> bool:
+        """`Evictor.free_host`, and what it did."""
+        ledger = component.host
         if not self.active or ledger is None or n_slots <= ledger.free:
-            return Room.on_host(self._room, track, n_slots)
+            return Evictor.free_host(self._evictor, component, n_slots)
         if not self._host_too:
-            self._raise_not_needed(track, n_slots, 0)
+            self._raise_not_needed(component, n_slots, 0)
         was = self.books.read()
         inside, self._inside = self._inside, True
         self._victims.begin(ledger, n_slots, on_device=False)
         if not inside:
-            self._order.begin(track, on_device=False, exact=True)
+            self._order.begin(component, on_device=False, exact=True)
         try:
-            made = Room.on_host(self._room, track, n_slots)
+            made = Evictor.free_host(self._evictor, component, n_slots)
         finally:
             self._inside = inside
             self._victims.end()
         if not inside:
             self._order.end(ledger, n_slots)
         now = self.books.read()
-        self._check_outcome(track, ledger, n_slots, made=made)
-        self._check_losses(track, self._host, was, now)
+        self._check_outcome(component, ledger, n_slots, made=made)
+        self._check_losses(component, self._host, was, now)
         if not self._homes:
-            self._check_device_alone(track, was, now)
+            self._check_device_alone(component, was, now)
         return made
 
     # -- one call
 
-    def _raise_not_needed(self, track: Track, n_slots: int, needed: int) -> NoReturn:
+    def _raise_not_needed(self, component: TreeComponent, n_slots: int, needed: int) -> NoReturn:
         evidence = f"room is made for {n_slots} slots where the operation needs {needed}"
         if self._loading:
-            raise ContractViolation("R3", track.name, evidence)
-        raise ContractViolation("E2", track.name, evidence)
+            raise ContractViolation("R3", component.name, evidence)
+        raise ContractViolation("E2", component.name, evidence)
 
-    def _check_outcome(self, track: Track, ledger: Ledger, n_slots: int, *, made: bool) -> None:
+    def _check_outcome(
+        self, component: TreeComponent, ledger: Ledger, n_slots: int, *, made: bool
+    ) -> None:
         """It says whether there is enough now (E6), and stopped when there was (E2)."""
         if made is not (ledger.free >= n_slots):
             raise ContractViolation(
                 "E6",
-                track.name,
+                component.name,
                 f"making room for {n_slots} {ledger.tier.value} slots answers {made} with "
                 f"free({ledger.free})",
             )
         if self._victims.beyond is not None:
             raise ContractViolation(
                 "E2",
-                track.name,
+                component.name,
                 f"{self._victims.beyond!r} was evicted on {ledger.tier.value} when free was "
                 f"{self._victims.enough} already and {n_slots} were needed; free is {ledger.free}",
             )
 
-    def _check_losses(self, track: Track, tier: range, was: Reading, now: Reading) -> None:
+    def _check_losses(
+        self, component: TreeComponent, tier: range, was: Reading, now: Reading
+    ) -> None:
         """What left was chosen or went along as it may, and the books say the same."""
         copies = self.write_back and tier is self._device
         if not self._inside:
@@ -211,25 +216,25 @@ class Rooms:
                 continue
             grown = sum(left) - sum(then)
             along = left[CASCADE] - then[CASCADE]
-            other = self.books.pools[at].track
+            other = self.books.pools[at].tree_component
             if self._evicted is not None and not self._inside:
                 self._evicted[at] += grown - along
-            if grown != along and other.is_everything:
+            if grown != along and other.is_prefix_closed:
                 buried = True
-            if other is not track and at in tier:
+            if other is not component and at in tier:
                 # Under write-back all that leaves with a victim is demoted.
                 chosen = left[DELETED] - then[DELETED]
                 chosen += 0 if copies else left[DEMOTED] - then[DEMOTED]
                 if chosen:
-                    self._raise_other_victims(track, at, chosen)
-                if along and other.index not in track.narrower:
+                    self._raise_other_victims(component, at, chosen)
+                if along and other.index not in component.narrower:
                     strays.append((at, along))
             if not copies:
-                self._check_books(track, at, before, after, grown)
+                self._check_books(component, at, before, after, grown)
         if strays and not buried and not copies:
-            self._raise_strays(track, *strays[0])
+            self._raise_strays(component, *strays[0])
 
-    def _raise_other_victims(self, track: Track, at: int, chosen: int) -> NoReturn:
+    def _raise_other_victims(self, component: TreeComponent, at: int, chosen: int) -> NoReturn:
         """Victims are the short pool's own (R3, E2)."""
         pool = self.books.pools[at]
         evidence = (
@@ -237,21 +242,21 @@ class Rooms:
             f"as victims; {pool.ledger.equation()}"
         )
         if self._loading:
-            raise ContractViolation("R3", track.name, evidence)
-        raise ContractViolation("E2", track.name, evidence)
+            raise ContractViolation("R3", component.name, evidence)
+        raise ContractViolation("E2", component.name, evidence)
 
-    def _raise_strays(self, track: Track, at: int, along: int) -> NoReturn:
+    def _raise_strays(self, component: TreeComponent, at: int, along: int) -> NoReturn:
         """Only contained components go along, unless prefix-closed data is gone (E3)."""
         pool = self.books.pools[at]
         raise ContractViolation(
             "E3",
-            track.name,
+            component.name,
             f"making room took {along} {pool.name} slots of {pool.component!r} along, whose reach "
             "is not contained in its own",
         )
 
     def _check_books(
-        self, track: Track, at: int, before: Counts, after: Counts, grown: int
+        self, component: TreeComponent, at: int, before: Counts, after: Counts, grown: int
     ) -> None:
         """What became free was evictable, and is what the counters say (E1, L5, E6)."""
         freed = after[FREE] - before[FREE]
@@ -259,7 +264,7 @@ class Rooms:
         if same and freed == before[EVICTABLE] - after[EVICTABLE] == grown:
             return
         pool = self.books.pools[at]
-        where = f"making room for {track.name!r}: {pool.name} pool of {pool.component!r}"
+        where = f"making room for {component.name!r}: {pool.name} pool of {pool.component!r}"
         if before[PINNED] != after[PINNED]:
             raise ContractViolation(
                 "E1",
@@ -279,7 +284,7 @@ class Rooms:
             f"evictable, {grown} are counted as evicted",
         )
 
-    def _check_device_alone(self, track: Track, was: Reading, now: Reading) -> None:
+    def _check_device_alone(self, component: TreeComponent, was: Reading, now: Reading) -> None:
         """HOST eviction leaves DEVICE alone (E5)."""
         for at in self._device:
             if was.counts[at] != now.counts[at]:
@@ -287,7 +292,7 @@ class Rooms:
                 raise ContractViolation(
                     "E5",
                     pool.component,
-                    f"making room on HOST for {track.name!r} changed its device pool from "
+                    f"making room on HOST for {component.name!r} changed its device pool from "
                     f"{was.counts[at]} to {now.counts[at]} (free, evictable, pinned, private, in "
                     "flight, promised)",
                 )

@@ -12,11 +12,11 @@ from kvgraft.guard.leavings import Belongings, Departed
 from kvgraft.guard.paths import follow
 from kvgraft.guard.shares import Offer
 from kvgraft.guard.watched import After, Watched
-from kvgraft.private import InnerStates
-from kvgraft.request import Due, Request
-from kvgraft.slots import SLOT_BYTES
+from kvgraft.pools.allocator import SLOT_BYTES
+from kvgraft.requests.request import Due, Request
+from kvgraft.requests.slots import InnerStates
 from kvgraft.transfers import Fence
-from kvgraft.tree.track import Track
+from kvgraft.tree.component import TreeComponent
 from kvgraft.types import Direction, Tier
 
 __all__ = ["Running"]
@@ -47,12 +47,12 @@ class Running:
         before, started = dict(moved), request.load_started
 
         def after(result: Any, was: Reading, now: Reading) -> None:
-            for track, promised in zip(self.tree.tracks, request.host_slots):
-                loaded = moved[track.name] - before[track.name]
+            for component, promised in zip(self.tree.components, request.host_slots):
+                loaded = moved[component.name] - before[component.name]
                 if loaded > promised:
                     raise ContractViolation(
                         "M4",
-                        track.name,
+                        component.name,
                         f"the load-back takes {loaded} slots, the match said {promised}",
                     )
             begun = request.load_started and not started and not request.load_failed
@@ -93,9 +93,9 @@ class Running:
         first = request.allocated
         needs = [
             1
-            if track.is_state
-            else track.stored_between(first, first + pages) * track.slots_per_page
-            for track in self.tree.tracks
+            if component.is_state
+            else component.stored_between(first, first + pages) * component.slots_per_page
+            for component in self.tree.components
         ]
         watched.rooms.expect(needs, host_too=watched.write_back or watched.homes)
         loaded = bool(request.waits)
@@ -106,8 +106,8 @@ class Running:
         left = watched.shares.leavings.see(request) if hands_over else None
         rooms = self._headrooms(self.books.read())
         falls = [
-            max(0, needed - account.promised) + self._may_take(track, left)
-            for track, needed, account in zip(self.tree.tracks, needs, request.accounts)
+            max(0, needed - account.promised) + self._may_take(component, left)
+            for component, needed, account in zip(self.tree.components, needs, request.accounts)
         ]
 
         def after(given: bool, was: Reading, now: Reading) -> None:  # noqa: FBT001 - a result
@@ -121,10 +121,10 @@ class Running:
                     self._check_none_evicted("a refused allocation", was, now)
                 return
             departed = self._check_left(request, left, was, now)
-            for track, needed in zip(self.tree.tracks, needs):
-                gone = departed.get(track.index)
+            for component, needed in zip(self.tree.components, needs):
+                gone = departed.get(component.index)
                 n_gone = gone.adopted + gone.freed if gone is not None else 0
-                self._check_taken(request, track, (needed, n_gone), was, now)
+                self._check_taken(request, component, (needed, n_gone), was, now)
             if loaded:
                 watched.leases.check(request, Moment.RUNNING)
             unforeseen = any(each.due_as in (Due.GRID, Due.LEFT) for each in states.values())
@@ -139,9 +139,9 @@ class Running:
     def _lacks_promise(self, request: Request, pages: int) -> bool:
         """Whether pages come out of what it left behind, which it gives up first."""
         return pages > 0 and any(
-            account.promised < pages * track.slots_per_page
-            for track, account in zip(self.tree.tracks, request.accounts)
-            if not track.is_state and not track.is_everything
+            account.promised < pages * component.slots_per_page
+            for component, account in zip(self.tree.components, request.accounts)
+            if not component.is_state and not component.is_prefix_closed
         )
 
     def _was_promised(self, request: Request, n_tokens: int, pages: int) -> bool:
@@ -156,19 +156,19 @@ class Running:
 
     def _refused(self, request: Request, what: str) -> ContractViolation:
         """Say which pool could not give what an admitted request was promised (A7)."""
-        for track, account in zip(self.tree.tracks, request.accounts):
-            ledger = track.device
-            if not track.is_state and account.promised + max(0, ledger.headroom) < (
-                track.slots_per_page
+        for component, account in zip(self.tree.components, request.accounts):
+            ledger = component.device
+            if not component.is_state and account.promised + max(0, ledger.headroom) < (
+                component.slots_per_page
             ):
                 break
         else:
-            track = self.tree.tracks[0]
-            account, ledger = request.accounts[0], track.device
-        demand = request.demands[track.index]
+            component = self.tree.components[0]
+            account, ledger = request.accounts[0], component.device
+        demand = request.demands[component.index]
         return ContractViolation(
             "A7",
-            track.name,
+            component.name,
             f"{what} at {request.computed} of {request.prompt} + "
             f"{request.total - request.prompt} were admitted and refused: promised"
             f"({account.promised}) of a demand of now({demand.now}) + later({demand.later}), "
@@ -176,40 +176,45 @@ class Running:
         )
 
     def _check_taken(
-        self, request: Request, track: Track, moved: tuple[int, int], was: Reading, now: Reading
+        self,
+        request: Request,
+        component: TreeComponent,
+        moved: tuple[int, int],
+        was: Reading,
+        now: Reading,
     ) -> None:
         """Pages came from the promise or the headroom; a state is the request's own (A12, M8).
 
         `moved` are the slots it needed and those that left it.
         """
         needed, gone = moved
-        before, after = was.counts[track.index], now.counts[track.index]
+        before, after = was.counts[component.index], now.counts[component.index]
         if after[PROMISED] > before[PROMISED] + gone:
             raise ContractViolation(
                 "A12",
-                track.name,
+                component.name,
                 f"an allocation raised what is promised from {before[PROMISED]} to "
                 f"{after[PROMISED]}",
             )
         taken = after[PRIVATE] - before[PRIVATE] + gone
-        states = request.states[track.index]
+        states = request.states[component.index]
         if states is None:
             if taken != needed:
                 raise ContractViolation(
-                    "A1", track.name, f"{taken} slots were taken where {needed} are needed"
+                    "A1", component.name, f"{taken} slots were taken where {needed} are needed"
                 )
             return
         if states.live is None or taken > needed:
             raise ContractViolation(
                 "A10",
-                track.name,
+                component.name,
                 f"{taken} states were taken and the live one is {states.live!r}; the request "
                 "writes to a state of its own",
             )
-        if states.live == request.receipt.anchor.cells[track.index].device:
+        if states.live == request.receipt.anchor.cells[component.index].device:
             raise ContractViolation(
                 "M8",
-                track.name,
+                component.name,
                 f"the request writes to state {int.from_bytes(states.live, 'little')}, which "
                 f"{request.receipt.anchor!r} holds for others",
             )
@@ -238,14 +243,14 @@ class Running:
             inside = self._captured_inside(request, left)
             for at, (before, later) in enumerate(zip(was.counts, now.counts)):
                 pool = self.books.pools[at]
-                own = at < self.books.n_device or pool.track.home_is_host
-                gone = departed.get(pool.track.index) if own else None
+                own = at < self.books.n_device or pool.tree_component.home_is_host
+                gone = departed.get(pool.tree_component.index) if own else None
                 freed = gone.freed if gone is not None and at < self.books.n_device else 0
                 risen = later[FREE] - before[FREE]
-                if pool.track.is_state and states:
+                if pool.tree_component.is_state and states:
                     continue
                 fallen = before[PRIVATE] - later[PRIVATE]
-                if pool.track.is_state:
+                if pool.tree_component.is_state:
                     freed = risen  # a state that the tree had is free again
                     gone = gone or Departed(0, 0)
                 if risen < freed or fallen < 0 or (gone is None and risen):
@@ -257,8 +262,8 @@ class Running:
                         "request to be free",
                     )
             falls = [
-                inside if track.is_state else self._may_take(track, left)
-                for track in self.tree.tracks
+                inside if component.is_state else self._may_take(component, left)
+                for component in self.tree.components
             ]
             self._check_headroom("computed", falls, rooms, now)
             if left is not None and request.receipt.anchor.parent is not None:
@@ -266,15 +271,15 @@ class Running:
 
         return after
 
-    def _may_take(self, track: Track, left: Belongings | None) -> int:
+    def _may_take(self, component: TreeComponent, left: Belongings | None) -> int:
         """Slots of the headroom that handing over may cost: a state, others' pages it pins."""
         if left is None:
             return 0
-        if track.is_state:
+        if component.is_state:
             return 1
-        if not track.is_everything:
+        if not component.is_prefix_closed:
             return 0
-        return self.watched.shares.leavings.beside(left, track) * track.slots_per_page
+        return self.watched.shares.leavings.beside(left, component) * component.slots_per_page
 
     def _captured_inside(self, request: Request, left: Belongings | None) -> int:
         """States that were captured at points of the grid, inside the chunk."""
@@ -300,7 +305,7 @@ class Running:
         if left is None:
             return set()
         nodes, end = follow(self.tree, request.key, request.allocated)
-        states = [track.index for track in self.tree.tracks if track.is_state]
+        states = [component.index for component in self.tree.components if component.is_state]
         return {
             node.end
             for node in nodes
@@ -334,8 +339,8 @@ class Running:
         return sum(
             len(slots) // SLOT_BYTES
             for operation in self.watched.operations()
-            for track, slots in operation.detached
-            if track.index == index
+            for component, slots in operation.detached
+            if component.index == index
         )
 
     def _check_headroom(
@@ -357,8 +362,8 @@ class Running:
         """Whether every state pool had a slot that nobody was promised."""
         return all(
             counts[FREE] + counts[EVICTABLE] > counts[PROMISED]
-            for counts, track in zip(was.counts, self.tree.tracks)
-            if track.is_state
+            for counts, component in zip(was.counts, self.tree.components)
+            if component.is_state
         )
 
     def checkpoint(self, request: Request, fence: Fence | None = None) -> After:
@@ -441,18 +446,24 @@ class Running:
     def evict(self, component: str, n_slots: int, tier: Tier = Tier.DEVICE) -> After:
         """It returns what it freed, and is short only if nothing was left (E6)."""
         watched = self.watched
-        track = self.tree.by_name.get(component)
+        tree_component = self.tree.by_name.get(component)
         device = tier is Tier.DEVICE
-        ledger = None if track is None else track.device if device else track.host
+        ledger = (
+            None
+            if tree_component is None
+            else tree_component.device
+            if device
+            else tree_component.host
+        )
         needs = list(watched.nothing)
-        if track is not None and ledger is not None and device:
-            needs[track.index] = ledger.free + n_slots
+        if tree_component is not None and ledger is not None and device:
+            needs[tree_component.index] = ledger.free + n_slots
         watched.rooms.expect(needs, host_too=not device or watched.write_back)
 
         def after(freed: int, was: Reading, now: Reading) -> None:
-            if track is None or ledger is None:
+            if tree_component is None or ledger is None:
                 return
-            at = track.index if device else self.books.host[track.index]
+            at = tree_component.index if device else self.books.host[tree_component.index]
             before, later = was.counts[at], now.counts[at]
             if freed != later[FREE] - before[FREE]:
                 raise ContractViolation(

@@ -17,10 +17,10 @@ from kvgraft.errors import ContractViolation
 from kvgraft.guard.leavings import SMALL_TOKENS, Belongings, Leavings
 from kvgraft.guard.paths import Shelf, deepest, look, needed
 from kvgraft.pools import DevicePool
-from kvgraft.request import Due, Request
-from kvgraft.slots import SLOT_BYTES
+from kvgraft.pools.allocator import SLOT_BYTES
+from kvgraft.requests.request import Due, Request
+from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
-from kvgraft.tree.track import Track
 
 if TYPE_CHECKING:
     from kvgraft.cache import Cache
@@ -100,7 +100,7 @@ class Shares:
     def __init__(self, cache: Cache) -> None:
         self.cache = cache
         self.tree = cache.tree
-        self._paged = [track for track in cache.tree.tracks if not track.is_state]
+        self._paged = [component for component in cache.tree.components if not component.is_state]
         self.follows = True
         self.leavings = Leavings(cache)
         self._seen: dict[int, _Seen] = {}
@@ -118,21 +118,21 @@ class Shares:
             node = node.parent
         path.reverse()
         tables = {}
-        for track in self._paged:
-            segment = request.receipt.segments[track.index]
-            size = track.slots_per_page
+        for component in self._paged:
+            segment = request.receipt.segments[component.index]
+            size = component.slots_per_page
             table = np.full(request.allocated * size, -1, np.int32)
             for node in path:
-                slots = node.cells[track.index].device
+                slots = node.cells[component.index].device
                 if slots is not None and any(
                     low < node.end and node.start < high for low, high in segment
                 ):
                     held = np.frombuffer(slots, np.int32)
                     table[node.start * size : node.end * size] = held
             # What was published of wider components may reach further than what is private of this.
-            for run in request.runs[track.index] if request.runs else ():
+            for run in request.runs[component.index] if request.runs else ():
                 table[run.first * size : run.end * size] = np.frombuffer(run.device, np.int32)
-            tables[track.index] = table
+            tables[component.index] = table
         return tables
 
     def remember(self, request: Request) -> None:
@@ -171,27 +171,27 @@ class Shares:
     ) -> None:
         """Slots that were there are there still, or those that its reaches cover."""
         page = request.computed // self.tree.page_size
-        for track in self._paged:
-            before = was[track.index]
-            after = now[track.index][: len(before)]
+        for component in self._paged:
+            before = was[component.index]
+            after = now[component.index][: len(before)]
             if len(after) == len(before):
                 changed = (before != after) & (before >= 0)
                 if reach_only and changed.any():
-                    kept = np.zeros(len(after) // track.slots_per_page, np.bool_)
+                    kept = np.zeros(len(after) // component.slots_per_page, np.bool_)
                     kept[page:] = True
-                    for low, high in needed(track, page, self.tree.page_size):
+                    for low, high in needed(component, page, self.tree.page_size):
                         kept[low:high] = True
-                    changed &= np.repeat(kept, track.slots_per_page)
+                    changed &= np.repeat(kept, component.slots_per_page)
                 if not changed.any():
                     continue
-                first = int(changed.argmax()) // track.slots_per_page
+                first = int(changed.argmax()) // component.slots_per_page
                 n_slots = int(changed.sum())
             else:
-                first, n_slots = len(after) // track.slots_per_page, len(before) - len(after)
-            gone = len(after) < len(before) or after[first * track.slots_per_page] < 0
+                first, n_slots = len(after) // component.slots_per_page, len(before) - len(after)
+            gone = len(after) < len(before) or after[first * component.slots_per_page] < 0
             raise ContractViolation(
                 "I4" if not gone else "M7",
-                track.name,
+                component.name,
                 f"{_of(request)} reads page {first} {'no longer' if gone else 'elsewhere'}; "
                 f"{n_slots} slots changed",
             )
@@ -204,15 +204,15 @@ class Shares:
         seen, now = self._seen.get(id(request)), self._read(request)
         if seen is not None and seen.request is request:
             self._compare(request, seen.tables, now, reach_only=left)
-            for track in self._paged:
-                stored = track.stored_between(0, request.allocated) * track.slots_per_page
-                fresh = now[track.index][len(seen.tables[track.index]) : stored]
+            for component in self._paged:
+                stored = component.stored_between(0, request.allocated) * component.slots_per_page
+                fresh = now[component.index][len(seen.tables[component.index]) : stored]
                 if np.any(fresh < 0) or len(np.unique(fresh)) < len(fresh):
                     raise ContractViolation(
                         "T9",
-                        track.name,
+                        component.name,
                         f"{_of(request)} is given {len(np.unique(fresh))} slots for "
-                        f"{len(fresh) // track.slots_per_page} pages",
+                        f"{len(fresh) // component.slots_per_page} pages",
                     )
         self._note(request, now)
 
@@ -225,59 +225,62 @@ class Shares:
         size = self.tree.page_size
         page = request.computed // size
         if seen is not None and seen.request is request:
-            for track in self._paged:
-                was, held = seen.tables[track.index], now[track.index]
-                n_pages = len(held) // track.slots_per_page
+            for component in self._paged:
+                was, held = seen.tables[component.index], now[component.index]
+                n_pages = len(held) // component.slots_per_page
                 ahead = np.zeros(n_pages, np.bool_)
                 ahead[page:] = True
-                for low, high in needed(track, page, size):
+                for low, high in needed(component, page, size):
                     ahead[low:high] = True
-                wanted = np.repeat(ahead, track.slots_per_page)
+                wanted = np.repeat(ahead, component.slots_per_page)
                 if len(was) != len(held) or np.any((was != held) & wanted & (was >= 0)):
                     raise ContractViolation(
                         "L6",
-                        track.name,
+                        component.name,
                         f"{_of(request)} stands at page {page} and gave up pages that its reach "
-                        f"{needed(track, page, size)} covers",
+                        f"{needed(component, page, size)} covers",
                     )
                 if left is None or request.computed == request.total:
                     continue  # what it leaves at its end, it hands over then
                 kept = sum(
-                    int((~ahead[run.first : run.end]).sum()) for run in request.runs[track.index]
+                    int((~ahead[run.first : run.end]).sum())
+                    for run in request.runs[component.index]
                 )
                 collects = request.computed > request.prompt and kept * size < SMALL_TOKENS
                 if kept and not collects:
                     raise ContractViolation(
                         "I3",
-                        track.name,
+                        component.name,
                         f"{_of(request)} stands at page {page} and keeps {kept} pages of its own "
-                        f"that its reach {needed(track, page, size)} does not cover",
+                        f"that its reach {needed(component, page, size)} does not cover",
                     )
         self._check_slid(request, page, now)
         self._note(request, now)
 
     def _check_slid(self, request: Request, page: int, tables: dict[int, Table]) -> None:
         """What the reach needs of the prefix is pinned still, or the request's own (L3)."""
-        for track in self._paged:
-            held = tables[track.index][:: track.slots_per_page]
-            for low, high in needed(track, page, self.tree.page_size):
+        for component in self._paged:
+            held = tables[component.index][:: component.slots_per_page]
+            for low, high in needed(component, page, self.tree.page_size):
                 lacking = np.flatnonzero(held[low : min(high, page)] < 0)
                 if not len(lacking):
                     continue
                 first = low + int(lacking[0])
-                if self._left_earlier(request, track, page, first):
+                if self._left_earlier(request, component, page, first):
                     continue
                 raise ContractViolation(
                     "L3",
-                    track.name,
+                    component.name,
                     f"{_of(request)} stands at page {page}, needs pages [{low}, {high}) and holds "
-                    f"none of page {first}; pinned are {request.receipt.segments[track.index]}",
+                    f"none of page {first}; pinned are {request.receipt.segments[component.index]}",
                 )
 
-    def _left_earlier(self, request: Request, track: Track, page: int, first: int) -> bool:
+    def _left_earlier(
+        self, request: Request, component: TreeComponent, page: int, first: int
+    ) -> bool:
         """Whether it never held that page: a match pins what the anchor needs, no more."""
         anchor = request.anchor_tokens // self.tree.page_size
-        wanted = needed(track, anchor, self.tree.page_size)
+        wanted = needed(component, anchor, self.tree.page_size)
         return anchor < page and not any(low <= first < high for low, high in wanted)
 
     # -- what is shared
@@ -289,8 +292,8 @@ class Shares:
         best = at_least = page
         left = self.leavings.see(request)
         states: dict[int, dict[int, bytes]] = {}
-        for track in self.tree.tracks:
-            own = request.states[track.index]
+        for component in self.tree.components:
+            own = request.states[component.index]
             if own is None:
                 continue
             mine = dict(own.captured)
@@ -302,7 +305,7 @@ class Shares:
                 mine.setdefault(own.tracked_page, own.tracked)
                 sure = max(own.shared, *mine)
             due_too = not ending and own.due_is_checkpoint
-            states[track.index] = mine
+            states[component.index] = mine
             best = min(best, max(sure, own.due) if due_too else sure)
             at_least = min(at_least, sure)
         due = 0 if ending else left.due
@@ -316,7 +319,7 @@ class Shares:
             self._is_whole(left, states, best, due),
             self.cache.declined_checkpoints,
             request.published,
-            [track.device.headroom for track in self.tree.tracks],
+            [component.device.headroom for component in self.tree.components],
         )
 
     def _check_namespace(self, request: Request) -> None:
@@ -339,9 +342,9 @@ class Shares:
         for index, mine in states.items():
             if boundary not in mine and boundary not in left.shared[index] and boundary != due:
                 return False
-        for track in self._paged:
-            there = (left.own[track.index][:, 0] >= 0) | (left.tree[track.index][:, 0] >= 0)
-            for low, high in needed(track, boundary, self.tree.page_size):
+        for component in self._paged:
+            there = (left.own[component.index][:, 0] >= 0) | (left.tree[component.index][:, 0] >= 0)
+            for low, high in needed(component, boundary, self.tree.page_size):
                 if not there[low:high].all():
                     return False
         return True
@@ -394,21 +397,21 @@ class Shares:
                     continue
                 pool = self.cache.mounted[index].component.device
                 what = f"what {_of(request)} shares at page {node.end} is"
-                self._check_copy("I7", self.tree.tracks[index], pool, own.live, shared, what)
+                self._check_copy("I7", self.tree.components[index], pool, own.live, shared, what)
 
     def _check_backed_up(self, request: Request, shelf: Shelf, offer: Offer) -> None:
         """Under write-through what was gained is on its way to HOST, if there is room (B6, B7)."""
         if (
             self.cache.config.write_policy is not WritePolicy.WRITE_THROUGH
-            or not self.cache.mirroring.enabled
+            or not self.cache.backups.enabled
         ):
             return
         above_is_backed = True
         for node in shelf.nodes:
             lacking = [
-                track
-                for track, cell in zip(self.tree.tracks, node.cells)
-                if track.host is not None
+                component
+                for component, cell in zip(self.tree.components, node.cells)
+                if component.host is not None
                 and cell.device is not None
                 and cell.stamp >= 0
                 and cell.host is None
@@ -419,44 +422,46 @@ class Shares:
                 return  # others' affair, and what is below waits for it
             if gained and above_is_backed:
                 room = all(
-                    track.host is not None and track.host.free >= track.n_slots(node)
-                    for track in lacking
+                    component.host is not None and component.host.free >= component.n_slots(node)
+                    for component in lacking
                 )
                 backed = any(cell.host is not None or cell.incoming for cell in node.cells)
                 # Backups pin what they copy, one node after the other.
                 spare = all(
                     offer.spare[each.index] >= self._had(each, shelf, offer)
-                    for each in self.tree.tracks
-                    if not each.is_everything
+                    for each in self.tree.components
+                    if not each.is_prefix_closed
                 )
                 if room and spare:
                     raise ContractViolation(
                         "B7" if backed else "B6",
                         lacking[0].name,
                         f"{node!r} gained data that is not backed up; HOST has "
-                        f"{[track.host.free for track in lacking if track.host is not None]} free "
-                        f"slots, {[track.n_slots(node) for track in lacking]} are needed",
+                        f"{[each.host.free for each in lacking if each.host is not None]} free "
+                        f"slots, {[component.n_slots(node) for component in lacking]} are needed",
                     )
                 return
             base = node.cells[0]
             above_is_backed = base.host is not None or base.incoming is not None
 
-    def _had(self, track: Track, shelf: Shelf, offer: Offer) -> int:
+    def _had(self, component: TreeComponent, shelf: Shelf, offer: Offer) -> int:
         """Slots of a component that were the tree's before, and pinned by nobody perhaps."""
-        if track.is_state:
-            return len(offer.left.shared[track.index])
-        held = offer.left.tree[track.index][: shelf.n_pages]
+        if component.is_state:
+            return len(offer.left.shared[component.index])
+        held = offer.left.tree[component.index][: shelf.n_pages]
         return int((held >= 0).sum())
 
-    def _gained(self, request: Request, node: Node, lacking: list[Track], offer: Offer) -> bool:
+    def _gained(
+        self, request: Request, node: Node, lacking: list[TreeComponent], offer: Offer
+    ) -> bool:
         """Whether the request brought the node, or one of the components to it since an offer."""
         brought = node.start * self.tree.page_size >= request.anchor_tokens
         if brought and not lacking[0].is_state:
             # Room for others may have been made of a copy that was there.
             return not offer.left.copied[lacking[0].index][node.start : node.end].any()
-        for track in lacking:
-            if not track.is_state:
-                had = offer.left.tree[track.index][node.start : node.end, 0]
+        for component in lacking:
+            if not component.is_state:
+                had = offer.left.tree[component.index][node.start : node.end, 0]
                 if len(had) == node.end - node.start and (had < 0).all():
                     return True
         return False
@@ -465,13 +470,13 @@ class Shares:
         self, request: Request, index: int, shelf: Shelf, mine: dict[int, bytes], end: int
     ) -> None:
         """Every state on the pages that were inserted is the tree's (I7)."""
-        track = self.tree.tracks[index]
+        component = self.tree.components[index]
         for node in shelf.nodes:
-            hangs = all(node.cells[each].device is not None for each in track.hangs_from)
+            hangs = all(node.cells[each].device is not None for each in component.hangs_from)
             if node.end in mine and node.end <= end and hangs and not node.cells[index].device:
                 raise ContractViolation(
                     "I7",
-                    track.name,
+                    component.name,
                     f"{_of(request)} had a state at page {node.end} and is cached up to {end} "
                     "without",
                 )
@@ -481,16 +486,16 @@ class Shares:
     def states(self, request: Request) -> dict[int, States]:
         """Its states by component, before an operation."""
         found = {}
-        for track in self.tree.tracks:
-            own = request.states[track.index] if request.states else None
+        for component in self.tree.components:
+            own = request.states[component.index] if request.states else None
             if own is not None:
-                found[track.index] = States(
+                found[component.index] = States(
                     own.live,
                     frozenset(own.captured),
                     own.tracked_page,
                     own.due,
                     own.due_as,
-                    request.accounts[track.index].promised,
+                    request.accounts[component.index].promised,
                 )
         return found
 
@@ -509,21 +514,23 @@ class Shares:
             own = request.states[index]
             if own is None or own.live is None:
                 continue
-            track = self.tree.tracks[index]
+            component = self.tree.components[index]
             pool = self.cache.mounted[index].component.device
             anchor = request.receipt.anchor
             source = anchor.cells[index].device
             if before.live is None and anchor.parent is not None and source is not None:
-                self._check_copy("M8", track, pool, source, own.live, f"{_of(request)} begins with")
+                self._check_copy(
+                    "M8", component, pool, source, own.live, f"{_of(request)} begins with"
+                )
             for page, slot in own.captured.items():
                 if page not in before.captured:
                     self._check_copy(
-                        "I7", track, pool, own.live, slot, f"what is captured at page {page} is"
+                        "I7", component, pool, own.live, slot, f"what is captured at page {page} is"
                     )
             if own.tracked is not None and own.tracked_page != before.tracked_page:
                 self._check_copy(
                     "I7",
-                    track,
+                    component,
                     pool,
                     own.live,
                     own.tracked,
@@ -535,13 +542,19 @@ class Shares:
             if due and not kept and (before.must_be_kept or wanted):
                 raise ContractViolation(
                     "I7",
-                    track.name,
+                    component.name,
                     f"the state due at page {due} of {_of(request)} is not kept with "
-                    f"{before.promised} slots promised and {track.device.headroom} to spare",
+                    f"{before.promised} slots promised and {component.device.headroom} to spare",
                 )
 
     def _check_copy(
-        self, rule: str, track: Track, pool: DevicePool, source: bytes, copy: bytes, what: str
+        self,
+        rule: str,
+        component: TreeComponent,
+        pool: DevicePool,
+        source: bytes,
+        copy: bytes,
+        what: str,
     ) -> None:
         if not self.cache.config.payload:
             return
@@ -550,7 +563,7 @@ class Shares:
             if not bool((lanes[read] == lanes[into]).all()):
                 raise ContractViolation(
                     rule,
-                    track.name,
+                    component.name,
                     f"{what} slot {into}, which is no copy of slot {read}: plane {spec.name!r} of "
                     f"layer {spec.layer} differs",
                 )
@@ -561,8 +574,8 @@ class Shares:
         For all components alike (I10, I12). `ahead` are the points before the step.
         """
         page, rest = divmod(request.computed, self.tree.page_size)
-        for track in self.tree.tracks:
-            own = request.states[track.index]
+        for component in self.tree.components:
+            own = request.states[component.index]
             if own is None:
                 continue
             due = own.due_as if own.due else None
@@ -578,7 +591,7 @@ class Shares:
             if due not in (wanted, *allowed) or own.due not in (0, page):
                 raise ContractViolation(
                     "I7" if not allowed else "I12" if due is not None else "I10",
-                    track.name,
+                    component.name,
                     f"{_of(request)} stands at {request.computed} tokens, where the state of page "
                     f"{own.due} is due as {due}; wanted is {wanted}; its points are "
                     f"{sorted(request.points)}, states are left at {sorted(request.left)}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from kvgraft.errors import ContractViolation
-from kvgraft.slots import SLOT_BYTES
+from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
 
@@ -90,11 +90,11 @@ def _check(tree: Tree, was: _Was, upper: Node, lower: Node, at: int) -> None:
             f"they have {above.hits} and {below.hits}, {len(above.operations)} and "
             f"{len(below.operations)}, {len(hashes)}",
         )
-    for track, old, high, low in zip(tree.tracks, was.cells, above.cells, below.cells):
-        if track.is_state:
+    for component, old, high, low in zip(tree.components, was.cells, above.cells, below.cells):
+        if component.is_state:
             good = low == old and high[:3] == (None, None, None)
         else:
-            cut = (at - was.start) * track.slots_per_page * SLOT_BYTES
+            cut = (at - was.start) * component.slots_per_page * SLOT_BYTES
             good = high.kept == low.kept == old.kept
             for mine, upper_part, lower_part in zip(old[:3], high[:3], low[:3]):
                 whole = mine if isinstance(mine, bytes) else None
@@ -103,7 +103,7 @@ def _check(tree: Tree, was: _Was, upper: Node, lower: Node, at: int) -> None:
         if not good:
             raise ContractViolation(
                 "T10",
-                track.name,
+                component.name,
                 f"a split at page {at} of pages [{was.start}, {was.end}) changes what is held: "
                 f"pins and recency were {old.kept}, are {high.kept} and {low.kept}; slots on "
                 f"DEVICE {_n(old.device)}, are {_n(high.device)} and {_n(low.device)}; on HOST "

@@ -8,8 +8,8 @@ from kvgraft.errors import ContractViolation
 from kvgraft.guard.books import EVICTABLE, PINNED, PRIVATE, PROMISED, Counts, Reading
 from kvgraft.guard.leases import Moment
 from kvgraft.guard.watched import WRITE_BACK_ENDS_BACKUPS, Watched
-from kvgraft.request import Request
-from kvgraft.slots import SLOT_BYTES
+from kvgraft.pools.allocator import SLOT_BYTES
+from kvgraft.requests.request import Request
 
 __all__ = ["Standing"]
 
@@ -125,8 +125,8 @@ class Standing:
         return sum(
             len(slots) // SLOT_BYTES
             for operation in self.watched.operations()
-            for track, slots in operation.detached
-            if track.index == index
+            for component, slots in operation.detached
+            if component.index == index
         )
 
     def _check_moved(self, at: int, name: str, moved: int) -> None:
@@ -139,7 +139,7 @@ class Standing:
                 f"{-moved} slots left the tree's {pool.name} pool in {name} without being evicted",
             )
         ends_backups = self.watched.write_back and name in WRITE_BACK_ENDS_BACKUPS
-        own = pool.name == "device" or pool.track.home_is_host
+        own = pool.name == "device" or pool.tree_component.home_is_host
         handed_over = name in HANDS_OVER and own
         if (
             name not in BRINGS_DATA

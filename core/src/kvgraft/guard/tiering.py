@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvgraft.errors import ContractViolation
 from kvgraft.guard.traffic import Traffic
-from kvgraft.request import expect_key
-from kvgraft.slots import SLOT_BYTES
+from kvgraft.pools.allocator import SLOT_BYTES
+from kvgraft.requests.request import expect_key
 from kvgraft.storage_tier.fetching import Fetch
 from kvgraft.storage_tier.inventory import backed_on_host
 from kvgraft.tree.operations import Operation
@@ -61,8 +61,8 @@ class Tiering:
             setattr(tier, name, self._step(getattr(tier, name)))
         setattr(tier, "poll", self._apart(self._step(poll), None))  # noqa: B010
         setattr(tier, "drain", self._apart(self._step(drain), True))  # noqa: B010
-        self._begins = self._step(tier.begins)
-        setattr(tier, "begins", self._apart(tier.begins, None))  # noqa: B010
+        self._before_begin = self._step(tier.before_begin)
+        setattr(tier, "before_begin", self._apart(tier.before_begin, None))  # noqa: B010
         setattr(cache, "begin", self._around_begin(cache.begin))  # noqa: B010
         setattr(cache, "poll", self._before(cache.poll))  # noqa: B010
         setattr(cache, "drain", self._behind(cache.drain))  # noqa: B010
@@ -83,7 +83,7 @@ class Tiering:
 
         @wraps(begin)
         def call(key: Any, **named: Any) -> Any:
-            self._begins(expect_key(key), named.get("prefetch"))
+            self._before_begin(expect_key(key), named.get("prefetch"))
             return begin(key, **named)
 
         return call
@@ -124,13 +124,13 @@ class Tiering:
     def _check_in_flight(self) -> None:
         """What prefetches hold is counted, below the cap, and is their slots' (S2, S5)."""
         prefetching = self.tier.prefetching
-        held = dict.fromkeys((track.name for track in self.cache.tree.tracks), 0)
+        held = dict.fromkeys((component.name for component in self.cache.tree.components), 0)
         nbytes = 0
         for ledger, slots in prefetching.owners():
             n_slots = len(slots) // SLOT_BYTES
             held[ledger.component] += n_slots
-            index = self.cache.tree.track(ledger.component).index
-            nbytes += n_slots * self.tier.scene.slabs.nbytes[index]
+            index = self.cache.tree.component(ledger.component).index
+            nbytes += n_slots * self.tier.context.slabs.nbytes[index]
         cap = self.tier.settings.prefetch_nbytes
         if prefetching.nbytes_in_flight != nbytes or nbytes > cap:
             raise ContractViolation(
@@ -141,17 +141,17 @@ class Tiering:
             )
         for operation in self.operations():
             for node in operation.nodes if operation.to_host else ():
-                for track, cell in zip(self.cache.tree.tracks, node.cells):
+                for component, cell in zip(self.cache.tree.components, node.cells):
                     if cell.incoming is not None and cell.incoming.operation is operation:
-                        held[track.name] += len(cell.incoming.slots) // SLOT_BYTES
-        for track in self.cache.tree.tracks:
-            assert track.host is not None
-            if track.host.in_flight != held[track.name]:
+                        held[component.name] += len(cell.incoming.slots) // SLOT_BYTES
+        for component in self.cache.tree.components:
+            assert component.host is not None
+            if component.host.in_flight != held[component.name]:
                 raise ContractViolation(
                     "S5",
-                    track.name,
-                    f"{track.host.in_flight} HOST slots are in flight, backups and prefetches own "
-                    f"{held[track.name]}",
+                    component.name,
+                    f"{component.host.in_flight} HOST slots are in flight, backups and prefetches "
+                    f"own {held[component.name]}",
                 )
 
     def _check_start(self, fetch: Fetch) -> None:
@@ -164,8 +164,8 @@ class Tiering:
         node = receipt.anchor
         needed = [
             cell
-            for track, cell in zip(self.cache.tree.tracks, node.cells)
-            if any(node.start < high for _, high in default_segment(track, node.end))
+            for component, cell in zip(self.cache.tree.components, node.cells)
+            if any(node.start < high for _, high in default_segment(component, node.end))
         ]
         pinned = node.parent is None or all(cell.host_pins for cell in needed)
         if node.end != fetch.start or not pinned or not backed_on_host(self.cache.tree, node):

@@ -22,8 +22,8 @@ from kvgraft.storage.keys import PageChain
 from kvgraft.storage_tier.fetching import Fetch
 from kvgraft.storage_tier.naming import labels
 from kvgraft.storage_tier.slabs import Rows
+from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
-from kvgraft.tree.track import Track
 
 if TYPE_CHECKING:
     from kvgraft.storage_tier import StorageTier
@@ -44,15 +44,15 @@ class _Call(NamedTuple):
 
     what: str
     chain: PageChain
-    parts: list[tuple[Track, Pages]]
+    parts: list[tuple[TreeComponent, Pages]]
 
-    def addresses(self) -> Iterator[tuple[Track, int, Address]]:
+    def addresses(self) -> Iterator[tuple[TreeComponent, int, Address]]:
         """In the order the store is to be given them, with component and page."""
-        for track, pages in self.parts:
-            names = labels(track)
+        for component, pages in self.parts:
+            names = labels(component)
             for page in pages.tolist():
                 for name in names:
-                    yield track, page, self.chain.address(page, name)
+                    yield component, page, self.chain.address(page, name)
 
 
 class _Fetched(NamedTuple):
@@ -82,10 +82,10 @@ class Traffic:
         self._period = period
         self._watched: WeakKeyDictionary[Fetch, _Fetched] = WeakKeyDictionary()
         self._fetch: Fetch | None = None
-        self._sent: tuple[Node, Sequence[Track]] | None = None
+        self._sent: tuple[Node, Sequence[TreeComponent]] | None = None
         self._tokens = b""
         self._chain = PageChain(tier.fingerprint)
-        storage: Any = tier.storage
+        storage: Any = tier.client
         storing: Any = tier.storing
         prefetching: Any = tier.prefetching
         storage.exists = self._looking(storage.exists)
@@ -111,10 +111,12 @@ class Traffic:
 
     def _sending(self, send: Callable[..., None]) -> Callable[..., None]:
         @wraps(send)
-        def sent(node: Node, receipt: object, tracks: Sequence[Track], buffers: object) -> None:
-            self._sent = node, tracks
+        def sent(
+            node: Node, receipt: object, components: Sequence[TreeComponent], buffers: object
+        ) -> None:
+            self._sent = node, components
             try:
-                send(node, receipt, tracks, buffers)
+                send(node, receipt, components, buffers)
             finally:
                 self._sent = None
 
@@ -175,13 +177,13 @@ class Traffic:
     def _call_of(self, fetch: Fetch, what: str) -> _Call:
         """What a prefetch asks for now."""
         chain = self._watched[fetch].chain
-        parts = [(part.track, part.pages) for part in fetch._asked]
+        parts = [(part.component, part.pages) for part in fetch._asked]
         last = max((int(pages.max()) + 1 for _, pages in parts), default=0)
         with memoryview(fetch.key.data) as tokens:
             chain.grow(tokens[: last * self.tree.page_bytes])
         return _Call(f"a prefetch from page {fetch.start}: {what}", chain, parts)
 
-    def _call_for(self, node: Node, tracks: Sequence[Track]) -> _Call:
+    def _call_for(self, node: Node, components: Sequence[TreeComponent]) -> _Call:
         """What is stored of a node; its path is hashed anew where the last one's does not lead."""
         path = [node]
         while (above := path[-1].parent) is not None:
@@ -193,9 +195,9 @@ class Traffic:
             chain = self._chain
         chain.grow(tokens)
         self._chain, self._tokens = chain, tokens
-        firsts = [node.end - 1 if track.is_state else node.start for track in tracks]
+        firsts = [node.end - 1 if component.is_state else node.start for component in components]
         pages = [np.arange(first, node.end) for first in firsts]
-        return _Call(f"{node!r}: stored", chain, list(zip(tracks, pages)))
+        return _Call(f"{node!r}: stored", chain, list(zip(components, pages)))
 
     def _compare(self, said: Sequence[Address], call: _Call) -> None:
         """Addresses are those that tokens, namespace and component give, in order (S8)."""
@@ -204,10 +206,10 @@ class Traffic:
         wrong = [at for at, (a, b) in enumerate(zip(given, wanted)) if a != b[2]]
         if not wrong and len(given) == len(wanted):
             return
-        track, page, _ = wanted[wrong[0] if wrong else min(len(given), len(wanted) - 1)]
+        component, page, _ = wanted[wrong[0] if wrong else min(len(given), len(wanted) - 1)]
         raise ContractViolation(
             "S8",
-            track.name,
+            component.name,
             f"{call.what} under {len(given)} addresses, of which {len(wrong)} are not those of its "
             f"tokens and namespace, page {page} the first; there are {len(wanted)}",
         )
@@ -229,7 +231,7 @@ class Traffic:
         """Remember which slots the store is given for which pages."""
         places = self._watched[fetch].places
         for part, (_, slots) in zip(fetch._asked, buffers._parts):
-            own = places[part.track.index]
+            own = places[part.component.index]
             own[part.pages - fetch.start] = slots.reshape(len(part.pages), -1)
 
     def _watch(self, fetch: Fetch) -> None:
@@ -271,9 +273,9 @@ class Traffic:
         places = self._watched[fetch].places
         node = fetch.tip
         while node.parent is not None and node.end > since:
-            for track, cell in zip(self.tree.tracks, node.cells):
-                index = track.index
-                first = node.end - 1 if track.is_state else node.start
+            for component, cell in zip(self.tree.components, node.cells):
+                index = component.index
+                first = node.end - 1 if component.is_state else node.start
                 part = slice(first - fetch.start, node.end - fetch.start)
                 taken = had[index][part] & ~fetch._arrived[index][part]
                 if not taken.any():
@@ -284,7 +286,7 @@ class Traffic:
                 if taken.any():
                     raise ContractViolation(
                         "S5",
-                        track.name,
+                        component.name,
                         f"{node!r}: {int(taken.sum())} pages are published in other slots than "
                         f"they arrived in, page {first + int(taken.argmax())} the first",
                     )

@@ -14,8 +14,8 @@ from kvgraft.guard.matches import Matches
 from kvgraft.guard.promises import Promises
 from kvgraft.guard.rooms import Rooms
 from kvgraft.guard.shares import Shares
-from kvgraft.request import Request
-from kvgraft.slots import SLOT_BYTES
+from kvgraft.pools.allocator import SLOT_BYTES
+from kvgraft.requests.request import Request
 from kvgraft.tree.operations import Operation
 
 if TYPE_CHECKING:
@@ -67,11 +67,11 @@ class Watched:
         self.queues = tuple(cache.journal._queues.values())
         policy = self.policy = cache.config.write_policy
         self.write_back = policy is WritePolicy.WRITE_BACK
-        self.copies_hits = cache.mirroring.enabled and not self.write_back
-        tracks = self.tree.tracks
-        self.nothing = (0,) * len(tracks)
-        self.states = tuple(int(track.is_state) for track in tracks)
-        self.homes = any(track.home_is_host for track in tracks)
+        self.copies_hits = cache.backups.enabled and not self.write_back
+        components = self.tree.components
+        self.nothing = (0,) * len(components)
+        self.states = tuple(int(component.is_state) for component in components)
+        self.homes = any(component.home_is_host for component in components)
 
     def most_splits(self, boundary: int) -> int | None:
         """Nodes a match of `boundary` pages may split; None where components name their own spans.
@@ -80,7 +80,7 @@ class Watched:
         """
         if any(each.acquire_component_lock is not None for each in self.cache.mounted):
             return None
-        spans = [len(track.reach_pages.spans(boundary)) for track in self.tree.tracks]
+        spans = [len(component.reach_pages.spans(boundary)) for component in self.tree.components]
         return 2 + 2 * sum(spans)
 
     def operations(self) -> Iterator[Operation]:
@@ -129,13 +129,13 @@ def _add_others(
 ) -> None:
     """The request's part of HOST pools and private ones."""
     books = watched.books
-    for track, account, runs, own in zip(
-        watched.tree.tracks, request.host_accounts, request.runs, request.private
+    for component, account, runs, own in zip(
+        watched.tree.components, request.host_accounts, request.runs, request.private
     ):
         if account is not None:
-            at = books.host[track.index]
+            at = books.host[component.index]
             promised[at] = account.promised
             private[at] = sum([len(run.host) for run in runs if run.host]) // SLOT_BYTES
         if own:
-            for at, slots in zip(books.private_of(track), own):
+            for at, slots in zip(books.private_of(component), own):
                 private[at] = len(slots) // SLOT_BYTES

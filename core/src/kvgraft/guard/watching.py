@@ -19,7 +19,7 @@ from kvgraft.guard.splits import watch_splits
 from kvgraft.guard.standing import Standing
 from kvgraft.guard.tiering import Tiering
 from kvgraft.guard.watched import After, Watched
-from kvgraft.request import Request
+from kvgraft.requests.request import Request
 
 if TYPE_CHECKING:
     from kvgraft.cache import Cache

@@ -1,17 +1,47 @@
 """Memory: slots, device pools in layer order, host mirrors page first.
 
 Plugins own the instances; these classes are their building blocks.
+
+allocator           which slots of a pool are free
+options             the options that give a payload its shape
+component           what a component package builds for one cache
+device, host        a pool on a device, and its mirror in host memory
+planes, attention   one tensor's share of a slot
+paged               pool and mirror of a component that keeps pages
+copies              rows to move between a pool and its mirror
+plan, available     what pools take, and how much memory there is
+
+Importing this package imports no torch; names that need it load it on first use.
 """
 
 from __future__ import annotations
 
-from kvgraft.pools.attention import attention_planes, torch_dtype
-from kvgraft.pools.component import BuildContext, Component, PrivatePool
-from kvgraft.pools.device import DevicePool, slot_index
-from kvgraft.pools.host import SLAB_ALIGNMENT, HostMirror
-from kvgraft.pools.paged import paged_pools
-from kvgraft.pools.planes import PlaneSpec, plane_nbytes
-from kvgraft.slots import SLOT_BYTES, SlotAllocator
+from typing import TYPE_CHECKING, Any
+
+from kvgraft.pools.allocator import SLOT_BYTES, SlotAllocator
+
+if TYPE_CHECKING:
+    from kvgraft.pools.attention import attention_planes, torch_dtype
+    from kvgraft.pools.component import BuildContext, Component, PrivatePool
+    from kvgraft.pools.device import DevicePool, slot_index
+    from kvgraft.pools.host import SLAB_ALIGNMENT, HostMirror
+    from kvgraft.pools.paged import paged_pools
+    from kvgraft.pools.planes import PlaneSpec, plane_nbytes
+
+_LAZY = {
+    "SLAB_ALIGNMENT": "host",
+    "BuildContext": "component",
+    "Component": "component",
+    "DevicePool": "device",
+    "HostMirror": "host",
+    "PlaneSpec": "planes",
+    "PrivatePool": "component",
+    "attention_planes": "attention",
+    "paged_pools": "paged",
+    "plane_nbytes": "planes",
+    "slot_index": "device",
+    "torch_dtype": "attention",
+}
 
 __all__ = [
     "SLAB_ALIGNMENT",
@@ -29,3 +59,13 @@ __all__ = [
     "slot_index",
     "torch_dtype",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        import importlib
+
+        value = getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

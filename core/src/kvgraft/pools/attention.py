@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kvgraft.geometry import AttentionOptions, Dtype
+from kvgraft.pools.options import AttentionOptions, Dtype
 from kvgraft.pools.planes import PlaneSpec
 
 __all__ = ["attention_planes", "torch_dtype"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvgraft.errors import ConfigError
+from kvgraft.pools.allocator import SlotAllocator
 from kvgraft.pools.device import DevicePool
 from kvgraft.pools.host import HostMirror
 from kvgraft.reach import Reach
-from kvgraft.slots import SlotAllocator
 
 __all__ = ["BuildContext", "Component", "PrivatePool"]
 

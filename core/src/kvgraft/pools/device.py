@@ -12,9 +12,9 @@ import numpy.typing as npt
 import torch
 
 from kvgraft.errors import ConfigError
+from kvgraft.pools.allocator import SLOT_BYTES, SlotAllocator
 from kvgraft.pools.plan import plan_memory
 from kvgraft.pools.planes import PlaneSpec, lane_dtype, plane_nbytes
-from kvgraft.slots import SLOT_BYTES, SlotAllocator
 from kvgraft.types import Tier
 
 __all__ = ["DevicePool", "slot_index"]

@@ -8,9 +8,9 @@ from functools import cached_property
 import torch
 
 from kvgraft.errors import ConfigError
+from kvgraft.pools.allocator import SlotAllocator
 from kvgraft.pools.plan import CPU, plan_memory
 from kvgraft.pools.planes import PlaneSpec, lane_dtype, plane_nbytes
-from kvgraft.slots import SlotAllocator
 from kvgraft.types import Tier
 
 __all__ = ["SLAB_ALIGNMENT", "HostMirror"]

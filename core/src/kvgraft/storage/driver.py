@@ -18,8 +18,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import PydanticUndefined
 
 from kvgraft.contract import ApiVersion
-from kvgraft.entry_points import Published, import_failure, published
 from kvgraft.errors import ConfigError, KvgraftError
+from kvgraft.packages.entry_points import Published, import_failure, published
 from kvgraft.refusals import first_refusal
 from kvgraft.storage.backend import StorageBackend
 

@@ -1,7 +1,7 @@
 """The STORAGE tier of a cache: what goes to a store, and what comes back before a request runs.
 
 tier            attach, detach, poll: what `Cache.storage` is
-scene           the parts of a cache it touches
+context         the parts of a cache it touches
 naming          page hashes on the tree's nodes, addresses in the store
 slabs           HOST slots as memory a store reads and writes
 storing         HOST to STORAGE, by policy

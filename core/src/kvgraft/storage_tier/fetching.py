@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from kvgraft.storage import TRANSIENT, Status, StorageTicket
 from kvgraft.storage.keys import HASH_NBYTES
+from kvgraft.storage_tier.context import TierContext
 from kvgraft.storage_tier.inventory import (
     ANY,
     Bounds,
@@ -35,16 +36,15 @@ from kvgraft.storage_tier.inventory import (
     take_inventory,
 )
 from kvgraft.storage_tier.naming import block_end
-from kvgraft.storage_tier.scene import Scene
 from kvgraft.storage_tier.slabs import Draining
 from kvgraft.tree import matching
 from kvgraft.tree.arriving import Arrival, arrive
+from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.holding import hold_host, let_go_of_host
 from kvgraft.tree.keys import PageHashes, TokenKey
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import Node
 from kvgraft.tree.pinning import Receipt
-from kvgraft.tree.track import Track
 
 __all__ = ["PIECE_PAGES", "Fetch", "Phase"]
 
@@ -75,7 +75,7 @@ class Phase(enum.Enum):
 class _Part(NamedTuple):
     """Pages of one component in a ticket: all slots of a page one behind the other."""
 
-    track: Track
+    component: TreeComponent
     pages: npt.NDArray[np.int64]
 
 
@@ -83,7 +83,7 @@ class Fetch:
     """Data of one sequence on its way from STORAGE to HOST; nothing happens before `begin`.
 
     Args:
-        scene: see there.
+        context: see there.
         key: the sequence.
         found: its match now.
         limit: the deepest boundary to go for, in pages.
@@ -113,7 +113,7 @@ class Fetch:
 
     def __init__(
         self,
-        scene: Scene,
+        context: TierContext,
         key: TokenKey,
         found: matching.Match,
         limit: int,
@@ -121,9 +121,9 @@ class Fetch:
         *,
         spare: bool,
     ) -> None:
-        self.scene = scene
+        self.context = context
         self.spare = spare
-        tree = scene.tree
+        tree = context.tree
         node = matching.anchor_node(tree, found)
         self.anchor = self.boundary = node.end
         self.key = TokenKey(namespace=key.namespace)
@@ -135,7 +135,7 @@ class Fetch:
             node = node.parent
         self.start, self.limit, self.asked = node.end, limit, limit
         self._least = self.anchor + threshold
-        self._digest = scene.naming.namespace(key.namespace)
+        self._digest = context.naming.namespace(key.namespace)
         self.key.hashed = key.hashed
         self.hashes = bytearray()
         self.nbytes = self.planned = self._target = 0
@@ -153,10 +153,10 @@ class Fetch:
         self._reserved: list[npt.NDArray[np.int32]] = []
         self._asked: list[_Part] = []
         self._ticket: StorageTicket | None = None
-        self._lacked = [False for _ in tree.tracks]
+        self._lacked = [False for _ in tree.components]
         self._rounds = 0
         self._unknown: str | None = None
-        self._store = scene.storage.store_number
+        self._store = context.client.store_number
         self._receipt: Receipt | None = None
         self._counted_on: Receipt | None = None
         self._tip_held: Receipt | None = None
@@ -165,7 +165,7 @@ class Fetch:
 
     def begin(self) -> bool:
         """Pin where it starts; False, with a reason, if that cannot be (S1)."""
-        tree = self.scene.tree
+        tree = self.context.tree
         self._receipt = hold_host(tree, self.tip, self.start)
         if self._receipt is None:
             self.reason = "holding its prefix on HOST would take slots promised to requests"
@@ -173,17 +173,17 @@ class Fetch:
         tree.hold(self.key.namespace)
         self.phase = Phase.LOOKING
         n_pages = self.limit - self.start
-        for track in tree.tracks:
+        for component in tree.components:
             self._found.append(np.zeros(n_pages, dtype=np.bool_))
             self._arrived.append(np.zeros(n_pages, dtype=np.bool_))
             self._wanted.append(np.zeros(n_pages, dtype=np.bool_))
-            self._slots.append(np.zeros((n_pages, self._per_page(track)), dtype=np.int32))
+            self._slots.append(np.zeros((n_pages, self._per_page(component)), dtype=np.int32))
             self._reserved.append(NO_SLOTS)
         return True
 
     def hand_names_to(self, key: TokenKey) -> None:
         """The key has the names of its pages as they become known, and so its nodes will."""
-        key.hashed = PageHashes(self.scene.tree, key.namespace, self.start, self.hashes)
+        key.hashed = PageHashes(self.context.tree, key.namespace, self.start, self.hashes)
 
     @property
     def ended(self) -> bool:
@@ -193,14 +193,18 @@ class Fetch:
     @property
     def next(self) -> tuple[int, bytes]:
         """The page behind what it hung into the tree: who wants that shares this."""
-        return _page_behind(self.tip, self.key, self.scene.tree.page_bytes)
+        return _page_behind(self.tip, self.key, self.context.tree.page_bytes)
 
     def owners(self) -> list[tuple[Ledger, bytes]]:
         """HOST slots it holds, for integrity checks."""
         held = []
-        for track, wanted, arrived in zip(self.scene.tree.tracks, self._wanted, self._arrived):
-            held.append((_host(track), self._slots[track.index][wanted | arrived].tobytes()))
-            held.append((_host(track), self._reserved[track.index].tobytes()))
+        for component, wanted, arrived in zip(
+            self.context.tree.components, self._wanted, self._arrived
+        ):
+            held.append(
+                (_host(component), self._slots[component.index][wanted | arrived].tobytes())
+            )
+            held.append((_host(component), self._reserved[component.index].tobytes()))
         return held
 
     @property
@@ -213,7 +217,7 @@ class Fetch:
         next(self._steps, None)
 
     def _run(self) -> Steps:
-        yield from self.scene.naming.name(self.tip)
+        yield from self.context.naming.name(self.tip)
         yield from self._look()
         plan = yield from self._first_plan()
         if plan is None:
@@ -243,10 +247,10 @@ class Fetch:
 
     def _name(self, end: int) -> Steps:
         """Hash pages up to `end`, a block at a time."""
-        naming = self.scene.naming
+        naming = self.context.naming
         while (page := self.start + len(self.hashes) // HASH_NBYTES) < end:
             stop = min(block_end(page), end)
-            known = self.key.page_hashes(self.scene.tree, page, stop)
+            known = self.key.page_hashes(self.context.tree, page, stop)
             if known:
                 self.hashes += known
                 continue
@@ -259,23 +263,23 @@ class Fetch:
 
         Where a component that needs every page lacks one, nothing behind it is of use.
         """
-        tree, scene, first = self.scene.tree, self.scene, self.start
+        tree, context, first = self.context.tree, self.context, self.start
         while first < self.limit:
             last = min(first + PIECE_PAGES, self.limit)
             yield from self._name(last)
             self._asked = []
             lacking = lacking_pages(tree, self.key, self.start, first, last)
-            for track, mask in zip(tree.tracks, lacking):
+            for component, mask in zip(tree.components, lacking):
                 pages = np.flatnonzero(mask) + first
                 if len(pages):
-                    self._lacked[track.index] = True
-                    self._asked.append(_Part(track, pages))
-            asked = scene.naming.asked(self.hashes, self.start, self._asked, self._digest)
-            self._ticket = scene.storage.exists(asked, scene.deadline_s)
+                    self._lacked[component.index] = True
+                    self._asked.append(_Part(component, pages))
+            asked = context.naming.asked(self.hashes, self.start, self._asked, self._digest)
+            self._ticket = context.client.exists(asked, context.deadline_s)
             yield
             for part, has in self._take_statuses():
-                self._found[part.track.index][part.pages[has] - self.start] = True
-                if part.track.is_everything and not has.all():
+                self._found[part.component.index][part.pages[has] - self.start] = True
+                if part.component.is_prefix_closed and not has.all():
                     self.limit = self.gap = min(self.limit, int(part.pages[~has][0]))
             self._ticket, self._asked = None, []
             first = last
@@ -286,7 +290,7 @@ class Fetch:
         assert self._ticket is not None
         at = 0
         for part in self._asked:
-            n_keys = len(part.pages) * self._per_page(part.track)
+            n_keys = len(part.pages) * self._per_page(part.component)
             statuses = self._ticket.statuses[at : at + n_keys]
             at += n_keys
             if statuses.count(Status.OK) == n_keys:
@@ -302,14 +306,14 @@ class Fetch:
                 )
             yield part, np.asarray(fine.reshape(len(part.pages), -1).all(axis=1))
 
-    def _per_page(self, track: Track) -> int:
-        return 1 if track.is_state else track.slots_per_page
+    def _per_page(self, component: TreeComponent) -> int:
+        return 1 if component.is_state else component.slots_per_page
 
     # -- planning
 
     def _plan(self, bounds: Bounds, least: int) -> Planning:
         """The deepest boundary there is room for, and what it takes."""
-        tree, limit = self.scene.tree, self.limit
+        tree, limit = self.context.tree, self.limit
         inventory = yield from take_inventory(
             tree, self.key, self._found, self._arrived, start=self.start, limit=limit
         )
@@ -331,12 +335,12 @@ class Fetch:
     def _bounds(self, rooms: Sequence[int] | None = None) -> Bounds:
         """What is free on HOST and promised to nobody, within the budget."""
         if rooms is None:
-            rooms = [_host(track).spare for track in self.scene.tree.tracks]
-        return Bounds(rooms, self.budget, self.scene.slabs.nbytes)
+            rooms = [_host(component).spare for component in self.context.tree.components]
+        return Bounds(rooms, self.budget, self.context.slabs.nbytes)
 
     def _first_plan(self) -> Planning:
         """Plan, make room once, plan again with what there is (S3)."""
-        rooms = [max(0, _host(track).headroom) for track in self.scene.tree.tracks]
+        rooms = [max(0, _host(component).headroom) for component in self.context.tree.components]
         wanted = yield from self._plan(self._bounds(rooms), self._least)
         yield
         longest = yield from self._plan(ANY, self._least)
@@ -356,17 +360,17 @@ class Fetch:
 
     def _make_room(self, plan: Plan) -> Steps:
         """Evict for a plan, and not what it counts on; nor may others until the fetch has ended."""
-        tree = self.scene.tree
+        tree = self.context.tree
         path = matching.follow_key(tree, self.key, plan.boundary)
         there = [node for node in path.nodes if node.live_host]
         if there:
             self._counted_on = hold_host(tree, there[-1], plan.boundary)
-        for track, n_slots in zip(tree.tracks, plan.n_slots):
-            left = n_slots - _host(track).free
+        for component, n_slots in zip(tree.components, plan.n_slots):
+            left = n_slots - _host(component).free
             while left > 0:
-                before = _host(track).free
-                self.scene.room.on_host(track, before + min(left, EVICTED_SLOTS))
-                freed = _host(track).free - before
+                before = _host(component).free
+                self.context.evictor.free_host(component, before + min(left, EVICTED_SLOTS))
+                freed = _host(component).free - before
                 if freed <= 0:
                     break
                 left -= freed
@@ -384,16 +388,16 @@ class Fetch:
 
     @property
     def _nothing(self) -> Bounds:
-        return Bounds([0] * len(self.scene.tree.tracks), None, self.scene.slabs.nbytes)
+        return Bounds([0] * len(self.context.tree.components), None, self.context.slabs.nbytes)
 
     def _say_why_nothing(self) -> Steps:
         """Why there is no plan: nothing stored, or short of budget or room, which is noted."""
         if (yield from self._plan(ANY, self._least)) is None:
-            tracks = self.scene.tree.tracks
+            components = self.context.tree.components
             names = [
-                track.name
-                for track in tracks
-                if self._lacked[track.index] and not self._found[track.index].any()
+                component.name
+                for component in components
+                if self._lacked[component.index] and not self._found[component.index].any()
             ]
             self.reason = "no boundary that is worth it is stored for all components"
             if self._unknown is not None:
@@ -410,24 +414,24 @@ class Fetch:
             return
         self.short_of = ShortOf.HOST
         short = ", ".join(
-            f"{track.name} needs {n} slots and has {_host(track).spare}"
-            for track, n in zip(self.scene.tree.tracks, plan.n_slots)
-            if n > _host(track).spare
+            f"{component.name} needs {n} slots and has {_host(component).spare}"
+            for component, n in zip(self.context.tree.components, plan.n_slots)
+            if n > _host(component).spare
         )
         self.reason = f"{self.short_of.value}: {short}"
 
     def _nbytes(self, n_slots: Sequence[int]) -> int:
-        return sum(n * size for n, size in zip(n_slots, self.scene.slabs.nbytes))
+        return sum(n * size for n, size in zip(n_slots, self.context.slabs.nbytes))
 
     # -- fetching
 
     def _fetch(self, plan: Plan) -> Generator[None, None, bool]:
         """Reserve what the plan takes, which is free, and ask for it; whether it came in time."""
         self.phase, self._target = Phase.FETCHING, plan.boundary
-        for track, n_slots in zip(self.scene.tree.tracks, plan.n_slots):
-            slots = _host(track).reserve(n_slots)
+        for component, n_slots in zip(self.context.tree.components, plan.n_slots):
+            slots = _host(component).reserve(n_slots)
             assert slots is not None
-            self._reserved[track.index] = np.frombuffer(slots, np.int32)
+            self._reserved[component.index] = np.frombuffer(slots, np.int32)
         self.nbytes += self._nbytes(plan.n_slots)
         for first in range(self.start, plan.boundary, PIECE_PAGES):
             self._ask(plan, first)
@@ -447,24 +451,26 @@ class Fetch:
 
     def _ask(self, plan: Plan, first: int) -> None:
         """Fetch what a plan takes of the pages from `first` on."""
-        scene, low = self.scene, first - self.start
+        context, low = self.context, first - self.start
         self._asked = []
         memory = []
-        for track, mask in zip(scene.tree.tracks, plan.pages):
+        for component, mask in zip(context.tree.components, plan.pages):
             pages = np.flatnonzero(mask[low : low + PIECE_PAGES]) + low
             if len(pages):
-                slots = self._place(track, pages)
-                self._asked.append(_Part(track, pages + self.start))
-                memory.append((track, slots))
-        asked = scene.naming.asked(self.hashes, self.start, self._asked, self._digest)
-        self._ticket = scene.storage.get(asked, scene.slabs.of(memory), scene.deadline_s)
+                slots = self._place(component, pages)
+                self._asked.append(_Part(component, pages + self.start))
+                memory.append((component, slots))
+        asked = context.naming.asked(self.hashes, self.start, self._asked, self._digest)
+        self._ticket = context.client.get(asked, context.slabs.of(memory), context.deadline_s)
 
-    def _place(self, track: Track, pages: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    def _place(
+        self, component: TreeComponent, pages: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int32]:
         """Give reserved slots to some pages, counted from `start`."""
-        reserved, n_slots = self._reserved[track.index], len(pages) * self._per_page(track)
-        slots, self._reserved[track.index] = reserved[:n_slots], reserved[n_slots:]
-        self._slots[track.index][pages] = slots.reshape(len(pages), -1)
-        self._wanted[track.index][pages] = True
+        reserved, n_slots = self._reserved[component.index], len(pages) * self._per_page(component)
+        slots, self._reserved[component.index] = reserved[:n_slots], reserved[n_slots:]
+        self._slots[component.index][pages] = slots.reshape(len(pages), -1)
+        self._wanted[component.index][pages] = True
         return slots
 
     def _take_in(self) -> bool:
@@ -475,7 +481,7 @@ class Fetch:
         assert self._ticket is not None
         done, came = self._ticket.done, True
         for part, fine in self._take_statuses():
-            index = part.track.index
+            index = part.component.index
             pages = part.pages - self.start
             open_ = self._wanted[index][pages]
             good = pages[fine & open_]
@@ -487,7 +493,7 @@ class Fetch:
                 self._found[index][bad] = False
                 mask = np.zeros_like(self._wanted[index])
                 mask[bad] = True
-                self._free(part.track, mask)
+                self._free(part.component, mask)
         return came
 
     # -- hanging
@@ -526,7 +532,7 @@ class Fetch:
 
     def _accepted(self, boundary: int) -> bool:
         """Whether every component can resume from a boundary, as the tree is now."""
-        return matching.match(self.scene.tree, self.key, boundary).anchor == boundary
+        return matching.match(self.context.tree, self.key, boundary).anchor == boundary
 
     def reached(self, boundary: int) -> None:
         """A boundary is published: every component can resume from it (S4)."""
@@ -534,15 +540,15 @@ class Fetch:
 
     def _arrive(self, end: int) -> bool:
         """Hang a piece of what arrived up to page `end`, and hold it; whether one can go on."""
-        tree = self.scene.tree
+        tree = self.context.tree
         if self.tip.parent is None and self.tip.end:
             return False  # it was not held, and left the tree
         arrival = Arrival(
             self.key, self.hashes, self.start, self._arrived, self._slots, self._store
         )
-        held = [host.in_flight for host in map(_host, tree.tracks)]
+        held = [host.in_flight for host in map(_host, tree.components)]
         tip = arrive(tree, self.tip, end, arrival, PIECE_PAGES)
-        taken = [before - _host(t).in_flight for before, t in zip(held, tree.tracks)]
+        taken = [before - _host(t).in_flight for before, t in zip(held, tree.components)]
         self.nbytes -= self._nbytes(taken)
         before, self._tip_held = self._tip_held, hold_host(tree, tip)
         if before is not None:
@@ -582,50 +588,50 @@ class Fetch:
             return
         slots, nbytes = [], 0
         for part in self._asked:
-            index = part.track.index
+            index = part.component.index
             left = np.zeros_like(self._wanted[index])
             left[part.pages - self.start] = True
             left &= self._wanted[index]
             if left.any():
                 own = self._slots[index][left]
                 self._wanted[index] &= ~left
-                slots.append((_host(part.track), own.tobytes()))
-                nbytes += own.size * self.scene.slabs.nbytes[index]
+                slots.append((_host(part.component), own.tobytes()))
+                nbytes += own.size * self.context.slabs.nbytes[index]
         self.draining = Draining(ticket, slots, nbytes)
         self.nbytes -= nbytes
 
     def _end(self, reason: str) -> None:
         """Free what was not published, once; give up the pins (S1, S2, S5)."""
         self._free_wanted()
-        for track, arrived in zip(self.scene.tree.tracks, self._arrived):
-            self._free(track, arrived)
+        for component, arrived in zip(self.context.tree.components, self._arrived):
+            self._free(component, arrived)
         assert self.nbytes == 0, self.nbytes
         self.phase = Phase.ENDED
         self.reason = reason
         assert self._receipt is not None
         for receipt in (self._tip_held, self._counted_on, self._receipt):
             if receipt is not None:
-                let_go_of_host(self.scene.tree, receipt)
-        self.scene.tree.let_go(self.key.namespace)
+                let_go_of_host(self.context.tree, receipt)
+        self.context.tree.let_go(self.key.namespace)
 
     def _free_wanted(self) -> None:
         """What was reserved and did not come becomes free."""
-        for track, wanted in zip(self.scene.tree.tracks, self._wanted):
-            self._free(track, wanted)
-            slots, self._reserved[track.index] = self._reserved[track.index], NO_SLOTS
-            _host(track).cancel(slots.tobytes())
-            self.nbytes -= self.scene.slabs.nbytes[track.index] * slots.size
+        for component, wanted in zip(self.context.tree.components, self._wanted):
+            self._free(component, wanted)
+            slots, self._reserved[component.index] = self._reserved[component.index], NO_SLOTS
+            _host(component).cancel(slots.tobytes())
+            self.nbytes -= self.context.slabs.nbytes[component.index] * slots.size
 
-    def _free(self, track: Track, pages: Mask) -> None:
+    def _free(self, component: TreeComponent, pages: Mask) -> None:
         """Slots of some pages become free, and the pages are no longer counted as what they are."""
         if not pages.any():
             return
-        slots = self._slots[track.index][pages]
-        _host(track).cancel(slots.tobytes())
-        self.nbytes -= self.scene.slabs.nbytes[track.index] * slots.size
+        slots = self._slots[component.index][pages]
+        _host(component).cancel(slots.tobytes())
+        self.nbytes -= self.context.slabs.nbytes[component.index] * slots.size
         others = ~pages
-        self._wanted[track.index] &= others
-        self._arrived[track.index] &= others
+        self._wanted[component.index] &= others
+        self._arrived[component.index] &= others
 
 
 def _is_over(ticket: StorageTicket) -> bool:
@@ -633,9 +639,9 @@ def _is_over(ticket: StorageTicket) -> bool:
     return ticket.settled and (ticket.done or Status.TIMEOUT in ticket.statuses)
 
 
-def _host(track: Track) -> Ledger:
-    assert track.host is not None
-    return track.host
+def _host(component: TreeComponent) -> Ledger:
+    assert component.host is not None
+    return component.host
 
 
 def _page_behind(node: Node, key: TokenKey, page_bytes: int) -> tuple[int, bytes]:

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvgraft.tree import matching
+from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.node import Node
-from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Span
 
@@ -101,9 +101,9 @@ class Inventory:
         self.anchor = anchor
         self.limit = limit
         n_pages = limit - self.first
-        self._lacks = [np.empty(n_pages, dtype=np.bool_) for _ in tree.tracks]
-        self._wanted = [_no_sums(n_pages) for _ in tree.tracks]
-        self._missing = [_no_sums(n_pages) for _ in tree.tracks]
+        self._lacks = [np.empty(n_pages, dtype=np.bool_) for _ in tree.components]
+        self._wanted = [_no_sums(n_pages) for _ in tree.components]
+        self._missing = [_no_sums(n_pages) for _ in tree.components]
 
     def count(
         self, low: int, lacking: Sequence[Mask], found: Sequence[Mask], arrived: Sequence[Mask]
@@ -117,14 +117,14 @@ class Inventory:
             arrived: likewise, pages that are on HOST already, not in the tree.
         """
         at, limit = low - self.first, self.limit
-        for track, mask in zip(self.tree.tracks, lacking):
-            index, end = track.index, at + len(mask)
+        for component, mask in zip(self.tree.components, lacking):
+            index, end = component.index, at + len(mask)
             lacks = mask & ~self._between(arrived[index], low, low + len(mask))
             gone = lacks & ~self._between(found[index], low, low + len(mask))
             self._lacks[index][at:end] = lacks
             _sum_up(self._wanted[index], at, lacks)
             _sum_up(self._missing[index], at, gone)
-            if track.is_everything and (behind := gone[max(0, self.start - low) :]).any():
+            if component.is_prefix_closed and (behind := gone[max(0, self.start - low) :]).any():
                 limit = min(limit, low + len(gone) - len(behind) + int(behind.argmax()))
         self.limit = limit
 
@@ -152,18 +152,18 @@ class Inventory:
             fits = np.ones(end - low, dtype=np.bool_)
             nbytes = np.zeros(end - low, dtype=np.int64)
             others = []
-            for track in self.tree.tracks:
-                missing = self._counts(track, self._missing[track.index], low, end)
-                wanted = self._counts(track, self._wanted[track.index], low, end)
+            for component in self.tree.components:
+                missing = self._counts(component, self._missing[component.index], low, end)
+                wanted = self._counts(component, self._wanted[component.index], low, end)
                 if missing is None or wanted is None:
-                    others.append(track)
+                    others.append(component)
                     continue
                 fits &= missing == 0
-                n_slots = wanted * _per_page(track)
+                n_slots = wanted * _per_page(component)
                 if bounds.n_slots is not None:
-                    fits &= n_slots <= bounds.n_slots[track.index]
+                    fits &= n_slots <= bounds.n_slots[component.index]
                 if bounds.nbytes is not None:
-                    nbytes += n_slots * bounds.slot_nbytes[track.index]
+                    nbytes += n_slots * bounds.slot_nbytes[component.index]
             if bounds.nbytes is not None:
                 fits &= nbytes <= bounds.nbytes
             for number, at in enumerate(np.flatnonzero(fits)[::-1]):
@@ -174,16 +174,18 @@ class Inventory:
                     return self._plan(boundary)
         return None
 
-    def _accepts(self, boundary: int, tracks: Sequence[Track], bounds: Bounds, nbytes: int) -> bool:
-        for track in tracks:
-            spans = self._spans(track, boundary)
-            if _count(self._missing[track.index], spans):
+    def _accepts(
+        self, boundary: int, components: Sequence[TreeComponent], bounds: Bounds, nbytes: int
+    ) -> bool:
+        for component in components:
+            spans = self._spans(component, boundary)
+            if _count(self._missing[component.index], spans):
                 return False
-            n_slots = _count(self._wanted[track.index], spans) * _per_page(track)
-            if bounds.n_slots is not None and n_slots > bounds.n_slots[track.index]:
+            n_slots = _count(self._wanted[component.index], spans) * _per_page(component)
+            if bounds.n_slots is not None and n_slots > bounds.n_slots[component.index]:
                 return False
             if bounds.nbytes is not None:
-                nbytes += n_slots * bounds.slot_nbytes[track.index]
+                nbytes += n_slots * bounds.slot_nbytes[component.index]
                 if nbytes > bounds.nbytes:
                     return False
         return True
@@ -191,13 +193,13 @@ class Inventory:
     def _plan(self, boundary: int) -> Plan:
         pages, n_slots = [], []
         before = self.start - self.first
-        for track in self.tree.tracks:
+        for component in self.tree.components:
             mask = np.zeros(boundary - self.start, dtype=np.bool_)
-            for span in self._spans(track, boundary):
+            for span in self._spans(component, boundary):
                 low, high = max(span.start, before), max(span.end, before)
-                mask[low - before : high - before] = self._lacks[track.index][low:high]
+                mask[low - before : high - before] = self._lacks[component.index][low:high]
             pages.append(mask)
-            n_slots.append(int(np.count_nonzero(mask)) * _per_page(track))
+            n_slots.append(int(np.count_nonzero(mask)) * _per_page(component))
         return Plan(boundary, pages, n_slots)
 
     def _between(self, mask: Mask, low: int, high: int) -> Mask:
@@ -208,37 +210,37 @@ class Inventory:
         return np.concatenate([np.zeros(high - low - len(part), dtype=np.bool_), part])
 
     def _counts(
-        self, track: Track, sums: npt.NDArray[np.int32], low: int, end: int
+        self, component: TreeComponent, sums: npt.NDArray[np.int32], low: int, end: int
     ) -> npt.NDArray[np.int32] | None:
         """How many of some pages are needed at each boundary `[low, end)`, as `_spans` says.
 
         None for a reach that must be asked about each.
         """
         low, end = low - self.first, end - self.first
-        if track.is_state:
+        if component.is_state:
             return np.asarray(sums[low:end] - sums[low - 1 : end - 1])
-        if track.is_everything:
+        if component.is_prefix_closed:
             return np.asarray(np.maximum(sums[low:end] - sums[self.start - self.first], 0))
-        if track.window_pages is None:
+        if component.window_pages is None:
             return None
-        starts = np.maximum(np.arange(low, end) - track.window_pages, 0)
+        starts = np.maximum(np.arange(low, end) - component.window_pages, 0)
         return np.asarray(sums[low:end] - sums[starts])
 
-    def _spans(self, track: Track, boundary: int) -> list[Span]:
+    def _spans(self, component: TreeComponent, boundary: int) -> list[Span]:
         """Pages a component needs at a boundary, counted from `first`."""
-        if track.is_state:
+        if component.is_state:
             return [Span(boundary - 1 - self.first, boundary - self.first)]
         # What reaches back behind the anchor is there: reaches only look back (see `matching`).
-        begin = self.start if track.is_everything else self.first
+        begin = self.start if component.is_prefix_closed else self.first
         return [
             Span(max(span.start, begin) - self.first, span.end - self.first)
-            for span in track.reach_pages.spans(boundary)
+            for span in component.reach_pages.spans(boundary)
             if span.end > begin
         ]
 
 
-def _per_page(track: Track) -> int:
-    return 1 if track.is_state else track.slots_per_page
+def _per_page(component: TreeComponent) -> int:
+    return 1 if component.is_state else component.slots_per_page
 
 
 def _no_sums(n_pages: int) -> npt.NDArray[np.int32]:
@@ -264,7 +266,8 @@ def backed_on_host(tree: Tree, node: Node) -> bool:
     if node.parent is None:
         return True
     return all(
-        node.cells[track.index].host is not None for track in tree.everything or tree.tracks[:1]
+        node.cells[component.index].host is not None
+        for component in tree.everything or tree.components[:1]
     )
 
 
@@ -304,20 +307,22 @@ def lacking_pages(tree: Tree, key: TokenKey, start: int, low: int, high: int) ->
     Returns:
         Per component, bool `[high - low]`. A state counts for the last page before its boundary.
     """
-    lacking = [np.ones(high - low, dtype=np.bool_) for _ in tree.tracks]
+    lacking = [np.ones(high - low, dtype=np.bool_) for _ in tree.components]
     path = matching.follow_key(tree, key, high)
     _remember(key, path)
     for node in reversed(path.nodes):
         if node.end <= low:
             break
         begin, end = max(node.start, low), min(node.end, path.end)
-        for track, mask in zip(tree.tracks, lacking):
-            cell = node.cells[track.index]
-            closed = tree.prefix_closed_host and (track.is_everything or track is tree.tracks[0])
-            there = matching.readable(cell, track, device_only=False)
+        for component, mask in zip(tree.components, lacking):
+            cell = node.cells[component.index]
+            closed = tree.prefix_closed_host and (
+                component.is_prefix_closed or component is tree.components[0]
+            )
+            there = matching.readable(cell, component, device_only=False)
             if closed and node.start >= start:
                 there = cell.host is not None
-            if track.is_state:
+            if component.is_state:
                 if there and node.end == end:
                     mask[end - 1 - low] = False
             elif there:

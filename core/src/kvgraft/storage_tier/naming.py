@@ -17,8 +17,8 @@ from kvgraft.storage.keys import (
     root_hash,
     storage_keys,
 )
+from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node, PageNames
-from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 
 __all__ = ["BLOCK_PAGES", "KNOWN_NBYTES", "Asked", "Naming", "block_end", "labels"]
@@ -30,14 +30,14 @@ KNOWN_NBYTES = 32 << 20
 """Bytes of blocks whose hashes are remembered, for sequences that share them."""
 
 
-def labels(track: Track) -> list[str]:
+def labels(component: TreeComponent) -> list[str]:
     """A component's names in storage, one for each slot of a page.
 
     A payload is one HOST slot. A component with several to a page has an address for each.
     """
-    if track.is_state or track.slots_per_page == 1:
-        return [track.name]
-    return [f"{track.name}:{number}" for number in range(track.slots_per_page)]
+    if component.is_state or component.slots_per_page == 1:
+        return [component.name]
+    return [f"{component.name}:{number}" for number in range(component.slots_per_page)]
 
 
 class Asked(Sequence[Address]):
@@ -108,7 +108,7 @@ class Naming:
     def __init__(self, tree: Tree, fingerprint: Fingerprint) -> None:
         self.tree = tree
         self.fingerprint = fingerprint
-        self._labels = [labels(track) for track in tree.tracks]
+        self._labels = [labels(component) for component in tree.components]
         self._known: OrderedDict[tuple[bytes, bytes], bytes] = OrderedDict()
         block_nbytes = BLOCK_PAGES * (tree.page_bytes + HASH_NBYTES)
         self._most_known = max(1, KNOWN_NBYTES // block_nbytes)
@@ -188,7 +188,7 @@ class Naming:
         self,
         hashes: bytes | bytearray,
         first: int,
-        parts: Sequence[tuple[Track, npt.NDArray[np.int64]]],
+        parts: Sequence[tuple[TreeComponent, npt.NDArray[np.int64]]],
         namespace: bytes,
     ) -> Asked:
         """Where the data of some components' pages is.
@@ -199,7 +199,7 @@ class Naming:
             parts: components, and the pages of each.
             namespace: a digest.
         """
-        labelled = [(self._labels[track.index], pages) for track, pages in parts]
+        labelled = [(self._labels[component.index], pages) for component, pages in parts]
         return Asked(hashes, first, labelled, namespace)
 
     def namespace(self, namespace: object) -> bytes:

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from kvgraft.config import PrefetchPolicy, StorageSettings
 from kvgraft.errors import LeaseError
-from kvgraft.request import expect_key
+from kvgraft.requests.request import expect_key
+from kvgraft.storage_tier.context import TierContext
 from kvgraft.storage_tier.fetching import Fetch, Phase
 from kvgraft.storage_tier.inventory import ShortOf
-from kvgraft.storage_tier.scene import Scene
 from kvgraft.storage_tier.slabs import Draining
 from kvgraft.storage_tier.slicing import Slice
 from kvgraft.tree import matching
@@ -143,8 +143,10 @@ class Prefetching:
         in_vain: why they gained nothing, numbers left out, and how often.
     """
 
-    def __init__(self, scene: Scene, settings: StorageSettings, clock: Callable[[], float]) -> None:
-        self.scene = scene
+    def __init__(
+        self, context: TierContext, settings: StorageSettings, clock: Callable[[], float]
+    ) -> None:
+        self.context = context
         self.settings = settings
         self.counts: Counter[str] = Counter()
         self.in_vain: Counter[str] = Counter()
@@ -155,7 +157,7 @@ class Prefetching:
         self._draining: list[Draining] = []
         self._told: deque[_Told] = deque()
         self._turns: deque[Fetch] = deque()
-        size = scene.tree.page_size
+        size = context.tree.page_size
         self._threshold = max(1, -(-settings.threshold_tokens // size))
 
     @property
@@ -182,7 +184,7 @@ class Prefetching:
         """
         expect_key(key)
         if limit is None:
-            limit = max(0, key.n_tokens - 1) // self.scene.tree.page_size
+            limit = max(0, key.n_tokens - 1) // self.context.tree.page_size
         prefetch = Prefetch(key, limit, self.settings, self._clock, owner=self, spare=spare)
         self.counts["started"] += 1
         self._launch(prefetch)
@@ -293,11 +295,11 @@ class Prefetching:
 
     def _launch(self, prefetch: Prefetch, *, alone: bool = False) -> None:
         """Start what a prefetch waits for, or join who fetches it already, unless `alone`."""
-        tree, key = self.scene.tree, prefetch.key
+        tree, key = self.context.tree, prefetch.key
         threshold = 1 if prefetch.spare else self._threshold
         prefetch.fetch = None
         prefetch.limit = min(prefetch.limit, key.n_tokens // tree.page_size)  # it may have been cut
-        self.scene.naming.namespace(key.namespace)
+        self.context.naming.namespace(key.namespace)
         tree.hold(key.namespace)
         try:
             found = matching.match(tree, key, prefetch.limit)
@@ -311,10 +313,10 @@ class Prefetching:
                 reason = f"{left * tree.page_size} tokens to look for are below the threshold"
                 self._finish(prefetch, f"{reason} of {least}")
                 return
-            if not self.scene.storage.attached:
+            if not self.context.client.attached:
                 self._finish(prefetch, "no store is attached")
                 return
-            fetch = Fetch(self.scene, key, found, limit, threshold, spare=prefetch.spare)
+            fetch = Fetch(self.context, key, found, limit, threshold, spare=prefetch.spare)
             other = None if alone else self._fetching(fetch.first)
             prefetch.joined = other is not None
             if other is not None:
@@ -343,8 +345,8 @@ class Prefetching:
     def _most_pages(self) -> int:
         """Pages that fit under the cap, going by components that need every one (S2)."""
         sizes = [
-            self.scene.slabs.nbytes[track.index] * track.slots_per_page
-            for track in self.scene.tree.everything
+            self.context.slabs.nbytes[component.index] * component.slots_per_page
+            for component in self.context.tree.everything
         ]
         return self.settings.prefetch_nbytes // sum(sizes) if sizes else 1 << 31
 
@@ -420,7 +422,7 @@ class Prefetching:
         Returns:
             Whether that is known; until then `agreed_nbytes` is what it shares at least.
         """
-        tree, mine, its = self.scene.tree, prefetch.key.data, fetch.key.data
+        tree, mine, its = self.context.tree, prefetch.key.data, fetch.key.data
         whole = min(len(mine), fetch.asked * tree.page_bytes)
         start = min(prefetch.agreed_nbytes, whole)
         end = whole if mine is its else min(start + COMPARED_NBYTES, whole)
@@ -439,7 +441,7 @@ class Prefetching:
         Returns:
             The pages they are known to share, as far as they are of use.
         """
-        tree, key, limit = self.scene.tree, prefetch.key, prefetch.limit
+        tree, key, limit = self.context.tree, prefetch.key, prefetch.limit
         agreed = prefetch.agreed_nbytes // tree.page_bytes
         tree.hold(key.namespace)
         try:

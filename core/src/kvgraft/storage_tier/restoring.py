@@ -50,7 +50,7 @@ class Restoring:
             self._count(boundary, prefetch)
             if prefetch.short_of is ShortOf.HOST:
                 self._left.clear()
-        if not self._prefetching.scene.storage.attached:
+        if not self._prefetching.context.client.attached:
             return
         for _ in range(AT_A_TIME - len(self._under_way)):
             if not self._left:

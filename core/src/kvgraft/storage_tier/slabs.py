@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kvgraft.dispatch import Mounted
+from kvgraft.packages.dispatch import Mounted
 from kvgraft.storage import StorageTicket
 from kvgraft.storage.memory import Buffers
+from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.ledger import Ledger
-from kvgraft.tree.track import Track
 
 __all__ = ["Draining", "Rows", "Slabs"]
 
@@ -64,6 +64,6 @@ class Slabs:
             self._rows.append(mirror.slab.numpy())
             self.nbytes.append(mirror.slab_nbytes)
 
-    def of(self, parts: Sequence[tuple[Track, npt.NDArray[np.int32]]]) -> Rows:
+    def of(self, parts: Sequence[tuple[TreeComponent, npt.NDArray[np.int32]]]) -> Rows:
         """The memory of some components' slots, in their order."""
-        return Rows([(self._rows[track.index], slots) for track, slots in parts])
+        return Rows([(self._rows[component.index], slots) for component, slots in parts])

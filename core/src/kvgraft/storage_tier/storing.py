@@ -13,11 +13,11 @@ from kvgraft.config import StorageSettings, StorePolicy
 from kvgraft.errors import ConfigError
 from kvgraft.storage import TRANSIENT, Access, BreakerState, Status, StorageTicket
 from kvgraft.storage.memory import Buffers, aligned, copy, round_up
-from kvgraft.storage_tier.scene import Scene
+from kvgraft.storage_tier.context import TierContext
+from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.holding import hold_host, let_go_of_host, parts_of
 from kvgraft.tree.node import Node
 from kvgraft.tree.pinning import Receipt
-from kvgraft.tree.track import Track
 
 __all__ = ["Storing"]
 
@@ -54,7 +54,7 @@ class _Sent(NamedTuple):
     ticket: StorageTicket
     receipt: Receipt | None
     first: int
-    parts: list[tuple[Track, int, int]]
+    parts: list[tuple[TreeComponent, int, int]]
     nbytes: int
     store: int
 
@@ -66,8 +66,10 @@ class Storing:
         counts: what became of how many nodes and slots, by name.
     """
 
-    def __init__(self, scene: Scene, settings: StorageSettings, clock: Callable[[], float]) -> None:
-        self.scene = scene
+    def __init__(
+        self, context: TierContext, settings: StorageSettings, clock: Callable[[], float]
+    ) -> None:
+        self.context = context
         self.policy = settings.store
         self.budget = settings.store_nbytes
         self.counts: Counter[str] = Counter()
@@ -94,26 +96,26 @@ class Storing:
 
     # -- what happens in the cache
 
-    def came(self, node: Node) -> None:
+    def host_filled(self, node: Node) -> None:
         """HOST has acknowledged data of a node."""
-        wanted = node.names is not None and node.names.wanted == self.scene.storage.store_number
+        wanted = node.names is not None and node.names.wanted == self.context.client.store_number
         if wanted or self.policy is StorePolicy.WRITE_THROUGH:
             self._queue(node)
 
-    def hit(self, anchor: Node) -> None:
+    def matched(self, anchor: Node) -> None:
         """A request resumes at `anchor`: what is used a second time is worth storing.
 
         With write-through it is there, unless the store was attached since.
         """
-        store = self.scene.storage.store_number
-        if self.policy is StorePolicy.HOST_EVICTION or not self.scene.storage.attached:
+        store = self.context.client.store_number
+        if self.policy is StorePolicy.HOST_EVICTION or not self.context.client.attached:
             return
         if self._clock() < self._full_until:
             return
         fresh: list[Node] = []
         node: Node | None = anchor
         while node is not None and node.parent is not None:
-            names = self.scene.naming.of(node)
+            names = self.context.naming.of(node)
             if names.wanted == store:
                 break
             names.wanted = store
@@ -122,26 +124,26 @@ class Storing:
         for node in reversed(fresh):
             self._queue(node)
 
-    def leaves(self, node: Node, track: Track) -> None:
+    def before_host_drop(self, node: Node, component: TreeComponent) -> None:
         """HOST is about to drop data of a node: copy it, and store the copy."""
-        if self.policy is not StorePolicy.HOST_EVICTION or not self.scene.storage.attached:
+        if self.policy is not StorePolicy.HOST_EVICTION or not self.context.client.attached:
             return
-        if self._is_stored(node, track) or not self._name_at_once(node):
+        if self._is_stored(node, component) or not self._name_at_once(node):
             return
-        n_slots, nbytes = track.n_slots(node), self.scene.slabs.nbytes[track.index]
+        n_slots, nbytes = component.n_slots(node), self.context.slabs.nbytes[component.index]
         if self.nbytes_in_flight + nbytes * n_slots > self.budget:
             self.counts["dropped, too many in flight"] += 1
             return
         size = round_up(nbytes)
         memory = aligned(size * n_slots)
-        slots = node.cells[track.index].host
+        slots = node.cells[component.index].host
         assert slots is not None
         buffers = []
-        rows = self.scene.slabs.of([(track, np.frombuffer(slots, np.int32))])
+        rows = self.context.slabs.of([(component, np.frombuffer(slots, np.int32))])
         for number, slab in enumerate(rows[:]):
             buffers.append(memory[number * size : number * size + len(slab)])
             copy(buffers[-1], slab)
-        self._send(node, None, [track], buffers)
+        self._send(node, None, [component], buffers)
 
     # -- going on
 
@@ -155,12 +157,12 @@ class Storing:
             self._sent = []
             for each in sent:
                 (self._done if each.ticket.done else self._sent).append(each)
-        closed = self.scene.storage.state_of(Access.WRITE) is BreakerState.CLOSED
+        closed = self.context.client.state_of(Access.WRITE) is BreakerState.CLOSED
         if self._failed and closed and self._clock() >= self._retry_at:
             self._backlog += self._failed
             self._failed.clear()
             self._retry_at = self._clock() + RETRY_S
-        if self._backlog and not self.scene.storage.attached:
+        if self._backlog and not self.context.client.attached:
             self.counts["dropped, no store"] += len(self._backlog)
             self._backlog.clear()
 
@@ -180,14 +182,14 @@ class Storing:
     def _send_next(self, waiting: _Waiting) -> Generator[None, None, None]:
         """Hash what has no names yet, a block at a time; then send."""
         node, first = waiting
-        naming = self.scene.naming
+        naming = self.context.naming
         while any(not naming.is_named(part) for part in parts_of(node, first)):
             try:
                 yield from naming.name(node)
             except ConfigError:
                 self.counts["dropped, namespace without a name"] += 1
                 return
-        if not self.scene.storage.attached:
+        if not self.context.client.attached:
             self.counts["dropped, no store"] += 1
             return
         for part in parts_of(node, first):
@@ -210,7 +212,7 @@ class Storing:
     def _name_at_once(self, node: Node) -> bool:
         """Hash a node's pages now: it is about to leave. False if its namespace has no name."""
         try:
-            for _ in self.scene.naming.name(node):
+            for _ in self.context.naming.name(node):
                 pass
         except ConfigError:
             self.counts["dropped, namespace without a name"] += 1
@@ -218,7 +220,7 @@ class Storing:
         return True
 
     def _queue(self, node: Node) -> None:
-        if not self.scene.storage.attached:
+        if not self.context.client.attached:
             self.counts["dropped, no store"] += node is not self._last_dropped
             self._last_dropped = node
             return
@@ -238,61 +240,63 @@ class Storing:
                 below.names.wanted = 0
                 stack.extend(below.each_child())
 
-    def _is_stored(self, node: Node, track: Track) -> bool:
+    def _is_stored(self, node: Node, component: TreeComponent) -> bool:
         names = node.names
-        if names is None or names.store != self.scene.storage.store_number:
+        if names is None or names.store != self.context.client.store_number:
             return False
-        return bool(names.stored >> track.index & 1)
+        return bool(names.stored >> component.index & 1)
 
     def _store(self, node: Node) -> None:
         """Send what a node has on HOST and the store has not been seen to have."""
-        tracks = [
-            track
-            for track in self.scene.tree.tracks
-            if node.cells[track.index].host is not None and not self._is_stored(node, track)
+        components = [
+            component
+            for component in self.context.tree.components
+            if node.cells[component.index].host is not None and not self._is_stored(node, component)
         ]
         names = node.names
-        if not tracks or names is None:
+        if not components or names is None:
             return
-        tracks = [track for track in tracks if not names.sent >> track.index & 1]
-        if not tracks:
+        components = [
+            component for component in components if not names.sent >> component.index & 1
+        ]
+        if not components:
             return
-        receipt = hold_host(self.scene.tree, node)
+        receipt = hold_host(self.context.tree, node)
         if receipt is None:
             self.counts["dropped, promised to requests"] += 1
             self._unwant(node, node.start)
             return
         parts = []
-        for track in tracks:
-            slots = node.cells[track.index].host
+        for component in components:
+            slots = node.cells[component.index].host
             assert slots is not None
-            parts.append((track, np.frombuffer(slots, np.int32)))
-            names.sent |= 1 << track.index
-        self._send(node, receipt, tracks, self.scene.slabs.of(parts))
+            parts.append((component, np.frombuffer(slots, np.int32)))
+            names.sent |= 1 << component.index
+        self._send(node, receipt, components, self.context.slabs.of(parts))
 
     def _send(
         self,
         node: Node,
         receipt: Receipt | None,
-        tracks: Sequence[Track],
+        components: Sequence[TreeComponent],
         buffers: Buffers | Sequence[memoryview],
     ) -> None:
         """Store what a node has of some components, from the memory given for it."""
-        naming, storage = self.scene.naming, self.scene.storage
-        namespace = naming.namespace(self.scene.tree.namespace(_root(node)))
-        parts: list[tuple[Track, int, int]] = []
-        pages: list[tuple[Track, npt.NDArray[np.int64]]] = []
+        naming, storage = self.context.naming, self.context.client
+        namespace = naming.namespace(self.context.tree.namespace(_root(node)))
+        parts: list[tuple[TreeComponent, int, int]] = []
+        pages: list[tuple[TreeComponent, npt.NDArray[np.int64]]] = []
         number = nbytes = 0
-        for track in tracks:
-            first = node.end - 1 if track.is_state else node.start
-            pages.append((track, np.arange(first, node.end)))
-            n_slots = track.n_slots(node)
-            parts.append((track, number, n_slots // (node.end - first)))
+        for component in components:
+            first = node.end - 1 if component.is_state else node.start
+            pages.append((component, np.arange(first, node.end)))
+            n_slots = component.n_slots(node)
+            parts.append((component, number, n_slots // (node.end - first)))
             number += n_slots
-            nbytes += n_slots * self.scene.slabs.nbytes[track.index]
+            nbytes += n_slots * self.context.slabs.nbytes[component.index]
         names = naming.of(node)
         asked = naming.asked(names.hashes, node.start, pages, namespace)
-        ticket = storage.set(asked, buffers, self.scene.deadline_s, only_missing=True)
+        ticket = storage.set(asked, buffers, self.context.deadline_s, only_missing=True)
         self._sent.append(_Sent(ticket, receipt, node.start, parts, nbytes, storage.store_number))
         self.nbytes_in_flight += nbytes
         self.counts["nodes"] += 1
@@ -309,7 +313,7 @@ class Storing:
         self.counts["slots failed"] += len(statuses) - n_ok
         if sent.receipt is None:
             return
-        if sent.store != self.scene.storage.store_number:
+        if sent.store != self.context.client.store_number:
             self._unwant(sent.receipt.anchor, sent.first)  # it may be wanted by the next one
         elif not whole and any(status in statuses for status in TRANSIENT):
             self._failed.append(_Waiting(sent.receipt.anchor, sent.first))
@@ -318,18 +322,18 @@ class Storing:
             if Status.FULL in statuses:
                 self._full_until = self._clock() + FULL_S
         for node in parts_of(sent.receipt.anchor, sent.first):
-            names = self.scene.naming.of(node)
+            names = self.context.naming.of(node)
             if names.store != sent.store:
                 names.store, names.stored = sent.store, 0
-            for track, number, per_page in sent.parts:
-                names.sent &= ~(1 << track.index)
+            for component, number, per_page in sent.parts:
+                names.sent &= ~(1 << component.index)
                 low, high = node.start - sent.first, node.end - sent.first
-                if track.is_state:
+                if component.is_state:
                     low, high = (0, 1) if node is sent.receipt.anchor else (0, 0)
                 mine = statuses[number + low * per_page : number + high * per_page]
                 if mine and mine.count(Status.OK) == len(mine):
-                    names.stored |= 1 << track.index
-        let_go_of_host(self.scene.tree, sent.receipt)
+                    names.stored |= 1 << component.index
+        let_go_of_host(self.context.tree, sent.receipt)
 
 
 def _root(node: Node) -> Node:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kvgraft.config import StorageSettings
-from kvgraft.dispatch import Mounted
 from kvgraft.errors import ConfigError, SnapshotError
-from kvgraft.room import Room
+from kvgraft.packages.dispatch import Mounted
+from kvgraft.requests.eviction import Evictor
 from kvgraft.storage import (
     Access,
     Fingerprint,
@@ -20,10 +20,10 @@ from kvgraft.storage import (
     SupervisionLimits,
     open_storage,
 )
+from kvgraft.storage_tier.context import TierContext
 from kvgraft.storage_tier.naming import Naming, labels
 from kvgraft.storage_tier.prefetching import Prefetch, Prefetching
 from kvgraft.storage_tier.restoring import Restoring
-from kvgraft.storage_tier.scene import Scene
 from kvgraft.storage_tier.slabs import Slabs
 from kvgraft.storage_tier.slicing import Pace
 from kvgraft.storage_tier.snapshot import read_snapshot, write_snapshot
@@ -50,7 +50,7 @@ def fingerprint_of(
     """
     geometry: dict[str, object] = {}
     dtypes = set()
-    for track, each in zip(tree.tracks, mounted):
+    for component, each in zip(tree.components, mounted):
         mirror = each.component.host
         if mirror is None or not mirror.capacity:
             raise ConfigError(
@@ -62,14 +62,14 @@ def fingerprint_of(
             for spec, start in zip(mirror.specs, mirror.offsets)
         )
         dtypes |= {str(spec.dtype) for spec in mirror.specs}
-        for label in labels(track):
+        for label in labels(component):
             if label in geometry:
                 raise ConfigError(
                     f"storage: {label!r} names data of two components, {each.name!r} among them; "
                     "rename the instance"
                 )
-            reach = track.reach.fingerprint
-            geometry[label] = (reach, track.slots_per_page, mirror.slab_nbytes, planes)
+            reach = component.reach.fingerprint
+            geometry[label] = (reach, component.slots_per_page, mirror.slab_nbytes, planes)
     return Fingerprint(
         model=settings.model,
         weights=settings.weights,
@@ -87,7 +87,7 @@ class StorageTier:
     Args:
         tree: the cache's.
         mounted: its components.
-        room: makes room on HOST.
+        evictor: makes room on HOST.
         settings: policies and bounds.
         clock: seconds that only grow.
         pace: how long one call may take of the scheduler's thread.
@@ -104,7 +104,7 @@ class StorageTier:
         self,
         tree: Tree,
         mounted: Sequence[Mounted],
-        room: Room,
+        evictor: Evictor,
         settings: StorageSettings,
         clock: Callable[[], float] = time.monotonic,
         pace: Pace | None = None,
@@ -116,16 +116,18 @@ class StorageTier:
         limits = SupervisionLimits(
             deadline_s=settings.deadline_s, queue_timeout_s=settings.queue_timeout_s
         )
-        self.storage = Storage(self.fingerprint, limits=limits, clock=clock)
+        self.client = Storage(self.fingerprint, limits=limits, clock=clock)
         naming = Naming(tree, self.fingerprint)
-        self.scene = Scene(tree, room, self.storage, naming, Slabs(mounted), settings.deadline_s)
-        self.storing = Storing(self.scene, settings, clock)
-        self.prefetching = Prefetching(self.scene, settings, clock)
+        self.context = TierContext(
+            tree, evictor, self.client, naming, Slabs(mounted), settings.deadline_s
+        )
+        self.storing = Storing(self.context, settings, clock)
+        self.prefetching = Prefetching(self.context, settings, clock)
         self.restoring: Restoring | None = None
         self._turns = deque([self.prefetching.step, self.storing.step])
         self._clearing: StorageTicket | None = None
         self._closed = False
-        tree.host_watcher = self.storing
+        tree.observer = self.storing
         if settings.url is not None:
             self.attach(open_storage(settings.url))
 
@@ -139,7 +141,7 @@ class StorageTier:
         Raises:
             ConfigError: there is one already, or it is still being detached.
         """
-        self.storage.attach(backend)
+        self.client.attach(backend)
 
     def detach(self, deadline_s: float | None = None) -> StorageTicket:
         """Let go of the store while serving: drain, stop, release (S11).
@@ -147,10 +149,10 @@ class StorageTier:
         Prefetches end; what waits to be stored is dropped and counted, and so is what is still on
         its way to HOST: `Cache.drain` first keeps it. Go on polling until the ticket is done.
         """
-        ticket = self.storage.detach(deadline_s)
+        ticket = self.client.detach(deadline_s)
         self._stop_fetching("the store was detached")
         self.storing.stop()
-        self.storage.poll()
+        self.client.poll()
         return ticket
 
     def clear(self) -> StorageTicket:
@@ -158,8 +160,8 @@ class StorageTier:
 
         What is stored until the ticket is done may be removed or not; it counts as removed.
         """
-        self.storage.forget_store()
-        self._clearing = self.storage.ask("clear", lambda store: store.clear(), access=Access.WRITE)
+        self.client.forget_store()
+        self._clearing = self.client.ask("clear", lambda store: store.clear(), access=Access.WRITE)
         return self._clearing
 
     # -- requests
@@ -190,7 +192,7 @@ class StorageTier:
         """
         if self._closed:
             raise SnapshotError(f"snapshot {path}: the cache was closed; drain, save, then close")
-        store = self.storage.store_number
+        store = self.client.store_number
         return write_snapshot(_path(path), self.tree, self.fingerprint.digest, store)
 
     def load(self, path: str | Path) -> Restoring:
@@ -207,7 +209,7 @@ class StorageTier:
 
     # -- for the cache
 
-    def begins(self, key: TokenKey, prefetch: Prefetch | None) -> None:
+    def before_begin(self, key: TokenKey, prefetch: Prefetch | None) -> None:
         """A request begins, with what has come for it.
 
         Raises:
@@ -216,7 +218,7 @@ class StorageTier:
         """
         self.tree.hold(key.namespace)
         try:
-            self.scene.naming.namespace(key.namespace)
+            self.context.naming.namespace(key.namespace)
             if prefetch is not None:
                 self.prefetching.take(prefetch, key, self.pace.slice())
         finally:
@@ -228,10 +230,10 @@ class StorageTier:
         Prefetches and what is stored have a step in turn, and prefetches among themselves.
         """
         time = self.pace.slice()
-        self.storage.poll()
+        self.client.poll()
         if self._clearing is not None and self._clearing.done:
             self._clearing = None
-            self.storage.forget_store()
+            self.client.forget_store()
         self.prefetching.poll()
         self.storing.poll()
         if self.restoring is not None:
@@ -251,7 +253,7 @@ class StorageTier:
     def n_in_flight(self) -> int:
         """Prefetches and stores that have not ended."""
         restoring = 0
-        if self.restoring is not None and self.storage.attached:
+        if self.restoring is not None and self.client.attached:
             restoring = self.restoring.n_in_flight
         return self.prefetching.n_in_flight + self.storing.n_in_flight + restoring
 
@@ -279,7 +281,7 @@ class StorageTier:
         """What happened so far, by name."""
         found = {f"prefetch {name}": n for name, n in self.prefetching.counts.items()}
         found |= {f"store {name}": n for name, n in self.storing.counts.items()}
-        return found | self.storage.counters.snapshot()
+        return found | self.client.counters.snapshot()
 
     def close(self, timeout_s: float) -> bool:
         """Store what waits and close the store, in `timeout_s` seconds at most; whether it was."""
@@ -288,7 +290,7 @@ class StorageTier:
         self.drain(timeout_s)
         self.storing.stop()
         self._closed = True
-        return self.storage.close(max(0.1, deadline - time.monotonic()))
+        return self.client.close(max(0.1, deadline - time.monotonic()))
 
     def _stop_fetching(self, reason: str) -> None:
         if self.restoring is not None:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter
 from typing import Any
 
-from kvgraft.answers import ANSWERS
 from kvgraft.errors import (
     ConfigError,
     ContractViolation,
@@ -14,7 +13,8 @@ from kvgraft.errors import (
     PluginError,
     PluginHookError,
 )
-from kvgraft.registry import Plugin
+from kvgraft.packages.hook_results import HOOK_RESULTS
+from kvgraft.packages.registry import Plugin
 from kvgraft.rules import RULES
 from kvgraft.testing import clauses as _registered  # noqa: F401 - fills CLAUSES
 from kvgraft.testing.clause import CLAUSES, Clause, Undecided
@@ -37,7 +37,7 @@ LOADS = "The component can be loaded and built."
 REPLACED = "P10-nothing-is-replaced"
 """The clause that reports code of kvgraft that was replaced."""
 
-FORMS = frozenset(answer.rule for answer in ANSWERS.values())
+FORMS = frozenset(answer.rule for answer in HOOK_RESULTS.values())
 """Rules that are broken by answers of another form, whichever clause asked for them."""
 
 

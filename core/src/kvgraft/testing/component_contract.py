@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 
 from kvgraft.errors import ConfigError, KvgraftError
-from kvgraft.registry import Plugin
+from kvgraft.packages.registry import Plugin
 from kvgraft.testing.checking import open_suite
 from kvgraft.testing.clause import CLAUSES
 from kvgraft.testing.process import Unusable

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from kvgraft.errors import ConfigError, PluginError
-from kvgraft.registry import select
+from kvgraft.packages.registry import select
 from kvgraft.testing.checking import Checker, unusable
 from kvgraft.testing.clause import CLAUSES
 from kvgraft.testing.production.engine.forks import end_forks

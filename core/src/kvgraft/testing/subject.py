@@ -10,15 +10,15 @@ from typing import Any
 from kvgraft.cache import Cache
 from kvgraft.config import CacheConfig, WritePolicy
 from kvgraft.contract import COPY_ON_WRITE, HOST_MIRROR
-from kvgraft.dispatch import Mounted, mount, parse_options
 from kvgraft.errors import ConfigError, ContractViolation, PluginError
+from kvgraft.packages.dispatch import Mounted, mount, parse_options
+from kvgraft.packages.registry import Plugin
 from kvgraft.pools import BuildContext
 from kvgraft.reach import Reach
-from kvgraft.registry import Plugin
 from kvgraft.terms import Trailing
 from kvgraft.testing.machine import Drive, Setup, drive, references, setups_for
-from kvgraft.testing.machine.driver import Driver
 from kvgraft.testing.machine.fitting import LARGER_PAGES, fitting_sizes
+from kvgraft.testing.machine.harness import Harness
 from kvgraft.testing.machine.judging import Judge, Stopped
 from kvgraft.testing.machine.sizes import Sizes
 from kvgraft.testing.production.clocks import clocks_moved
@@ -275,7 +275,7 @@ class Subject:
         for page_size, scale in fitting_sizes(setup).items():
             sizes = Sizes(page_size, device=9 * scale, host=host_pages * scale)
             try:
-                driver = Driver(setup, sizes, Judge(self.ignored))
+                harness = Harness(setup, sizes, Judge(self.ignored))
             except Stopped:
                 continue
             except ContractViolation as violation:
@@ -284,22 +284,22 @@ class Subject:
                 raise
             for turn in range(1, 5):
                 for first in (1, 2):
-                    _serve(driver, (first,) * (turn * page_size + 1))
-                driver.rooms.squeeze()
-            driver.close()
+                    _serve(harness, (first,) * (turn * page_size + 1))
+                harness.rooms.squeeze()
+            harness.close()
 
     def _setups(self) -> list[Setup]:
         return setups_for(self.plugin, self.options, alone=self.reach.ends_at_boundary)
 
 
-def _serve(driver: Driver, tokens: tuple[int, ...]) -> None:
+def _serve(harness: Harness, tokens: tuple[int, ...]) -> None:
     """One request from match to end, with all its copies."""
-    live = driver.begin(None, tokens, 1, None)
-    if not driver.admit(live).admitted:
-        return driver.abort(live)
-    driver.load_back(live)
-    driver.rooms.step_all()
-    driver.prefill_all(live)
-    driver.checkpoint(live)
-    driver.finish(live)
-    return driver.rooms.step_all()
+    live = harness.begin(None, tokens, 1, None)
+    if not harness.admit(live).admitted:
+        return harness.abort(live)
+    harness.load_back(live)
+    harness.rooms.step_all()
+    harness.prefill_all(live)
+    harness.checkpoint(live)
+    harness.finish(live)
+    return harness.rooms.step_all()

@@ -1,13 +1,12 @@
 """Moving data between tiers without blocking the scheduler.
 
-copies      what moves: rows of planes
 engine      the interface; cpu, cuda, no_payload and stepped implement it
 journal     reserved, submitted, acknowledged, committed or aborted
 """
 
 from __future__ import annotations
 
-from kvgraft.transfers.copies import PlaneCopy, pair_planes
+from kvgraft.pools.copies import PlaneCopy, pair_planes
 from kvgraft.transfers.cpu import CpuTransferEngine
 from kvgraft.transfers.engine import Fence, Ticket, TransferEngine
 from kvgraft.transfers.journal import Journal, Transfer

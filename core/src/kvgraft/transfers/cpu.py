@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 
 from kvgraft.errors import TransferError
-from kvgraft.transfers.copies import PlaneCopy, run_copy
+from kvgraft.pools.copies import PlaneCopy, run_copy
 from kvgraft.transfers.engine import Fence, Ticket
 
 __all__ = ["CpuTransferEngine"]

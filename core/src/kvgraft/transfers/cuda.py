@@ -16,7 +16,7 @@ from itertools import groupby
 import torch
 
 from kvgraft.errors import TransferError
-from kvgraft.transfers.copies import PlaneCopy
+from kvgraft.pools.copies import PlaneCopy
 from kvgraft.transfers.engine import Fence, Ticket
 
 __all__ = ["CudaTransferEngine"]

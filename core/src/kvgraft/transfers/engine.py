@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from kvgraft.errors import TransferError
-from kvgraft.transfers.copies import PlaneCopy, layers_of
+from kvgraft.pools.copies import PlaneCopy, layers_of
 
 __all__ = ["Fence", "Ticket", "TransferEngine"]
 

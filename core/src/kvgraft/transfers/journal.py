@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from kvgraft.dispatch import Hook, Mounted
 from kvgraft.errors import TransferError
+from kvgraft.packages.dispatch import Hook, Mounted
 from kvgraft.pools import SLOT_BYTES
-from kvgraft.transfers.copies import PlaneCopy, pair_planes
+from kvgraft.pools.copies import PlaneCopy, pair_planes
 from kvgraft.transfers.engine import Fence, Ticket, TransferEngine
 from kvgraft.tree import operations
 from kvgraft.tree.operations import Operation
@@ -94,7 +94,7 @@ class Journal:
         counters = self.counters[direction]
         try:
             for pair in operation.pairs:
-                mounted = self._mounted[pair.track.index]
+                mounted = self._mounted[pair.component.index]
                 query = TransferQuery(direction, pair.device, pair.host)
                 built = None
                 if mounted.build_hicache_transfers is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvgraft.transfers.copies import PlaneCopy
+from kvgraft.pools.copies import PlaneCopy
 from kvgraft.transfers.engine import Fence, Ticket
 
 __all__ = ["NoPayloadTransferEngine"]

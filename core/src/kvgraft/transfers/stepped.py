@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvgraft.errors import TransferError
-from kvgraft.transfers.copies import PlaneCopy
+from kvgraft.pools.copies import PlaneCopy
 from kvgraft.transfers.cpu import run_layers
 from kvgraft.transfers.engine import Fence, Ticket
 

@@ -12,12 +12,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kvgraft.slots import SLOT_BYTES
+from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree import matching
+from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import HASH_BYTES, TokenKey
 from kvgraft.tree.node import Node, PageNames
 from kvgraft.tree.operations import holds_up, parent_on_host
-from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 
 __all__ = ["Arrival", "arrive"]
@@ -83,7 +83,7 @@ def arrive(tree: Tree, start: Node, end: int, arrival: Arrival, n_pages: int) ->
             covered = _coverage_end(tree, arrival, child.start, min(child.end, known))
             if covered < child.end:
                 child = tree.split(child, covered)
-        taken = sum([_adopt(tree, child, track, arrival) for track in tree.tracks])
+        taken = sum([_adopt(tree, child, component, arrival) for component in tree.components])
         if taken:
             _note_stored(tree, child, arrival)
             tree.queue_candidates(child)
@@ -106,46 +106,46 @@ def _grow(tree: Tree, parent: Node, end: int, arrival: Arrival) -> Node:
 
 def _coverage_end(tree: Tree, arrival: Arrival, start: int, end: int) -> int:
     """The first page behind `start` at which what arrived begins or ends; at most `end`."""
-    for track in tree.tracks:
-        there = arrival.there[track.index][start - arrival.first : end - arrival.first]
-        changes = there if track.is_state else there != there[0]
+    for component in tree.components:
+        there = arrival.there[component.index][start - arrival.first : end - arrival.first]
+        changes = there if component.is_state else there != there[0]
         if changes.any():
-            end = start + int(changes.argmax()) + track.is_state
+            end = start + int(changes.argmax()) + component.is_state
     return end
 
 
-def _adopt(tree: Tree, node: Node, track: Track, arrival: Arrival) -> int:
+def _adopt(tree: Tree, node: Node, component: TreeComponent, arrival: Arrival) -> int:
     """Give `node` what arrived for one component, where it has nothing on HOST; slots taken."""
-    cell = node.cells[track.index]
-    ledger = track.host
+    cell = node.cells[component.index]
+    ledger = component.host
     if ledger is None or cell.host is not None:
         return 0  # where a copy from DEVICE is on its way, it finds this there and frees its slots
-    start = node.end - 1 if track.is_state else node.start
+    start = node.end - 1 if component.is_state else node.start
     pages = slice(start - arrival.first, node.end - arrival.first)
-    there = arrival.there[track.index]
-    if not there[pages].all() or not _may_hang(tree, node, track):
+    there = arrival.there[component.index]
+    if not there[pages].all() or not _may_hang(tree, node, component):
         return 0
-    slots = arrival.slots[track.index][pages].tobytes()
+    slots = arrival.slots[component.index][pages].tobytes()
     there[pages] = False
     n_slots = len(slots) // SLOT_BYTES
     ledger.in_flight -= n_slots
     cell.stamp = tree.clock
-    tree.put_host(node, track, slots)
+    tree.put_host(node, component, slots)
     return n_slots
 
 
-def _may_hang(tree: Tree, node: Node, track: Track) -> bool:
+def _may_hang(tree: Tree, node: Node, component: TreeComponent) -> bool:
     """Whether the component's data may be on HOST here (B1, T4, T5)."""
     above = node.parent
     assert above is not None
     if (
-        track.home_is_host
-        and track.is_everything
+        component.home_is_host
+        and component.is_prefix_closed
         and above.parent is not None
-        and above.cells[track.index].host is None
+        and above.cells[component.index].host is None
     ):
         return False
-    return parent_on_host(tree, node) and holds_up(tree, node, track, to_host=True)
+    return parent_on_host(tree, node) and holds_up(tree, node, component, to_host=True)
 
 
 def _note_stored(tree: Tree, node: Node, arrival: Arrival) -> None:
@@ -157,6 +157,6 @@ def _note_stored(tree: Tree, node: Node, arrival: Arrival) -> None:
     names = node.names
     if names.store != arrival.store:
         names.store, names.stored = arrival.store, 0
-    for track, cell in zip(tree.tracks, node.cells):
+    for component, cell in zip(tree.components, node.cells):
         if cell.host is not None and cell.stamp == tree.clock:
-            names.stored |= 1 << track.index
+            names.stored |= 1 << component.index

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvgraft.slots import SLOT_BYTES
+from kvgraft.pools.allocator import SLOT_BYTES
+from kvgraft.tree.component import Cause, TreeComponent
 from kvgraft.tree.node import Node
-from kvgraft.tree.track import Cause, Track
 from kvgraft.tree.tree import Tree
 
 __all__ = [
     "Victim",
-    "bury_unreachable",
+    "drop_unreachable",
     "evict_device",
     "evict_host",
     "evict_victim",
@@ -30,41 +30,41 @@ class Victim(NamedTuple):
     """One node's cells chosen to leave DEVICE."""
 
     node: Node
-    track: Track
-    tracks: list[Track]
+    component: TreeComponent
+    components: list[TreeComponent]
     at_leaf: bool
 
 
-def has_left_behind(tree: Tree, track: Track) -> bool:
+def has_left_behind(tree: Tree, component: TreeComponent) -> bool:
     """Whether the component's next victim is data that a running request left behind."""
-    while (node := track.take_behind()) is not None:
-        if tree.is_device_candidate(node, track):
-            track.queue_device(node)
+    while (node := component.take_behind()) is not None:
+        if tree.is_device_candidate(node, component):
+            component.queue_device(node)
             return True
     return False
 
 
-def next_device_victim(tree: Tree, track: Track) -> Victim | None:
+def next_device_victim(tree: Tree, component: TreeComponent) -> Victim | None:
     """Take the component's least recently used candidate off its queue; None if there is none."""
-    index = track.index
-    while (node := track.take_device()) is not None:
+    index = component.index
+    while (node := component.take_device()) is not None:
         cell = node.cells[index]
         if cell.device is None or cell.device_pins:
             continue
         held = []
         pinned = False
-        for other, its in zip(tree.tracks, node.cells):
+        for other, its in zip(tree.components, node.cells):
             if its.device is not None:
                 held.append(other)
                 pinned = pinned or its.device_pins > 0
         if node.live_device == len(held) and not pinned:
-            return Victim(node, track, held, True)
-        if track.is_everything:
+            return Victim(node, component, held, True)
+        if component.is_prefix_closed:
             continue
-        narrower = [other for other in held if other.index in track.narrower]
+        narrower = [other for other in held if other.index in component.narrower]
         if pinned and any(node.cells[other.index].device_pins for other in narrower):
             continue
-        return Victim(node, track, narrower, False)
+        return Victim(node, component, narrower, False)
     return None
 
 
@@ -74,24 +74,24 @@ def evict_victim(tree: Tree, victim: Victim) -> None:
     parent = node.parent
     assert parent is not None
     along: Cause = "leaf" if victim.at_leaf else "cascade"
-    for track in victim.tracks:
-        cell = node.cells[track.index]
+    for component in victim.components:
+        cell = node.cells[component.index]
         slots = cell.device
         assert slots is not None
         cell.device = None
         n_slots = len(slots) // SLOT_BYTES
-        track.device.evictable -= n_slots
-        track.device.allocator.free(slots)
-        if track is not victim.track:
-            track.device_evictions[along] += n_slots
+        component.device.evictable -= n_slots
+        component.device.allocator.free(slots)
+        if component is not victim.component:
+            component.device_evictions[along] += n_slots
         else:
-            track.device_evictions["deleted" if cell.host is None else "demoted"] += n_slots
+            component.device_evictions["deleted" if cell.host is None else "demoted"] += n_slots
         if node.points is not None and cell.host is None:
-            tree.lose_points(node, track)
-    tree.sink_device(node, len(victim.tracks))
+            tree.lose_points(node, component)
+    tree.sink_device(node, len(victim.components))
     lift_recency(tree, node, parent)
     if node.live_host or node.operations is not None or node.children is not None:
-        bury_unreachable(tree, node)
+        drop_unreachable(tree, node)
     tree.remove_dead(node)
 
 
@@ -103,55 +103,56 @@ def lift_recency(tree: Tree, node: Node, parent: Node) -> None:
     if parent.parent is None:
         return
     leaf = not node.live_device and tree.is_device_leaf(parent)
-    for track in tree.everything:
-        above = parent.cells[track.index]
-        below = node.cells[track.index]
+    for component in tree.everything:
+        above = parent.cells[component.index]
+        below = node.cells[component.index]
         above.stamp = max(above.stamp, below.stamp)
         if leaf and above.device is not None and not above.device_pins:
-            track.queue_device(parent)
+            component.queue_device(parent)
 
 
-def evict_device(tree: Tree, track: Track, n_slots: int) -> int:
+def evict_device(tree: Tree, component: TreeComponent, n_slots: int) -> int:
     """Free at least `n_slots` more DEVICE slots of one component; returns how many it freed.
 
     Stops as soon as the target is reached, counting what cascades freed; returns short when there
-    is nothing left to take (E2, E6). Nothing is copied: see `kvgraft.room` for write-back.
+    is nothing left to take (E2, E6). Nothing is copied: see
+    `kvgraft.requests.eviction` for write-back.
     """
-    before = track.device.free
+    before = component.device.free
     target = before + n_slots
-    while track.device.free < target:
-        victim = next_device_victim(tree, track)
+    while component.device.free < target:
+        victim = next_device_victim(tree, component)
         if victim is None:
             break
         evict_victim(tree, victim)
-    return track.device.free - before
+    return component.device.free - before
 
 
-def evict_host(tree: Tree, track: Track, n_slots: int) -> int:
+def evict_host(tree: Tree, component: TreeComponent, n_slots: int) -> int:
     """Free at least `n_slots` more HOST slots of one component; returns how many it freed (E5)."""
-    ledger = track.host
+    ledger = component.host
     assert ledger is not None
     before = ledger.free
     target = before + n_slots
     while ledger.free < target:
-        node = track.take_host()
+        node = component.take_host()
         if node is None:
             break
-        if tree.is_host_candidate(node, track):
-            _evict_host_node(tree, node, track)
+        if tree.is_host_candidate(node, component):
+            _evict_host_node(tree, node, component)
     return ledger.free - before
 
 
-def _evict_host_node(tree: Tree, node: Node, track: Track) -> None:
+def _evict_host_node(tree: Tree, node: Node, component: TreeComponent) -> None:
     """Free one node's HOST cells: everything at a leaf, else the component and narrower ones."""
     at_leaf = tree.is_host_leaf(node)
-    held = [other for other in tree.tracks if node.cells[other.index].host is not None]
+    held = [other for other in tree.components if node.cells[other.index].host is not None]
     if not at_leaf or any(not _host_idle(node, other) for other in held):
         # A canonical copy on HOST is of use as long as DEVICE has the wider component's data.
         held = [
             other
             for other in held
-            if other.index in track.narrower and (other is track or not other.home_is_host)
+            if other.index in component.narrower and (other is component or not other.home_is_host)
         ]
         at_leaf = False
         if any(not _host_idle(node, other) for other in held):
@@ -159,7 +160,7 @@ def _evict_host_node(tree: Tree, node: Node, track: Track) -> None:
     parent = node.parent
     assert parent is not None
     for other in held:
-        if other is not track:
+        if other is not component:
             cause: Cause = "leaf" if at_leaf else "cascade"
         else:
             on_device = node.cells[other.index].device is not None and not other.home_is_host
@@ -173,27 +174,27 @@ def _evict_host_node(tree: Tree, node: Node, track: Track) -> None:
             above.stamp = max(above.stamp, node.cells[other.index].stamp)
             if tree.is_host_candidate(parent, other):
                 other.queue_host(parent)
-    bury_unreachable(tree, node)
+    drop_unreachable(tree, node)
     tree.remove_dead(node)
 
 
-def _host_idle(node: Node, track: Track) -> bool:
+def _host_idle(node: Node, component: TreeComponent) -> bool:
     """Whether nothing holds the component's HOST cell."""
-    cell = node.cells[track.index]
-    return not cell.host_pins and not (track.home_is_host and cell.device_pins)
+    cell = node.cells[component.index]
+    return not cell.host_pins and not (component.home_is_host and cell.device_pins)
 
 
-def _lose_home(tree: Tree, node: Node, track: Track) -> None:
+def _lose_home(tree: Tree, node: Node, component: TreeComponent) -> None:
     """The canonical copy is gone: DEVICE data of the component and narrower ones is useless."""
-    for index in track.narrower:
-        other = tree.tracks[index]
+    for index in component.narrower:
+        other = tree.components[index]
         cell = node.cells[index]
         if cell.device is not None and not cell.device_pins:
-            cause: Cause = "deleted" if other is track else "cascade"
+            cause: Cause = "deleted" if other is component else "cascade"
             tree.drop_device(node, other, cause)
 
 
-def bury_unreachable(tree: Tree, node: Node) -> None:
+def drop_unreachable(tree: Tree, node: Node) -> None:
     """Drop what cannot be reached any more once prefix-closed data is gone from `node`.
 
     Nothing below can be resumed from: cells of narrower components on the node, and everything
@@ -201,9 +202,9 @@ def bury_unreachable(tree: Tree, node: Node) -> None:
     """
     if not tree.everything or node.parent is None:
         return
-    for track in tree.everything:
-        cell = node.cells[track.index]
-        on_device = cell.device is not None and not track.home_is_host
+    for component in tree.everything:
+        cell = node.cells[component.index]
+        on_device = cell.device is not None and not component.home_is_host
         if cell.incoming is None and cell.host is None and not on_device:
             break
     else:
@@ -215,11 +216,11 @@ def bury_unreachable(tree: Tree, node: Node) -> None:
         doomed.append(below)
         stack.extend(below.each_child())
     for below in reversed(doomed):
-        for track in tree.tracks:
-            cell = below.cells[track.index]
+        for component in tree.components:
+            cell = below.cells[component.index]
             if cell.device is not None and not cell.device_pins:
-                tree.drop_device(below, track, "cascade")
+                tree.drop_device(below, component, "cascade")
             if cell.host is not None and not cell.host_pins:
-                tree.drop_host(below, track, "cascade")
+                tree.drop_host(below, component, "cascade")
         if below is not node:
             tree.remove_dead(below)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kvgraft.tree import matching
+from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.node import Node
-from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 from kvgraft.types import PointKind
 
@@ -79,7 +79,7 @@ def explain(tree: Tree, key: TokenKey, limit: int) -> Explanation:
     """
     nodes, known = matching.follow(tree, tree.root(key.namespace), key.data, limit)
     found = matching.match(tree, key, limit)
-    reasons = tuple(_reason(tree, track, nodes, known, limit) for track in tree.tracks)
+    reasons = tuple(_reason(tree, component, nodes, known, limit) for component in tree.components)
     size = tree.page_size
     return Explanation(
         key.n_tokens,
@@ -97,45 +97,51 @@ def explain(tree: Tree, key: TokenKey, limit: int) -> Explanation:
     )
 
 
-def _gap(track: Track, nodes: list[Node], boundary: int, *, device_only: bool) -> str | None:
+def _gap(
+    component: TreeComponent, nodes: list[Node], boundary: int, *, device_only: bool
+) -> str | None:
     """What the component lacks at a boundary; None if it can resume there."""
     tiers = "on DEVICE" if device_only else "on any tier"
-    if track.is_state:
+    if component.is_state:
         for node in nodes:
             if node.end == boundary:
-                if matching.readable(node.cells[track.index], track, device_only=device_only):
+                if matching.readable(
+                    node.cells[component.index], component, device_only=device_only
+                ):
                     return None
                 break
         return f"no state {tiers} at this boundary"
-    for span in track.reach_pages.spans(boundary):
+    for span in component.reach_pages.spans(boundary):
         for node in nodes:
             inside = node.start < span.end and node.end > span.start
             if inside and not matching.readable(
-                node.cells[track.index], track, device_only=device_only
+                node.cells[component.index], component, device_only=device_only
             ):
                 start, end = max(node.start, span.start), min(node.end, span.end)
                 return f"pages [{start}, {end}) of its reach are not {tiers}"
     return None
 
 
-def _reason(tree: Tree, track: Track, nodes: list[Node], known: int, limit: int) -> ComponentReason:
-    if track.ends_at_boundary:
+def _reason(
+    tree: Tree, component: TreeComponent, nodes: list[Node], known: int, limit: int
+) -> ComponentReason:
+    if component.ends_at_boundary:
         boundaries = [known, *(node.end for node in reversed(nodes) if node.end < known)]
     else:
         boundaries = list(range(known, 0, -1))
     accepted = {True: 0, False: 0}
     for device_only in accepted:
         for boundary in boundaries:
-            if boundary and _gap(track, nodes, boundary, device_only=device_only) is None:
+            if boundary and _gap(component, nodes, boundary, device_only=device_only) is None:
                 accepted[device_only] = boundary
                 break
     size = tree.page_size
     deeper = [boundary for boundary in boundaries if boundary > accepted[False]]
     if deeper:
-        gap = _gap(track, nodes, deeper[-1], device_only=False)
+        gap = _gap(component, nodes, deeper[-1], device_only=False)
         reason = f"at {deeper[-1] * size}: {gap}"
     elif known < limit:
         reason = f"the tree holds no node beyond {known * size}"
     else:
         reason = "nothing deeper may be matched; one token is always computed"
-    return ComponentReason(track.name, accepted[False] * size, accepted[True] * size, reason)
+    return ComponentReason(component.name, accepted[False] * size, accepted[True] * size, reason)

@@ -6,10 +6,10 @@ What is held may leave DEVICE meanwhile; the copy on HOST stays, and so does the
 from __future__ import annotations
 
 from kvgraft.errors import LeaseError
+from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
 from kvgraft.tree.pinning import Receipt, pin_host, release_host
 from kvgraft.tree.segments import common_pages, default_segment, whole_nodes
-from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Span
 
@@ -30,21 +30,21 @@ def hold_host(tree: Tree, node: Node, boundary: int | None = None) -> Receipt | 
             and the nodes above have. It may lie behind the node's end.
     """
     segments: list[tuple[Span, ...]] = []
-    for track in tree.tracks:
+    for component in tree.components:
         spans: tuple[Span, ...] = ()
         if node.parent is not None and boundary is not None:
-            spans = _needed(track, node, boundary)
-        elif node.parent is not None and track.is_state:
-            spans = default_segment(track, node.end)
+            spans = _needed(component, node, boundary)
+        elif node.parent is not None and component.is_state:
+            spans = default_segment(component, node.end)
         elif node.parent is not None:
-            spans = (Span(0 if track.is_everything else node.start, node.end),)
+            spans = (Span(0 if component.is_prefix_closed else node.start, node.end),)
         segments.append(spans)
     receipt = Receipt(node, segments, 0)
     node.receipts += 1
     broken = False
-    for track, segment in zip(tree.tracks, segments):
-        pin_host(tree, track, node, segment, 0, 1)
-        broken = broken or (track.host is not None and track.host.headroom < 0)
+    for component, segment in zip(tree.components, segments):
+        pin_host(tree, component, node, segment, 0, 1)
+        broken = broken or (component.host is not None and component.host.headroom < 0)
     if broken:
         let_go_of_host(tree, receipt)
         return None
@@ -67,11 +67,11 @@ def let_go_of_host(tree: Tree, receipt: Receipt) -> None:
         tree.remove_dead(node)
 
 
-def _needed(track: Track, node: Node, boundary: int) -> tuple[Span, ...]:
+def _needed(component: TreeComponent, node: Node, boundary: int) -> tuple[Span, ...]:
     """Of a component's reach at a boundary, what lies on a node and those above."""
-    if track.is_state:
-        return default_segment(track, boundary) if node.end == boundary else ()
-    reach = default_segment(track, boundary)
+    if component.is_state:
+        return default_segment(component, boundary) if node.end == boundary else ()
+    reach = default_segment(component, boundary)
     return whole_nodes(node, common_pages(reach, (Span(0, node.end),)))
 
 

@@ -12,11 +12,11 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from kvgraft.slots import SLOT_BYTES
+from kvgraft.pools.allocator import SLOT_BYTES
+from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TOKEN_BYTES, TokenKey, common_prefix_pages
 from kvgraft.tree.node import Node, PageNames
 from kvgraft.tree.recency import LEFT_BEHIND
-from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 from kvgraft.types import PointKind
 
@@ -200,9 +200,9 @@ def _grow(
         if hashes:
             node.names = PageNames(bytearray(hashes))
         tree.link(node)
-        for track, holding in zip(tree.tracks, holdings):
-            node.cells[track.index].stamp = tree.clock
-            _adopt(tree, node, track, holding)
+        for component, holding in zip(tree.components, holdings):
+            node.cells[component.index].stamp = tree.clock
+            _adopt(tree, node, component, holding)
         tree.queue_candidates(node)
         gained.append(node)
         start = stop
@@ -225,24 +225,26 @@ def _lengthen(tree: Tree, leaf: Node, key: TokenKey, end: int, holdings: list[Ho
     stop = end
     for holding in holdings:
         stop = min([stop, *_breakpoints(start, end, holding)])
-    parts: list[tuple[Track, Run]] = []
-    for track, holding in zip(tree.tracks, holdings):
-        cell = leaf.cells[track.index]
+    parts: list[tuple[TreeComponent, Run]] = []
+    for component, holding in zip(tree.components, holdings):
+        cell = leaf.cells[component.index]
         run = next((run for run in holding.runs if run.first <= start < run.end), None)
         alike = (run is None) is (cell.device is None)
         if run is not None and alike:
             alike = run.host is None and run.is_left is (cell.stamp < 0)
-            parts.append((track, run.cut(start, stop)))
-        if cell.device_pins and not track.is_everything:
+            parts.append((component, run.cut(start, stop)))
+        if cell.device_pins and not component.is_prefix_closed:
             alike = False
-        if not alike or (track.is_state and (cell.device is not None or stop in holding.states)):
+        if not alike or (
+            component.is_state and (cell.device is not None or stop in holding.states)
+        ):
             return
     leaf.key += bytes(key.data[start * tree.page_bytes : stop * tree.page_bytes])
     leaf.end = stop
-    for track, run in parts:
-        cell = leaf.cells[track.index]
-        track.device.private -= len(run.device) // SLOT_BYTES
-        tree.extend_device(leaf, track, run.device)
+    for component, run in parts:
+        cell = leaf.cells[component.index]
+        component.device.private -= len(run.device) // SLOT_BYTES
+        tree.extend_device(leaf, component, run.device)
         if not cell.device_pins:
             cell.stamp = tree.clock - LEFT_BEHIND if run.is_left else tree.clock
 
@@ -250,9 +252,9 @@ def _lengthen(tree: Tree, leaf: Node, key: TokenKey, end: int, holdings: list[Ho
 def _split_at_coverage(tree: Tree, child: Node, holdings: list[Holding]) -> Node:
     """The first part of `child` on which whatever will be adopted is uniform."""
     points: list[int] = []
-    for track, holding in zip(tree.tracks, holdings):
-        cell = child.cells[track.index]
-        if cell.device is None or cell.stamp < 0 or track.is_state:
+    for component, holding in zip(tree.components, holdings):
+        cell = child.cells[component.index]
+        if cell.device is None or cell.stamp < 0 or component.is_state:
             points += _breakpoints(child.start, child.end, holding)
     return tree.split(child, min(points)) if points else child
 
@@ -260,36 +262,36 @@ def _split_at_coverage(tree: Tree, child: Node, holdings: list[Holding]) -> Node
 def _merge(tree: Tree, child: Node, holdings: list[Holding]) -> bool:
     """Offer the holdings to an existing node; whether it gained anything."""
     gained = False
-    for track, holding in zip(tree.tracks, holdings):
-        gained = _adopt(tree, child, track, holding) or gained
+    for component, holding in zip(tree.components, holdings):
+        gained = _adopt(tree, child, component, holding) or gained
     if gained:
         tree.queue_candidates(child)
     return gained
 
 
-def _adopt(tree: Tree, node: Node, track: Track, holding: Holding) -> bool:
+def _adopt(tree: Tree, node: Node, component: TreeComponent, holding: Holding) -> bool:
     """Give `node` the holding's slots if its cell is empty, else free them; whether it took any.
 
     What a gap on the node would make useless, of the component it hangs from, is freed as well
     (T4). Computing again what is there already is a use of it, unless it is left behind again.
     """
     cells = node.cells
-    wanted = cells[track.index].device is None
-    for index in track.hangs_from:
+    wanted = cells[component.index].device is None
+    for index in component.hangs_from:
         wanted = wanted and cells[index].device is not None
-    if holding.renews and cells[track.index].device_pins:
+    if holding.renews and cells[component.index].device_pins:
         wanted = False
-    if track.is_state:
+    if component.is_state:
         slots = holding.states.pop(node.end, None)
         if slots is None:
             return False
         is_left = node.end in holding.left
         if not wanted:
             if not is_left:
-                tree.use(node, track)
-            track.device.give_private(slots)
+                tree.touch(node, component)
+            component.device.give_private(slots)
             return False
-        _take(tree, node, track, slots, is_left=is_left)
+        _take(tree, node, component, slots, is_left=is_left)
         return True
     runs = holding.runs
     for run in runs if len(runs) <= FEW_RUNS else _between(runs, node.start, node.end):
@@ -299,35 +301,35 @@ def _adopt(tree: Tree, node: Node, track: Track, holding: Holding) -> bool:
         part = run if (start, end) == (run.first, run.end) else run.cut(start, end)
         if wanted and (start, end) == (node.start, node.end):
             if part.host is not None:
-                _take_host(tree, node, track, part.host)
-            _take(tree, node, track, part.device, is_left=part.is_left)
+                _take_host(tree, node, component, part.host)
+            _take(tree, node, component, part.device, is_left=part.is_left)
             return True
         if not run.is_left:
-            tree.use(node, track)
-        track.device.give_private(part.device)
-        if part.host is not None and track.host is not None:
-            track.host.give_private(part.host)
+            tree.touch(node, component)
+        component.device.give_private(part.device)
+        if part.host is not None and component.host is not None:
+            component.host.give_private(part.host)
     return False
 
 
-def _take_host(tree: Tree, node: Node, track: Track, slots: bytes) -> None:
+def _take_host(tree: Tree, node: Node, component: TreeComponent, slots: bytes) -> None:
     """The node's cell adopts a request's HOST slots; freed where it has some."""
-    assert track.host is not None
-    if node.cells[track.index].host is None:
-        track.host.private -= len(slots) // SLOT_BYTES
-        tree.put_host(node, track, slots)
+    assert component.host is not None
+    if node.cells[component.index].host is None:
+        component.host.private -= len(slots) // SLOT_BYTES
+        tree.put_host(node, component, slots)
     else:
-        track.host.give_private(slots)
+        component.host.give_private(slots)
 
 
-def _take(tree: Tree, node: Node, track: Track, slots: bytes, *, is_left: bool) -> None:
+def _take(tree: Tree, node: Node, component: TreeComponent, slots: bytes, *, is_left: bool) -> None:
     """The node's empty cell adopts a request's DEVICE slots, as the youngest of its kind.
 
     What was just computed is not the next victim, however old its node is. What HOST has a copy of
     was used before: it is not left behind.
     """
-    cell = node.cells[track.index]
+    cell = node.cells[component.index]
     behind = is_left and cell.host is None
     cell.stamp = tree.clock - LEFT_BEHIND if behind else tree.clock
-    track.device.private -= len(slots) // SLOT_BYTES
-    tree.put_device(node, track, slots)
+    component.device.private -= len(slots) // SLOT_BYTES
+    tree.put_device(node, component, slots)

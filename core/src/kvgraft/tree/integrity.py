@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from kvgraft.errors import IntegrityError
-from kvgraft.slots import SLOT_BYTES
+from kvgraft.pools.allocator import SLOT_BYTES
+from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import BEHIND, ON_DEVICE, ON_HOST, Node
 from kvgraft.tree.operations import Operation
 from kvgraft.tree.pinning import Receipt
-from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
 
@@ -71,11 +71,11 @@ def check_integrity(
         _check_receipts(tree, nodes, list(held))
     if operations is not None:
         check_transfers(nodes, list(operations))
-    for track in tree.tracks:
-        _check_candidates(tree, track, nodes)
-        _check_owners(tree, track, nodes, Tier.DEVICE, private, reserved)
-        if track.host is not None:
-            _check_owners(tree, track, nodes, Tier.HOST, private, reserved)
+    for component in tree.components:
+        _check_candidates(tree, component, nodes)
+        _check_owners(tree, component, nodes, Tier.DEVICE, private, reserved)
+        if component.host is not None:
+            _check_owners(tree, component, nodes, Tier.HOST, private, reserved)
 
 
 def _check_shape(tree: Tree, node: Node) -> None:
@@ -93,21 +93,21 @@ def _check_shape(tree: Tree, node: Node) -> None:
         pinned = any(cell.device_pins or cell.host_pins for cell in node.cells)
         if not pinned:
             raise IntegrityError("T3", None, f"{node!r} is dead: no data, no children, no pins")
-    for track in tree.tracks:
-        cell = node.cells[track.index]
-        want = track.n_slots(node) * SLOT_BYTES
+    for component in tree.components:
+        cell = node.cells[component.index]
+        want = component.n_slots(node) * SLOT_BYTES
         for tier, slots in (("device", cell.device), ("host", cell.host)):
             if slots is not None and len(slots) != want:
                 raise IntegrityError(
                     "T8",
-                    track.name,
+                    component.name,
                     f"{node!r}: {len(slots) // SLOT_BYTES} {tier} slots "
                     f"where {want // SLOT_BYTES} belong",
                 )
         if cell.incoming is not None and (
             node.operations is None or cell.incoming.operation not in node.operations
         ):
-            raise IntegrityError("T10", track.name, f"{node!r} lost the operation it waits for")
+            raise IntegrityError("T10", component.name, f"{node!r} lost the operation it waits for")
 
 
 def _check_live(node: Node) -> None:
@@ -130,60 +130,70 @@ def _check_live(node: Node) -> None:
 def _check_bases(tree: Tree, node: Node) -> None:
     parent = node.parent
     assert parent is not None
-    for track in tree.tracks:
-        cell = node.cells[track.index]
-        if track.is_everything and parent.parent is not None:
-            above = parent.cells[track.index]
+    for component in tree.components:
+        cell = node.cells[component.index]
+        if component.is_prefix_closed and parent.parent is not None:
+            above = parent.cells[component.index]
             if cell.device is not None and above.device is None:
-                raise IntegrityError("T5", track.name, f"{node!r} is on DEVICE, its parent is not")
-            closed = tree.prefix_closed_host or track.home_is_host
+                raise IntegrityError(
+                    "T5", component.name, f"{node!r} is on DEVICE, its parent is not"
+                )
+            closed = tree.prefix_closed_host or component.home_is_host
             if closed and cell.host is not None and above.host is None:
-                raise IntegrityError("T5", track.name, f"{node!r} is on HOST, its parent is not")
-        if track.home_is_host and cell.device is not None and cell.host is None:
+                raise IntegrityError(
+                    "T5", component.name, f"{node!r} is on HOST, its parent is not"
+                )
+        if component.home_is_host and cell.device is not None and cell.host is None:
             raise IntegrityError(
-                "T4", track.name, f"{node!r} has DEVICE data without its home copy"
+                "T4", component.name, f"{node!r} has DEVICE data without its home copy"
             )
-        for index in track.narrower:
+        for index in component.narrower:
             other = node.cells[index]
-            hangs = track.index in tree.tracks[index].hangs_from
+            hangs = component.index in tree.components[index].hangs_from
             if hangs and other.device is not None and cell.device is None:
                 raise IntegrityError(
                     "T4",
-                    tree.tracks[index].name,
-                    f"{node!r} is on DEVICE where {track.name!r}, of wider reach, is not",
+                    tree.components[index].name,
+                    f"{node!r} is on DEVICE where {component.name!r}, of wider reach, is not",
                 )
-            base = track is tree.tracks[0] and tree.prefix_closed_host and track.host is not None
+            base = (
+                component is tree.components[0]
+                and tree.prefix_closed_host
+                and component.host is not None
+            )
             if base and other.host is not None and cell.host is None:
-                home = tree.tracks[index].home_is_host
+                home = tree.components[index].home_is_host
                 if not home:
                     raise IntegrityError(
-                        "T4", tree.tracks[index].name, f"{node!r} is on HOST where the base is not"
+                        "T4",
+                        tree.components[index].name,
+                        f"{node!r} is on HOST where the base is not",
                     )
 
 
 def _check_pins(tree: Tree, node: Node) -> None:
-    for track in tree.tracks:
-        cell = node.cells[track.index]
+    for component in tree.components:
+        cell = node.cells[component.index]
         if cell.device_pins < 0 or cell.host_pins < 0:
             raise IntegrityError(
-                "T6", track.name, f"{node!r}: pins {cell.device_pins}, {cell.host_pins}"
+                "T6", component.name, f"{node!r}: pins {cell.device_pins}, {cell.host_pins}"
             )
-        for index in track.narrower:
-            if track.index in tree.tracks[index].narrower:
+        for index in component.narrower:
+            if component.index in tree.components[index].narrower:
                 continue
             other = node.cells[index]
             if other.device_pins > cell.device_pins or other.host_pins > cell.host_pins:
                 raise IntegrityError(
                     "T6",
-                    tree.tracks[index].name,
+                    tree.components[index].name,
                     f"{node!r}: {other.device_pins} device and {other.host_pins} host pins, "
-                    f"{track.name!r} has {cell.device_pins} and {cell.host_pins}",
+                    f"{component.name!r} has {cell.device_pins} and {cell.host_pins}",
                 )
 
 
 def _check_receipts(tree: Tree, nodes: list[Node], held: list[Held]) -> None:
     """Pins are those of the receipts, page by page, and of nobody else (L1, L2)."""
-    zeros = [0] * len(tree.tracks)
+    zeros = [0] * len(tree.components)
     device: dict[int, list[int]] = {id(node): zeros[:] for node in nodes}
     host: dict[int, list[int]] = {id(node): zeros[:] for node in nodes}
     anchored: dict[int, int] = {}
@@ -196,14 +206,18 @@ def _check_receipts(tree: Tree, nodes: list[Node], held: list[Held]) -> None:
         while node is not None and node.parent is not None:
             if id(node) not in device:
                 raise IntegrityError("L2", None, f"{who} is anchored at {node!r}, out of the tree")
-            for track, segment in zip(tree.tracks, receipt.segments):
+            for component, segment in zip(tree.components, receipt.segments):
                 pinned = any(low < node.end and node.start < high for low, high in segment)
-                if track.is_state:
+                if component.is_state:
                     pinned = bool(segment) and node is receipt.anchor
                 if pinned and on_device:
-                    device[id(node)][track.index] += 1
-                if pinned and from_page is not None and (track.is_state or node.end > from_page):
-                    host[id(node)][track.index] += 1
+                    device[id(node)][component.index] += 1
+                if (
+                    pinned
+                    and from_page is not None
+                    and (component.is_state or node.end > from_page)
+                ):
+                    host[id(node)][component.index] += 1
             node = node.parent
     for node in nodes:
         if node.receipts != anchored.get(id(node), 0):
@@ -212,13 +226,13 @@ def _check_receipts(tree: Tree, nodes: list[Node], held: list[Held]) -> None:
                 None,
                 f"{node!r}: {node.receipts} receipts counted, {anchored.get(id(node), 0)} are held",
             )
-        for track, cell in zip(tree.tracks, node.cells):
+        for component, cell in zip(tree.components, node.cells):
             booked = (cell.device_pins, cell.host_pins)
-            wanted = (device[id(node)][track.index], host[id(node)][track.index])
+            wanted = (device[id(node)][component.index], host[id(node)][component.index])
             if booked != wanted:
                 raise IntegrityError(
                     "L1",
-                    track.name,
+                    component.name,
                     f"{node!r} has {booked} device and host pins, receipts hold {wanted}",
                 )
 
@@ -242,8 +256,8 @@ def check_transfers(nodes: Sequence[Node], operations: Sequence[Operation]) -> N
         for node in operation.nodes:
             if operation not in (node.operations or ()):
                 raise IntegrityError("T10", None, f"{node!r} lost a transfer under way")
-        for track, on_device, on_host in operation.pairs:
-            cells = [node.cells[track.index] for node in operation.nodes]
+        for component, on_device, on_host in operation.pairs:
+            cells = [node.cells[component.index] for node in operation.nodes]
             arriving = b"".join(
                 cell.incoming.slots
                 for cell in cells
@@ -252,7 +266,7 @@ def check_transfers(nodes: Sequence[Node], operations: Sequence[Operation]) -> N
             if arriving != (on_host if operation.to_host else on_device):
                 raise IntegrityError(
                     "B5",
-                    track.name,
+                    component.name,
                     f"a transfer brings {len(on_host) // SLOT_BYTES} slots, its "
                     f"{len(operation.nodes)} nodes wait for {len(arriving) // SLOT_BYTES}, or for "
                     "others",
@@ -267,35 +281,39 @@ def check_transfers(nodes: Sequence[Node], operations: Sequence[Operation]) -> N
             if source != (on_device if operation.to_host else on_host):
                 raise IntegrityError(
                     "L8",
-                    track.name,
+                    component.name,
                     f"a transfer reads {len(on_device) // SLOT_BYTES} slots that its nodes no "
                     "longer hold",
                 )
 
 
-def _check_candidates(tree: Tree, track: Track, nodes: list[Node]) -> None:
-    def is_left(node: Node, track: Track) -> bool:
-        return node.cells[track.index].stamp < 0 and tree.is_device_candidate(node, track)
+def _check_candidates(tree: Tree, component: TreeComponent, nodes: list[Node]) -> None:
+    def is_left(node: Node, component: TreeComponent) -> bool:
+        return node.cells[component.index].stamp < 0 and tree.is_device_candidate(node, component)
 
-    def is_used(node: Node, track: Track) -> bool:
-        return node.cells[track.index].stamp >= 0 and tree.is_device_candidate(node, track)
+    def is_used(node: Node, component: TreeComponent) -> bool:
+        return node.cells[component.index].stamp >= 0 and tree.is_device_candidate(node, component)
 
     for queue, flag, is_candidate in (
-        (track.behind_queue, BEHIND, is_left),
-        (track.device_queue, ON_DEVICE, is_used),
-        (track.host_queue, ON_HOST, tree.is_host_candidate),
+        (component.behind_queue, BEHIND, is_left),
+        (component.device_queue, ON_DEVICE, is_used),
+        (component.host_queue, ON_HOST, tree.is_host_candidate),
     ):
         entries = {id(node): stamp for stamp, node in queue}
         if len(entries) != len(queue):
-            raise IntegrityError("T7", track.name, "a candidate is entered twice")
+            raise IntegrityError("T7", component.name, "a candidate is entered twice")
         for node in nodes:
-            cell = node.cells[track.index]
+            cell = node.cells[component.index]
             if bool(cell.queued & flag) != (id(node) in entries):
-                raise IntegrityError("T7", track.name, f"{node!r}: queued flag and queue disagree")
-            if is_candidate(node, track) and id(node) not in entries:
-                raise IntegrityError("T7", track.name, f"{node!r} is a victim but no candidate")
-            if is_candidate(node, track) and entries[id(node)] > cell.stamp:
-                raise IntegrityError("T7", track.name, f"{node!r}: its entry is ahead of its stamp")
+                raise IntegrityError(
+                    "T7", component.name, f"{node!r}: queued flag and queue disagree"
+                )
+            if is_candidate(node, component) and id(node) not in entries:
+                raise IntegrityError("T7", component.name, f"{node!r} is a victim but no candidate")
+            if is_candidate(node, component) and entries[id(node)] > cell.stamp:
+                raise IntegrityError(
+                    "T7", component.name, f"{node!r}: its entry is ahead of its stamp"
+                )
 
 
 def _check_free(ledger: Ledger, owner: dict[int, str]) -> None:
@@ -318,14 +336,14 @@ def _check_free(ledger: Ledger, owner: dict[int, str]) -> None:
 
 def _check_owners(
     tree: Tree,
-    track: Track,
+    component: TreeComponent,
     nodes: list[Node],
     tier: Tier,
     private: list[SlotOwner],
     arriving: list[SlotOwner],
 ) -> None:
     device = tier is Tier.DEVICE
-    ledger = track.device if device else track.host
+    ledger = component.device if device else component.host
     assert ledger is not None
     owner: dict[int, str] = {}
 
@@ -334,7 +352,9 @@ def _check_owners(
         for slot in values:
             if slot in owner:
                 raise IntegrityError(
-                    "T9", track.name, f"{tier.value} slot {slot} belongs to {owner[slot]} and {who}"
+                    "T9",
+                    component.name,
+                    f"{tier.value} slot {slot} belongs to {owner[slot]} and {who}",
                 )
             owner[slot] = who
         return len(values)
@@ -342,7 +362,7 @@ def _check_owners(
     evictable = pinned = in_flight = owned = 0
     seen: set[int] = set()
     for node in nodes:
-        cell = node.cells[track.index]
+        cell = node.cells[component.index]
         slots = cell.device if device else cell.host
         if slots is not None:
             count = claim(slots, repr(node))
@@ -356,13 +376,13 @@ def _check_owners(
             if device and id(operation) not in seen:
                 seen.add(id(operation))
                 for other, detached in operation.detached:
-                    if other is track:
+                    if other is component:
                         in_flight += claim(detached, f"a demotion of {node!r}")
     for name, where, who, slots in private:
-        if name == track.name and where is tier:
+        if name == component.name and where is tier:
             owned += claim(slots, who)
     for name, where, who, slots in arriving:
-        if name == track.name and where is tier:
+        if name == component.name and where is tier:
             in_flight += claim(slots, who)
     _check_free(ledger, owner)
     recomputed = (evictable, pinned, owned, in_flight)
@@ -370,7 +390,7 @@ def _check_owners(
     if recomputed != booked:
         raise IntegrityError(
             "T8",
-            track.name,
+            component.name,
             f"{tier.value} evictable, pinned, private, in flight are {booked}; "
             f"recomputed from the tree {recomputed}",
         )
@@ -379,12 +399,12 @@ def _check_owners(
         len(slots) // SLOT_BYTES
         for operation in {id(o): o for n in nodes for o in n.operations or ()}.values()
         for other, slots in operation.detached
-        if device and other is track
+        if device and other is component
     )
     if ledger.headroom + leaving < 0:  # what is being demoted comes free with its copy
         raise IntegrityError(
             "A12",
-            track.name,
+            component.name,
             f"{tier.value} promised({ledger.promised}) exceeds "
             f"free({ledger.free}) + evictable({ledger.evictable})",
         )

@@ -16,7 +16,7 @@ operation that lowers it checks first, so that a promise can always be kept (A7,
 from __future__ import annotations
 
 from kvgraft.errors import IntegrityError
-from kvgraft.slots import SLOT_BYTES, SlotAllocator
+from kvgraft.pools.allocator import SLOT_BYTES, SlotAllocator
 from kvgraft.types import Tier
 
 __all__ = ["Ledger"]

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TokenKey, common_prefix_pages
 from kvgraft.tree.node import Cell, Node
-from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 
 __all__ = [
@@ -165,57 +165,59 @@ def _trail(key: TokenKey, root: Node, limit: int) -> list[Node]:
     return nodes
 
 
-def _on_device(node: Node, everything: tuple[Track, ...]) -> bool:
+def _on_device(node: Node, everything: tuple[TreeComponent, ...]) -> bool:
     """Whether every prefix-closed component is on DEVICE here, and so on all nodes above (T5)."""
-    for track in everything:
-        if track.home_is_host or node.cells[track.index].device is None:
+    for component in everything:
+        if component.home_is_host or node.cells[component.index].device is None:
             return False
     return True
 
 
-def _walkable(node: Node, everything: tuple[Track, ...]) -> bool:
+def _walkable(node: Node, everything: tuple[TreeComponent, ...]) -> bool:
     """Whether every prefix-closed component has data on some tier."""
-    for track in everything:
-        cell = node.cells[track.index]
-        if cell.host is None and (cell.device is None or track.home_is_host):
+    for component in everything:
+        cell = node.cells[component.index]
+        if cell.host is None and (cell.device is None or component.home_is_host):
             return False
     return True
 
 
-def readable(cell: Cell, track: Track, *, device_only: bool) -> bool:
+def readable(cell: Cell, component: TreeComponent, *, device_only: bool) -> bool:
     """Whether a cell's data can be used: at once, or after a load-back."""
-    if track.home_is_host:
+    if component.home_is_host:
         return cell.host is not None and (not device_only or cell.device is not None)
     return cell.device is not None or (not device_only and cell.host is not None)
 
 
 def _first_gap(
-    nodes: list[Node], index: int, boundary: int, track: Track, *, device_only: bool
+    nodes: list[Node], index: int, boundary: int, component: TreeComponent, *, device_only: bool
 ) -> int:
-    """Index of the deepest node up to `index` on which `track` lacks data it needs; -1 if none."""
-    position = track.index
-    if track.is_state:
+    """Index of the deepest node up to `index` where `component` lacks data it needs; -1 if none."""
+    position = component.index
+    if component.is_state:
         node = nodes[index]
         cell = node.cells[position]
         return (
-            -1 if node.end == boundary and readable(cell, track, device_only=device_only) else index
+            -1
+            if node.end == boundary and readable(cell, component, device_only=device_only)
+            else index
         )
-    if track.is_everything:
+    if component.is_prefix_closed:
         # DEVICE data is prefix closed (T5), and `walk` went only where every tier together is.
-        if not device_only or readable(nodes[index].cells[position], track, device_only=True):
+        if not device_only or readable(nodes[index].cells[position], component, device_only=True):
             return -1
         return index
-    if track.window_pages is not None:
-        low = boundary - track.window_pages
+    if component.window_pages is not None:
+        low = boundary - component.window_pages
         while index >= 0 and nodes[index].end > low:
-            if not readable(nodes[index].cells[position], track, device_only=device_only):
+            if not readable(nodes[index].cells[position], component, device_only=device_only):
                 return index
             index -= 1
         return -1
-    for span in reversed(track.reach_pages.spans(boundary)):
+    for span in reversed(component.reach_pages.spans(boundary)):
         while index >= 0 and nodes[index].end > span.start:
             if nodes[index].start < span.end and not readable(
-                nodes[index].cells[position], track, device_only=device_only
+                nodes[index].cells[position], component, device_only=device_only
             ):
                 return index
             if nodes[index].start <= span.start:
@@ -224,16 +226,16 @@ def _first_gap(
     return -1
 
 
-def _boundary_before(node: Node, boundary: int, track: Track) -> int:
-    """The deepest boundary to try where `track` lacks data on `node` that it needs at `boundary`.
+def _boundary_before(node: Node, boundary: int, component: TreeComponent) -> int:
+    """The deepest boundary to try: `component` lacks data on `node` that `boundary` needs.
 
     All pages of the node that are needed there are missing, and the first of them is needed at
     every boundary behind it. A reach that ends at its boundary needs the node's own pages at every
     boundary inside it.
     """
-    if track.ends_at_boundary:
+    if component.ends_at_boundary:
         return node.start
-    for span in track.reach_pages.spans(boundary):
+    for span in component.reach_pages.spans(boundary):
         if span.end > node.start:
             return max(span.start, node.start)
     return node.start
@@ -245,10 +247,10 @@ def _deepest(tree: Tree, nodes: list[Node], boundary: int, *, device_only: bool)
     while index >= 0 and nodes[index].start >= boundary:
         index -= 1
     while index >= 0:
-        for track in tree.checks:
-            gap = _first_gap(nodes, index, boundary, track, device_only=device_only)
+        for component in tree.checks:
+            gap = _first_gap(nodes, index, boundary, component, device_only=device_only)
             if gap >= 0:
-                boundary = _boundary_before(nodes[gap], boundary, track)
+                boundary = _boundary_before(nodes[gap], boundary, component)
                 index = gap if boundary > nodes[gap].start else gap - 1
                 break
         else:
@@ -283,11 +285,11 @@ def anchor_node(tree: Tree, found: Match) -> Node:
     return node
 
 
-def _needed(found: Match, track: Track) -> list[Node]:
-    """Nodes of the path on which `track` needs data at the anchor."""
-    if track.is_state:
+def _needed(found: Match, component: TreeComponent) -> list[Node]:
+    """Nodes of the path on which `component` needs data at the anchor."""
+    if component.is_state:
         return found.path[-1:]
-    spans = track.reach_pages.spans(found.anchor)
+    spans = component.reach_pages.spans(found.anchor)
     return [
         node
         for node in found.path
@@ -301,8 +303,8 @@ def missing_from(tree: Tree, found: Match) -> int | None:
         return None
     starts = [
         node.start
-        for track in tree.tracks
-        for node in _needed(found, track)
-        if node.cells[track.index].device is None
+        for component in tree.components
+        for node in _needed(found, component)
+        if node.cells[component.index].device is None
     ]
     return min(starts, default=None)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvgraft.slots import SLOT_BYTES
-from kvgraft.tree.eviction import bury_unreachable
+from kvgraft.pools.allocator import SLOT_BYTES
+from kvgraft.tree.component import Cause, TreeComponent
+from kvgraft.tree.eviction import drop_unreachable
 from kvgraft.tree.node import Node
 from kvgraft.tree.pinning import Receipt, acquire, acquire_node, release
-from kvgraft.tree.track import Cause, Track
 from kvgraft.tree.tree import Tree
 
 __all__ = [
@@ -37,7 +37,7 @@ __all__ = [
 class SlotPair(NamedTuple):
     """The same data's slots of one component: int32 `[n]` bytes on either tier."""
 
-    track: Track
+    component: TreeComponent
     device: bytes
     host: bytes
 
@@ -67,7 +67,7 @@ class Operation:
         self.receipt = receipt
         self.to_host = to_host
         self.pairs: list[SlotPair] = []
-        self.detached: list[tuple[Track, bytes]] = []
+        self.detached: list[tuple[TreeComponent, bytes]] = []
 
     def n_slots(self) -> int:
         """Slots moved, over all components."""
@@ -89,44 +89,44 @@ def _leave(tree: Tree, operation: Operation) -> None:
         node.operations.remove(operation)
         if not node.operations:
             node.operations = None
-    for track, slots in operation.detached:
-        track.device.cancel(slots)
+    for component, slots in operation.detached:
+        component.device.cancel(slots)
     operation.detached = []
     if operation.receipt is not None:
         release(tree, operation.receipt)
     for node in reversed(operation.nodes):
         if node.parent is not None:
-            bury_unreachable(tree, node)
+            drop_unreachable(tree, node)
             tree.remove_dead(node)
 
 
 # -- DEVICE to HOST
 
 
-def needs_backup(tree: Tree, node: Node) -> list[Track]:
+def needs_backup(tree: Tree, node: Node) -> list[TreeComponent]:
     """Components whose data on `node` is on DEVICE only and can be mirrored (B7).
 
     What a running request left behind is not worth a copy until somebody uses it (I9).
     """
     return [
-        track
-        for track in tree.tracks
-        if track.host is not None
-        and (cell := node.cells[track.index]).device is not None
+        component
+        for component in tree.components
+        if component.host is not None
+        and (cell := node.cells[component.index]).device is not None
         and cell.stamp >= 0
         and cell.host is None
         and cell.incoming is None
     ]
 
 
-def _reserve_host(node: Node, tracks: list[Track]) -> list[bytes] | None:
-    """HOST slots for all of `tracks` on `node`, or none of them (B2)."""
+def _reserve_host(node: Node, components: list[TreeComponent]) -> list[bytes] | None:
+    """HOST slots for all of `components` on `node`, or none of them (B2)."""
     reserved: list[bytes] = []
-    for track in tracks:
-        assert track.host is not None
-        slots = track.host.reserve(track.n_slots(node))
+    for component in components:
+        assert component.host is not None
+        slots = component.host.reserve(component.n_slots(node))
         if slots is None:
-            for other, taken in zip(tracks, reserved):
+            for other, taken in zip(components, reserved):
                 assert other.host is not None
                 other.host.cancel(taken)
             return None
@@ -134,37 +134,39 @@ def _reserve_host(node: Node, tracks: list[Track]) -> list[bytes] | None:
     return reserved
 
 
-def _fill(operation: Operation, node: Node, tracks: list[Track], reserved: list[bytes]) -> None:
+def _fill(
+    operation: Operation, node: Node, components: list[TreeComponent], reserved: list[bytes]
+) -> None:
     """Put the reserved HOST slots on the node's cells."""
-    for track, slots in zip(tracks, reserved):
-        cell = node.cells[track.index]
+    for component, slots in zip(components, reserved):
+        cell = node.cells[component.index]
         assert cell.device is not None
         cell.incoming = Incoming(operation, slots)
-        operation.pairs.append(SlotPair(track, cell.device, slots))
+        operation.pairs.append(SlotPair(component, cell.device, slots))
 
 
-def begin_backup(tree: Tree, node: Node, tracks: list[Track]) -> Operation | None:
+def begin_backup(tree: Tree, node: Node, components: list[TreeComponent]) -> Operation | None:
     """Reserve HOST slots for the node's components, all or none (B2).
 
     None if HOST is short, or if the node cannot be pinned meanwhile (A12).
     """
-    reserved = _reserve_host(node, tracks)
+    reserved = _reserve_host(node, components)
     if reserved is None:
         return None
-    receipt = acquire_node(tree, node, tracks)
+    receipt = acquire_node(tree, node, components)
     if receipt is None:
-        for track, slots in zip(tracks, reserved):
-            assert track.host is not None
-            track.host.cancel(slots)
+        for component, slots in zip(components, reserved):
+            assert component.host is not None
+            component.host.cancel(slots)
         return None
     operation = Operation([node], receipt, to_host=True)
-    _fill(operation, node, tracks, reserved)
+    _fill(operation, node, components, reserved)
     _join(operation)
     return operation
 
 
 def begin_demotion(
-    tree: Tree, node: Node, short: Track, victims: list[Track], along: Cause
+    tree: Tree, node: Node, short: TreeComponent, victims: list[TreeComponent], along: Cause
 ) -> Operation | None:
     """Victims leave DEVICE through HOST (write-back, E4); None if HOST is short.
 
@@ -173,38 +175,38 @@ def begin_demotion(
 
     The DEVICE slots belong to the operation until the copy ends, whichever way it ends.
     """
-    unbacked = [track for track in needs_backup(tree, node) if track in victims]
+    unbacked = [component for component in needs_backup(tree, node) if component in victims]
     reserved = _reserve_host(node, unbacked)
     if reserved is None:
         return None
     operation = Operation([node], None, to_host=True)
     _fill(operation, node, unbacked, reserved)
     _join(operation)
-    for track in victims:
-        slots = tree.detach_device(node, track)
-        copied = track in unbacked or node.cells[track.index].host is not None
-        if track in unbacked:
-            track.device.in_flight += len(slots) // SLOT_BYTES
-            operation.detached.append((track, slots))
+    for component in victims:
+        slots = tree.detach_device(node, component)
+        copied = component in unbacked or node.cells[component.index].host is not None
+        if component in unbacked:
+            component.device.in_flight += len(slots) // SLOT_BYTES
+            operation.detached.append((component, slots))
         else:
-            track.device.allocator.free(slots)
-        cause: Cause = "demoted" if copied else "deleted" if track is short else along
-        track.device_evictions[cause] += len(slots) // SLOT_BYTES
+            component.device.allocator.free(slots)
+        cause: Cause = "demoted" if copied else "deleted" if component is short else along
+        component.device_evictions[cause] += len(slots) // SLOT_BYTES
         if not copied:
-            tree.lose_points(node, track)
+            tree.lose_points(node, component)
     return operation
 
 
 # -- HOST to DEVICE
 
 
-def segment_nodes(track: Track, receipt: Receipt) -> list[Node]:
+def segment_nodes(component: TreeComponent, receipt: Receipt) -> list[Node]:
     """Nodes of the receipt's path inside the component's segment, root first."""
-    segment = receipt.segments[track.index]
+    segment = receipt.segments[component.index]
     nodes: list[Node] = []
     if not segment:
         return nodes
-    if track.is_state:
+    if component.is_state:
         return [receipt.anchor]
     node: Node | None = receipt.anchor
     lowest = segment[0].start
@@ -216,33 +218,33 @@ def segment_nodes(track: Track, receipt: Receipt) -> list[Node]:
     return nodes
 
 
-def load_plan(receipt: Receipt, tracks: tuple[Track, ...]) -> list[list[Node]]:
+def load_plan(receipt: Receipt, components: tuple[TreeComponent, ...]) -> list[list[Node]]:
     """Per component, the nodes a load-back from the receipt's anchor fills, root first (R1).
 
     What is already on its way is left out (R6).
     """
     if receipt.host_from is None:
-        return [[] for _ in tracks]
+        return [[] for _ in components]
     return [
         [
             node
-            for node in segment_nodes(track, receipt)
-            if (cell := node.cells[track.index]).device is None
+            for node in segment_nodes(component, receipt)
+            if (cell := node.cells[component.index]).device is None
             and cell.host is not None
             and cell.incoming is None
         ]
-        for track in tracks
+        for component in components
     ]
 
 
-def waits_for(receipt: Receipt, tracks: tuple[Track, ...]) -> list[Operation]:
+def waits_for(receipt: Receipt, components: tuple[TreeComponent, ...]) -> list[Operation]:
     """Load-backs in flight that bring data this receipt's request needs (R6)."""
     found: list[Operation] = []
     if receipt.host_from is None:
         return found
-    for track in tracks:
-        for node in segment_nodes(track, receipt):
-            cell = node.cells[track.index]
+    for component in components:
+        for node in segment_nodes(component, receipt):
+            cell = node.cells[component.index]
             if (
                 cell.device is None
                 and cell.incoming is not None
@@ -258,16 +260,16 @@ def begin_load_back(tree: Tree, receipt: Receipt) -> Operation | None:
 
     Room has been made before (R3). Returns None, leaving no trace, if a pool is short after all.
     """
-    plan = load_plan(receipt, tree.tracks)
-    reserved: list[tuple[Track, Node, bytes]] = []
-    for track, nodes in zip(tree.tracks, plan):
+    plan = load_plan(receipt, tree.components)
+    reserved: list[tuple[TreeComponent, Node, bytes]] = []
+    for component, nodes in zip(tree.components, plan):
         for node in nodes:
-            slots = track.device.reserve(track.n_slots(node))
+            slots = component.device.reserve(component.n_slots(node))
             if slots is None:
                 for other, _, taken in reserved:
                     other.device.cancel(taken)
                 return None
-            reserved.append((track, node, slots))
+            reserved.append((component, node, slots))
     filled = sorted({id(node): node for _, node, _ in reserved}.values(), key=lambda n: n.start)
     # The same pages as the request: other segments would split nodes that slots are reserved for.
     pins = acquire(
@@ -278,21 +280,21 @@ def begin_load_back(tree: Tree, receipt: Receipt) -> Operation | None:
         segments=receipt.segments,
     )
     if pins is None:
-        for track, _, taken in reserved:
-            track.device.cancel(taken)
+        for component, _, taken in reserved:
+            component.device.cancel(taken)
         return None
     operation = Operation(filled, pins, to_host=False)
-    for track in tree.tracks:
+    for component in tree.components:
         device, host = b"", b""
         for owner, node, slots in reserved:
-            if owner is track:
-                cell = node.cells[track.index]
+            if owner is component:
+                cell = node.cells[component.index]
                 assert cell.host is not None
                 cell.incoming = Incoming(operation, slots)
                 device += slots
                 host += cell.host
         if device:
-            operation.pairs.append(SlotPair(track, device, host))
+            operation.pairs.append(SlotPair(component, device, host))
     _join(operation)
     return operation
 
@@ -308,51 +310,51 @@ def commit(tree: Tree, operation: Operation) -> bool:
     complete = True
     for node in operation.nodes:
         gap = operation.to_host and not parent_on_host(tree, node)
-        for track in tree.tracks:
-            cell = node.cells[track.index]
+        for component in tree.components:
+            cell = node.cells[component.index]
             if cell.incoming is None or cell.incoming.operation is not operation:
                 continue
             slots = cell.incoming.slots
             cell.incoming = None
-            ledger = track.host if operation.to_host else track.device
+            ledger = component.host if operation.to_host else component.device
             assert ledger is not None
             present = cell.host if operation.to_host else cell.device
-            hangs = gap or not holds_up(tree, node, track, to_host=operation.to_host)
+            hangs = gap or not holds_up(tree, node, component, to_host=operation.to_host)
             if present is not None or hangs:
                 ledger.cancel(slots)
                 complete = complete and not hangs
             elif operation.to_host:
                 ledger.in_flight -= len(slots) // SLOT_BYTES
-                tree.put_host(node, track, slots)
+                tree.put_host(node, component, slots)
             else:
                 ledger.in_flight -= len(slots) // SLOT_BYTES
-                tree.put_device(node, track, slots)
+                tree.put_device(node, component, slots)
         tree.queue_candidates(node)
     _leave(tree, operation)
     return complete
 
 
-def holds_up(tree: Tree, node: Node, track: Track, *, to_host: bool) -> bool:
-    """Whether what `track`'s data on `node` hangs from is there (T4, T5).
+def holds_up(tree: Tree, node: Node, component: TreeComponent, *, to_host: bool) -> bool:
+    """Whether what `component`'s data on `node` hangs from is there (T4, T5).
 
     It is not if another transfer, on which this one relied, delivered nothing.
     """
     if to_host:
-        base = tree.tracks[0]
+        base = tree.components[0]
         return (
             not tree.prefix_closed_host
-            or track.home_is_host
-            or track is base
+            or component.home_is_host
+            or component is base
             or base.host is None
-            or track.index not in base.narrower
+            or component.index not in base.narrower
             or node.cells[0].host is not None
         )
     parent = node.parent
     assert parent is not None
-    below_a_node = track.is_everything and parent.parent is not None
-    if below_a_node and parent.cells[track.index].device is None:
+    below_a_node = component.is_prefix_closed and parent.parent is not None
+    if below_a_node and parent.cells[component.index].device is None:
         return False
-    return all(node.cells[index].device is not None for index in track.hangs_from)
+    return all(node.cells[index].device is not None for index in component.hangs_from)
 
 
 def parent_on_host(tree: Tree, node: Node) -> bool:
@@ -361,9 +363,9 @@ def parent_on_host(tree: Tree, node: Node) -> bool:
     if parent is None or parent.parent is None or not tree.prefix_closed_host:
         return True
     return all(
-        parent.cells[track.index].host is not None
-        for track in tree.everything
-        if track.host is not None
+        parent.cells[component.index].host is not None
+        for component in tree.everything
+        if component.host is not None
     )
 
 
@@ -372,10 +374,10 @@ def may_back_up(tree: Tree, node: Node) -> bool:
     parent = node.parent
     if parent is None or parent.parent is None or not tree.prefix_closed_host:
         return True
-    for track in tree.everything:
-        cell = parent.cells[track.index]
+    for component in tree.everything:
+        cell = parent.cells[component.index]
         coming = cell.incoming is not None and cell.incoming.operation.to_host
-        if track.host is not None and cell.host is None and not coming:
+        if component.host is not None and cell.host is None and not coming:
             return False
     return True
 
@@ -383,12 +385,12 @@ def may_back_up(tree: Tree, node: Node) -> bool:
 def abort(tree: Tree, operation: Operation) -> None:
     """The copy failed or was cancelled: free what was reserved; no other trace (R2)."""
     for node in operation.nodes:
-        for track in tree.tracks:
-            cell = node.cells[track.index]
+        for component in tree.components:
+            cell = node.cells[component.index]
             if cell.incoming is not None and cell.incoming.operation is operation:
                 slots = cell.incoming.slots
                 cell.incoming = None
-                ledger = track.host if operation.to_host else track.device
+                ledger = component.host if operation.to_host else component.device
                 assert ledger is not None
                 ledger.cancel(slots)
     _leave(tree, operation)

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from kvgraft.errors import LeaseError
-from kvgraft.slots import SLOT_BYTES
+from kvgraft.pools.allocator import SLOT_BYTES
+from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import ON_DEVICE, Node
 from kvgraft.tree.segments import (
     common_pages,
@@ -21,7 +22,6 @@ from kvgraft.tree.segments import (
     segment_ahead,
     whole_nodes,
 )
-from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Span
 
@@ -91,74 +91,74 @@ def acquire(
     stamp = tree.clock if touch else 0
     taken: list[tuple[Span, ...]] = []
     broken = False
-    for track in tree.tracks:
-        segment = segments[track.index] if segments is not None else None
+    for component in tree.components:
+        segment = segments[component.index] if segments is not None else None
         if segment is None:
-            segment = default_segment(track, boundary)
+            segment = default_segment(component, boundary)
         taken.append(segment)
         moved = 0
-        if track.is_state:
+        if component.is_state:
             if segment:
-                moved = _pin_state(track, anchor, stamp)
+                moved = _pin_state(component, anchor, stamp)
         else:
             for span in segment:
-                moved += _pin_span(tree, track, anchor, span, stamp)
+                moved += _pin_span(tree, component, anchor, span, stamp)
         if moved:
-            ledger = track.device
+            ledger = component.device
             ledger.evictable -= moved
             ledger.pinned += moved
             broken = broken or ledger.headroom < 0
     anchor.receipts += 1
     receipt = Receipt(anchor, taken, host_from)
     if host_from is not None:
-        for track, segment in zip(tree.tracks, taken):
-            pin_host(tree, track, anchor, segment, host_from, 1)
-            broken = broken or (track.host is not None and track.host.headroom < 0)
+        for component, segment in zip(tree.components, taken):
+            pin_host(tree, component, anchor, segment, host_from, 1)
+            broken = broken or (component.host is not None and component.host.headroom < 0)
     if broken and enforce:
         release(tree, receipt)
         return None
     return receipt
 
 
-def acquire_node(tree: Tree, node: Node, tracks: Sequence[Track]) -> Receipt | None:
-    """Pin one whole node for a transfer of `tracks` (L8).
+def acquire_node(tree: Tree, node: Node, components: Sequence[TreeComponent]) -> Receipt | None:
+    """Pin one whole node for a transfer of `components` (L8).
 
     Prefix-closed components are pinned from the root, as everywhere (T6); on the node itself what
     is moved, and whatever contains it. Returns None, with nothing pinned, when that would take
     slots that were promised to admitted requests: the caller's receipt need not cover every
     component there (A12).
     """
-    moving = {track.index for track in tracks}
+    moving = {component.index for component in components}
     segments: list[tuple[Span, ...]] = []
-    for track in tree.tracks:
-        if track.is_everything:
+    for component in tree.components:
+        if component.is_prefix_closed:
             segments.append((Span(0, node.end),))
-        elif moving.isdisjoint(track.narrower):
+        elif moving.isdisjoint(component.narrower):
             segments.append(())
-        elif track.is_state:
+        elif component.is_state:
             segments.append((Span(node.end, node.end),))
         else:
             segments.append((Span(node.start, node.end),))
     broken = False
-    for track, segment in zip(tree.tracks, segments):
+    for component, segment in zip(tree.components, segments):
         if not segment:
             continue
-        if track.is_state:
-            moved = _pin_state(track, node, 0)
+        if component.is_state:
+            moved = _pin_state(component, node, 0)
         else:
-            moved = _pin_span(tree, track, node, segment[0], 0)
-        track.device.evictable -= moved
-        track.device.pinned += moved
-        broken = broken or (moved > 0 and track.device.headroom < 0)
+            moved = _pin_span(tree, component, node, segment[0], 0)
+        component.device.evictable -= moved
+        component.device.pinned += moved
+        broken = broken or (moved > 0 and component.device.headroom < 0)
     node.receipts += 1
     # A canonical copy on HOST stays as long as the component's pins on DEVICE: no victim, and so
     # not evictable in the ledger either.
-    host_from = 0 if any(track.home_is_host for track in tree.tracks) else None
+    host_from = 0 if any(component.home_is_host for component in tree.components) else None
     receipt = Receipt(node, segments, host_from)
     if host_from is not None:
-        for track, segment in zip(tree.tracks, segments):
-            pin_host(tree, track, node, segment, host_from, 1)
-            broken = broken or (track.host is not None and track.host.headroom < 0)
+        for component, segment in zip(tree.components, segments):
+            pin_host(tree, component, node, segment, host_from, 1)
+            broken = broken or (component.host is not None and component.host.headroom < 0)
     if broken:
         release(tree, receipt)
         return None
@@ -175,8 +175,8 @@ def advance(tree: Tree, receipt: Receipt, anchor: Node, boundary: int) -> None:
     held = receipt.anchor
     held.receipts -= 1
     anchor.receipts += 1
-    for track in tree.everything:
-        index, ledger = track.index, track.device
+    for component in tree.everything:
+        index, ledger = component.index, component.device
         moved = 0
         node = anchor
         while node is not held:
@@ -191,7 +191,7 @@ def advance(tree: Tree, receipt: Receipt, anchor: Node, boundary: int) -> None:
         (span,) = receipt.segments[index] or (Span(0, 0),)
         added = Span(boundary, anchor.end)
         if receipt.host_from is not None:
-            pin_host(tree, track, anchor, (added,), receipt.host_from, 1)
+            pin_host(tree, component, anchor, (added,), receipt.host_from, 1)
         receipt.segments[index] = (Span(span.start, anchor.end),)
     receipt.anchor = anchor
 
@@ -202,7 +202,7 @@ def release(tree: Tree, receipt: Receipt) -> None:
     Raises:
         LeaseError: the receipt was released before, or belongs to other components (L2).
     """
-    if receipt.released or len(receipt.segments) != len(tree.tracks):
+    if receipt.released or len(receipt.segments) != len(tree.components):
         raise LeaseError(
             f"receipt for page {receipt.anchor.end}: "
             + ("already released" if receipt.released else "components are missing")
@@ -213,8 +213,8 @@ def release(tree: Tree, receipt: Receipt) -> None:
     anchor.receipts -= 1
     if receipt.host_from is not None:
         release_host(tree, receipt)
-    for track, segment in zip(tree.tracks, receipt.segments):
-        _unpin(tree, track, anchor, segment)
+    for component, segment in zip(tree.components, receipt.segments):
+        _unpin(tree, component, anchor, segment)
     if anchor.parent is not None and not anchor.live_device and not anchor.live_host:
         tree.remove_dead(anchor)
 
@@ -224,13 +224,13 @@ def release_host(tree: Tree, receipt: Receipt) -> None:
     if receipt.host_from is None:
         return
     host_from, receipt.host_from = receipt.host_from, None
-    for track, segment in zip(tree.tracks, receipt.segments):
-        pin_host(tree, track, receipt.anchor, segment, host_from, -1)
+    for component, segment in zip(tree.components, receipt.segments):
+        pin_host(tree, component, receipt.anchor, segment, host_from, -1)
 
 
 def release_host_copy(tree: Tree, receipt: Receipt) -> None:
     """Give up the HOST part where DEVICE has the data; kept for components at home on HOST."""
-    if not any(track.home_is_host for track in tree.tracks):
+    if not any(component.home_is_host for component in tree.components):
         release_host(tree, receipt)
 
 
@@ -240,19 +240,19 @@ def slide(tree: Tree, receipt: Receipt, position: int) -> None:
     The receipt remembers, so its release later undoes only the rest. Whole nodes only.
     """
     anchor = receipt.anchor
-    for track in tree.tracks:
-        segment = receipt.segments[track.index]
-        if not segment or track.is_everything:
+    for component in tree.components:
+        segment = receipt.segments[component.index]
+        if not segment or component.is_prefix_closed:
             continue
-        window = track.window_pages
+        window = component.window_pages
         if window is not None and position - window <= segment[0].start:
             continue
-        if track.is_state:
+        if component.is_state:
             if position != anchor.end:
-                receipt.segments[track.index] = ()
+                receipt.segments[component.index] = ()
                 if receipt.host_from is not None:
-                    pin_host(tree, track, anchor, segment, receipt.host_from, -1)
-                _unpin(tree, track, anchor, segment)
+                    pin_host(tree, component, anchor, segment, receipt.host_from, -1)
+                _unpin(tree, component, anchor, segment)
             continue
         kept: tuple[Span, ...]
         if window is not None and len(segment) == 1 and position - window < segment[0].end:
@@ -266,22 +266,22 @@ def slide(tree: Tree, receipt: Receipt, position: int) -> None:
             kept = (Span(node.start, end),)
             given: tuple[Span, ...] = (Span(start, node.start),)
         else:
-            kept = common_pages(default_segment(track, position), segment)
+            kept = common_pages(default_segment(component, position), segment)
             if kept == segment:
                 continue
             kept = whole_nodes(anchor, kept)
             if kept == segment:
                 continue
             given = pages_without(segment, kept)
-        receipt.segments[track.index] = kept
+        receipt.segments[component.index] = kept
         if receipt.host_from is not None:
-            pin_host(tree, track, anchor, given, receipt.host_from, -1)
-        _unpin(tree, track, anchor, given)
+            pin_host(tree, component, anchor, given, receipt.host_from, -1)
+        _unpin(tree, component, anchor, given)
 
 
-def _pin_state(track: Track, anchor: Node, stamp: int) -> int:
+def _pin_state(component: TreeComponent, anchor: Node, stamp: int) -> int:
     """Pin a state at the anchor; slots that stopped being evictable."""
-    cell = anchor.cells[track.index]
+    cell = anchor.cells[component.index]
     cell.device_pins += 1
     if stamp:
         cell.stamp = stamp
@@ -290,13 +290,13 @@ def _pin_state(track: Track, anchor: Node, stamp: int) -> int:
     return 0
 
 
-def _pin_span(tree: Tree, track: Track, anchor: Node, span: Span, stamp: int) -> int:
+def _pin_span(tree: Tree, component: TreeComponent, anchor: Node, span: Span, stamp: int) -> int:
     """Pin a span from `anchor` upwards; slots that stopped being evictable."""
-    index = track.index
+    index = component.index
     low, high = span
     moved = 0
     cell = anchor.cells[index]
-    if track.is_everything and not low and high == anchor.end:
+    if component.is_prefix_closed and not low and high == anchor.end:
         if stamp:
             cell.stamp = stamp
         above = anchor
@@ -309,7 +309,7 @@ def _pin_span(tree: Tree, track: Track, anchor: Node, span: Span, stamp: int) ->
             above = above.parent
         return moved // SLOT_BYTES
     node = anchor
-    if stamp and track.is_everything:
+    if stamp and component.is_prefix_closed:
         cell.stamp = stamp
         stamp = 0
     while node.end > low:
@@ -332,23 +332,23 @@ def _pin_span(tree: Tree, track: Track, anchor: Node, span: Span, stamp: int) ->
     return moved // SLOT_BYTES
 
 
-def _unpin(tree: Tree, track: Track, anchor: Node, segment: tuple[Span, ...]) -> None:
+def _unpin(tree: Tree, component: TreeComponent, anchor: Node, segment: tuple[Span, ...]) -> None:
     """Undo pins on DEVICE over `segment`; what became a victim is entered as candidate."""
-    index = track.index
+    index = component.index
     moved = 0
     deepest: Node | None = None
-    if track.is_state:
+    if component.is_state:
         if segment:
             cell = anchor.cells[index]
             cell.device_pins -= 1
             if not cell.device_pins:
                 if cell.device is not None:
                     moved = len(cell.device)
-                    track.queue_device(anchor)
-                if track.home_is_host and tree.is_host_candidate(anchor, track):
-                    track.queue_host(anchor)
+                    component.queue_device(anchor)
+                if component.home_is_host and tree.is_host_candidate(anchor, component):
+                    component.queue_host(anchor)
     else:
-        everything, home_is_host = track.is_everything, track.home_is_host
+        everything, home_is_host = component.is_prefix_closed, component.home_is_host
         for low, high in segment:
             node = anchor
             while node.end > high:
@@ -362,31 +362,31 @@ def _unpin(tree: Tree, track: Track, anchor: Node, segment: tuple[Span, ...]) ->
                         if everything:
                             deepest = deepest or node
                         elif not cell.queued & ON_DEVICE:
-                            track.queue_device(node)
-                    if home_is_host and tree.is_host_candidate(node, track):
-                        track.queue_host(node)
+                            component.queue_device(node)
+                    if home_is_host and tree.is_host_candidate(node, component):
+                        component.queue_host(node)
                 node = node.parent  # type: ignore[assignment]
     if moved:
         moved //= SLOT_BYTES
-        track.device.pinned -= moved
-        track.device.evictable += moved
+        component.device.pinned -= moved
+        component.device.evictable += moved
     if deepest is not None and tree.is_device_leaf(deepest):
-        track.queue_device(deepest)
+        component.queue_device(deepest)
 
 
 def pin_host(
     tree: Tree,
-    track: Track,
+    component: TreeComponent,
     anchor: Node,
     segment: tuple[Span, ...],
     host_from: int,
     step: int,
 ) -> None:
     """Add `step` HOST pins over `segment` from page `host_from` on."""
-    index = track.index
+    index = component.index
     moved = 0
     nodes: list[Node] = []
-    if track.is_state:
+    if component.is_state:
         nodes = [anchor] if segment else []
     else:
         for low, high in segment:
@@ -401,8 +401,8 @@ def pin_host(
         cell.host_pins += step
         if cell.host is not None and cell.host_pins == (1 if step > 0 else 0):
             moved += len(cell.host) // SLOT_BYTES
-            if step < 0 and tree.is_host_candidate(node, track):
-                track.queue_host(node)
-    if moved and track.host is not None:
-        track.host.pinned += step * moved
-        track.host.evictable -= step * moved
+            if step < 0 and tree.is_host_candidate(node, component):
+                component.queue_host(node)
+    if moved and component.host is not None:
+        component.host.pinned += step * moved
+        component.host.evictable -= step * moved

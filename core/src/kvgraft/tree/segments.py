@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
-from kvgraft.tree.track import Track
 from kvgraft.types import Span
 
 __all__ = ["common_pages", "default_segment", "pages_without", "segment_ahead", "whole_nodes"]
 
 
-def default_segment(track: Track, boundary: int) -> tuple[Span, ...]:
+def default_segment(component: TreeComponent, boundary: int) -> tuple[Span, ...]:
     """The pages a component's reach covers at a boundary; what a pin holds by default (L3)."""
-    if track.is_state:
+    if component.is_state:
         return (Span(boundary, boundary),) if boundary else ()
-    return track.reach_pages.spans(boundary)
+    return component.reach_pages.spans(boundary)
 
 
-def segment_ahead(track: Track, boundary: int, position: int) -> tuple[Span, ...]:
+def segment_ahead(component: TreeComponent, boundary: int, position: int) -> tuple[Span, ...]:
     """Of the reach at a boundary, what a request that got to page `position` still needs (L6)."""
-    segment = default_segment(track, boundary)
-    if position <= boundary or track.is_everything:
+    segment = default_segment(component, boundary)
+    if position <= boundary or component.is_prefix_closed:
         return segment
-    return common_pages(default_segment(track, position), segment)
+    return common_pages(default_segment(component, position), segment)
 
 
 def common_pages(segment: tuple[Span, ...], other: tuple[Span, ...]) -> tuple[Span, ...]:

@@ -3,7 +3,7 @@
 Bookkeeping only, no torch. Matching, pinning, inserting, evicting and transfers are modules beside
 this one, functions over a `Tree`; what they share, the changes that keep ledgers, live counts and
 candidates right, is here. Where several components are installed none is named: everything
-follows from `Track.reach_pages` and `Track.narrower`.
+follows from `TreeComponent.reach_pages` and `TreeComponent.narrower`.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from kvgraft.errors import ConfigError, ContractViolation
-from kvgraft.slots import SLOT_BYTES
+from kvgraft.pools.allocator import SLOT_BYTES
+from kvgraft.tree.component import Cause, ComponentShape, TreeComponent, ordered
 from kvgraft.tree.keys import HASH_BYTES, TOKEN_BYTES
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import Cell, Node
-from kvgraft.tree.track import Cause, ComponentShape, Track, ordered
 from kvgraft.types import PointKind
 
-__all__ = ["HostWatcher", "Tree"]
+__all__ = ["HostObserver", "Tree"]
 
 
-class HostWatcher(Protocol):
+class HostObserver(Protocol):
     """Who is told what comes to HOST, leaves it, or is used again: the next tier."""
 
-    def came(self, node: Node) -> None:
+    def host_filled(self, node: Node) -> None:
         """A component's data on `node` is on HOST now."""
 
-    def leaves(self, node: Node, track: Track) -> None:
+    def before_host_drop(self, node: Node, component: TreeComponent) -> None:
         """A component's data on `node` is about to be dropped from HOST."""
 
-    def hit(self, anchor: Node) -> None:
+    def matched(self, anchor: Node) -> None:
         """A request resumes at `anchor`."""
 
 
@@ -64,28 +64,34 @@ class Tree:
         self.page_size = page_size
         self.page_bytes = page_size * TOKEN_BYTES
         self.prefix_closed_host = prefix_closed_host
-        self.tracks = tuple(
-            Track(shape, index, page_size, device[shape.name], host.get(shape.name))
+        self.components = tuple(
+            TreeComponent(shape, index, page_size, device[shape.name], host.get(shape.name))
             for index, shape in enumerate(ordered(shapes))
         )
-        for track in self.tracks:
-            track.narrower = tuple(
+        for component in self.components:
+            component.narrower = tuple(
                 other.index
-                for other in self.tracks
-                if other is track or track.reach.contains(other.reach)
+                for other in self.components
+                if other is component or component.reach.contains(other.reach)
             )
-        self.by_name = {track.name: track for track in self.tracks}
-        self.everything = tuple(track for track in self.tracks if track.is_everything)
-        for track in self.tracks:
-            track.hangs_from = tuple(
+        self.by_name = {component.name: component for component in self.components}
+        self.everything = tuple(
+            component for component in self.components if component.is_prefix_closed
+        )
+        for component in self.components:
+            component.hangs_from = tuple(
                 other.index
-                for other in self.everything or self.tracks[:1]
-                if track.index in other.narrower and other.index not in track.narrower
+                for other in self.everything or self.components[:1]
+                if component.index in other.narrower and other.index not in component.narrower
             )
-        self.checks = tuple(sorted(self.tracks, key=lambda track: track.reach.width_tokens))
-        self.states = sum(1 << track.index for track in self.tracks if track.is_state)
+        self.checks = tuple(
+            sorted(self.components, key=lambda component: component.reach.width_tokens)
+        )
+        self.states = sum(
+            1 << component.index for component in self.components if component.is_state
+        )
         self.has_state = bool(self.states)
-        self.host_watcher: HostWatcher | None = None
+        self.observer: HostObserver | None = None
         self.lost_points: dict[PointKind, int] = dict.fromkeys(PointKind, 0)
         self.roots: dict[object, Node] = {}
         self._namespaces: dict[int, object] = {}
@@ -94,17 +100,17 @@ class Tree:
         self.n_nodes = 0
         self._next_ident = 0
 
-    def track(self, component: str) -> Track:
+    def component(self, name: str) -> TreeComponent:
         """The books of a component.
 
         Raises:
             ConfigError: this cache has no such component.
         """
-        track = self.by_name.get(component)
-        if track is None:
+        component = self.by_name.get(name)
+        if component is None:
             names = ", ".join(self.by_name)
-            raise ConfigError(f"component {component!r} is not in this cache; it has: {names}")
-        return track
+            raise ConfigError(f"component {name!r} is not in this cache; it has: {names}")
+        return component
 
     # -- nodes
 
@@ -112,7 +118,7 @@ class Tree:
         """A node with empty cells, not yet listed by its parent."""
         node = Node(key, parent, start, end, self._next_ident)
         self._next_ident += 1
-        node.cells = tuple([Cell() for _ in self.tracks])  # faster than from a generator
+        node.cells = tuple([Cell() for _ in self.components])  # faster than from a generator
         return node
 
     def root(self, namespace: object) -> Node:
@@ -199,11 +205,11 @@ class Tree:
             upper.operations = list(node.operations)
             for operation in node.operations:
                 operation.nodes.insert(operation.nodes.index(node), upper)
-        for track in self.tracks:
-            if track.is_state:
+        for component in self.components:
+            if component.is_state:
                 continue
-            above, below = upper.cells[track.index], node.cells[track.index]
-            cut = pages * track.slots_per_page * SLOT_BYTES
+            above, below = upper.cells[component.index], node.cells[component.index]
+            cut = pages * component.slots_per_page * SLOT_BYTES
             if below.device is not None:
                 above.device, below.device = below.device[:cut], below.device[cut:]
                 upper.live_device += 1
@@ -247,43 +253,43 @@ class Tree:
                 parent.children = None
             node.parent = None
             self.n_nodes -= 1
-            for track in self.tracks:
-                track.forget(node)
+            for component in self.components:
+                component.forget(node)
             node = parent
 
     # -- data arriving on a cell
 
-    def put_device(self, node: Node, track: Track, slots: bytes) -> None:
+    def put_device(self, node: Node, component: TreeComponent, slots: bytes) -> None:
         """DEVICE data arrives; pinned on arrival if the cell is pinned (L4)."""
-        cell = node.cells[track.index]
+        cell = node.cells[component.index]
         cell.device = slots
         if cell.device_pins:
-            track.device.pinned += len(slots) // SLOT_BYTES
+            component.device.pinned += len(slots) // SLOT_BYTES
         else:
-            track.device.evictable += len(slots) // SLOT_BYTES
+            component.device.evictable += len(slots) // SLOT_BYTES
         self.raise_device(node, 1)
 
-    def extend_device(self, node: Node, track: Track, slots: bytes) -> None:
+    def extend_device(self, node: Node, component: TreeComponent, slots: bytes) -> None:
         """More DEVICE data arrives on a cell that has some: its node grew in place (L4)."""
-        cell = node.cells[track.index]
+        cell = node.cells[component.index]
         assert cell.device is not None
         cell.device += slots
         if cell.device_pins:
-            track.device.pinned += len(slots) // SLOT_BYTES
+            component.device.pinned += len(slots) // SLOT_BYTES
         else:
-            track.device.evictable += len(slots) // SLOT_BYTES
+            component.device.evictable += len(slots) // SLOT_BYTES
 
-    def put_host(self, node: Node, track: Track, slots: bytes) -> None:
+    def put_host(self, node: Node, component: TreeComponent, slots: bytes) -> None:
         """HOST data arrives; pinned on arrival if the cell is pinned (L4)."""
-        cell = node.cells[track.index]
-        assert track.host is not None
+        cell = node.cells[component.index]
+        assert component.host is not None
         cell.host = slots
         if cell.host_pins:
-            track.host.pinned += len(slots) // SLOT_BYTES
+            component.host.pinned += len(slots) // SLOT_BYTES
         else:
-            track.host.evictable += len(slots) // SLOT_BYTES
-        if self.host_watcher is not None:
-            self.host_watcher.came(node)
+            component.host.evictable += len(slots) // SLOT_BYTES
+        if self.observer is not None:
+            self.observer.host_filled(node)
         above: Node | None = node
         while above is not None:
             above.live_host += 1
@@ -300,32 +306,34 @@ class Tree:
             was_live = node.live_device
             node.live_device += 1
 
-    def use(self, node: Node, track: Track) -> None:
+    def touch(self, node: Node, component: TreeComponent) -> None:
         """Computing again what is on DEVICE is a use of it: no longer left behind, nor old."""
-        cell = node.cells[track.index]
+        cell = node.cells[component.index]
         was_left = cell.stamp < 0
         cell.stamp = self.clock
-        if was_left and self.is_device_candidate(node, track):
-            track.queue_device(node)
+        if was_left and self.is_device_candidate(node, component):
+            component.queue_device(node)
 
     # -- data leaving a cell
 
-    def lose_points(self, node: Node, track: Track) -> None:
+    def lose_points(self, node: Node, component: TreeComponent) -> None:
         """A component's data left its last tier: `node` has no resume points any more."""
-        if node.points is not None and not track.is_everything:
+        if node.points is not None and not component.is_prefix_closed:
             for kind in node.points.values():
                 self.lost_points[kind] += 1
             node.points = None
 
-    def detach_device(self, node: Node, track: Track) -> bytes:
+    def detach_device(self, node: Node, component: TreeComponent) -> bytes:
         """An unpinned cell gives up its DEVICE slots; the caller owns them now."""
-        cell = node.cells[track.index]
+        cell = node.cells[component.index]
         slots = cell.device
         assert slots is not None
         if cell.device_pins:
-            raise ContractViolation("E1", track.name, f"{node!r} leaves DEVICE while it is pinned")
+            raise ContractViolation(
+                "E1", component.name, f"{node!r} leaves DEVICE while it is pinned"
+            )
         cell.device = None
-        track.device.evictable -= len(slots) // SLOT_BYTES
+        component.device.evictable -= len(slots) // SLOT_BYTES
         self.sink_device(node, 1)
         return slots
 
@@ -339,34 +347,36 @@ class Tree:
             node, parent = parent, parent.parent
             node.live_device -= 1
         if parent is not None:
-            for track in self.everything:
-                if self.is_device_candidate(node, track):
-                    track.queue_device(node)
+            for component in self.everything:
+                if self.is_device_candidate(node, component):
+                    component.queue_device(node)
 
-    def drop_device(self, node: Node, track: Track, cause: Cause) -> None:
+    def drop_device(self, node: Node, component: TreeComponent, cause: Cause) -> None:
         """An unpinned cell's DEVICE slots become free."""
-        slots = self.detach_device(node, track)
-        track.device.allocator.free(slots)
-        track.device_evictions[cause] += len(slots) // SLOT_BYTES
-        if node.cells[track.index].host is None:
-            self.lose_points(node, track)
+        slots = self.detach_device(node, component)
+        component.device.allocator.free(slots)
+        component.device_evictions[cause] += len(slots) // SLOT_BYTES
+        if node.cells[component.index].host is None:
+            self.lose_points(node, component)
 
-    def drop_host(self, node: Node, track: Track, cause: Cause) -> None:
+    def drop_host(self, node: Node, component: TreeComponent, cause: Cause) -> None:
         """An unpinned cell's HOST slots become free."""
-        cell = node.cells[track.index]
+        cell = node.cells[component.index]
         slots = cell.host
         assert slots is not None
         if cell.host_pins:
-            raise ContractViolation("E5", track.name, f"{node!r} leaves HOST while it is pinned")
-        assert track.host is not None
-        if self.host_watcher is not None:
-            self.host_watcher.leaves(node, track)
+            raise ContractViolation(
+                "E5", component.name, f"{node!r} leaves HOST while it is pinned"
+            )
+        assert component.host is not None
+        if self.observer is not None:
+            self.observer.before_host_drop(node, component)
         cell.host = None
-        track.host.evictable -= len(slots) // SLOT_BYTES
-        track.host.allocator.free(slots)
-        track.host_evictions[cause] += len(slots) // SLOT_BYTES
+        component.host.evictable -= len(slots) // SLOT_BYTES
+        component.host.allocator.free(slots)
+        component.host_evictions[cause] += len(slots) // SLOT_BYTES
         if cell.device is None:
-            self.lose_points(node, track)
+            self.lose_points(node, component)
         below: Node | None = node
         while below is not None:
             below.live_host -= 1
@@ -394,28 +404,28 @@ class Tree:
             live -= cell.host is not None
         return not live
 
-    def is_device_candidate(self, node: Node, track: Track) -> bool:
-        """Definition of a DEVICE victim for `track` (E1, T5, L5)."""
-        cell = node.cells[track.index]
+    def is_device_candidate(self, node: Node, component: TreeComponent) -> bool:
+        """Definition of a DEVICE victim for `component` (E1, T5, L5)."""
+        cell = node.cells[component.index]
         if cell.device is None or cell.device_pins:
             return False
-        return not track.is_everything or self.is_device_leaf(node)
+        return not component.is_prefix_closed or self.is_device_leaf(node)
 
-    def is_host_candidate(self, node: Node, track: Track) -> bool:
-        """Definition of a HOST victim for `track` (E1, T5, L5)."""
-        cell = node.cells[track.index]
-        if cell.host is None or cell.host_pins or (track.home_is_host and cell.device_pins):
+    def is_host_candidate(self, node: Node, component: TreeComponent) -> bool:
+        """Definition of a HOST victim for `component` (E1, T5, L5)."""
+        cell = node.cells[component.index]
+        if cell.host is None or cell.host_pins or (component.home_is_host and cell.device_pins):
             return False
-        return not track.is_everything or self.is_host_leaf(node)
+        return not component.is_prefix_closed or self.is_host_leaf(node)
 
     def queue_candidates(self, node: Node) -> None:
         """Enter whatever on `node` has become a victim."""
         if node.parent is None:
             return
         leaf = self.is_device_leaf(node)
-        for track, cell in zip(self.tracks, node.cells):
+        for component, cell in zip(self.components, node.cells):
             idle = cell.device is not None and not cell.device_pins
-            if idle and (leaf or not track.is_everything):
-                track.queue_device(node)
-            if cell.host is not None and self.is_host_candidate(node, track):
-                track.queue_host(node)
+            if idle and (leaf or not component.is_prefix_closed):
+                component.queue_device(node)
+            if cell.host is not None and self.is_host_candidate(node, component):
+                component.queue_host(node)

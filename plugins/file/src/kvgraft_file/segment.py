@@ -63,7 +63,7 @@ Opener = Callable[[Path, int], DiskFile]
 CHUNK_NBYTES = 1 << 20
 """Read at once while looking for the next record behind damage."""
 
-PATIENCE = 20
+RETRY_BACKOFF = 20
 """How much longer what the disk does not give is left alone than it took to say so."""
 
 
@@ -213,7 +213,7 @@ class Segment:
             if error.errno not in DISK_ERRORS:
                 raise
             now = time.monotonic()
-            self._retry_at = now + PATIENCE * (now - begun)
+            self._retry_at = now + RETRY_BACKOFF * (now - begun)
             self.unreadable = True
         else:
             self.unreadable = False
@@ -231,7 +231,7 @@ class Segment:
                 if end < self.header.capacity:  # sealed before it was locked
                     yield from self._rest(end)
                 else:
-                    yield from self._left_by_the_dead(end)
+                    yield from self._recover_unfinished(end)
                     os.ftruncate(self.file.fd, self.tail)
                 self.sealed = True
             finally:
@@ -256,7 +256,7 @@ class Segment:
                 yield self.tail, record
                 self.tail += record.size
 
-    def _left_by_the_dead(self, end: int) -> Iterator[tuple[int, Record]]:
+    def _recover_unfinished(self, end: int) -> Iterator[tuple[int, Record]]:
         """What was written whole behind `tail`; what is torn is removed, what is missing a gap."""
         known = self.tail
         for offset, record in self._rest(end):
@@ -268,7 +268,7 @@ class Segment:
             if is_whole(self.file, self.place(offset), record):
                 yield offset, record
             else:
-                self.kill(offset, record)
+                self.mark_removed(offset, record)
 
     def _written(self, end: int) -> Iterator[tuple[int, Record]]:
         """What another process has written behind `tail`, as far as it has ended writing."""
@@ -355,10 +355,10 @@ class Segment:
     def _kill_all(self, offset: int, records: Sequence[Record]) -> None:
         for record in records:
             with suppress(OSError):
-                self.kill(offset, record)
+                self.mark_removed(offset, record)
             offset += record.size
 
-    def kill(self, offset: int, record: Record) -> None:
+    def mark_removed(self, offset: int, record: Record) -> None:
         """Mark a record removed, for everybody."""
         dead = record._replace(live=False)
         self.file.write_block(encode_record(self.place(offset), dead), offset)

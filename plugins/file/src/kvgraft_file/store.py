@@ -321,7 +321,7 @@ class FileBackend(StorageBackend):
                 with suppress(FileNotFoundError), entry.segment.file as file:
                     if not file.is_gone:
                         dead = Record(key, entry.nbytes, False, bytes(HEADER_NBYTES))
-                        entry.segment.kill(entry.offset, dead)
+                        entry.segment.mark_removed(entry.offset, dead)
 
     def _read(self, run: Sequence[_Wanted]) -> list[Status]:
         segment = run[0].entry.segment

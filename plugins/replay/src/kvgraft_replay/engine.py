@@ -14,7 +14,7 @@ from kvgraft.admission import Outcome
 from kvgraft.admission.waiting import WaitingQueue
 from kvgraft.cache import Cache
 from kvgraft.errors import ContractViolation, IntegrityError, KvgraftError
-from kvgraft.request import Request
+from kvgraft.requests.request import Request
 from kvgraft_replay.arrivals import Arrivals
 from kvgraft_replay.fetching import Fetching
 from kvgraft_replay.hits import hits_of
@@ -351,10 +351,10 @@ class ReplayEngine:
 
     def _check_ledgers(self) -> None:
         try:
-            for track in self.cache.tree.tracks:
-                track.device.check()
-                if track.host is not None:
-                    track.host.check()
+            for component in self.cache.tree.components:
+                component.device.check()
+                if component.host is not None:
+                    component.host.check()
         except IntegrityError as error:
             self._violation(str(error))
 

@@ -9,7 +9,7 @@ import time
 
 from kvgraft.cache import Cache
 from kvgraft.config import PrefetchPolicy
-from kvgraft.request import Request
+from kvgraft.requests.request import Request
 from kvgraft.types import Span
 from kvgraft_replay.meter import Meter
 from kvgraft_replay.running import Job

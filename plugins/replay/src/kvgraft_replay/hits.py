@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvgraft.cache import Cache
-from kvgraft.request import Request
+from kvgraft.requests.request import Request
+from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
 from kvgraft.tree.operations import load_plan, segment_nodes
-from kvgraft.tree.track import Track
 from kvgraft.types import Span
 
 __all__ = ["Hits", "SlotHits", "hits_of"]
@@ -60,29 +60,29 @@ def hits_of(cache: Cache, request: Request, fetched: Span) -> Hits:
         request: admitted.
         fetched: the pages of its prefix that its prefetch made resumable.
     """
-    tracks, size = cache.tree.tracks, cache.tree.page_size
+    components, size = cache.tree.components, cache.tree.page_size
     anchor, device = request.anchor_tokens, request.device_tokens
     storage = max(0, min(anchor, fetched.end * size) - max(device, fetched.start * size))
     slots = {}
-    for track, nodes in zip(tracks, load_plan(request.receipt, tracks)):
-        brought = _slots_within(track, nodes, fetched)
-        loaded = request.host_slots[track.index]
-        slots[track.name] = SlotHits(_held_slots(request, track), loaded - brought, brought)
+    for component, nodes in zip(components, load_plan(request.receipt, components)):
+        brought = _slots_within(component, nodes, fetched)
+        loaded = request.host_slots[component.index]
+        slots[component.name] = SlotHits(_held_slots(request, component), loaded - brought, brought)
     return Hits(device, anchor - device - storage, storage, slots)
 
 
-def _slots_within(track: Track, nodes: Sequence[Node], pages: Span) -> int:
+def _slots_within(component: TreeComponent, nodes: Sequence[Node], pages: Span) -> int:
     """Slots that nodes hold of some pages; a state's is that of the last page before it."""
-    if track.is_state:
+    if component.is_state:
         return sum(pages.start < node.end <= pages.end for node in nodes)
     shared = (min(node.end, pages.end) - max(node.start, pages.start) for node in nodes)
-    return sum(max(0, n) for n in shared) * track.slots_per_page
+    return sum(max(0, n) for n in shared) * component.slots_per_page
 
 
-def _held_slots(request: Request, track: Track) -> int:
+def _held_slots(request: Request, component: TreeComponent) -> int:
     """DEVICE slots of a component that the request's match found."""
     return sum(
-        track.n_slots(node)
-        for node in segment_nodes(track, request.receipt)
-        if node.cells[track.index].device is not None
+        component.n_slots(node)
+        for node in segment_nodes(component, request.receipt)
+        if node.cells[component.index].device is not None
     )

@@ -241,11 +241,11 @@ def _settings(cache: Cache, settings: ReplaySettings) -> dict[str, object]:
         "max_running": settings.model.max_running,
         "reserve_tokens": settings.model.reserve_tokens,
         "slots": {
-            track.name: {
-                Tier.DEVICE.value: track.device.capacity,
-                Tier.HOST.value: track.host.capacity if track.host is not None else 0,
+            component.name: {
+                Tier.DEVICE.value: component.device.capacity,
+                Tier.HOST.value: component.host.capacity if component.host is not None else 0,
             }
-            for track in cache.tree.tracks
+            for component in cache.tree.components
         },
     }
 

@@ -16,7 +16,7 @@ from kvgraft_replay.workload import TraceRequest
 
 if TYPE_CHECKING:
     from kvgraft.cache import Cache
-    from kvgraft.request import Request
+    from kvgraft.requests.request import Request
     from kvgraft.storage_tier import Prefetch
     from kvgraft_replay.hits import Hits
 
@@ -116,20 +116,20 @@ class Player:
         first, last = start // page_size, end // page_size
         if self.verify is Verify.OFF or first == last:
             return
-        for each, track in zip(self.cache.mounted, self.cache.tree.tracks):
+        for each, component in zip(self.cache.mounted, self.cache.tree.components):
             pool = each.component.device
-            if track.is_state:
+            if component.is_state:
                 if end % page_size:
                     continue
                 slot = self.cache.state_slot(job.running, each.name)
                 write_rows(pool, np.array([slot]), job.digests.state(end))
                 continue
-            for run in job.running.runs[track.index]:
+            for run in job.running.runs[component.index]:
                 low, high = max(first, run.first), min(last, run.end)
                 if low >= high:
                     continue
                 part = run.cut(low, high)
-                stamps = np.repeat(job.digests.pages(low, high), track.slots_per_page)
+                stamps = np.repeat(job.digests.pages(low, high), component.slots_per_page)
                 write_rows(pool, read_rows(part.device), stamps)
                 if part.host is not None and each.component.host is not None:
                     write_rows(each.component.host, read_rows(part.host), stamps)
@@ -142,14 +142,14 @@ class Player:
         n_pages = request.computed // self.cache.config.page_size
         if not n_pages:
             return
-        for each, track in zip(self.cache.mounted, self.cache.tree.tracks):
-            if track.is_state:
+        for each, component in zip(self.cache.mounted, self.cache.tree.components):
+            if component.is_state:
                 continue
-            n_slots = n_pages * track.slots_per_page
-            stamps = np.repeat(job.digests.pages(0, n_pages), track.slots_per_page)
+            n_slots = n_pages * component.slots_per_page
+            stamps = np.repeat(job.digests.pages(0, n_pages), component.slots_per_page)
             table = self.cache.table(request, each.name)[:n_slots]
             self._compare(job, each.name, each.component.device, table, stamps)
-            if track.home_is_host and each.component.host is not None:
+            if component.home_is_host and each.component.host is not None:
                 table = self.cache.host_table(request, each.name)[:n_slots]
                 self._compare(job, each.name, each.component.host, table, stamps)
 
@@ -158,8 +158,8 @@ class Player:
         if self.verify is Verify.OFF:
             return
         request = job.running
-        for each, track in zip(self.cache.mounted, self.cache.tree.tracks):
-            if track.is_state and request.computed:
+        for each, component in zip(self.cache.mounted, self.cache.tree.components):
+            if component.is_state and request.computed:
                 slot = np.array([self.cache.state_slot(request, each.name)], dtype=np.int32)
                 stamp = job.digests.state(request.computed)
                 self._compare(job, each.name, each.component.device, slot, stamp)

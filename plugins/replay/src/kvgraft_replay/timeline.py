@@ -165,11 +165,11 @@ def _tier(ledger: Ledger) -> TierOccupancy:
 def occupancy(cache: Cache) -> dict[str, Occupancy]:
     """Every pool's ledger now."""
     return {
-        track.name: {
-            Tier.DEVICE.value: _tier(track.device),
-            Tier.HOST.value: _tier(track.host) if track.host is not None else None,
+        component.name: {
+            Tier.DEVICE.value: _tier(component.device),
+            Tier.HOST.value: _tier(component.host) if component.host is not None else None,
         }
-        for track in cache.tree.tracks
+        for component in cache.tree.components
     }
 
 
@@ -198,8 +198,8 @@ def snapshot(cache: Cache) -> TreeSnapshot:
                     "start": node.start * cache.tree.page_size,
                     "end": node.end * cache.tree.page_size,
                     "residency": {
-                        track.name: _residency(node.cells[track.index])
-                        for track in cache.tree.tracks
+                        component.name: _residency(node.cells[component.index])
+                        for component in cache.tree.components
                     },
                     "hits": node.hits,
                     "pinned": any(cell.device_pins for cell in node.cells),

@@ -265,9 +265,9 @@ class ModelMemory:
     def room_tokens(self) -> int:
         """Longest sequence the pools can hold, a page of slack aside."""
         pages = [
-            track.device.capacity // track.slots_per_page
-            for track in self.cache.tree.tracks
-            if track.is_everything
+            component.device.capacity // component.slots_per_page
+            for component in self.cache.tree.components
+            if component.is_prefix_closed
         ]
         return (min(pages, default=2**30) - 1) * self.page_size
 

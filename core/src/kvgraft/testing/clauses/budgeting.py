@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from kvgraft.admission.demand import SLACK_PAGES, default_demand
-from kvgraft.dispatch import Mounted
+from kvgraft.packages.dispatch import Mounted
 from kvgraft.reach import PageReach
 from kvgraft.testing.clause import clause, expect
 from kvgraft.testing.production.clocks import clocks_moved
 from kvgraft.testing.subject import Subject
+from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.ledger import Ledger
-from kvgraft.tree.track import Track
 from kvgraft.types import Demand, DemandQuery, Tier
 
 __all__ = ["queries"]
@@ -76,28 +76,28 @@ def _answers(
 ) -> Iterator[Answered]:
     for page_size in subject.page_sizes:
         mounted = subject.mount(page_size)
-        track = _track(mounted, page_size)
+        component = _component(mounted, page_size)
         assert mounted.budget_contribution is not None
         for query in requests(page_size):
             asked = query._replace(host_slots=host_slots)
-            default = default_demand(track, asked)
+            default = default_demand(component, asked)
             answer = mounted.budget_contribution(asked)
             demand = default if answer is None else answer
-            yield Answered(query, demand, default, track.slots_per_page, answer is not None)
+            yield Answered(query, demand, default, component.slots_per_page, answer is not None)
 
 
 def _sum(demand: Demand) -> int:
     return demand.now + demand.later
 
 
-def _track(mounted: Mounted, page_size: int) -> Track:
+def _component(mounted: Mounted, page_size: int) -> TreeComponent:
     """The component as admission sees it."""
     component = mounted.component
     host = None
     if component.host is not None:
         host = Ledger(mounted.name, Tier.HOST, component.host.allocator)
     device = Ledger(mounted.name, Tier.DEVICE, component.device.allocator)
-    return Track(mounted.shape, 0, page_size, device, host)
+    return TreeComponent(mounted.shape, 0, page_size, device, host)
 
 
 def _step(subject: Subject, query: DemandQuery) -> int:
@@ -178,7 +178,7 @@ def states_are_budgeted_with_their_copies(subject: Subject) -> None:
 LONG_PAGES = (50, 100, 400, 800)
 """Pages of prompts that are much longer than a small window."""
 
-GENEROUS = 2
+MAX_DEMAND_FACTOR = 2
 """How many times the core's demand a component may ask for, and eight pages more."""
 
 
@@ -192,7 +192,7 @@ def _long(page_size: int) -> Iterator[DemandQuery]:
 def a_window_bounds_the_demand(subject: Subject) -> None:
     longest: dict[int, Answered] = {}
     for each in _answers(subject, requests=_long):
-        most = GENEROUS * (_sum(each.default)) + 8 * each.per_page
+        most = MAX_DEMAND_FACTOR * (_sum(each.default)) + 8 * each.per_page
         expect(
             each.total <= most,
             "A4",

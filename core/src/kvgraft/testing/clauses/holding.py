@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kvgraft.dispatch import Mounted
+from kvgraft.packages.dispatch import Mounted
 from kvgraft.pools import Component
 from kvgraft.reach import Reach
 from kvgraft.types import DemandQuery, Direction, LockQuery, MatchView, TransferQuery

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvgraft.cache import Cache
-from kvgraft.request import Request
+from kvgraft.requests.request import Request
 from kvgraft.testing.clause import clause, expect
 from kvgraft.testing.clauses.moving import copies_for
 from kvgraft.testing.subject import Subject
@@ -89,7 +89,7 @@ def private_slots_are_budgeted(subject: Subject) -> None:
     cache = subject.open(subject.page_size)
     request = cache.begin(TokenKey(range(_prompt(subject))))
     if cache.admit(request).admitted:
-        demands = request.demands[cache.tree.track(subject.name).index].private
+        demands = request.demands[cache.tree.component(subject.name).index].private
         expect(
             any(demands), "H7", subject, f"private pools are there, a request is budgeted {demands}"
         )

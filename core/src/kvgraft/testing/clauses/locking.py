@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvgraft.answers import are_spans, shown
 from kvgraft.errors import ContractViolation
+from kvgraft.packages.hook_results import are_spans, shown
 from kvgraft.reach import PageReach
 from kvgraft.testing.clause import clause, expect
 from kvgraft.testing.subject import Subject

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvgraft.dispatch import Mounted
 from kvgraft.errors import ContractViolation, TransferError
+from kvgraft.packages.dispatch import Mounted
+from kvgraft.pools.copies import pair_planes, run_copy
 from kvgraft.testing.clause import clause, expect
 from kvgraft.testing.clauses.pools import fill, rows
 from kvgraft.testing.subject import Subject
 from kvgraft.transfers import PlaneCopy
-from kvgraft.transfers.copies import pair_planes, run_copy
 from kvgraft.types import Direction, TransferQuery
 
 __all__ = ["bad_copies", "copies_for", "some_slots"]

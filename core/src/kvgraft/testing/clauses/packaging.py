@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from kvgraft.dispatch import parse_options
 from kvgraft.errors import ConfigError, ContractViolation, PluginError
+from kvgraft.packages.dispatch import parse_options
 from kvgraft.testing.clause import clause, expect
 from kvgraft.testing.subject import Subject
 
@@ -49,7 +49,7 @@ def _installed(subject: Subject) -> str | None:
 
 @clause("P1", "The component is found by its entry point.", needs=_installed)
 def it_is_found_by_its_entry_point(subject: Subject) -> None:
-    from kvgraft.registry import discover
+    from kvgraft.packages.registry import discover
 
     found = {entry.name: entry for entry in discover()}
     entry = found.get(subject.name)

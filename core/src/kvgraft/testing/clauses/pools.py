@@ -6,10 +6,10 @@ from itertools import product
 
 import torch
 
-from kvgraft.answers import shown
 from kvgraft.errors import ContractViolation, KvgraftError, LeaseError
+from kvgraft.packages.hook_results import shown
 from kvgraft.pools import Component, DevicePool, HostMirror
-from kvgraft.slots import SLOT_BYTES, SlotAllocator
+from kvgraft.pools.allocator import SLOT_BYTES, SlotAllocator
 from kvgraft.testing.clause import clause, expect
 from kvgraft.testing.clauses.holding import collections_in, memory, owned, use
 from kvgraft.testing.subject import Subject

@@ -11,7 +11,7 @@ scenes          rules that bring several requests together
 picking         which request a rule is about, and how far it gets
 constants       examples that do not depend on what else is imported
 examples        one run of it, and how it ended; shrinking makes that small
-driver          a call at a time, over leases, steps, donations and rooms
+harness         a call at a time, over leases, steps, donations and rooms
 bench           the cache, the model, and what must hold after every call
 brute_force     which boundary, which hits: from the definition, token by token
 deriving        the model of a component, from its declaration

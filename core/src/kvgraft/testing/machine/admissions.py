@@ -57,7 +57,12 @@ class Admissions:
         live.admitted = True
         self._given_up(live, "A10")
         kept = live.due
-        demands = dict(zip((track.name for track in self.cache.tree.tracks), request.demands))
+        demands = dict(
+            zip(
+                (tree_component.name for tree_component in self.cache.tree.components),
+                request.demands,
+            )
+        )
         for component in self.bench.states:
             # The live state, copied from the prefix if there is one (M8), and one per boundary.
             demand, least = demands[component.name], 1 + len(kept)

@@ -98,7 +98,7 @@ class Bench:
         self.write_back = sizes.policy is WritePolicy.WRITE_BACK
         self.payloads.poison()
         self.seen = observe(self.cache, self.model)
-        self.names = [track.name for track in self.cache.tree.tracks]
+        self.names = [component.name for component in self.cache.tree.components]
         self.budgeted = {
             each.name for each in self.cache.mounted if each.budget_contribution is not None
         }

@@ -70,7 +70,7 @@ class ModelComponent:
         return self.parts[0].kind == "state"
 
     @property
-    def is_everything(self) -> bool:
+    def is_prefix_closed(self) -> bool:
         """Whether it needs every token before a boundary."""
         return any(part.kind == "all" for part in self.parts)
 
@@ -154,7 +154,7 @@ class BruteForce:
         Those that need every page, or else the base, which comes first: where their reach contains
         this one's and is not contained in it.
         """
-        everything = [each for each in self.components if each.is_everything]
+        everything = [each for each in self.components if each.is_prefix_closed]
         return [
             other
             for other in everything or self.components[:1]

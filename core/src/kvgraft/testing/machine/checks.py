@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from kvgraft.request import Stage
+from kvgraft.requests.request import Stage
 from kvgraft.testing.machine.brute_force import BruteForce, ModelComponent, Prefix
 from kvgraft.testing.machine.engines import PromptedTransferEngine
 from kvgraft.testing.machine.judging import Judge
@@ -125,7 +125,7 @@ def check_closure(judge: Judge, model: BruteForce, after: Snapshot, *, host_clos
             loose = held.device.keys() - after.held[wider.name].device.keys()
             if loose:
                 judge.fail("T4", component.name, f"holds {loose}, {wider.name!r} does not")
-        if not component.is_everything:
+        if not component.is_prefix_closed:
             continue
         for tier, pages in (("device", held.device), ("host", held.host)):
             if tier == "host" and not (host_closed or component.home_is_host):
@@ -217,7 +217,7 @@ def promised(model: BruteForce, component: ModelComponent, live: Live) -> frozen
     """Pages of its prefix that a request relies on."""
     if component.is_state and live.started:
         return frozenset()  # it writes to a copy of its own (M8)
-    if component.is_everything:
+    if component.is_prefix_closed:
         return model.pages(component, max(live.anchor, live.own.based))
     pages = model.pages(component, live.anchor)
     position = live.computed // model.page_size

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from kvgraft.cache import Cache
-from kvgraft.request import Request
+from kvgraft.requests.request import Request
 from kvgraft.testing.machine.judging import Judge
 from kvgraft.transfers import Transfer
 from kvgraft.tree.keys import TokenKey

@@ -16,9 +16,9 @@ from pydantic import PositiveInt
 from kvgraft.config import ComponentOptions
 from kvgraft.contract import COPY_ON_WRITE, HOST_MIRROR
 from kvgraft.hookspecs import hookimpl
+from kvgraft.packages.registry import Plugin, load_plugin
 from kvgraft.pools import BuildContext, Component, DevicePool, HostMirror, PlaneSpec
 from kvgraft.reach import Reach
-from kvgraft.registry import Plugin, load_plugin
 from kvgraft.terms import Everything, StateAt, Trailing
 from kvgraft.testing.machine.sizes import Options, Sizes
 from kvgraft.types import ComponentDeclaration, ComponentMatch, Kind, MatchView

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from kvgraft import terms
 from kvgraft.contract import COPY_ON_WRITE
-from kvgraft.dispatch import Mounted
+from kvgraft.packages.dispatch import Mounted
 from kvgraft.reach import Reach
 from kvgraft.terms import Term
 from kvgraft.testing.machine.brute_force import ModelComponent, Part

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from hypothesis.stateful import RuleBasedStateMachine
 
 from kvgraft.errors import ContractViolation
-from kvgraft.testing.machine.driver import Driver
+from kvgraft.testing.machine.harness import Harness
 from kvgraft.testing.machine.judging import Judge, Stopped
 from kvgraft.testing.machine.live import Live
 from kvgraft.testing.machine.setups import Setup
@@ -132,7 +132,7 @@ class Example(RuleBasedStateMachine):
         ignored: rules of the contract that are not raised.
         total: what all examples of the class did.
         failures: how the last example that failed did.
-        driver: the engine, once it is open.
+        harness: the engine, once it is open.
         over: whether this example has ended early.
         rules_run: the rules of this example.
         planned: the rule of a longer example that is run next; None if there was none.
@@ -145,7 +145,7 @@ class Example(RuleBasedStateMachine):
     ignored: frozenset[str]
     total: Counter[str]
     failures: list[Failure]
-    driver: Driver
+    harness: Harness
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,11 +159,11 @@ class Example(RuleBasedStateMachine):
     def teardown(self) -> None:
         """End everything and count what happened."""
         try:
-            if hasattr(self, "driver") and not self.over:
-                self.until_it_ends(self.driver.close)
+            if hasattr(self, "harness") and not self.over:
+                self.until_it_ends(self.harness.close)
         finally:
-            if hasattr(self, "driver"):
-                self.total.update(self.driver.bench.counts)
+            if hasattr(self, "harness"):
+                self.total.update(self.harness.bench.counts)
                 self.total.update({f"ignored {k}": n for k, n in self.judge.passed_over.items()})
                 self.total["examples"] += 1
 
@@ -190,7 +190,7 @@ class Example(RuleBasedStateMachine):
                 self.began[live.name] = Began(planned.label, place)
 
     def _live(self) -> list[Live]:
-        return self.driver.live if hasattr(self, "driver") else []
+        return self.harness.live if hasattr(self, "harness") else []
 
     def until_it_ends(self, call: Callable[[], None]) -> None:
         """Make a call; what it raises ends the example, and broken rules are noted."""
@@ -203,8 +203,8 @@ class Example(RuleBasedStateMachine):
         except ContractViolation as violation:
             self.over = True
             steps = ["open"]
-            if hasattr(self, "driver"):
-                steps = self.driver.bench.trace.lines()
+            if hasattr(self, "harness"):
+                steps = self.harness.bench.trace.lines()
             self.failures[:] = [Failure(violation, steps, self.rules_run)]
             raise
         except BaseException:

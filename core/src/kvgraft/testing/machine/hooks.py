@@ -12,10 +12,10 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from kvgraft.answers import ANSWERS, are_spans, shown
+from kvgraft.packages.hook_results import HOOK_RESULTS, are_spans, shown
+from kvgraft.packages.registry import HOOKS, Plugin
 from kvgraft.pools import Component, slot_index
-from kvgraft.registry import HOOKS, Plugin
-from kvgraft.slots import SLOT_BYTES
+from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.testing.machine.engines import spoil
 from kvgraft.types import ComponentMatch, Direction, LockQuery, MatchView, Span, TransferQuery
 
@@ -91,7 +91,7 @@ class Hooks:
             except (Exception, SystemExit) as error:
                 self._calls.append(HookCall(name, hook, query, None, error))
                 raise
-            expected = ANSWERS.get(hook)
+            expected = HOOK_RESULTS.get(hook)
             if expected is not None and answer is not None and not expected.fits(answer):
                 refused = TypeError(f"it returned {shown(answer)}; return {expected.wanted}")
                 self._calls.append(HookCall(name, hook, query, None, refused))

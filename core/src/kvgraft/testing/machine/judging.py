@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from kvgraft.answers import ANSWERS
 from kvgraft.errors import (
     BudgetError,
     ContractViolation,
@@ -14,6 +13,7 @@ from kvgraft.errors import (
     PluginHookError,
     TransferError,
 )
+from kvgraft.packages.hook_results import HOOK_RESULTS
 
 __all__ = ["HOOK_RULES", "Judge", "Stopped", "as_violation"]
 
@@ -29,7 +29,7 @@ HOOK_RULES = {
 }
 """The rule a hook breaks by raising."""
 
-RULES_OF_ANSWERS = frozenset(answer.rule for answer in ANSWERS.values())
+HOOK_RESULT_RULES = frozenset(answer.rule for answer in HOOK_RESULTS.values())
 """Rules that a hook breaks by answering something of another form."""
 
 
@@ -84,7 +84,7 @@ def as_violation(error: Exception, operation: str) -> ContractViolation:
     if isinstance(error, PluginHookError):
         return ContractViolation(HOOK_RULES.get(error.hook, "I8"), error.plugin, said)
     if isinstance(error, PluginError):
-        if error.rule in RULES_OF_ANSWERS:
+        if error.rule in HOOK_RESULT_RULES:
             return ContractViolation(error.rule, error.plugin, said)
         named = (rule for hook, rule in HOOK_RULES.items() if hook in str(error))
         rule = error.rule or HOOK_RULES["create_component"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvgraft.request import Limited
+from kvgraft.requests.request import Limited
 from kvgraft.testing.machine.bench import Bench
 from kvgraft.testing.machine.brute_force import Prefix
 from kvgraft.testing.machine.hooks import HookCall, locks, matches
@@ -92,7 +92,7 @@ class Leases:
             missing = self.predictor.missing_pages(before, live.sequence, found.anchor, locked)
             wanted = self.predictor.slots(missing)
             self.bench.counts["host hits"] += 1
-        names = [track.name for track in self.bench.cache.tree.tracks]
+        names = [component.name for component in self.bench.cache.tree.components]
         for name, n_slots in zip(names, request.host_slots):
             if n_slots != wanted[name]:
                 said = f"{n_slots} host hits at {anchor}, the model counts {wanted[name]}"

@@ -44,7 +44,7 @@ def _gap(model: BruteForce, after: Snapshot, page: Prefix, first: int, end: int)
     return any(
         model.prefix(*page, number) not in after.readable(component)
         for component in model.components
-        if component.is_everything
+        if component.is_prefix_closed
         for number in range(first, end)
     )
 
@@ -58,7 +58,7 @@ def _buried(tier: TierChange, other: TierChange, view: NodeView) -> bool:
     if _gap(tier.model, tier.after, view.pages[-1], 0, first):
         return True
     return _gap(tier.model, tier.after, view.pages[-1], first, last + 1) and any(
-        component.is_everything and view.pages[-1] in other.lost[component.name]
+        component.is_prefix_closed and view.pages[-1] in other.lost[component.name]
         for component in tier.model.components
     )
 

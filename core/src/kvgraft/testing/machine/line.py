@@ -13,7 +13,7 @@ from kvgraft.tree.keys import TokenKey
 __all__ = ["Line"]
 
 LOOKAHEAD = 3
-PATIENCE = 2
+MAX_OVERTAKEN = 2
 
 
 @dataclass(eq=False)
@@ -37,7 +37,7 @@ class Line:
     def __init__(self, cache: Cache, judge: Judge) -> None:
         self.cache = cache
         self.judge = judge
-        self.queue: WaitingQueue[_Waiting] = WaitingQueue(LOOKAHEAD, PATIENCE)
+        self.queue: WaitingQueue[_Waiting] = WaitingQueue(LOOKAHEAD, MAX_OVERTAKEN)
         self.waiting: list[_Waiting] = []
         self._joined = 0
 
@@ -57,14 +57,14 @@ class Line:
             self._expect(
                 one is due and not stopped,
                 f"number {one.number} is tried, number {due.number if due else 'none'} was due"
-                + (f", and somebody was overtaken {PATIENCE} times" if stopped else ""),
+                + (f", and somebody was overtaken {MAX_OVERTAKEN} times" if stopped else ""),
             )
             if not self._tried(one):
-                stopped = stopped or one.overtaken >= PATIENCE
+                stopped = stopped or one.overtaken >= MAX_OVERTAKEN
         self._expect(
             stopped or not expected,
             f"{[one.number for one in expected]} were not tried; nobody had been overtaken "
-            f"{PATIENCE} times",
+            f"{MAX_OVERTAKEN} times",
         )
 
     def _tried(self, one: _Waiting) -> bool:
@@ -78,9 +78,9 @@ class Line:
         for passed in self.waiting[: self.waiting.index(one)]:
             passed.overtaken += 1
             self._expect(
-                passed.overtaken <= PATIENCE,
+                passed.overtaken <= MAX_OVERTAKEN,
                 f"number {passed.number} was overtaken {passed.overtaken} times; "
-                f"{PATIENCE} are allowed",
+                f"{MAX_OVERTAKEN} are allowed",
             )
         self.waiting.remove(one)
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from kvgraft.request import Request
+from kvgraft.requests.request import Request
 from kvgraft.testing.machine.brute_force import Prefix
 from kvgraft.testing.machine.resuming import Progress
 from kvgraft.types import MatchView

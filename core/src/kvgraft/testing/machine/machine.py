@@ -1,4 +1,4 @@
-"""The Hypothesis state machine around the driver: any order of calls an engine may make."""
+"""The Hypothesis state machine around the harness: any order of calls an engine may make."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import hypothesis.strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from kvgraft.config import LoadModel, WritePolicy
-from kvgraft.testing.machine.driver import Driver
 from kvgraft.testing.machine.engines import Wait
 from kvgraft.testing.machine.examples import Impossible, picked, unless_over
 from kvgraft.testing.machine.fitting import fitting_sizes
+from kvgraft.testing.machine.harness import Harness
 from kvgraft.testing.machine.picking import (
     LONGEST,
     MOST_REQUESTS,
@@ -66,7 +66,7 @@ class CacheMachine(Scenes):
             cut_tokens or 0,
             inside=cut_tokens is None,
         )
-        self.driver = Driver(self.setup, sizes, self.judge)
+        self.harness = Harness(self.setup, sizes, self.judge)
 
     # -- requests
 
@@ -108,18 +108,18 @@ class CacheMachine(Scenes):
     ) -> None:
         """The engine knows where others will go on differently: the end of a system prompt."""
         tokens = self._grown(stem[:length])
-        mark = min(mark * max(1, self.driver.model.page_size // 4), len(tokens))
+        mark = min(mark * max(1, self.harness.model.page_size // 4), len(tokens))
         self._along(self._begin(None, tokens, 0, chunk, mark), along)
 
     @has_place()
-    @precondition(lambda self: self.driver.ended)
+    @precondition(lambda self: self.harness.ended)
     @rule(index=picks, tail=tails, reserve=st.integers(0, 5), chunk=chunks, along=st.integers(0, 3))
     @unless_over
     def go_on(
         self, index: int, tail: tuple[int, ...], reserve: int, chunk: int | None, along: int
     ) -> None:
         """The next turn of a conversation."""
-        namespace, tokens = picked(self.driver.ended, index)
+        namespace, tokens = picked(self.harness.ended, index)
         if len(tokens) > len(self._grown(tuple(range(LONGEST)))):
             tokens = tokens[:8]
         self._along(self._begin(namespace, tokens + tail, reserve, chunk), along)
@@ -144,36 +144,36 @@ class CacheMachine(Scenes):
         on: bool,  # noqa: FBT001 - drawn by name
     ) -> None:
         """A whole request, or the next turn of a conversation, from match to finish."""
-        driver = self.driver
+        harness = self.harness
         namespace: object = None
         tokens = self._grown(stem[:length]) + tail
         longest = len(self._grown(tuple(range(LONGEST))))
-        if on and driver.ended and len(driver.ended[-1][1]) < longest:
-            namespace, before = driver.ended[-1]
+        if on and harness.ended and len(harness.ended[-1][1]) < longest:
+            namespace, before = harness.ended[-1]
             tokens = before + tail
         live = self._begin(namespace, tokens, len(output), chunk)
         self._along(live, 2)
         if not live.admitted:
             return
         if live.waiting:
-            driver.rooms.step_all()
+            harness.rooms.step_all()
         if live.waiting:
-            driver.abort(live)
+            harness.abort(live)
             return
-        while live.computed < live.prompt and driver.prefill(live, None):
-            driver.checkpoint(live)
+        while live.computed < live.prompt and harness.prefill(live, None):
+            harness.checkpoint(live)
         for token in output if live.computed >= live.prompt else ():
-            driver.decode(live, token)
-        driver.finish(live)
+            harness.decode(live, token)
+        harness.finish(live)
 
     @has_place()
     @has("leased")
     @rule(index=picks)
     @unless_over
     def begin_again(self, index: int) -> None:
-        if len(self.driver.live) >= MOST_REQUESTS:
+        if len(self.harness.live) >= MOST_REQUESTS:
             raise Impossible
-        self.driver.begin_again(self._pick("leased", index))
+        self.harness.begin_again(self._pick("leased", index))
 
     @has("leased")
     @rule(index=picks)
@@ -185,22 +185,22 @@ class CacheMachine(Scenes):
     @rule(index=picks)
     @unless_over
     def load_back(self, index: int) -> None:
-        self.driver.load_back(self._pick("loadable", index))
+        self.harness.load_back(self._pick("loadable", index))
 
     @has("any")
     @rule(index=picks)
     @unless_over
     def restart(self, index: int) -> None:
-        self.driver.restart(self._pick("any", index))
+        self.harness.restart(self._pick("any", index))
 
     @has("prefilling")
     @rule(index=picks, limit=chunks, whole=st.booleans())
     @unless_over
     def prefill(self, index: int, limit: int | None, whole: bool) -> None:  # noqa: FBT001
         live = self._pick("prefilling", index)
-        self.driver.prefill(live, limit)
+        self.harness.prefill(live, limit)
         if whole:
-            self.driver.prefill_all(live)
+            self.harness.prefill_all(live)
 
     @has("decoding")
     @rule(index=picks, tokens=st.lists(st.sampled_from((1, 2)), min_size=1, max_size=4))
@@ -208,78 +208,78 @@ class CacheMachine(Scenes):
     def decode(self, index: int, tokens: list[int]) -> None:
         live = self._pick("decoding", index)
         for token in tokens:
-            if not self.driver.decode(live, token):
-                self.driver.finish(live)
+            if not self.harness.decode(live, token):
+                self.harness.finish(live)
                 return
 
     @has("admitted")
     @rule(index=picks)
     @unless_over
     def checkpoint(self, index: int) -> None:
-        self.driver.checkpoint(self._pick("admitted", index))
+        self.harness.checkpoint(self._pick("admitted", index))
 
     @has("admitted")
     @rule(index=picks)
     @unless_over
     def finish(self, index: int) -> None:
-        self.driver.finish(self._pick("admitted", index))
+        self.harness.finish(self._pick("admitted", index))
 
     @has("any")
     @rule(index=picks)
     @unless_over
     def abort(self, index: int) -> None:
-        self.driver.abort(self._pick("any", index))
+        self.harness.abort(self._pick("any", index))
 
     # -- transfers
 
-    @precondition(lambda self: not self.over and self.driver.bench.engine.pending)
+    @precondition(lambda self: not self.over and self.harness.bench.engine.pending)
     @rule(index=picks, fails=st.sampled_from((False, False, True)), poll=st.booleans())
     @unless_over
     def step(self, index: int, fails: bool, poll: bool) -> None:  # noqa: FBT001
-        pending = self.driver.bench.engine.pending
-        self.driver.rooms.step(picked(range(len(pending)), index), fails=fails)
+        pending = self.harness.bench.engine.pending
+        self.harness.rooms.step(picked(range(len(pending)), index), fails=fails)
         if poll:
-            self.driver.rooms.poll()
+            self.harness.rooms.poll()
 
-    @precondition(lambda self: not self.over and self.driver.bench.engine.pending)
+    @precondition(lambda self: not self.over and self.harness.bench.engine.pending)
     @rule()
     @unless_over
     def step_all(self) -> None:
-        self.driver.rooms.step_all()
+        self.harness.rooms.step_all()
 
-    @precondition(lambda self: not self.over and self.driver.cache.journal.n_in_flight)
+    @precondition(lambda self: not self.over and self.harness.cache.journal.n_in_flight)
     @rule()
     @unless_over
     def poll(self) -> None:
-        self.driver.rooms.poll()
+        self.harness.rooms.poll()
 
-    @precondition(lambda self: not self.over and self.driver.bench.write_back)
+    @precondition(lambda self: not self.over and self.harness.bench.write_back)
     @rule(outcomes=st.lists(st.sampled_from(Wait), max_size=6).map(tuple))
     @unless_over
     def expect_waits(self, outcomes: tuple[Wait, ...]) -> None:
         """The next copies that are waited for may fail, or take too long."""
-        self.driver.rooms.expect_waits(outcomes)
+        self.harness.rooms.expect_waits(outcomes)
 
     # -- room
 
     @rule(index=picks, n_slots=st.integers(1, 9), tier=st.sampled_from((Tier.DEVICE, Tier.HOST)))
     @unless_over
     def evict(self, index: int, n_slots: int, tier: Tier) -> None:
-        components = self.driver.model.components
-        self.driver.rooms.evict(components[index % len(components)], n_slots, tier)
+        components = self.harness.model.components
+        self.harness.rooms.evict(components[index % len(components)], n_slots, tier)
 
     @rule()
     @unless_over
     def squeeze(self) -> None:
         """Everything unpinned leaves DEVICE: the next hits are on HOST."""
-        self.driver.rooms.squeeze()
+        self.harness.rooms.squeeze()
 
-    @precondition(lambda self: not self.over and any(each.deferred for each in self.driver.live))
+    @precondition(lambda self: not self.over and any(each.deferred for each in self.harness.live))
     @rule(index=picks, finish=st.booleans())
     @unless_over
     def quiesce(self, index: int, finish: bool) -> None:  # noqa: FBT001
-        deferred = [each for each in self.driver.live if each.deferred]
-        self.driver.quiesce(picked(deferred, index), finish=finish)
+        deferred = [each for each in self.harness.live if each.deferred]
+        self.harness.quiesce(picked(deferred, index), finish=finish)
 
 
 def machine_for(setup: Setup, ignored: frozenset[str] = frozenset()) -> type[CacheMachine]:

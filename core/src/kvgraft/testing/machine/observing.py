@@ -116,13 +116,15 @@ def _walk(cache: Cache, page_size: int) -> Iterator[tuple[Node, NodeView]]:
 
 def observe(cache: Cache, model: BruteForce) -> Snapshot:
     """Copy what the cache's tree and ledgers say."""
-    tracks = {track.name: track for track in cache.tree.tracks}
+    tree_components = {
+        tree_component.name: tree_component for tree_component in cache.tree.components
+    }
     held = {component.name: Held() for component in model.components}
     nodes = []
     for node, view in _walk(cache, model.page_size):
         nodes.append(view)
         for component in model.components:
-            cell = node.cells[tracks[component.name].index]
+            cell = node.cells[tree_components[component.name].index]
             mine = held[component.name]
             pages = view.pages[-1:] if component.is_state else view.pages
             per_page = 1 if component.is_state else component.slots_per_page
@@ -140,8 +142,8 @@ def observe(cache: Cache, model: BruteForce) -> Snapshot:
             if cell.host_pins:
                 mine.host_pinned.update(pages)
     books = {}
-    for name, track in tracks.items():
-        for tier, ledger in (("device", track.device), ("host", track.host)):
+    for name, tree_component in tree_components.items():
+        for tier, ledger in (("device", tree_component.device), ("host", tree_component.host)):
             if ledger is not None:
                 books[name, tier] = Books(
                     ledger.capacity, ledger.free, ledger.evictable, ledger.promised

@@ -19,9 +19,9 @@ import numpy.typing as npt
 import torch
 
 from kvgraft.cache import Cache
-from kvgraft.dispatch import Mounted
 from kvgraft.errors import ContractViolation
-from kvgraft.slots import SlotAllocator
+from kvgraft.packages.dispatch import Mounted
+from kvgraft.pools.allocator import SlotAllocator
 from kvgraft.testing.machine.brute_force import ModelComponent, Prefix
 from kvgraft.testing.machine.engines import Point, Submission
 from kvgraft.transfers import Fence, PlaneCopy

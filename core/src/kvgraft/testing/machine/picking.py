@@ -56,7 +56,7 @@ def has(stage: str) -> Callable[[F], F]:
 
 def has_place() -> Callable[[F], F]:
     """For rules that begin a request."""
-    return precondition(lambda self: not self.over and len(self.driver.live) < MOST_REQUESTS)
+    return precondition(lambda self: not self.over and len(self.harness.live) < MOST_REQUESTS)
 
 
 def has_scene(*, of_ended: bool = False) -> Callable[[F], F]:
@@ -65,7 +65,7 @@ def has_scene(*, of_ended: bool = False) -> Callable[[F], F]:
         lambda self: (
             not self.over
             and self.scenes < MOST_SCENES
-            and (not of_ended or bool(self.driver.ended))
+            and (not of_ended or bool(self.harness.ended))
         )
     )
 
@@ -78,7 +78,7 @@ class Picking(Example):
         self.scenes = 0
 
     def _requests(self, stage: str) -> list[Live]:
-        live = self.driver.live
+        live = self.harness.live
         if stage == "leased":
             return [each for each in live if not each.admitted]
         if stage == "admitted":
@@ -106,41 +106,41 @@ class Picking(Example):
         chunk: int | None,
         mark: int = 0,
     ) -> Live:
-        if len(self.driver.live) >= MOST_REQUESTS:
+        if len(self.harness.live) >= MOST_REQUESTS:
             raise Impossible
-        return self.driver.begin(namespace, tokens or (1,), reserve, chunk, mark)
+        return self.harness.begin(namespace, tokens or (1,), reserve, chunk, mark)
 
     def _grown(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
         """A stem's tokens, each repeated where pages are large, so that it fills some."""
-        times = max(1, self.driver.model.page_size // 4)
+        times = max(1, self.harness.model.page_size // 4)
         return tuple(token for token in tokens for _ in range(times))
 
     def _leave_on_host(self, namespace: object, tokens: tuple[int, ...]) -> None:
         """What is known of a sequence leaves DEVICE, once HOST has it."""
-        if self.driver.bench.sizes.policy is WritePolicy.WRITE_THROUGH_SELECTIVE:
-            self.driver.abort(self._begin(namespace, (*tokens, 1), 0, None))  # the second touch
-        self.driver.rooms.step_all()
-        self.driver.rooms.squeeze()
+        if self.harness.bench.sizes.policy is WritePolicy.WRITE_THROUGH_SELECTIVE:
+            self.harness.abort(self._begin(namespace, (*tokens, 1), 0, None))  # the second touch
+        self.harness.rooms.step_all()
+        self.harness.rooms.squeeze()
 
     def _make_place(self, n_requests: int) -> None:
         """End the oldest requests until that many have a place, and room."""
-        while len(self.driver.live) > MOST_REQUESTS - 2 - n_requests:
-            live = self.driver.live[0]
+        while len(self.harness.live) > MOST_REQUESTS - 2 - n_requests:
+            live = self.harness.live[0]
             if live.admitted:
-                self.driver.finish(live)
+                self.harness.finish(live)
             else:
-                self.driver.abort(live)
+                self.harness.abort(live)
 
     def _along(self, live: Live, far: int) -> None:
         """Take a request some of its way in one step."""
         if far >= 1:
             self._admit(live)
         if far >= 2 and live.admitted:
-            self.driver.load_back(live)
+            self.harness.load_back(live)
             if far >= 3 and not live.waiting:
-                self.driver.prefill_all(live)
+                self.harness.prefill_all(live)
 
     def _admit(self, live: Live) -> None:
-        decision = self.driver.admit(live)
+        decision = self.harness.admit(live)
         if decision.outcome is Outcome.NEVER_FITS:
-            self.driver.abort(live)
+            self.harness.abort(live)

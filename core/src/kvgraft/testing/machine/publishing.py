@@ -100,7 +100,7 @@ class Publishing:
                 recency.left_behind(name, gone, certain=False)
                 if made_room:
                     recency.left_behind(name, offer.left[name] & was.device.keys(), certain=False)
-            if component.is_everything:
+            if component.is_prefix_closed:
                 recency.touched(name, offer.path)
 
     def went(
@@ -112,8 +112,8 @@ class Publishing:
         already; none may be of its reach, and none may be lost that a point needs.
         """
         own, request, resuming = live.own, live.request, self.bench.resuming
-        tracks = self.cache.tree.tracks
-        kept = {track.name: request.runs[track.index] for track in tracks}
+        components = self.cache.tree.components
+        kept = {component.name: request.runs[component.index] for component in components}
         pages = {
             each.name: own.private[each.name]
             - {page for run in kept[each.name] for page in range(run.first, run.end)}

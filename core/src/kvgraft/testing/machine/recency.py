@@ -106,14 +106,14 @@ class Recency:
             self.used[name].update(dict.fromkeys(pages, self.clock))
             for number in locked.get(name, ()) if locked else ():
                 self.used[name][self.model.prefix(*sequence, number)] = self.clock
-            if position > boundary and not component.is_everything:
+            if position > boundary and not component.is_prefix_closed:
                 ahead = self.model.pages(component, position) if not component.is_state else ()
                 pages = [page for page in pages if self.model.page_of(page) in ahead]
             pages = [page for page in pages if self.model.page_of(page) >= since]
             held = after.held[name]
             for tier, cells in (("device", held.device), ("host", held.host)):
                 for page in reversed(pages):
-                    if component.is_everything and page not in cells:
+                    if component.is_prefix_closed and page not in cells:
                         break
                     self._note(name, tier, page)
 

@@ -91,8 +91,8 @@ class Resuming:
     def __post_init__(self) -> None:
         parts = self.model.components
         self.states = [each for each in parts if each.is_state]
-        self.bounded = [each for each in parts if not each.is_state and not each.is_everything]
-        self.everything = [each for each in parts if each.is_everything]
+        self.bounded = [each for each in parts if not each.is_state and not each.is_prefix_closed]
+        self.everything = [each for each in parts if each.is_prefix_closed]
         self.matters = bool(self.states or self.bounded)
 
     # -- which boundaries are resume points
@@ -189,7 +189,7 @@ class Resuming:
             went = pages[each.name]
             own.private[each.name] -= went
             left: set[int] = set()
-            if not each.is_everything:
+            if not each.is_prefix_closed:
                 left = {page for page in went if not self.is_needed(each, own.points, page)}
             if self.states:
                 useless = {page for page in left if not self.is_needed(each, own.left, page)}

@@ -109,7 +109,7 @@ class Rooms:
             )
             # On HOST a load-back pins only what it reads; what that hangs from stays as well.
             self.judge.expect(
-                now.evictable == 0 or (tier is Tier.HOST and component.is_everything),
+                now.evictable == 0 or (tier is Tier.HOST and component.is_prefix_closed),
                 "E6",
                 name,
                 lambda: f"{short}, {now.evictable} still evictable",

@@ -33,32 +33,32 @@ class Scenes(Picking):
         A demand that forgets something, a chunk that is too large and a promise that is not
         renewed show here.
         """
-        driver, live = self.driver, self._pick("unfinished", index)
+        harness, live = self.harness, self._pick("unfinished", index)
         others = self._promise_the_rest(stem, reserve)
-        while not live.admitted and others and not driver.admit(live).admitted:
-            driver.abort(others.pop())
+        while not live.admitted and others and not harness.admit(live).admitted:
+            harness.abort(others.pop())
         if live.admitted and not live.loaded:
-            driver.load_back(live)
-            driver.rooms.step_all()
+            harness.load_back(live)
+            harness.rooms.step_all()
         if live.admitted and not live.waiting:
             if live.computed < live.prompt:
-                driver.prefill(live, live.prompt if reserve % 2 else None)
+                harness.prefill(live, live.prompt if reserve % 2 else None)
             others += self._promise_the_rest(stem, 1)
-            driver.prefill_all(live)
-            while live.computed < live.prompt + live.reserve and driver.decode(live, 1):
+            harness.prefill_all(live)
+            while live.computed < live.prompt + live.reserve and harness.decode(live, 1):
                 pass
         for other in others:
-            driver.abort(other)
+            harness.abort(other)
 
     def _promise_the_rest(self, stem: tuple[int, ...], reserve: int) -> list[Live]:
         """Others are admitted as long as there is room and place for one, ever smaller ones."""
         others: list[Live] = []
-        while reserve >= 0 and len(self.driver.live) < MOST_REQUESTS:
+        while reserve >= 0 and len(self.harness.live) < MOST_REQUESTS:
             other = self._begin("the rest", stem[:1], reserve, None)
-            if self.driver.admit(other).admitted:
+            if self.harness.admit(other).admitted:
                 others.append(other)
             else:
-                self.driver.abort(other)
+                self.harness.abort(other)
                 reserve = reserve // 2 if reserve else -1
         return others
 
@@ -87,9 +87,9 @@ class Scenes(Picking):
         for both. One of the copies runs, or fails, before the others.
         """
         self.scenes += 1
-        namespace, tokens = picked(self.driver.ended, index)
+        namespace, tokens = picked(self.harness.ended, index)
         self._make_place(many)
-        rooms, pending = self.driver.rooms, self.driver.bench.engine.pending
+        rooms, pending = self.harness.rooms, self.harness.bench.engine.pending
         self._leave_on_host(namespace, tokens)
         waiting = []
         part = tokens[: len(tokens) * share // 8]
@@ -102,12 +102,12 @@ class Scenes(Picking):
             rooms.step(first % len(pending), fails=fails)
             rooms.poll()
             for live in waiting:
-                if live in self.driver.live and live.loaded and not live.waiting:
-                    self.driver.prefill(live, None)
+                if live in self.harness.live and live.loaded and not live.waiting:
+                    self.harness.prefill(live, None)
             rooms.step_all()
         for live in waiting:
-            if live in self.driver.live and live.request.load_failed:
-                self.driver.restart(live)
+            if live in self.harness.live and live.request.load_failed:
+                self.harness.restart(live)
 
     @has_scene()
     @rule(stem=st.sampled_from(STEMS), length=st.integers(0, 8), own=st.integers(1, 3))
@@ -115,24 +115,24 @@ class Scenes(Picking):
     def arrive_twice(self, stem: tuple[int, ...], length: int, own: int) -> None:
         """What a load-back brings is computed by somebody else and inserted meanwhile (I4)."""
         self.scenes += 1
-        driver = self.driver
+        harness = self.harness
         self._make_place(3)
-        tokens = self._grown(stem[:length]) + driver.unseen(own * driver.model.page_size)
+        tokens = self._grown(stem[:length]) + harness.unseen(own * harness.model.page_size)
         twin, first = (self._begin(None, tokens, 0, None) for _ in range(2))
         for live in (twin, first):
             self._along(live, 2)
             if live.admitted and live.waiting:
-                driver.rooms.step_all()
+                harness.rooms.step_all()
             if live.admitted and not live.waiting:
-                driver.prefill_all(live)
-        if first not in driver.live or first.computed < first.prompt:
+                harness.prefill_all(live)
+        if first not in harness.live or first.computed < first.prompt:
             return
-        driver.finish(first)
+        harness.finish(first)
         self._leave_on_host(None, tokens)
         self._along(self._begin(None, (*tokens, 1), 0, None), 2)
-        if twin in driver.live and twin.computed == twin.prompt:
-            driver.finish(twin)
-        driver.rooms.step_all()
+        if twin in harness.live and twin.computed == twin.prompt:
+            harness.finish(twin)
+        harness.rooms.step_all()
 
     @has_scene(of_ended=True)
     @rule(index=picks, shared=st.booleans())
@@ -140,19 +140,19 @@ class Scenes(Picking):
     def abort_in_flight(self, index: int, shared: bool) -> None:  # noqa: FBT001
         """A request ends while its data is on its way; HOST evicts all it can meanwhile (L8)."""
         self.scenes += 1
-        driver = self.driver
-        namespace, tokens = picked(driver.ended, index)
+        harness = self.harness
+        namespace, tokens = picked(harness.ended, index)
         self._make_place(2)
         self._leave_on_host(namespace, tokens)
         live = self._begin(namespace, (*tokens, 1), 0, None)
         self._along(live, 2)
-        if live not in driver.live or not live.waiting:
+        if live not in harness.live or not live.waiting:
             return
         if shared:
             self._along(self._begin(namespace, (*tokens, 2), 0, None), 2)
-        driver.abort(live)
-        driver.rooms.clear_host()
-        driver.rooms.step_all()
+        harness.abort(live)
+        harness.rooms.clear_host()
+        harness.rooms.step_all()
 
     @has_place()
     @has_scene(of_ended=True)
@@ -161,10 +161,10 @@ class Scenes(Picking):
     def ask_elsewhere(self, index: int, namespace: object) -> None:
         """The same tokens in a namespace that may look like theirs (T11)."""
         self.scenes += 1
-        if len(self.driver.live) >= MOST_REQUESTS:
+        if len(self.harness.live) >= MOST_REQUESTS:
             raise Impossible
-        _, tokens = picked(self.driver.ended, index)
-        self.driver.abort(self._begin(namespace, tokens, 0, None))
+        _, tokens = picked(self.harness.ended, index)
+        self.harness.abort(self._begin(namespace, tokens, 0, None))
 
     @has_scene()
     @rule(stem=st.sampled_from(STEMS), large=st.integers(4, 60), small=st.integers(1, 6))
@@ -172,4 +172,4 @@ class Scenes(Picking):
     def wait_in_line(self, stem: tuple[int, ...], large: int, small: int) -> None:
         """A large request waits while smaller ones behind it come and go (A13)."""
         self.scenes += 1
-        self.driver.wait_in_line(stem[:1], large, small)
+        self.harness.wait_in_line(stem[:1], large, small)

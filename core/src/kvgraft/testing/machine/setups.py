@@ -8,7 +8,7 @@ from typing import Any
 
 from kvgraft.cache import Cache
 from kvgraft.config import CacheConfig
-from kvgraft.registry import Plugin, select
+from kvgraft.packages.registry import Plugin, select
 from kvgraft.testing.machine.components import (
     REFERENCE_OPTIONS,
     narrow_window,

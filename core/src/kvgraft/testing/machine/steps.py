@@ -158,7 +158,7 @@ class Steps:
         Its tables stay as they are; so those pages cost headroom, though no promise.
         """
         component = self.model.component(name)
-        if not component.is_everything:
+        if not component.is_prefix_closed:
             return 0
         was, held = before.held[name], self.bench.seen.held[name]
         if tier == "device":

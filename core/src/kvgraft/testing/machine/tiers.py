@@ -145,5 +145,5 @@ class TierChange:
             and not self.remade(name, view)
             and not self.pinned(self.before, name, view)
             and not self.pinned(self.after, name, view)
-            and not (self.parts[name].is_everything and view.pages[-1] in live)
+            and not (self.parts[name].is_prefix_closed and view.pages[-1] in live)
         ]

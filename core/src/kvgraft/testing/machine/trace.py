@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvgraft.cache import Cache
-from kvgraft.request import Request
+from kvgraft.requests.request import Request
 from kvgraft.testing.machine.hooks import HookCall
 
 __all__ = ["Trace", "demanded", "shown"]
@@ -45,5 +45,7 @@ class Trace:
 
 def demanded(cache: Cache, request: Request) -> str:
     """What a request was admitted with."""
-    demands = zip(cache.tree.tracks, request.demands)
-    return ", ".join(f"{d.now} now + {d.later} later of {track.name}" for track, d in demands)
+    demands = zip(cache.tree.components, request.demands)
+    return ", ".join(
+        f"{d.now} now + {d.later} later of {component.name}" for component, d in demands
+    )

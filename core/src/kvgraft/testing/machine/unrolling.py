@@ -65,7 +65,7 @@ def unrolled(machine: Example, rules: Sequence[Rule], at: int) -> list[Rule]:
             getattr(machine, rule.name)(**rule.drawn)
         except Exception:  # noqa: BLE001 - whatever it is, it is where the example fails
             break
-    left = [live.name for live in machine.driver.live if live.name in recorder.new]
+    left = [live.name for live in machine.harness.live if live.name in recorder.new]
     renamed = {
         Began(rules[at].label, place): recorder.began[name] for place, name in enumerate(left)
     }
@@ -78,7 +78,7 @@ def _one(renamed: dict[Began, Began]) -> Callable[[object], object]:
 
 
 class _Recorder:
-    """Notes the outermost calls of an example's driver as rules.
+    """Notes the outermost calls of an example's harness as rules.
 
     Attributes:
         rules: the calls so far.
@@ -97,12 +97,12 @@ class _Recorder:
     def record(self) -> None:
         """Note calls from now on."""
         self.began.update(self.machine.began)
-        driver = self.machine.driver
-        self._watch(driver, "begin", self._begin)
+        harness = self.machine.harness
+        self._watch(harness, "begin", self._begin)
         for name in PLAIN:
-            self._watch(driver, name, self._about_a_request)
+            self._watch(harness, name, self._about_a_request)
         for name in ROOMS:
-            self._watch(driver.rooms, name, self._about_room)
+            self._watch(harness.rooms, name, self._about_room)
 
     def _watch(self, subject: object, name: str, note: Callable[..., None]) -> None:
         call = getattr(subject, name)

@@ -14,9 +14,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvgraft.answers import ANSWERS
 from kvgraft.errors import ContractViolation
-from kvgraft.registry import Plugin
+from kvgraft.packages.hook_results import HOOK_RESULTS
+from kvgraft.packages.registry import Plugin
 from kvgraft.testing.machine.judging import HOOK_RULES
 from kvgraft.testing.process import packed
 from kvgraft.testing.production import engine
@@ -70,7 +70,7 @@ class Run(NamedTuple):
             if kind == "raised":
                 return ContractViolation(HOOK_RULES.get(hook, "I8"), component, said)
             if kind == "form":
-                expected = ANSWERS.get(hook)
+                expected = HOOK_RESULTS.get(hook)
                 rule = expected.rule if expected is not None else "L3"
                 return ContractViolation(rule, component, said)
         return None

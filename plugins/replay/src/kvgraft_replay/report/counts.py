@@ -31,8 +31,8 @@ def cache_counts(cache: Cache) -> CacheCounts:
             "started": loads.started,
             "completed": loads.completed,
             "failed": loads.failed,
-            "shared": cache.leasing.shared_loads,
-            "skipped_recompute": cache.leasing.skipped_loads,
+            "shared": cache.leases.shared_loads,
+            "skipped_recompute": cache.leases.skipped_loads,
             "slots": dict(loads.slots),
         },
         "backups": {
@@ -42,11 +42,11 @@ def cache_counts(cache: Cache) -> CacheCounts:
             "slots": dict(backups.slots),
         },
         "evictions": {
-            track.name: {
-                "device": {str(cause): n for cause, n in track.device_evictions.items()},
-                "host": {str(cause): n for cause, n in track.host_evictions.items()},
+            component.name: {
+                "device": {str(cause): n for cause, n in component.device_evictions.items()},
+                "host": {str(cause): n for cause, n in component.host_evictions.items()},
             }
-            for track in cache.tree.tracks
+            for component in cache.tree.components
         },
         "copies_on_write": cache.slots.copies_on_write,
         "checkpoints": cache.checkpoints,
@@ -59,14 +59,16 @@ def _point_counts(cache: Cache) -> PointCounts | None:
     points, tree = cache.points, cache.tree
     if not points.matter:
         return None
-    bounded = [track for track in tree.tracks if not track.is_everything]
-    slots: dict[str, PointSlots] = {track.name: {"kept": 0, "left_behind": 0} for track in bounded}
+    bounded = [component for component in tree.components if not component.is_prefix_closed]
+    slots: dict[str, PointSlots] = {
+        component.name: {"kept": 0, "left_behind": 0} for component in bounded
+    }
     for node in tree.nodes():
-        for track in bounded:
-            cell = node.cells[track.index]
+        for component in bounded:
+            cell = node.cells[component.index]
             if cell.device is not None:
-                of = slots[track.name]
-                of["left_behind" if cell.stamp < 0 else "kept"] += track.n_slots(node)
+                of = slots[component.name]
+                of["left_behind" if cell.stamp < 0 else "kept"] += component.n_slots(node)
     return {
         "made": _by_kind(points.made),
         "skipped": _by_kind(points.skipped),
@@ -92,18 +94,18 @@ def storage_counts(cache: Cache, before: StoreContents | None) -> StorageCounts 
         return None
     after = store_contents(cache)
     calls: dict[str, dict[str, int]] = {}
-    for name, n in tier.storage.counters.snapshot().items():
+    for name, n in tier.client.counters.snapshot().items():
         verb, _, outcome = name.partition(".")
         calls.setdefault(verb, {})[outcome] = n
-    state = tier.storage.state
+    state = tier.client.state
     return {
         "prefetches": {**dict.fromkeys(PREFETCHES, 0), **tier.prefetching.counts},
         "in_vain": dict(tier.prefetching.in_vain),
         "stores": {**dict.fromkeys(STORES, 0), **tier.storing.counts},
         "calls": calls,
         "breaker": "no store" if state is None else state.value,
-        "abandoned_threads": tier.storage.n_abandoned,
-        "last_error": tier.storage.last_error or "",
+        "abandoned_threads": tier.client.n_abandoned,
+        "last_error": tier.client.last_error or "",
         "before": before,
         "after": after,
     }
@@ -113,7 +115,7 @@ def store_contents(cache: Cache) -> StoreContents | None:
     """What the store holds now; waits for its answer. None if there is none."""
     if cache.storage is None:
         return None
-    ticket = cache.storage.storage.ask("stats", lambda store: store.stats())
+    ticket = cache.storage.client.ask("stats", lambda store: store.stats())
     ticket.wait(cache.config.transfer_timeout_s)
     found = ticket.value
     if not isinstance(found, StoreStats):

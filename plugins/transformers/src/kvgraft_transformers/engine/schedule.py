@@ -178,13 +178,13 @@ class Schedule:
         self.totals.host_tokens += generation.host_tokens
         self.totals.storage_tokens += generation.storage_tokens
         cache, request = self.memory.cache, session.request
-        for track in cache.tree.tracks:
-            host = request.host_slots[track.index]
-            if track.is_state:
+        for component in cache.tree.components:
+            host = request.host_slots[component.index]
+            if component.is_state:
                 device = int(session.cached_tokens > 0) - host
             else:
-                device = int((cache.table(request, track.name) >= 0).sum()) - host
-            held = self.totals.hit_slots.setdefault(track.name, [0, 0])
+                device = int((cache.table(request, component.name) >= 0).sum()) - host
+            held = self.totals.hit_slots.setdefault(component.name, [0, 0])
             held[0] += device
             held[1] += host
 

@@ -59,18 +59,18 @@ class _EngineCollector(Collector):
         evicted = CounterMetricFamily(
             "kvgraft_evicted_slots", "slots evicted", labels=["component", "tier", "cause"]
         )
-        for track in engine.memory.cache.tree.tracks:
+        for component in engine.memory.cache.tree.components:
             for tier, ledger, evictions in (
-                ("device", track.device, track.device_evictions),
-                ("host", track.host, track.host_evictions),
+                ("device", component.device, component.device_evictions),
+                ("host", component.host, component.host_evictions),
             ):
                 if ledger is None:
                     continue
                 for owner, count in ledger.counts().items():
                     if owner != "capacity":
-                        slots.add_metric([track.name, tier, owner], count)
+                        slots.add_metric([component.name, tier, owner], count)
                 for cause, count in list(evictions.items()):
-                    evicted.add_metric([track.name, tier, str(cause)], count)
+                    evicted.add_metric([component.name, tier, str(cause)], count)
         yield slots
         yield evicted
         storage = engine.memory.cache.storage
@@ -91,7 +91,7 @@ def _storage(tier: StorageTier) -> Iterator[Metric]:
     keys = CounterMetricFamily(
         "kvgraft_storage_keys", "keys asked of storage", labels=["verb", "status"]
     )
-    for name, count in tier.storage.counters.snapshot().items():
+    for name, count in tier.client.counters.snapshot().items():
         keys.add_metric(name.split(".", 1), count)
     yield keys
     under_way = GaugeMetricFamily(
@@ -104,7 +104,7 @@ def _storage(tier: StorageTier) -> Iterator[Metric]:
         "kvgraft_storage_breaker", "1 for the state of storage's circuit breaker", labels=["state"]
     )
     for state in BreakerState:
-        breaker.add_metric([state.value], tier.storage.state is state)
+        breaker.add_metric([state.value], tier.client.state is state)
     yield breaker
 
 

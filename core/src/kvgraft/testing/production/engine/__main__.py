@@ -26,7 +26,7 @@ def main() -> None:
     """Watch an installed component; a note a line on standard output."""
     out = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    from kvgraft.registry import select
+    from kvgraft.packages.registry import select
 
     note = _lines(out)
     job = json.loads(sys.stdin.readline())

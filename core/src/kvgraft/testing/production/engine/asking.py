@@ -31,8 +31,8 @@ class Asking:
 
     def _mount(self, page_size: int, host_pages: int) -> Any:
         """The component, built; None if it refuses."""
-        from kvgraft.dispatch import mount
         from kvgraft.errors import KvgraftError
+        from kvgraft.packages.dispatch import mount
         from kvgraft.pools import BuildContext
 
         context = BuildContext(page_size, "cpu", PAGES * page_size, host_pages * page_size, False)
@@ -76,8 +76,8 @@ class Asking:
         return answer
 
     def _asked(self, mounted: Any, hook: str, query: Any) -> Any:
-        from kvgraft.answers import are_spans, shown
         from kvgraft.errors import PluginError, PluginHookError
+        from kvgraft.packages.hook_results import are_spans, shown
 
         try:
             answer = getattr(mounted, hook)(query)
@@ -96,8 +96,8 @@ class Asking:
 
     def _copy(self, mounted: Any) -> None:
         """Back some slots up, load them into others; one transfer is given up."""
+        from kvgraft.pools.copies import run_copy
         from kvgraft.transfers import pair_planes
-        from kvgraft.transfers.copies import run_copy
         from kvgraft.types import Direction, TransferQuery
 
         component = mounted.component

@@ -181,11 +181,13 @@ class Serving:
     def _books(self) -> str:
         """What the ledgers say, where the requests' pages are, and every byte."""
         parts = []
-        for track in self.cache.tree.tracks:
-            for ledger in (track.device, track.host):
+        for component in self.cache.tree.components:
+            for ledger in (component.device, component.host):
                 if ledger is not None:
                     parts.append(f"{ledger.free}+{ledger.evictable}-{ledger.promised}")
-            if not track.is_state:
-                parts += [str(self.cache.table(each, track.name).tolist()) for each in self.live]
+            if not component.is_state:
+                parts += [
+                    str(self.cache.table(each, component.name).tolist()) for each in self.live
+                ]
         (mounted,) = self.cache.mounted
         return f"{' '.join(parts)}; {digest(mounted.component)}"

@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvgraft.answers import shown
-from kvgraft.dispatch import Mounted
 from kvgraft.errors import ConfigError, TransferError
-from kvgraft.points import ResumePoints
-from kvgraft.request import Due, Request, StateSlots
-from kvgraft.room import Room
-from kvgraft.slots import SLOT_BYTES
+from kvgraft.packages.dispatch import Mounted
+from kvgraft.packages.hook_results import shown
+from kvgraft.pools.allocator import SLOT_BYTES
+from kvgraft.requests.eviction import Evictor
+from kvgraft.requests.request import Due, Request, StateSlots
+from kvgraft.requests.resume_points import ResumePoints
 from kvgraft.tree import eviction
+from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.inserting import Holding, Run
 from kvgraft.tree.integrity import SlotOwner
-from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 from kvgraft.types import PointKind, Span, Tier
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Going", "InnerStates", "PrivateSlots"]
+__all__ = ["Going", "InnerStates", "RequestSlots"]
 
 InnerStates = Mapping[str, Mapping[int, Sequence["torch.Tensor"]]]
 """Per state component, by boundary in tokens, the planes of its state there."""
@@ -43,7 +43,7 @@ class Going(NamedTuple):
     shared: int
 
 
-class PrivateSlots:
+class RequestSlots:
     """Moves slots between pools, running requests and the tree's insert.
 
     Attributes:
@@ -51,16 +51,20 @@ class PrivateSlots:
     """
 
     def __init__(
-        self, tree: Tree, mounted: Sequence[Mounted], room: Room, points: ResumePoints
+        self, tree: Tree, mounted: Sequence[Mounted], evictor: Evictor, points: ResumePoints
     ) -> None:
         self.tree = tree
-        self.room = room
+        self.evictor = evictor
         self.points = points
         self.mounted = mounted
         self.copies_on_write = 0
-        self.state_tracks = tuple(track for track in tree.tracks if track.is_state)
-        self.paged_tracks = tuple(track for track in tree.tracks if not track.is_state)
-        self.bounded_tracks = tuple(t for t in self.paged_tracks if not t.is_everything)
+        self.state_components = tuple(
+            component for component in tree.components if component.is_state
+        )
+        self.paged_components = tuple(
+            component for component in tree.components if not component.is_state
+        )
+        self.bounded_components = tuple(t for t in self.paged_components if not t.is_prefix_closed)
 
     # -- pages
 
@@ -72,53 +76,53 @@ class PrivateSlots:
         """
         first, end = request.allocated, request.allocated + pages
         needs = [
-            (track, track.stored_between(first, end) * track.slots_per_page)
-            for track in self.paged_tracks
+            (component, component.stored_between(first, end) * component.slots_per_page)
+            for component in self.paged_components
         ]
-        for track, n in needs:
+        for component, n in needs:
             for account in (
-                request.accounts[track.index],
-                request.host_accounts[track.index],
+                request.accounts[component.index],
+                request.host_accounts[component.index],
             ):
                 short = 0 if account is None else n - account.promised
                 if account is not None and short > 0 and short > account.ledger.headroom:
                     return False
-        for track, n in needs:
-            if n > track.device.free:
-                self._make_room(track, n)
-            if request.host_accounts[track.index] is not None:
-                self.room.on_host(track, n)
-        for track, n in needs:
+        for component, n in needs:
+            if n > component.device.free:
+                self._make_room(component, n)
+            if request.host_accounts[component.index] is not None:
+                self.evictor.free_host(component, n)
+        for component, n in needs:
             if not n:
                 continue
-            account = request.accounts[track.index]
+            account = request.accounts[component.index]
             if n > account.promised:
                 account.extend(n - account.promised)
             slots = account.take(n)
             mirror = None
-            host_account = request.host_accounts[track.index]
+            host_account = request.host_accounts[component.index]
             if host_account is not None:
                 if n > host_account.promised:
                     host_account.extend(n - host_account.promised)
                 mirror = host_account.take(n)
-            stop = first + n // track.slots_per_page
-            _append(request.runs[track.index], Run(first, stop, slots, mirror))
+            stop = first + n // component.slots_per_page
+            _append(request.runs[component.index], Run(first, stop, slots, mirror))
         request.allocated = end
         return True
 
     def left_behind(self, request: Request, page: int) -> int:
         """The end, in pages, of what bounded reaches at boundary `page` no longer cover; else 0."""
         end = 0
-        for track in self.bounded_tracks:
-            runs = request.runs[track.index]
+        for component in self.bounded_components:
+            runs = request.runs[component.index]
             if not runs:
                 continue
-            if track.window_pages is not None:
-                start = page - track.window_pages
+            if component.window_pages is not None:
+                start = page - component.window_pages
                 if runs[0].first < start:
                     end = max(end, start)
                 continue
-            _, behind = self._behind(request, track, page)
+            _, behind = self._behind(request, component, page)
             if behind:
                 end = max(end, behind[-1].end)
         return end
@@ -126,39 +130,41 @@ class PrivateSlots:
     def pages_behind(self, request: Request, page: int) -> int:
         """Pages of the component that holds most of what `left_behind` names."""
         most = 0
-        for track in self.bounded_tracks:
-            _, behind = self._behind(request, track, page)
+        for component in self.bounded_components:
+            _, behind = self._behind(request, component, page)
             most = max(most, sum(run.end - run.first for run in behind))
         return most
 
     def has_promise_left(self, request: Request, pages: int) -> bool:
         """Whether the next `pages` pages of every bounded component are promised."""
         return all(
-            request.accounts[track.index].promised >= pages * track.slots_per_page
-            for track in self.bounded_tracks
+            request.accounts[component.index].promised >= pages * component.slots_per_page
+            for component in self.bounded_components
         )
 
     def is_worth_keeping(self, request: Request, page: int) -> bool:
         """Whether a resume point needs any of what `left_behind` names."""
-        for track in self.bounded_tracks:
-            _, behind = self._behind(request, track, page)
+        for component in self.bounded_components:
+            _, behind = self._behind(request, component, page)
             for run in behind:
-                if _needed_between(track, (*request.points, *request.left), run.first, run.end):
+                if _needed_between(component, (*request.points, *request.left), run.first, run.end):
                     return True
         return False
 
-    def _behind(self, request: Request, track: Track, page: int) -> tuple[list[Run], list[Run]]:
+    def _behind(
+        self, request: Request, component: TreeComponent, page: int
+    ) -> tuple[list[Run], list[Run]]:
         """A request's pages that the reach at boundary `page` covers, and those it left."""
-        spans = (*track.reach_pages.spans(page), Span(page, NO_PAGE))
-        return _divided(request.runs[track.index], spans)
+        spans = (*component.reach_pages.spans(page), Span(page, NO_PAGE))
+        return _divided(request.runs[component.index], spans)
 
     def give_back_behind(self, request: Request, page: int) -> None:
         """Free private pages that bounded reaches at boundary `page` no longer cover (L6, I3)."""
-        for track in self.bounded_tracks:
-            kept, behind = self._behind(request, track, page)
+        for component in self.bounded_components:
+            kept, behind = self._behind(request, component, page)
             if behind:
-                request.runs[track.index] = kept
-                self._free(request, track, behind)
+                request.runs[component.index] = kept
+                self._free(request, component, behind)
 
     def holds_below(self, request: Request, page: int) -> bool:
         """Whether the request holds pages of its own before boundary `page`."""
@@ -172,35 +178,35 @@ class PrivateSlots:
             states is not None and states.shared < page for states in request.states
         )
 
-    def _free(self, request: Request, track: Track, runs: list[Run]) -> None:
+    def _free(self, request: Request, component: TreeComponent, runs: list[Run]) -> None:
         """Give pages back to their pools, and what they cost to the request's promises."""
         slots = b"".join([run.device for run in runs])
-        track.device.give_private(slots)
-        request.accounts[track.index].part(len(slots) // SLOT_BYTES)
-        host_account = request.host_accounts[track.index]
+        component.device.give_private(slots)
+        request.accounts[component.index].release(len(slots) // SLOT_BYTES)
+        host_account = request.host_accounts[component.index]
         if host_account is not None:
             mirror = b"".join([run.host for run in runs if run.host is not None])
             host_account.ledger.give_private(mirror)
-            host_account.part(len(mirror) // SLOT_BYTES)
+            host_account.release(len(mirror) // SLOT_BYTES)
 
     # -- states
 
     def set_up_states(self, request: Request) -> None:
         """Give the request live states, copied from its anchor (M8); keep what is due first."""
         self.settle_due(request)
-        for track in self.state_tracks:
-            states = request.states[track.index]
+        for component in self.state_components:
+            states = request.states[component.index]
             assert states is not None
             if states.live is not None:
-                self.keep_due(request, track, states)
+                self.keep_due(request, component, states)
                 continue
-            states.live = self._take_state(request, track)
+            states.live = self._take_state(request, component)
             assert states.live is not None
             anchor = request.receipt.anchor
             if anchor.parent is not None:
-                source = anchor.cells[track.index].device
+                source = anchor.cells[component.index].device
                 assert source is not None
-                self._copy(track, source, states.live)
+                self._copy(component, source, states.live)
                 self.copies_on_write += 1
 
     def note_boundary(self, request: Request, page: int) -> None:
@@ -226,8 +232,8 @@ class PrivateSlots:
                 page = 0
         elif request.total <= request.prompt:
             page = 0
-        for track in self.state_tracks:
-            states = request.states[track.index]
+        for component in self.state_components:
+            states = request.states[component.index]
             assert states is not None
             states.due, states.due_as = page, due_as
 
@@ -243,7 +249,8 @@ class PrivateSlots:
                 f"computed: states={shown(states)}; give {{component: {{position: planes}}}}"
             )
         pools = {
-            track.name: self.mounted[track.index].component.device for track in self.state_tracks
+            component.name: self.mounted[component.index].component.device
+            for component in self.state_components
         }
         size = self.tree.page_size
         inside = self.points.inside_chunk(request, request.computed, end)
@@ -278,7 +285,10 @@ class PrivateSlots:
         """
         size = self.tree.page_size
         for page in self.points.inside_chunk(request, start, request.computed):
-            handed = [states.get(track.name, {}).get(page * size) for track in self.state_tracks]
+            handed = [
+                states.get(component.name, {}).get(page * size)
+                for component in self.state_components
+            ]
             promised = page in request.checkpoints
             if promised:
                 request.checkpoints.remove(page)
@@ -287,16 +297,16 @@ class PrivateSlots:
             if None in handed or not self._has_room_for_states(request, promised=promised):
                 self.points.skip(request, page)
                 continue
-            for track, planes in zip(self.state_tracks, handed):
+            for component, planes in zip(self.state_components, handed):
                 if not promised:
-                    request.accounts[track.index].add(1)
-                slot = self._take_state(request, track)
-                own = request.states[track.index]
+                    request.accounts[component.index].add(1)
+                slot = self._take_state(request, component)
+                own = request.states[component.index]
                 assert slot is not None
                 assert own is not None
                 assert planes is not None
                 own.captured[page] = slot
-                self.mounted[track.index].component.device.write_slot(slot, planes)
+                self.mounted[component.index].component.device.write_slot(slot, planes)
             request.last_point = page
 
     def _has_room_for_states(self, request: Request, *, promised: bool) -> bool:
@@ -304,38 +314,40 @@ class PrivateSlots:
 
         Where copies of evicted states do not end in time there is none.
         """
-        for track in self.state_tracks:
-            mine = request.accounts[track.index].promised if promised else 0
-            if mine < 1 and track.device.headroom < 1:
+        for component in self.state_components:
+            mine = request.accounts[component.index].promised if promised else 0
+            if mine < 1 and component.device.headroom < 1:
                 return False
-        return all(self.room.on_device(track, 1) for track in self.state_tracks)
+        return all(self.evictor.free_device(component, 1) for component in self.state_components)
 
     def settle_due(self, request: Request) -> None:
         """Decide on a state that was not promised: all components keep it, or none does (I10)."""
-        if not self.state_tracks:
+        if not self.state_components:
             return
-        first = request.states[self.state_tracks[0].index]
+        first = request.states[self.state_components[0].index]
         assert first is not None
         page, due_as = first.due, first.due_as
         if not page or first.live is None or due_as in (Due.POINT, Due.DECODED):
             return
-        for track in self.state_tracks:
-            ledger = track.device
+        for component in self.state_components:
+            ledger = component.device
             spare = ledger.headroom > 0
             if due_as is Due.LEFT:
-                spare = spare and (ledger.free > 0 or eviction.has_left_behind(self.tree, track))
+                spare = spare and (
+                    ledger.free > 0 or eviction.has_left_behind(self.tree, component)
+                )
             if not spare:
                 if due_as is Due.GRID:
                     self.points.skipped[PointKind.GRID] += 1
-                for each in self.state_tracks:
+                for each in self.state_components:
                     states = request.states[each.index]
                     assert states is not None
                     states.due = 0
                 return
-        for track in self.state_tracks:
-            request.accounts[track.index].add(1)
-        for track in self.state_tracks:
-            states = request.states[track.index]
+        for component in self.state_components:
+            request.accounts[component.index].add(1)
+        for component in self.state_components:
+            states = request.states[component.index]
             assert states is not None
             states.due_as = Due.POINT
         if due_as is Due.GRID:
@@ -345,7 +357,7 @@ class PrivateSlots:
             request.left |= {page}
             request.last_left = page
 
-    def keep_due(self, request: Request, track: Track, states: StateSlots) -> None:
+    def keep_due(self, request: Request, component: TreeComponent, states: StateSlots) -> None:
         """Copy the live state if it is due, as a captured one or as the decode's last boundary.
 
         Without a slot the point is skipped (I11); nothing fails for want of one.
@@ -358,16 +370,16 @@ class PrivateSlots:
         page = states.due
         if states.due_as is Due.DECODED:
             if states.tracked is None:
-                states.tracked = self._take_state(request, track)
+                states.tracked = self._take_state(request, component)
             if states.tracked is not None:
-                self._copy(track, states.live, states.tracked)
+                self._copy(component, states.live, states.tracked)
                 states.tracked_page = page
         else:
-            slot = self._take_state(request, track)
+            slot = self._take_state(request, component)
             if slot is None:
                 self.points.skip(request, page)
             else:
-                self._copy(track, states.live, slot)
+                self._copy(component, states.live, slot)
                 states.captured[page] = slot
         # Last: where room is still being made, the engine calls again and the state is due still.
         states.due = 0
@@ -375,15 +387,15 @@ class PrivateSlots:
     def captured_pages(self, request: Request) -> list[int]:
         """Boundaries of the states that it captured and the tree does not have yet."""
         pages: list[int] = []
-        for track in self.state_tracks:
-            states = request.states[track.index]
+        for component in self.state_components:
+            states = request.states[component.index]
             if states is not None and states.captured:
                 pages += states.captured
         return pages
 
-    def offered_page(self, request: Request, track: Track) -> int:
+    def offered_page(self, request: Request, component: TreeComponent) -> int:
         """The deepest boundary at which an ending request has a state to donate; 0 if none."""
-        states = request.states[track.index]
+        states = request.states[component.index]
         assert states is not None
         page, rest = divmod(request.computed, self.tree.page_size)
         if not rest and states.live is not None:
@@ -391,47 +403,48 @@ class PrivateSlots:
         tracked = states.tracked_page if states.tracked is not None else 0
         return max([tracked, states.shared, *states.captured])
 
-    def offer_states(self, request: Request, track: Track) -> None:
+    def offer_states(self, request: Request, component: TreeComponent) -> None:
         """Put what an ending request can donate among its captured states (I7)."""
-        states = request.states[track.index]
+        states = request.states[component.index]
         assert states is not None
         page, rest = divmod(request.computed, self.tree.page_size)
         if not rest and page and states.live is not None:
-            self._offer(request, track, states, page, states.live)
+            self._offer(request, component, states, page, states.live)
             states.live = None
         elif states.tracked is not None:
-            self._offer(request, track, states, states.tracked_page, states.tracked)
+            self._offer(request, component, states, states.tracked_page, states.tracked)
             states.tracked = None
 
     def _offer(
-        self, request: Request, track: Track, states: StateSlots, page: int, slot: bytes
+        self, request: Request, component: TreeComponent, states: StateSlots, page: int, slot: bytes
     ) -> None:
         duplicate = states.captured.pop(page, None)
         if duplicate is not None:
-            track.device.give_private(duplicate)
-            request.accounts[track.index].held -= 1
+            component.device.give_private(duplicate)
+            request.accounts[component.index].held -= 1
         states.captured[page] = slot
 
-    def _take_state(self, request: Request, track: Track) -> bytes | None:
+    def _take_state(self, request: Request, component: TreeComponent) -> bytes | None:
         """One promised state slot, or one from the headroom; None if there is neither."""
-        account = request.accounts[track.index]
+        account = request.accounts[component.index]
         if account.promised < 1:
             if account.ledger.headroom < 1:
                 return None
             account.extend(1)
-        if not track.device.free:
-            self._make_room(track, 1)
+        if not component.device.free:
+            self._make_room(component, 1)
         return account.take(1)
 
-    def _make_room(self, track: Track, n: int) -> None:
-        if not self.room.on_device(track, n):
+    def _make_room(self, component: TreeComponent, n: int) -> None:
+        if not self.evictor.free_device(component, n):
             raise TransferError(
-                f"component {track.name!r}: free({track.device.free}) < needed({n}) after waiting "
-                f"{self.room.timeout_s} s for copies of evicted data; check the transfer engine"
+                f"component {component.name!r}: free({component.device.free}) < needed({n}) after "
+                f"waiting {self.evictor.timeout_s} s for copies of evicted data; check the "
+                "transfer engine"
             )
 
-    def _copy(self, track: Track, source: bytes, target: bytes) -> None:
-        self.mounted[track.index].component.device.copy_slots(source, target)
+    def _copy(self, component: TreeComponent, source: bytes, target: bytes) -> None:
+        self.mounted[component.index].component.device.copy_slots(source, target)
 
     # -- everything
 
@@ -444,9 +457,9 @@ class PrivateSlots:
             going: what it needs to go on with its own pages; None if it shares all of them.
         """
         holdings: list[Holding] = []
-        for track in self.tree.tracks:
-            account = request.accounts[track.index]
-            states = request.states[track.index]
+        for component in self.tree.components:
+            account = request.accounts[component.index]
+            states = request.states[component.index]
             if states is not None:
                 offered = states.captured
                 states.captured = {}
@@ -460,74 +473,74 @@ class PrivateSlots:
                     }
                     offered = {p: s for p, s in offered.items() if p not in states.captured}
                 states.shared = max(states.shared, *offered) if offered else states.shared
-                account.part(len(offered))
+                account.release(len(offered))
                 holdings.append(Holding([], offered, request.left))
                 continue
-            runs = request.runs[track.index]
+            runs = request.runs[component.index]
             if len(runs) == 1 and runs[0].end == end and going is None:
-                below, request.runs[track.index] = runs, []
+                below, request.runs[component.index] = runs, []
             else:
                 private = [Span(end, NO_PAGE)]
-                if going is not None and track.is_everything:
+                if going is not None and component.is_prefix_closed:
                     private = [Span(0, going.shared), *private]
                 elif going is not None:
-                    private = sorted([*track.reach_pages.spans(going.position), *private])
-                request.runs[track.index], below = _divided(runs, private)
-            if below and not track.is_everything:
-                below = self._classed(request, track, below)
+                    private = sorted([*component.reach_pages.spans(going.position), *private])
+                request.runs[component.index], below = _divided(runs, private)
+            if below and not component.is_prefix_closed:
+                below = self._classed(request, component, below)
             n_slots = sum([len(run.device) for run in below]) // SLOT_BYTES
-            account.part(n_slots)
-            host_account = request.host_accounts[track.index]
+            account.release(n_slots)
+            host_account = request.host_accounts[component.index]
             if host_account is not None:
-                host_account.part(n_slots)
-            renews = going is not None and not track.is_everything
+                host_account.release(n_slots)
+            renews = going is not None and not component.is_prefix_closed
             holdings.append(Holding(below, {}, renews=renews))
         return holdings
 
-    def _classed(self, request: Request, track: Track, runs: list[Run]) -> list[Run]:
+    def _classed(self, request: Request, component: TreeComponent, runs: list[Run]) -> list[Run]:
         """Pages that leave the request: for resume points, or left behind (I9, I10).
 
         Where there are states too, only pages before one are of use; the others are given back.
         """
         first, end = runs[0].first, runs[-1].end
-        window = track.window_pages
+        window = component.window_pages
         if window is not None and end - window <= first and end in request.points:
             return runs
-        worth = _needed_between(track, request.points, first, end)
+        worth = _needed_between(component, request.points, first, end)
         if len(worth) == 1 and worth[0].start <= first and worth[0].end >= end:
             return runs
-        if not self.state_tracks:
+        if not self.state_components:
             return _marked(runs, worth)
         kept, behind = _divided(runs, worth)
-        behind, useless = _divided(behind, _needed_between(track, request.left, first, end))
+        behind, useless = _divided(behind, _needed_between(component, request.left, first, end))
         if useless:
-            self._free(request, track, useless)
+            self._free(request, component, useless)
         left = [run._replace(is_left=True) for run in behind]
         return sorted([*kept, *left], key=_first_page)
 
     def give_back_all(self, request: Request) -> None:
         """Free every slot the request owns (H8)."""
-        for track, runs, states in zip(self.tree.tracks, request.runs, request.states):
+        for component, runs, states in zip(self.tree.components, request.runs, request.states):
             for run in runs:
-                track.device.give_private(run.device)
-                if run.host is not None and track.host is not None:
-                    track.host.give_private(run.host)
+                component.device.give_private(run.device)
+                if run.host is not None and component.host is not None:
+                    component.host.give_private(run.host)
             if states is not None:
                 for slots in states.owned():
-                    track.device.give_private(slots)
+                    component.device.give_private(slots)
         request.runs, request.states = [], []
 
     def owners(self, request: Request) -> list[SlotOwner]:
         """Every slot the request owns, for integrity checks."""
         found: list[SlotOwner] = []
         who = f"the request of {request.prompt} tokens"
-        for track, runs, states in zip(self.tree.tracks, request.runs, request.states):
+        for component, runs, states in zip(self.tree.components, request.runs, request.states):
             for run in runs:
-                found.append((track.name, Tier.DEVICE, who, run.device))
+                found.append((component.name, Tier.DEVICE, who, run.device))
                 if run.host is not None:
-                    found.append((track.name, Tier.HOST, who, run.host))
+                    found.append((component.name, Tier.HOST, who, run.host))
             if states is not None:
-                found += [(track.name, Tier.DEVICE, who, slots) for slots in states.owned()]
+                found += [(component.name, Tier.DEVICE, who, slots) for slots in states.owned()]
         return found
 
 
@@ -581,7 +594,9 @@ def _marked(runs: list[Run], worth: Sequence[Span]) -> list[Run]:
     return marked
 
 
-def _needed_between(track: Track, boundaries: Collection[int], first: int, end: int) -> list[Span]:
+def _needed_between(
+    component: TreeComponent, boundaries: Collection[int], first: int, end: int
+) -> list[Span]:
     """Pages between `first` and `end` that a component needs at any of `boundaries`.
 
     In order and disjoint.
@@ -591,7 +606,7 @@ def _needed_between(track: Track, boundaries: Collection[int], first: int, end: 
         span
         for boundary in boundaries
         if boundary > first
-        for span in track.reach_pages.spans(boundary)
+        for span in component.reach_pages.spans(boundary)
         if span.start < end and span.end > first
     ]
     for span in sorted(named) if len(named) > 1 else named:

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from kvgraft.errors import TransferError
-from kvgraft.leasing import Leasing
-from kvgraft.request import Request
-from kvgraft.room import Room
+from kvgraft.requests.eviction import Evictor
+from kvgraft.requests.leases import Leases
+from kvgraft.requests.request import Request
 from kvgraft.transfers import Fence, Journal, Transfer
 from kvgraft.tree import operations
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Direction
 
-__all__ = ["Loading"]
+__all__ = ["LoadBacks"]
 
 
-class Loading:
+class LoadBacks:
     """Starts the transfers of admitted requests, sharing what is on its way already."""
 
-    def __init__(self, tree: Tree, journal: Journal, room: Room, leasing: Leasing) -> None:
+    def __init__(self, tree: Tree, journal: Journal, evictor: Evictor, leases: Leases) -> None:
         self.tree = tree
         self.journal = journal
-        self.room = room
-        self.leasing = leasing
+        self.evictor = evictor
+        self.leases = leases
 
     def start(self, request: Request, fence: Fence | None) -> list[Transfer]:
         """Reserve what the request's reach lacks on DEVICE and start copying it.
@@ -31,17 +31,19 @@ class Loading:
         Raises:
             TransferError: no room, because copies that hold it do not end.
         """
-        tracks = self.tree.tracks
+        components = self.tree.components
         request.waits = [
             self.journal.find(operation)
-            for operation in operations.waits_for(request.receipt, tracks)
+            for operation in operations.waits_for(request.receipt, components)
         ]
-        self.leasing.shared_loads += len(request.waits)
-        plan = operations.load_plan(request.receipt, tracks)
+        self.leases.shared_loads += len(request.waits)
+        plan = operations.load_plan(request.receipt, components)
         if any(plan):
-            for track, nodes in zip(tracks, plan):
+            for component, nodes in zip(components, plan):
                 if nodes:
-                    self.room.on_device(track, sum(track.n_slots(node) for node in nodes))
+                    self.evictor.free_device(
+                        component, sum(component.n_slots(node) for node in nodes)
+                    )
             operation = operations.begin_load_back(self.tree, request.receipt)
             if operation is None:
                 raise TransferError(

@@ -12,7 +12,7 @@ from kvgraft.tree.node import BEHIND, ON_DEVICE, ON_HOST, Node
 from kvgraft.tree.recency import RecencyQueue
 from kvgraft.types import Kind, Tier
 
-__all__ = ["Cause", "ComponentShape", "Track", "ordered"]
+__all__ = ["Cause", "ComponentShape", "TreeComponent", "ordered"]
 
 
 Cause = Literal["demoted", "deleted", "cascade", "leaf"]
@@ -94,7 +94,7 @@ def ordered(shapes: Sequence[ComponentShape]) -> list[ComponentShape]:
     )
 
 
-class Track:
+class TreeComponent:
     """One component's constants and books inside a tree.
 
     Attributes:
@@ -127,7 +127,7 @@ class Track:
         "host_evictions",
         "host_queue",
         "index",
-        "is_everything",
+        "is_prefix_closed",
         "is_state",
         "name",
         "narrower",
@@ -155,7 +155,7 @@ class Track:
         self.reach = shape.reach
         self.reach_pages = PageReach(shape.reach, page_size, shape.name)
         self.is_state = self.reach_pages.is_state
-        self.is_everything = self.reach_pages.is_everything
+        self.is_prefix_closed = self.reach_pages.is_prefix_closed
         self.window_pages = self.reach_pages.window_pages
         self.ends_at_boundary = self.reach_pages.ends_at_boundary
         self.stored_pages = self.reach_pages.stored_pages

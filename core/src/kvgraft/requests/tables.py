@@ -6,19 +6,19 @@ import numpy as np
 import numpy.typing as npt
 
 from kvgraft.errors import LeaseError
-from kvgraft.request import Request, Stage
-from kvgraft.slots import SLOT_BYTES
+from kvgraft.pools.allocator import SLOT_BYTES
+from kvgraft.requests.request import Request, Stage
+from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.inserting import Run
-from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
 
 __all__ = ["RequestTables"]
 
 
-def _nothing(n_pages: int, track: Track) -> bytes:
+def _nothing(n_pages: int, component: TreeComponent) -> bytes:
     """-1 for every slot of `n_pages` pages."""
-    return b"\xff" * (n_pages * track.slots_per_page * SLOT_BYTES)
+    return b"\xff" * (n_pages * component.slots_per_page * SLOT_BYTES)
 
 
 def _expect_open(request: Request) -> None:
@@ -40,11 +40,11 @@ class RequestTables:
 
         -1 where it holds none, such as behind a window. Raises `LeaseError` once it has ended.
         """
-        return _table(request, self.tree.track(component), Tier.DEVICE)
+        return _table(request, self.tree.component(component), Tier.DEVICE)
 
     def host_table(self, request: Request, component: str) -> npt.NDArray[np.int32]:
         """The request's HOST slots of a component at home there, int32 `[n_pages]`."""
-        return _table(request, self.tree.track(component), Tier.HOST)
+        return _table(request, self.tree.component(component), Tier.HOST)
 
     def private_slots(self, request: Request, component: str) -> tuple[bytes, ...]:
         """Slots of a component's private pools, in their order: the request's until it ends (H8).
@@ -55,29 +55,29 @@ class RequestTables:
             LeaseError: the request is not admitted, or has ended.
         """
         self._expect(request, Stage.ADMITTED)
-        return request.private[self.tree.track(component).index]
+        return request.private[self.tree.component(component).index]
 
     def state_slot(self, request: Request, component: str) -> int:
         """The slot of a state component that the model writes for this request."""
         self._expect(request, Stage.ADMITTED)
-        states = request.states[self.tree.track(component).index]
+        states = request.states[self.tree.component(component).index]
         if states is None or states.live is None:
             raise LeaseError(f"component {component!r}: no state yet; allocate first")
         return int.from_bytes(states.live, "little")
 
 
-def _table(request: Request, track: Track, tier: Tier) -> npt.NDArray[np.int32]:
+def _table(request: Request, component: TreeComponent, tier: Tier) -> npt.NDArray[np.int32]:
     """Slots on one tier, page by page; -1 for none."""
     _expect_open(request)
     on_device = tier is Tier.DEVICE
-    runs = request.runs[track.index] if request.runs else []
+    runs = request.runs[component.index] if request.runs else []
     parts: list[bytes] = []
     node = request.receipt.anchor
     page = node.end
     while node.parent is not None:
-        cell = node.cells[track.index]
+        cell = node.cells[component.index]
         slots = cell.device if on_device else cell.host
-        parts.append(slots if slots is not None else _nothing(node.end - node.start, track))
+        parts.append(slots if slots is not None else _nothing(node.end - node.start, component))
         node = node.parent
     parts.reverse()
     beside: list[Run] = []
@@ -90,11 +90,11 @@ def _table(request: Request, track: Track, tier: Tier) -> npt.NDArray[np.int32]:
             beside.append(run)
             continue
         if run.first > page:
-            parts.append(_nothing(run.first - page, track))
+            parts.append(_nothing(run.first - page, component))
         parts.append(slots)
         page = run.end
     if page < request.allocated:
-        parts.append(_nothing(request.allocated - page, track))
+        parts.append(_nothing(request.allocated - page, component))
     joined = b"".join(parts)
     if not beside:
         return np.frombuffer(joined, dtype=np.int32)
@@ -102,7 +102,7 @@ def _table(request: Request, track: Track, tier: Tier) -> npt.NDArray[np.int32]:
     for run in beside:
         slots = run.device if on_device else run.host
         assert slots is not None
-        first = run.first * track.slots_per_page
+        first = run.first * component.slots_per_page
         table[first : first + len(slots) // SLOT_BYTES] = np.frombuffer(slots, dtype=np.int32)
     table.flags.writeable = False
     return table

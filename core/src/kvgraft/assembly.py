@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from kvgraft.config import CacheConfig, GuardMode, WritePolicy
-from kvgraft.dispatch import Mounted, mount
 from kvgraft.errors import ConfigError, KvgraftError
+from kvgraft.packages.dispatch import Mounted, mount
+from kvgraft.packages.registry import Plugin, select
 from kvgraft.pools import BuildContext
 from kvgraft.pools.available import AvailableMemory, available_nbytes
 from kvgraft.pools.plan import PoolPlan
-from kvgraft.registry import Plugin, select
 from kvgraft.sizes import format_nbytes
 from kvgraft.transfers import CpuTransferEngine, NoPayloadTransferEngine, TransferEngine
+from kvgraft.tree.component import ordered
 from kvgraft.tree.ledger import Ledger
-from kvgraft.tree.track import ordered
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kvgraft.cache import Cache
     from kvgraft.guard import Guard
 
-__all__ = ["build_books", "build_guard", "default_engine", "mount_all", "size_pools"]
+__all__ = ["build_guard", "build_tree", "default_engine", "mount_all", "size_pools"]
 
 MOST_PAGES = 2**31
 """Slots are numbered with int32."""
@@ -196,7 +196,7 @@ def _check_device(config: CacheConfig) -> None:
         raise ConfigError("setting payload=False: storage keeps payloads; leave one of them out")
 
 
-def build_books(
+def build_tree(
     config: CacheConfig, mounted: Sequence[Mounted]
 ) -> tuple[Tree, list[tuple[Ledger, ...]]]:
     """The tree over the components' pools, and the ledgers of their private pools."""

@@ -6,19 +6,19 @@ import logging
 
 from kvgraft.config import WritePolicy
 from kvgraft.errors import PluginError
-from kvgraft.room import Room
+from kvgraft.requests.eviction import Evictor
 from kvgraft.transfers.engine import Fence
 from kvgraft.transfers.journal import Journal
 from kvgraft.tree import operations
+from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.holding import hold_host, let_go_of_host
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import Node
 from kvgraft.tree.pinning import Receipt
-from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Direction
 
-__all__ = ["Mirroring"]
+__all__ = ["Backups"]
 
 logger = logging.getLogger("kvgraft")
 
@@ -26,16 +26,17 @@ SELECTIVE_TOUCHES = 1
 """Hits after which write-through-selective backs a prefix up: the insert is the first touch."""
 
 
-class Mirroring:
+class Backups:
     """Starts backups for nodes that a receipt holds, root first."""
 
-    def __init__(self, tree: Tree, journal: Journal, room: Room, policy: WritePolicy) -> None:
+    def __init__(self, tree: Tree, journal: Journal, evictor: Evictor, policy: WritePolicy) -> None:
         self.tree = tree
         self.journal = journal
-        self.room = room
+        self.evictor = evictor
         self.policy = policy
         self.enabled = any(
-            track.host is not None and not track.home_is_host for track in tree.tracks
+            component.host is not None and not component.home_is_host
+            for component in tree.components
         )
 
     def inserted(self, anchor: Node, nodes: list[Node], since: int, fence: Fence | None) -> None:
@@ -46,18 +47,18 @@ class Mirroring:
         if self.enabled and self.policy is WritePolicy.WRITE_THROUGH:
             self._back_up(_with_gaps_above(self.tree, anchor, nodes, since), fence)
 
-    def hit(self, receipt: Receipt) -> None:
+    def matched(self, receipt: Receipt) -> None:
         """A match uses what `receipt` holds: also what was left behind is worth a copy now."""
         if not self.enabled or self.policy is WritePolicy.WRITE_BACK:
             return
-        anchor, tracks = receipt.anchor, self.tree.tracks
+        anchor, components = receipt.anchor, self.tree.components
         if self.policy is WritePolicy.WRITE_THROUGH_SELECTIVE and anchor.hits < SELECTIVE_TOUCHES:
             return
-        bounded = [track for track in tracks if not track.is_everything]
+        bounded = [component for component in components if not component.is_prefix_closed]
         reached = {
             id(node): node
-            for track in bounded
-            for node in operations.segment_nodes(track, receipt)
+            for component in bounded
+            for node in operations.segment_nodes(component, receipt)
             if operations.needs_backup(self.tree, node)
         }
         if reached or self.policy is WritePolicy.WRITE_THROUGH_SELECTIVE:
@@ -67,14 +68,14 @@ class Mirroring:
     def _back_up(self, nodes: list[Node], fence: Fence | None) -> None:
         """Back nodes up, root first; the first that finds no room ends the chain (B1)."""
         for node in nodes:
-            tracks = operations.needs_backup(self.tree, node)
-            if not tracks:
+            components = operations.needs_backup(self.tree, node)
+            if not components:
                 continue
-            if not self._make_room(node, tracks):
+            if not self._make_room(node, components):
                 return
             if not operations.may_back_up(self.tree, node):
                 return  # the room was made of what is above
-            operation = operations.begin_backup(self.tree, node, tracks)
+            operation = operations.begin_backup(self.tree, node, components)
             if operation is None:
                 return
             try:
@@ -84,9 +85,11 @@ class Mirroring:
                 logger.warning("a node stays without a backup: %s", error)
                 return
 
-    def _make_room(self, node: Node, tracks: list[Track]) -> bool:
+    def _make_room(self, node: Node, components: list[TreeComponent]) -> bool:
         """Room on HOST for a node, and not out of what is above it: without that it is no use."""
-        short = [track for track in tracks if _host(track).free < track.n_slots(node)]
+        short = [
+            component for component in components if _host(component).free < component.n_slots(node)
+        ]
         if not short:
             return True
         assert node.parent is not None
@@ -94,14 +97,16 @@ class Mirroring:
         if above is None:
             return False
         try:
-            return all(self.room.on_host(track, track.n_slots(node)) for track in short)
+            return all(
+                self.evictor.free_host(component, component.n_slots(node)) for component in short
+            )
         finally:
             let_go_of_host(self.tree, above)
 
 
-def _host(track: Track) -> Ledger:
-    assert track.host is not None
-    return track.host
+def _host(component: TreeComponent) -> Ledger:
+    assert component.host is not None
+    return component.host
 
 
 def _with_gaps_above(tree: Tree, anchor: Node, nodes: list[Node], since: int) -> list[Node]:
@@ -116,7 +121,11 @@ def _with_gaps_above(tree: Tree, anchor: Node, nodes: list[Node], since: int) ->
     while node is not None and node.parent is not None:
         if node.end <= first and not operations.needs_backup(tree, node):
             base = node.cells[0]
-            if tree.tracks[0].host is None or base.host is not None or base.incoming is not None:
+            if (
+                tree.components[0].host is None
+                or base.host is not None
+                or base.incoming is not None
+            ):
                 break
         chain[id(node)] = node
         node = node.parent

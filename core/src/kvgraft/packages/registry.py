@@ -24,9 +24,9 @@ from kvgraft.contract import (
     Contract,
     check_api_version,
 )
-from kvgraft.entry_points import Published, import_failure, published
 from kvgraft.errors import ConfigError, PluginError
-from kvgraft.implementations import implemented_hooks
+from kvgraft.packages.entry_points import Published, import_failure, published
+from kvgraft.packages.validation import implemented_hooks
 from kvgraft.types import ComponentDeclaration
 
 __all__ = ["CURRENT", "HOOKS", "NO_RULE", "Found", "Plugin", "discover", "load_plugin", "select"]

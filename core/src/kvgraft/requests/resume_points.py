@@ -12,11 +12,11 @@ import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import itemgetter
 
-from kvgraft.dispatch import Mounted
 from kvgraft.errors import ConfigError
-from kvgraft.request import NO_PAGES, Request
+from kvgraft.packages.dispatch import Mounted
+from kvgraft.requests.request import NO_PAGES, Request
+from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.matching import Match
-from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 from kvgraft.types import PointKind
 
@@ -68,24 +68,24 @@ class ResumePoints:
     ) -> None:
         self.tree = tree
         self.inside = inside
-        self.matter = len(tree.everything) < len(tree.tracks)
+        self.matter = len(tree.everything) < len(tree.components)
         self.cuts = tree.has_state and not inside
         self.made: dict[PointKind, int] = dict.fromkeys(PointKind, 0)
         self.used: dict[PointKind, int] = dict.fromkeys(PointKind, 0)
         self.skipped: dict[PointKind, int] = dict.fromkeys(PointKind, 0)
         self.cut_pages = -(-cut_tokens // tree.page_size)
         nbytes = [each.component.device.slot_nbytes for each in mounted]
-        base = tree.tracks[0]
+        base = tree.components[0]
         per_page = nbytes[0] * base.slots_per_page
         if base.home_is_host:
             host = mounted[0].component.host
             per_page += 0 if host is None else host.slab_nbytes * base.slots_per_page
-        bounded = [track for track in tree.tracks if not track.is_everything]
-        states = [track for track in bounded if track.is_state]
+        bounded = [component for component in tree.components if not component.is_prefix_closed]
+        states = [component for component in bounded if component.is_state]
         self.state_spacing = _pages_for(states, nbytes, per_page)
         # However few bytes a state takes: the grid leaves most slots to the other points.
         base_pages = base.device.capacity / base.slots_per_page
-        for_slots = [base_pages / (track.device.capacity * GRID_SHARE) for track in states]
+        for_slots = [base_pages / (component.device.capacity * GRID_SHARE) for component in states]
         self.spacing = max([_pages_for(bounded, nbytes, per_page), *map(math.ceil, for_slots)])
 
     def __repr__(self) -> str:
@@ -180,13 +180,15 @@ class ResumePoints:
             self.skipped[kind] += 1
 
 
-def _pages_for(tracks: Sequence[Track], nbytes: Sequence[int], base_nbytes: int) -> int:
-    """Pages of the base on which one point of `tracks` takes at most its share."""
+def _pages_for(components: Sequence[TreeComponent], nbytes: Sequence[int], base_nbytes: int) -> int:
+    """Pages of the base on which one point of `components` takes at most its share."""
     far = 1 << 20
     cost = 0
-    for track in tracks:
-        slots = 1 if track.is_state else track.reach_pages.width(far) * track.slots_per_page
-        cost += slots * nbytes[track.index]
+    for component in components:
+        slots = (
+            1 if component.is_state else component.reach_pages.width(far) * component.slots_per_page
+        )
+        cost += slots * nbytes[component.index]
     return max(1, math.ceil(cost / (base_nbytes * GRID_SHARE)))
 
 

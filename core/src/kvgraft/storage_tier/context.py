@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvgraft.room import Room
+from kvgraft.requests.eviction import Evictor
 from kvgraft.storage import Storage
 from kvgraft.storage_tier.naming import Naming
 from kvgraft.storage_tier.slabs import Slabs
 from kvgraft.tree.tree import Tree
 
-__all__ = ["Scene"]
+__all__ = ["TierContext"]
 
 
-class Scene(NamedTuple):
+class TierContext(NamedTuple):
     """The parts of one cache that its storage tier touches.
 
     Attributes:
-        room: makes room on HOST.
+        evictor: makes room on HOST.
         deadline_s: longest time for a call of the store.
     """
 
     tree: Tree
-    room: Room
-    storage: Storage
+    evictor: Evictor
+    client: Storage
     naming: Naming
     slabs: Slabs
     deadline_s: float

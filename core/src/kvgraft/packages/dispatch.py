@@ -18,7 +18,6 @@ import pluggy
 from pydantic import BaseModel, ValidationError
 
 from kvgraft import hookspecs
-from kvgraft.answers import ANSWERS, shown
 from kvgraft.contract import COPY_ON_WRITE, HOST_MIRROR, PROJECT
 from kvgraft.errors import (
     ConfigError,
@@ -27,11 +26,12 @@ from kvgraft.errors import (
     PluginError,
     PluginHookError,
 )
+from kvgraft.packages.hook_results import HOOK_RESULTS, shown
+from kvgraft.packages.registry import HOOKS, NO_RULE, Plugin
 from kvgraft.pools import BuildContext, Component, DevicePool, HostMirror, PrivatePool
 from kvgraft.reach import Reach
 from kvgraft.refusals import first_refusal
-from kvgraft.registry import HOOKS, NO_RULE, Plugin
-from kvgraft.tree.track import ComponentShape
+from kvgraft.tree.component import ComponentShape
 from kvgraft.types import Kind, Tier
 
 __all__ = ["Hook", "Mounted", "mount", "parse_options"]
@@ -92,7 +92,7 @@ def parse_options(plugin: Plugin, options: dict[str, Any]) -> BaseModel:
         raise PluginError(plugin.name, said, "P7") from error
 
 
-FROZEN = (
+BOUND_HOOKS = (
     "finalize_match_result",
     "acquire_component_lock",
     "release_component_lock",
@@ -125,7 +125,7 @@ def _wrap(plugin: Plugin, wrappers: Sequence[object]) -> pluggy.PluginManager:
 
         return call
 
-    hooks = {hook: getattr(plugin.implementation, hook, None) for hook in FROZEN}
+    hooks = {hook: getattr(plugin.implementation, hook, None) for hook in BOUND_HOOKS}
     implemented = {hook: marked(hook, found) for hook, found in hooks.items() if found is not None}
     manager.register(_Hooks(implemented), name=plugin.name)
     for wrapper in wrappers:
@@ -153,7 +153,7 @@ def _bind(
         return None
     if manager is not None:
         function = _called(manager, hook)
-    expected = ANSWERS.get(hook)
+    expected = HOOK_RESULTS.get(hook)
     fits = expected.fits if expected is not None else None
 
     def call(query: Any) -> Any:
@@ -203,7 +203,7 @@ def mount(
         raise PluginHookError(plugin.name, "create_component", error) from error
     _check_component(plugin, component)
     manager = _wrap(plugin, wrappers) if wrappers else None
-    hooks = (_bind(plugin, component, hook, manager) for hook in FROZEN)
+    hooks = (_bind(plugin, component, hook, manager) for hook in BOUND_HOOKS)
     return Mounted(plugin, component, manager, *hooks)
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from kvgraft.types import ComponentMatch, Demand
 
-__all__ = ["ANSWERS", "Answer", "are_spans", "shown"]
+__all__ = ["HOOK_RESULTS", "HookResult", "are_spans", "shown"]
 
 _SHORT = Repr()
 _SHORT.maxother = _SHORT.maxstring = 120
@@ -25,7 +25,7 @@ def shown(answer: object) -> str:
     return " ".join(_SHORT.repr(answer).split())
 
 
-class Answer(NamedTuple):
+class HookResult(NamedTuple):
     """What a hook may return, if not None.
 
     Attributes:
@@ -93,11 +93,11 @@ def _is_demand(answer: object) -> bool:
     return private == () or _all_whole(private)
 
 
-ANSWERS = {
-    "finalize_match_result": Answer(
+HOOK_RESULTS = {
+    "finalize_match_result": HookResult(
         _is_match, "ComponentMatch or None, its boundaries in whole pages", "M5"
     ),
-    "build_hicache_transfers": Answer(_are_copies, "a list of PlaneCopy or None", "R2"),
-    "budget_contribution": Answer(_is_demand, "Demand or None, in whole slots", "A1"),
+    "build_hicache_transfers": HookResult(_are_copies, "a list of PlaneCopy or None", "R2"),
+    "budget_contribution": HookResult(_is_demand, "Demand or None, in whole slots", "A1"),
 }
 """By hook, for those whose answers the core reads fields of."""

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from kvgraft.config import WritePolicy
 from kvgraft.errors import ContractViolation, KvgraftError
-from kvgraft.slots import SLOT_BYTES
+from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.transfers.journal import Journal, Transfer
 from kvgraft.tree import eviction, operations
+from kvgraft.tree.component import Cause, TreeComponent
 from kvgraft.tree.eviction import Victim
-from kvgraft.tree.track import Cause, Track
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Direction, Tier
 
-__all__ = ["Room"]
+__all__ = ["Evictor"]
 
 
-class Room:
+class Evictor:
     """Evicts for exact shortfalls, one pool at a time.
 
     Args:
@@ -32,39 +32,39 @@ class Room:
         self.write_back = policy is WritePolicy.WRITE_BACK
         self.failed_demotions = 0
 
-    def on_device(self, track: Track, n_slots: int) -> bool:
+    def free_device(self, component: TreeComponent, n_slots: int) -> bool:
         """Free DEVICE slots of one component until `n_slots` are free; whether they are.
 
         Takes nothing from a pool that is not short (E2), and nothing at all if they are free.
         """
-        shortfall = n_slots - track.device.free
+        shortfall = n_slots - component.device.free
         if shortfall <= 0:
             return True
         if self.write_back:
-            self._demote(track, n_slots)
+            self._demote(component, n_slots)
         else:
-            eviction.evict_device(self.tree, track, shortfall)
-        return track.device.free >= n_slots
+            eviction.evict_device(self.tree, component, shortfall)
+        return component.device.free >= n_slots
 
-    def make_free(self, track: Track, n_slots: int, tier: Tier) -> int:
+    def evict(self, component: TreeComponent, n_slots: int, tier: Tier) -> int:
         """Evict until `n_slots` more slots are free; returns how many were freed (E6)."""
-        ledger = track.device if tier is Tier.DEVICE else track.host
+        ledger = component.device if tier is Tier.DEVICE else component.host
         if ledger is None:
             return 0
         before = ledger.free
-        make_room = self.on_device if tier is Tier.DEVICE else self.on_host
-        make_room(track, before + n_slots)
+        make_room = self.free_device if tier is Tier.DEVICE else self.free_host
+        make_room(component, before + n_slots)
         return ledger.free - before
 
-    def on_host(self, track: Track, n_slots: int) -> bool:
+    def free_host(self, component: TreeComponent, n_slots: int) -> bool:
         """Free HOST slots of one component until `n_slots` are free; whether they are."""
-        assert track.host is not None
-        shortfall = n_slots - track.host.free
+        assert component.host is not None
+        shortfall = n_slots - component.host.free
         if shortfall > 0:
-            eviction.evict_host(self.tree, track, shortfall)
-        return track.host.free >= n_slots
+            eviction.evict_host(self.tree, component, shortfall)
+        return component.host.free >= n_slots
 
-    def _demote(self, track: Track, n_slots: int) -> None:
+    def _demote(self, component: TreeComponent, n_slots: int) -> None:
         """Evict with a backup first; what HOST cannot take is dropped, so that room is made.
 
         Waits for the copies, at most `timeout_s` in all; what is still missing then is taken from
@@ -72,8 +72,8 @@ class Room:
         """
         leaving: list[Transfer] = []
         on_their_way = 0
-        while track.device.free + on_their_way < n_slots:
-            victim = eviction.next_device_victim(self.tree, track)
+        while component.device.free + on_their_way < n_slots:
+            victim = eviction.next_device_victim(self.tree, component)
             if victim is None:
                 break
             operation = self._begin(victim)
@@ -81,7 +81,7 @@ class Room:
                 on_their_way += sum(
                     len(slots) // SLOT_BYTES
                     for other, slots in operation.detached
-                    if other is track
+                    if other is component
                 )
                 try:
                     leaving.append(self.journal.submit(operation, Direction.BACKUP))
@@ -92,34 +92,38 @@ class Room:
             elif _still_there(victim):
                 eviction.evict_victim(self.tree, victim)
         self.journal.settle(leaving, self.timeout_s)
-        if track.device.free < n_slots:
-            eviction.evict_device(self.tree, track, n_slots - track.device.free)
-        if track.device.free < n_slots:  # copies that outlasted an earlier call hold slots as well
-            self.journal.settle(self._leaving(track), self.timeout_s)
+        if component.device.free < n_slots:
+            eviction.evict_device(self.tree, component, n_slots - component.device.free)
+        if (
+            component.device.free < n_slots
+        ):  # copies that outlasted an earlier call hold slots as well
+            self.journal.settle(self._leaving(component), self.timeout_s)
 
-    def _leaving(self, track: Track) -> list[Transfer]:
+    def _leaving(self, component: TreeComponent) -> list[Transfer]:
         """Transfers that free slots of a component when they end."""
         operations = self.journal.operations()
         return [
             self.journal.find(each)
             for each in operations
-            if any(other is track for other, _ in each.detached)
+            if any(other is component for other, _ in each.detached)
         ]
 
     def _begin(self, victim: Victim) -> operations.Operation | None:
         """Reserve HOST for what is not there yet; None if all of it is, or HOST is full."""
         node = victim.node
-        unbacked = [t for t in operations.needs_backup(self.tree, node) if t in victim.tracks]
+        unbacked = [t for t in operations.needs_backup(self.tree, node) if t in victim.components]
         if not unbacked:
             return None
-        for track in unbacked:
-            if not self.on_host(track, track.n_slots(node)):
+        for component in unbacked:
+            if not self.free_host(component, component.n_slots(node)):
                 return None
         parent = node.parent
         if parent is None or not _still_there(victim):
             return None
         along: Cause = "leaf" if victim.at_leaf else "cascade"
-        operation = operations.begin_demotion(self.tree, node, victim.track, victim.tracks, along)
+        operation = operations.begin_demotion(
+            self.tree, node, victim.component, victim.components, along
+        )
         if operation is not None:
             eviction.lift_recency(self.tree, node, parent)
         return operation
@@ -128,4 +132,4 @@ class Room:
 def _still_there(victim: Victim) -> bool:
     """Whether the victim's cells survived the host eviction made for their backup."""
     cells = victim.node.cells
-    return all(cells[track.index].device is not None for track in victim.tracks)
+    return all(cells[component.index].device is not None for component in victim.components)

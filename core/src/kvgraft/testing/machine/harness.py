@@ -13,7 +13,7 @@ from collections.abc import Callable
 from kvgraft.admission import Decision, Outcome
 from kvgraft.config import WritePolicy
 from kvgraft.errors import LeaseError
-from kvgraft.request import Limited
+from kvgraft.requests.request import Limited
 from kvgraft.testing.machine.admissions import Admissions
 from kvgraft.testing.machine.bench import Bench
 from kvgraft.testing.machine.brute_force import Prefix
@@ -36,10 +36,10 @@ from kvgraft.testing.machine.trace import demanded, shown
 from kvgraft.tree.keys import TokenKey
 from kvgraft.types import Direction
 
-__all__ = ["Driver"]
+__all__ = ["Harness"]
 
 
-class Driver:
+class Harness:
     """One cache, its model and its running requests.
 
     Args:

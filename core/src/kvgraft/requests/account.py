@@ -82,7 +82,7 @@ class Account:
         target = min(target, self.remaining)
         return target - self.promised if target > self.promised else 0
 
-    def part(self, n: int) -> None:
+    def release(self, n: int) -> None:
         """`n` held slots left the request: to the tree, or free again."""
         rise = self.renewal(n)
         self.held -= n

@@ -6,23 +6,23 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 
-from kvgraft.answers import are_spans, shown
 from kvgraft.config import LoadModel
-from kvgraft.dispatch import Mounted
 from kvgraft.errors import ContractViolation
-from kvgraft.mirroring import Mirroring
-from kvgraft.points import ResumePoints
-from kvgraft.request import NO_PAGES, Limited, Request
+from kvgraft.packages.dispatch import Mounted
+from kvgraft.packages.hook_results import are_spans, shown
+from kvgraft.requests.backup import Backups
+from kvgraft.requests.request import NO_PAGES, Limited, Request
+from kvgraft.requests.resume_points import ResumePoints
 from kvgraft.tree import matching, operations, pinning
+from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.matching import Match
 from kvgraft.tree.node import Node
 from kvgraft.tree.pinning import Receipt
 from kvgraft.tree.segments import common_pages, default_segment, segment_ahead
-from kvgraft.tree.track import Track
 from kvgraft.tree.tree import Tree
 from kvgraft.types import ComponentMatch, LockQuery, MatchView, Span
 
-__all__ = ["Leasing", "Locks"]
+__all__ = ["Leases", "Locks"]
 
 
 class Locks(NamedTuple):
@@ -37,7 +37,7 @@ class Locks(NamedTuple):
     undo: ExitStack
 
 
-class Leasing:
+class Leases:
     """Turns matches into pinned leases on requests.
 
     Attributes:
@@ -49,30 +49,32 @@ class Leasing:
         self,
         tree: Tree,
         mounted: Sequence[Mounted],
-        mirroring: Mirroring,
+        backups: Backups,
         load: LoadModel | None,
         points: ResumePoints,
     ) -> None:
         self.tree = tree
-        self.mirroring = mirroring
+        self.backups = backups
         self.points = points
         self.load = load
         self.mounted = mounted
         self.shared_loads = 0
         self.skipped_loads = 0
         self._finalizers = [
-            (track, each.finalize_match_result)
-            for track, each in zip(tree.tracks, mounted)
+            (component, each.finalize_match_result)
+            for component, each in zip(tree.components, mounted)
             if each.finalize_match_result is not None
         ]
         self._lockers = [
-            (track, each)
-            for track, each in zip(tree.tracks, mounted)
+            (component, each)
+            for component, each in zip(tree.components, mounted)
             if each.acquire_component_lock is not None
         ]
-        self._no_slots = (0,) * len(tree.tracks)
-        self._pins_host = any(track.home_is_host for track in tree.tracks)
-        self._cannot_copy = any(track.is_state and not track.can_copy for track in tree.tracks)
+        self._no_slots = (0,) * len(tree.components)
+        self._pins_host = any(component.home_is_host for component in tree.components)
+        self._cannot_copy = any(
+            component.is_state and not component.can_copy for component in tree.components
+        )
 
     def lease(self, request: Request, limit: int) -> None:
         """Match at most `limit` pages of the request's key, pin the anchor, fill the request in."""
@@ -103,9 +105,9 @@ class Leasing:
             assert receipt is not None
         if anchor.parent is not None:
             try:
-                self.mirroring.hit(receipt)
-                if tree.host_watcher is not None:
-                    tree.host_watcher.hit(anchor)
+                self.backups.matched(receipt)
+                if tree.observer is not None:
+                    tree.observer.matched(anchor)
             except BaseException:
                 self.unpin(receipt)
                 raise
@@ -121,16 +123,18 @@ class Leasing:
         request.published = False
         request.host_slots = (
             tuple(
-                sum(track.n_slots(node) for node in nodes)
-                for track, nodes in zip(tree.tracks, operations.load_plan(receipt, tree.tracks))
+                sum(component.n_slots(node) for node in nodes)
+                for component, nodes in zip(
+                    tree.components, operations.load_plan(receipt, tree.components)
+                )
             )
             if host_from is not None
             else self._no_slots
         )
         request.waits = (
             [
-                self.mirroring.journal.find(each)
-                for each in operations.waits_for(receipt, tree.tracks)
+                self.backups.journal.find(each)
+                for each in operations.waits_for(receipt, tree.components)
             ]
             if receipt.host_from is not None
             else []
@@ -154,12 +158,12 @@ class Leasing:
         where they are promised it goes without.
         """
         position = request.computed // self.tree.page_size
-        ahead: list[tuple[Span, ...] | None] = [None] * len(self.tree.tracks)
+        ahead: list[tuple[Span, ...] | None] = [None] * len(self.tree.components)
         if position > shared:
-            for track in self.tree.tracks:
-                if not track.is_everything:
-                    segment = segment_ahead(track, anchor.end, position)
-                    ahead[track.index] = common_pages(segment, (Span(0, shared),))
+            for component in self.tree.components:
+                if not component.is_prefix_closed:
+                    segment = segment_ahead(component, anchor.end, position)
+                    ahead[component.index] = common_pages(segment, (Span(0, shared),))
         host_from = 0 if self._pins_host else None
         receipt = None
         if locks is not None:
@@ -169,9 +173,9 @@ class Leasing:
         if receipt is None:
             receipt = self._pin(anchor, host_from, None, ahead, enforce=True)
         if receipt is None:
-            for track in self.tree.tracks:
-                if track.is_state:
-                    ahead[track.index] = ()
+            for component in self.tree.components:
+                if component.is_state:
+                    ahead[component.index] = ()
             receipt = self._pin(anchor, host_from, None, ahead, enforce=False)
         assert receipt is not None
         request.receipt = receipt
@@ -188,14 +192,14 @@ class Leasing:
             return None
         segments: dict[int, tuple[Span, ...]] = {}
         with ExitStack() as undo:
-            for track, each in self._lockers:
+            for component, each in self._lockers:
                 assert each.acquire_component_lock is not None
                 assert each.release_component_lock is not None
                 answer = each.acquire_component_lock(LockQuery(boundary, self.tree.page_size))
                 if answer is not None:
                     undo.callback(each.release_component_lock, answer)
-                    segments[track.index] = _merged(track, boundary, answer)
-                    _check_segment(self.tree, track, boundary, segments[track.index])
+                    segments[component.index] = _merged(component, boundary, answer)
+                    _check_segment(self.tree, component, boundary, segments[component.index])
             held = undo.pop_all()
         return Locks(segments, held)
 
@@ -215,10 +219,10 @@ class Leasing:
         anchor = -1
         while anchor != found.anchor:
             anchor = found.anchor
-            for track, hook in self._finalizers:
+            for component, hook in self._finalizers:
                 host_slots = 0
                 if found.device_anchor != found.anchor:
-                    host_slots = _missing_slots(found, track)
+                    host_slots = _missing_slots(found, component)
                 view = MatchView(found.anchor, found.device_anchor, found.base, limit, host_slots)
                 assert hook is not None
                 answer: ComponentMatch | None = hook(view)
@@ -227,7 +231,7 @@ class Leasing:
                 if answer.limit_pages > found.anchor:
                     raise ContractViolation(
                         "M5",
-                        track.name,
+                        component.name,
                         f"finalize_match_result lengthened the match from {found.anchor} to "
                         f"{answer.limit_pages} pages",
                     )
@@ -242,12 +246,12 @@ class Leasing:
             return False
         nbytes = 0
         node = found.path[-1]
-        for track, each in zip(self.tree.tracks, self.mounted):
-            if track.is_state:
-                if node.cells[track.index].device is None:
+        for component, each in zip(self.tree.components, self.mounted):
+            if component.is_state:
+                if node.cells[component.index].device is None:
                     return False
                 continue
-            nbytes += _missing_slots(found, track) * each.component.device.slot_nbytes
+            nbytes += _missing_slots(found, component) * each.component.device.slot_nbytes
         load_s = self.load.latency_s + nbytes / self.load.bandwidth_bytes_s
         tokens = (found.anchor - found.device_anchor) * self.tree.page_size
         return tokens / self.load.prefill_tokens_s < load_s
@@ -274,12 +278,12 @@ class Leasing:
         enforce: bool,
     ) -> Receipt | None:
         if locks is not None and locks.segments:
-            segments = segments or [None] * len(self.tree.tracks)
+            segments = segments or [None] * len(self.tree.components)
             for index, segment in locks.segments.items():
                 limit = segments[index]
                 if limit is None:
                     segments[index] = segment
-                elif not self.tree.tracks[index].is_state:
+                elif not self.tree.components[index].is_state:
                     segments[index] = common_pages(segment, limit)
         receipt = pinning.acquire(
             self.tree, anchor, host_from=host_from, enforce=enforce, segments=segments
@@ -289,22 +293,22 @@ class Leasing:
         return receipt
 
 
-def _missing_slots(found: Match, track: Track) -> int:
+def _missing_slots(found: Match, component: TreeComponent) -> int:
     """Slots a load-back from the anchor would move for one component, in its own units (M4)."""
-    if track.is_state:
-        cell = found.path[-1].cells[track.index] if found.path else None
+    if component.is_state:
+        cell = found.path[-1].cells[component.index] if found.path else None
         return int(cell is not None and cell.device is None and cell.incoming is None)
     pages = 0
-    for span in track.reach_pages.spans(found.anchor):
+    for span in component.reach_pages.spans(found.anchor):
         for node in found.path:
             start, end = max(node.start, span.start), min(node.end, span.end)
-            cell = node.cells[track.index]
+            cell = node.cells[component.index]
             if start < end and cell.device is None and cell.incoming is None:
                 pages += end - start
-    return pages * track.slots_per_page
+    return pages * component.slots_per_page
 
 
-def _merged(track: Track, boundary: int, answer: Sequence[Span]) -> tuple[Span, ...]:
+def _merged(component: TreeComponent, boundary: int, answer: Sequence[Span]) -> tuple[Span, ...]:
     """The spans a hook named, in order, disjoint and not empty (a state's point is kept).
 
     Raises:
@@ -312,15 +316,15 @@ def _merged(track: Track, boundary: int, answer: Sequence[Span]) -> tuple[Span, 
     """
     if not are_spans(answer):
         said = f"acquire_component_lock returned {shown(answer)}, not a list of Span in whole pages"
-        raise ContractViolation("L3", track.name, said)
+        raise ContractViolation("L3", component.name, said)
     spans = sorted(Span(*span) for span in answer)
     merged: list[Span] = []
     for span in spans:
         if not 0 <= span.start <= span.end <= boundary:
             raise ContractViolation(
-                "L3", track.name, f"acquire_component_lock names {span} at boundary {boundary}"
+                "L3", component.name, f"acquire_component_lock names {span} at boundary {boundary}"
             )
-        if span.start == span.end and not (track.is_state and boundary):
+        if span.start == span.end and not (component.is_state and boundary):
             continue
         if merged and span.start <= merged[-1].end:
             merged[-1] = Span(merged[-1].start, max(merged[-1].end, span.end))
@@ -329,23 +333,27 @@ def _merged(track: Track, boundary: int, answer: Sequence[Span]) -> tuple[Span, 
     return tuple(merged)
 
 
-def _check_segment(tree: Tree, track: Track, boundary: int, segment: tuple[Span, ...]) -> None:
+def _check_segment(
+    tree: Tree, component: TreeComponent, boundary: int, segment: tuple[Span, ...]
+) -> None:
     """Refuse a pin that leaves out what the reach needs, or escapes the wider ones' (L3, T6)."""
 
     def covered(inner: Span, outer: tuple[Span, ...]) -> bool:
         return any(span.start <= inner.start and inner.end <= span.end for span in outer)
 
-    for need in default_segment(track, boundary):
+    for need in default_segment(component, boundary):
         if not covered(need, segment):
             raise ContractViolation(
-                "L3", track.name, f"acquire_component_lock pins {segment} where {need} is needed"
+                "L3",
+                component.name,
+                f"acquire_component_lock pins {segment} where {need} is needed",
             )
-    for other in tree.tracks[: track.index]:
-        if track.index not in other.narrower:
+    for other in tree.components[: component.index]:
+        if component.index not in other.narrower:
             continue
         outer = default_segment(other, boundary)
         for span in segment:
             if not covered(span, outer):
                 raise ContractViolation(
-                    "T6", track.name, f"acquire_component_lock pins {span} outside {outer}"
+                    "T6", component.name, f"acquire_component_lock pins {span} outside {outer}"
                 )

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 
 from kvgraft.errors import TransferError
-from kvgraft.pools import Component, slot_index
+from kvgraft.pools.component import Component
+from kvgraft.pools.device import slot_index
 from kvgraft.types import Direction, TransferQuery
 
 __all__ = ["PlaneCopy", "pair_planes", "run_copy"]

@@ -7,8 +7,8 @@ from collections.abc import Hashable
 from numbers import Integral
 from typing import Any
 
-from kvgraft.admission.account import Account
 from kvgraft.errors import ConfigError, LeaseError
+from kvgraft.requests.account import Account
 from kvgraft.transfers.journal import Transfer
 from kvgraft.tree.inserting import Run
 from kvgraft.tree.keys import TokenKey

@@ -6,11 +6,11 @@ Contract: I1 to I12.
 from __future__ import annotations
 
 from kvgraft.errors import LeaseError
-from kvgraft.leasing import Leasing, Locks
-from kvgraft.mirroring import Mirroring
-from kvgraft.points import ResumePoints
-from kvgraft.private import Going, PrivateSlots
-from kvgraft.request import Request
+from kvgraft.requests.backup import Backups
+from kvgraft.requests.leases import Leases, Locks
+from kvgraft.requests.request import Request
+from kvgraft.requests.resume_points import ResumePoints
+from kvgraft.requests.slots import Going, RequestSlots
 from kvgraft.transfers import Fence, Journal
 from kvgraft.tree import inserting, pinning
 from kvgraft.tree.keys import common_prefix_pages
@@ -18,29 +18,29 @@ from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
 from kvgraft.types import PointKind
 
-__all__ = ["Sharing"]
+__all__ = ["Publisher"]
 
 
 BEHIND_TOKENS = 64
 """Tokens left behind while decoding from which on a place in the tree pays."""
 
 
-class Sharing:
+class Publisher:
     """Moves a request's private data into the tree."""
 
     def __init__(
         self,
         tree: Tree,
-        slots: PrivateSlots,
-        leasing: Leasing,
-        mirroring: Mirroring,
+        slots: RequestSlots,
+        leases: Leases,
+        backups: Backups,
         journal: Journal,
         points: ResumePoints,
     ) -> None:
         self.tree = tree
         self.slots = slots
-        self.leasing = leasing
-        self.mirroring = mirroring
+        self.leases = leases
+        self.backups = backups
         self.journal = journal
         self.points = points
 
@@ -109,9 +109,11 @@ class Sharing:
             child = node.child(bytes(data[offset : offset + page_bytes]))
             if child is None:
                 break
-            cells = [(track, child.cells[track.index]) for track in tree.everything]
+            cells = [(component, child.cells[component.index]) for component in tree.everything]
             if any(cell.device is None for _, cell in cells):
-                if any(track.home_is_host and cell.host is not None for track, cell in cells):
+                if any(
+                    component.home_is_host and cell.host is not None for component, cell in cells
+                ):
                     return None  # the request's own canonical copy would have to go
                 break
             agreed = common_prefix_pages(data, offset, child.key, page_bytes)
@@ -121,15 +123,15 @@ class Sharing:
             if page < child.end:
                 break
             node = child
-        for track in tree.everything:
-            for ledger, on_device in ((track.device, True), (track.host, False)):
-                if ledger is None or not (on_device or track.home_is_host):
+        for component in tree.everything:
+            for ledger, on_device in ((component.device, True), (component.host, False)):
+                if ledger is None or not (on_device or component.home_is_host):
                     continue
                 pinned = 0
                 for child, n_pages in passed:
-                    cell = child.cells[track.index]
+                    cell = child.cells[component.index]
                     if not (cell.device_pins if on_device else cell.host_pins):
-                        pinned += n_pages * track.slots_per_page
+                        pinned += n_pages * component.slots_per_page
                 if pinned > max(0, ledger.headroom):
                     return None
         return page
@@ -155,7 +157,7 @@ class Sharing:
 
         Before anything changes, so that nothing has if one fails (I8).
         """
-        return self.leasing.lock(max(page, request.receipt.anchor.end))
+        return self.leases.lock(max(page, request.receipt.anchor.end))
 
     def share(self, request: Request, page: int, fence: Fence | None, locks: Locks | None) -> None:
         """Insert up to boundary `page`, pin it there before the old pins go (I5), back it up.
@@ -166,13 +168,13 @@ class Sharing:
         inserted = self.insert(request, page, fence)
         held = request.receipt
         anchor = inserted.anchor if page >= held.anchor.end else held.anchor
-        self.leasing.repin(request, anchor, page, locks)
+        self.leases.repin(request, anchor, page, locks)
         try:
             since = request.anchor_tokens // self.tree.page_size
-            self.mirroring.inserted(inserted.anchor, inserted.nodes, since, fence)
+            self.backups.inserted(inserted.anchor, inserted.nodes, since, fence)
             request.published = False
         finally:
-            self.leasing.unpin(held)
+            self.leases.unpin(held)
 
     # -- inside
 
@@ -205,9 +207,9 @@ class Sharing:
         for kind in inserted.points:
             self.points.made[kind] += 1
         if self.tree.has_state:
-            for track, holding in zip(self.tree.tracks, holdings):
+            for component, holding in zip(self.tree.components, holdings):
                 for slots in holding.states.values():
-                    track.device.give_private(slots)
+                    component.device.give_private(slots)
         return inserted
 
     def _shareable(self, request: Request) -> int:

@@ -1,0 +1,13 @@
+"""One request's life: matched and pinned, promised, computed, published, ended.
+
+request         what a request is and owns
+account         what it was promised of one pool, and what of that it took
+leases          a match turned into pins
+resume_points   the boundaries it leaves for others to resume from
+slots           slots of a running request, pages and states
+tables          those slots as the engine reads them
+load_back       copies from HOST that it waits for
+publishing      what it computed, shared through the tree
+backup          which nodes are copied to HOST, and when
+eviction        slots freed for it in one pool
+"""
