@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import inspect
 import json
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -41,6 +42,9 @@ BLOCKS = (
 
 COPIES = ("PlaneCopy", "pair_planes")
 """What a component that moves its data itself is written with."""
+
+READABLE = (property, types.MemberDescriptorType)
+"""Attributes that a class offers: a slot is read as a property is."""
 
 STARS = {"KEYWORD_ONLY": "*, ", "VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}
 
@@ -115,10 +119,10 @@ def _shape(value: object) -> object:
             "kind": "tuple" if issubclass(value, tuple) else "class",
             "takes": _parameters(value),
             "offers": {
-                name: "property" if isinstance(member, property) else _parameters(member)
+                name: "property" if isinstance(member, READABLE) else _parameters(member)
                 for name, member in sorted(vars(value).items())
                 if not name.startswith(("_", "model_"))
-                and (inspect.isfunction(member) or isinstance(member, property))
+                and (inspect.isfunction(member) or isinstance(member, READABLE))
             },
         }
     if inspect.isfunction(value):
