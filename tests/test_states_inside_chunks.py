@@ -408,3 +408,17 @@ def test_without_the_setting_states_are_refused_and_chunks_are_cut() -> None:
         assert request.computed == 0
         cache.computed(request, 8)
         cache.abort(request)
+
+
+def test_the_grid_lies_at_the_same_pages_wherever_chunks_end() -> None:
+    """Contract: I12. A chunk's end is no point of its own beside one that is a page further."""
+    with opened(guard="on") as cache:
+        spacing = cache.points.spacing
+        request = start(cache, PROMPT)
+        compute(cache, request, (spacing + 2) * PAGE, {})
+        asked = cache.state_boundaries(request, spacing * PAGE)
+        assert asked == [2 * spacing * PAGE]
+        compute(cache, request, spacing * PAGE, states_at(cache, request, asked))
+        grid = [page for page, kind in request.points.items() if kind is PointKind.GRID]
+        assert grid == [2 * spacing]
+        cache.finish(request)

@@ -6,16 +6,19 @@ from random import Random
 from typing import Any, Literal
 
 import pytest
+import torch
 
-from kvgraft import ConfigError, LeaseError, PluginHookError, TokenKey
+from kvgraft import Cache, ConfigError, LeaseError, PluginHookError, TokenKey
 from kvgraft.config import GuardMode
+from kvgraft.types import Direction
 from kvgraft_replay.payload import Verify
 from kvgraft_replay.replay import ReplaySettings, replay
 from kvgraft_replay.synthetic import synthetic_workload
 
 from ..admission.crowd import Crowd
 from ..commands import KVGRAFT, run
-from ..serving.server import ledgers, tree_dump
+from ..serving.engines import PromptEngine
+from ..serving.server import Server, ledgers, tree_dump
 from ..serving.setups import SETUPS
 from ..storage_tier.shelf import Shelf, settings, step_by_step, tier_of
 from .guarded import small
@@ -181,3 +184,78 @@ def test_the_command_line_replays_with_a_guard() -> None:
     refused = run(*command, "--guard", "maybe")
     assert refused.returncode
     assert "'maybe' is not one of 'off', 'sampled', 'on'" in refused.stderr
+
+
+SMALL: dict[str, Any] = {"n_layers": 1, "n_kv_heads": 1, "head_dim": 2}
+
+
+def opened(*components: str, **settings: Any) -> Cache:
+    """A guarded cache of pages of four tokens; a window of two pages."""
+    options = {
+        "full": SMALL,
+        "swa": {**SMALL, "window": 6, "device_tokens": settings.pop("window_tokens", 64)},
+        "mamba": {"states": settings.pop("states", 6)},
+    }
+    chosen = {name: options[name] for name in components}
+    return Cache.open(chosen, page_size=4, guard="on", transfers=PromptEngine(), **settings)
+
+
+def test_a_chunk_below_a_page_has_its_slack_in_the_page_it_began() -> None:
+    with opened("full", "swa", device_tokens=128) as cache:
+        server = Server(cache)
+        request = server.start(range(25), 40, 3)
+        server.prefill(request)
+        server.decode(request, 40)
+        cache.finish(request)
+
+
+def test_a_state_from_inside_a_chunk_takes_the_slot_of_one_that_is_backed_up() -> None:
+    with opened(
+        "full",
+        "mamba",
+        states=3,
+        device_tokens=256,
+        host_tokens=256,
+        write_policy="write-back",
+        states_inside_chunks=True,
+    ) as cache:
+        for first in range(0, 3000, 1000):
+            request = cache.begin(TokenKey(range(first, first + 30)))
+            assert cache.admit(request).admitted
+            assert cache.next_chunk(request) == 30
+            asked = cache.state_boundaries(request, 30)
+            assert asked
+            assert cache.allocate(request, 30)
+            cache.computed(request, 30, states={"mamba": dict.fromkeys(asked, state_of(cache))})
+            cache.finish(request)
+        assert cache.journal.counters[Direction.BACKUP].slots["mamba"]
+
+
+def state_of(cache: Cache) -> list[torch.Tensor]:
+    """Planes of one state."""
+    pool = next(each.component.device for each in cache.mounted if each.name == "mamba")
+    return [torch.zeros(spec.shape, dtype=spec.dtype) for spec in pool.specs]
+
+
+def test_a_backup_may_wait_where_the_one_above_pinned_the_last_slot() -> None:
+    with opened("swa", window_tokens=20, device_tokens=20, host_tokens=96) as cache:
+        server = Server(cache)
+        request = server.start(range(8), 12)
+        server.prefill(request)
+        server.decode(request, 4)
+        assert cache.tree.component("swa").device.headroom == 1
+        cache.finish(request)
+
+
+def test_evictions_count_where_the_ledgers_are_the_same() -> None:
+    """A page is left behind, one is evicted and one is taken, in one allocation."""
+    scene = Scene()
+    scene.cached(PROMPT)
+    guard = scene.cache.guard
+    assert guard is not None
+    was = guard.books.read()
+    causes = scene.component("base").device_evictions
+    causes["deleted"] += 1
+    assert guard.books.read_after(was, left=True) == guard.books.read() != was
+    causes["deleted"] -= 1
+    scene.close()

@@ -109,10 +109,8 @@ class Books:
             left: whether data left the tree in it; if not, nothing was counted as evicted.
         """
         counts = self._counts()
-        if counts == was.counts:
-            return was
         if not left:
-            return Reading(counts, was.left)
+            return was if counts == was.counts else Reading(counts, was.left)
         return Reading(counts, [tuple(causes.values()) for causes in self._evictions])
 
     def _counts(self) -> list[Counts]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from kvgraft.errors import ContractViolation, PluginHookError, TransferError
 from kvgraft.guard.books import FREE, IN_FLIGHT, PINNED, PRIVATE, PROMISED, Counts, Reading
 from kvgraft.guard.standing import Standing
-from kvgraft.guard.watched import WRITE_BACK_ENDS_BACKUPS, Watched
+from kvgraft.guard.watched import Watched
 from kvgraft.requests.request import Request
 from kvgraft.tree.pinning import Receipt
 
@@ -71,7 +71,7 @@ class Failing:
         if request is not None and request.receipt is not attempt.receipt:
             # Matched anew before it failed: the pins are others', and a restart gives up the rest.
             return () if name == "restart" else (PRIVATE, PROMISED)
-        if self.watched.write_back and name in WRITE_BACK_ENDS_BACKUPS:
+        if name in self.watched.ends_backups:
             return (PRIVATE, PROMISED)
         if self.watched.copies_hits and name in MATCHES and not asked_first:
             return (PRIVATE, PROMISED)

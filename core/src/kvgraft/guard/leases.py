@@ -168,7 +168,7 @@ class Leases:
                 )
         elif moment is Moment.MATCHED:
             self._check_matched(request, component, node, held=on_host)
-        elif not on_host:
+        elif not on_host and not _has_own_state(request, component):
             raise ContractViolation(
                 "M7",
                 component.name,
@@ -207,6 +207,12 @@ class Leases:
         host_from = request.receipt.host_from
         held = host_from is not None and node.end > host_from and cell.host_pins > 0
         return held and cell.host is not None
+
+
+def _has_own_state(request: Request, component: TreeComponent) -> bool:
+    """Whether it needs no other: one that it published may be evicted before it is pinned."""
+    states = request.states[component.index] if request.states else None
+    return states is not None and states.live is not None
 
 
 def _of(request: Request) -> str:

@@ -6,7 +6,7 @@ it are looked for in the tree, page by page, and compared with the points the re
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -88,6 +88,7 @@ class Leavings:
     Attributes:
         cost: bytes of one resume point, and of its states alone.
         base: bytes of the base component on one page.
+        spacing: fewest pages between two points of a grid.
     """
 
     def __init__(self, cache: Cache) -> None:
@@ -106,6 +107,7 @@ class Leavings:
             for component in bounded
         )
         self.cost = (pages + states, states)
+        self.spacing = next(n for n in count(1) if self.affords(n, states_only=False))
         self._newest = [-DEEPEST_STAMP] * len(cache.tree.components)
 
     def _bytes(self, tree_component: TreeComponent) -> int:

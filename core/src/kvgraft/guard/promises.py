@@ -72,8 +72,6 @@ class Promises:
                 pages = self._peak(request, component)
                 if pages is None:
                     continue
-                last = -(-request.total // self.tree.page_size)
-                pages += component.stored_between(last, last + 1)
                 least = pages * component.slots_per_page
                 most = (pages + SPARE_PAGES) * component.slots_per_page
                 rule = "A1"
@@ -92,6 +90,8 @@ class Promises:
     def _peak(self, request: Request, component: TreeComponent) -> int | None:
         """Most pages of its own it holds at a time, from here to the end of its reservation.
 
+        Slack included: a step may compute one token more than foreseen, and the last one a page
+        more of what needs every page.
         Its chunks are as large as they may be; the odd one comes last, or first.
         """
         size, chunk = self.tree.page_size, max(1, request.chunk)
@@ -120,7 +120,9 @@ class Promises:
             else:
                 position = min((position // size + 1) * size, request.total)
             end = max(allocated, -(-position // size))
-            peak = max(peak, held + component.stored_between(allocated, end))
+            ends = component.is_prefix_closed and position == request.total
+            slack = end + 1 if ends else max(end, position // size + 1)
+            peak = max(peak, held + component.stored_between(allocated, slack))
             allocated = end
         return peak
 

@@ -229,7 +229,8 @@ class Running:
         """Slots go to the tree or are given back, none is taken; no promise pays for it (I12)."""
         del fence
         watched, shares, size = self.watched, self.watched.shares, self.tree.page_size
-        watched.rooms.expect(watched.states if states else watched.nothing, host_too=False)
+        copies = bool(states) and watched.write_back
+        watched.rooms.expect(watched.states if states else watched.nothing, host_too=copies)
         stood, ahead = request.computed // size, list(request.checkpoints)
         left = None
         if (request.computed + n_tokens) // size > stood and shares.leavings.matters:
@@ -247,8 +248,8 @@ class Running:
                 gone = departed.get(pool.tree_component.index) if own else None
                 freed = gone.freed if gone is not None and at < self.books.n_device else 0
                 risen = later[FREE] - before[FREE]
-                if pool.tree_component.is_state and states:
-                    continue
+                if states and (pool.tree_component.is_state or (copies and pool.name == "host")):
+                    continue  # room was made for states from inside the chunk
                 fallen = before[PRIVATE] - later[PRIVATE]
                 if pool.tree_component.is_state:
                     freed = risen  # a state that the tree had is free again

@@ -407,7 +407,9 @@ class Shares:
         ):
             return
         above_is_backed = True
+        pinned = [0] * len(self.tree.components)
         for node in shelf.nodes:
+            self._add_pinned(node, pinned)
             lacking = [
                 component
                 for component, cell in zip(self.tree.components, node.cells)
@@ -426,9 +428,8 @@ class Shares:
                     for component in lacking
                 )
                 backed = any(cell.host is not None or cell.incoming for cell in node.cells)
-                # Backups pin what they copy, one node after the other.
                 spare = all(
-                    offer.spare[each.index] >= self._had(each, shelf, offer)
+                    offer.spare[each.index] >= self._owned(each, offer) + pinned[each.index]
                     for each in self.tree.components
                     if not each.is_prefix_closed
                 )
@@ -444,12 +445,17 @@ class Shares:
             base = node.cells[0]
             above_is_backed = base.host is not None or base.incoming is not None
 
-    def _had(self, component: TreeComponent, shelf: Shelf, offer: Offer) -> int:
-        """Slots of a component that were the tree's before, and pinned by nobody perhaps."""
+    def _add_pinned(self, node: Node, pinned: list[int]) -> None:
+        """Add what a backup of a node pins beside the request's own pins; what is to come too."""
+        for component, cell in zip(self.tree.components, node.cells):
+            if cell.device is not None and (cell.host is None or cell.incoming is not None):
+                pinned[component.index] += component.n_slots(node)
+
+    def _owned(self, component: TreeComponent, offer: Offer) -> int:
+        """Slots it had: it may be promised as many anew, which a backup cannot pin then (A12)."""
         if component.is_state:
-            return len(offer.left.shared[component.index])
-        held = offer.left.tree[component.index][: shelf.n_pages]
-        return int((held >= 0).sum())
+            return len(offer.states[component.index])
+        return int((offer.left.own[component.index] >= 0).sum())
 
     def _gained(
         self, request: Request, node: Node, lacking: list[TreeComponent], offer: Offer
@@ -607,7 +613,11 @@ class Shares:
         before = max([at, *(each for each in request.left if each < page)])
         wanted_at, wanted_before = self._due.get(id(request), (request, anchor, anchor))[1:]
         may = leavings.affords(page - at, states_only=False)
-        if leavings.affords(page - max(at, wanted_at), states_only=False):
+        if self.cache.config.states_inside_chunks:
+            may = must = page % leavings.spacing == 0
+        else:
+            must = leavings.affords(page - max(at, wanted_at), states_only=False)
+        if must:
             return (Due.GRID,)
         may_leave = leavings.affords(page - before, states_only=True)
         if leavings.affords(page - max(before, wanted_before), states_only=True) and not may:

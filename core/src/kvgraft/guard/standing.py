@@ -7,7 +7,7 @@ from typing import NoReturn
 from kvgraft.errors import ContractViolation
 from kvgraft.guard.books import EVICTABLE, PINNED, PRIVATE, PROMISED, Counts, Reading
 from kvgraft.guard.leases import Moment
-from kvgraft.guard.watched import WRITE_BACK_ENDS_BACKUPS, Watched
+from kvgraft.guard.watched import Watched
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.request import Request
 
@@ -138,7 +138,7 @@ class Standing:
                 pool.component,
                 f"{-moved} slots left the tree's {pool.name} pool in {name} without being evicted",
             )
-        ends_backups = self.watched.write_back and name in WRITE_BACK_ENDS_BACKUPS
+        ends_backups = name in self.watched.ends_backups
         own = pool.name == "device" or pool.tree_component.home_is_host
         handed_over = name in HANDS_OVER and own
         if (

@@ -21,13 +21,13 @@ from kvgraft.tree.operations import Operation
 if TYPE_CHECKING:
     from kvgraft.cache import Cache
 
-__all__ = ["WRITE_BACK_ENDS_BACKUPS", "After", "Holdings", "Watched", "holdings"]
+__all__ = ["After", "Holdings", "Watched", "holdings"]
 
 After = Callable[[Any, Reading, Reading], None]
 """What is checked when an operation is over: its result, the books before it and after it."""
 
-WRITE_BACK_ENDS_BACKUPS = frozenset({"load_back", "allocate", "checkpoint", "evict"})
-"""Operations that wait for copies to HOST under write-back, and so take transfers in."""
+MAKES_ROOM = frozenset({"load_back", "allocate", "checkpoint", "evict"})
+"""Operations that evict on DEVICE; `computed` does too where it is given states."""
 
 
 class Watched:
@@ -46,6 +46,8 @@ class Watched:
         promises: what they demand and are promised.
         queues: transfers in flight, by direction.
         policy, write_back: the write policy.
+        ends_backups: operations that wait for copies to HOST, and so take transfers in: under
+            write-back those that make room on DEVICE.
         copies_hits: whether a match may begin backups, of what was left behind for one.
         nothing: no slot of any component.
         states: one slot of each state component.
@@ -67,6 +69,8 @@ class Watched:
         self.queues = tuple(cache.journal._queues.values())
         policy = self.policy = cache.config.write_policy
         self.write_back = policy is WritePolicy.WRITE_BACK
+        makes_room = MAKES_ROOM | ({"computed"} if cache.config.states_inside_chunks else set())
+        self.ends_backups = makes_room if self.write_back else frozenset()
         self.copies_hits = cache.backups.enabled and not self.write_back
         components = self.tree.components
         self.nothing = (0,) * len(components)

@@ -145,7 +145,12 @@ class ResumePoints:
         return range((start // spacing + 1) * spacing, end + 1, spacing)
 
     def on_grid(self, request: Request, page: int) -> bool:
-        """Whether the end of a chunk is far enough from the point before for one of the grid."""
+        """Whether the end of a chunk is a point of the grid: far enough from the point before.
+
+        Where states come from inside chunks too, the grid lies at the same pages wherever they end.
+        """
+        if self.inside:
+            return page % self.spacing == 0
         return page - request.last_point >= self.spacing
 
     def inside_chunk(self, request: Request, start: int, end: int) -> list[int]:

@@ -126,6 +126,12 @@ class Resuming:
         last = min(end, (prompt - 1) // self.model.page_size)
         return {page for page in range(start + 1, last + 1) if page % self.spacing == 0}
 
+    def is_on_grid(self, own: Progress, page: int) -> bool:
+        """Whether a chunk that ends at a boundary leaves a regular point there."""
+        if self.inside:
+            return page % self.spacing == 0
+        return page - own.last_point >= self.spacing
+
     def most_nbytes(self, parts: Iterable[ModelComponent], nbytes: Mapping[str, int]) -> int:
         """Most bytes that a point of some components takes."""
         return sum(

@@ -218,7 +218,7 @@ class Steps:
             own.last_point = page
             live.standing, live.standing_as = page, "point"
         elif page and live.computed < live.prompt:
-            if page - own.last_point >= resuming.spacing:
+            if resuming.is_on_grid(own, page):
                 live.standing, live.standing_as = page, "grid"
             elif page - max(own.last_point, own.last_left) >= resuming.state_spacing:
                 live.standing, live.standing_as = page, "left"
