@@ -1,7 +1,8 @@
-"""Two busy replays: every tier is short, requests wait, are retracted and given up.
+"""Three busy replays: every tier is short, requests wait, are retracted and given up.
 
 `sessions` is write-through with namespaces that look alike and users who lose interest; `stored`
-is write-back, with a store behind HOST and a choice between loading and computing.
+is write-back, with a store behind HOST and a choice between loading and computing; `windows` has no
+states, so that what lies between resume points is left behind.
 """
 
 from __future__ import annotations
@@ -171,7 +172,26 @@ def _stored(guard: str) -> str:
         return _play(cache, sessions(2, 40), 10, Player)
 
 
-REPLAYS: dict[str, Callable[[str], str]] = {"sessions": _sessions, "stored": _stored}
+def _windows(guard: str) -> str:
+    cache = Cache(
+        parse_config(
+            {
+                "components": {name: COMPONENTS[name] for name in ("full", "swa")},
+                "page_size": PAGE,
+                "device_tokens": 800,
+                "load": None,
+                "guard": guard,
+            }
+        )
+    )
+    return _play(cache, sessions(3, 30), 8, Player)
+
+
+REPLAYS: dict[str, Callable[[str], str]] = {
+    "sessions": _sessions,
+    "stored": _stored,
+    "windows": _windows,
+}
 """By name; each is given the guard's mode and answers with what the replay noticed by itself."""
 
 

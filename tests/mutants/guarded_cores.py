@@ -1,6 +1,6 @@
 """Known-bad cores for the guard alone: one line of the core each, replaced in its source.
 
-They were written without a look at the state machine's own (`cores.py`), and are played under two
+They were written without a look at the state machine's own (`cores.py`), and are played under three
 busy replays with the guard on; see `under_guard.py`.
 """
 
@@ -245,6 +245,77 @@ GUARDED_CORES: dict[str, BadCore] = {
         "admission/budget.py",
         "if request.computed < boundary < request.computed + tokens:",
         "if boundary < 0:",
+    ),
+    # -- resume points, and what running requests leave behind
+    "a point lies a page early": BadCore(
+        ("I10",),
+        "requests/resume_points.py",
+        "points[repeat] = PointKind.REPEAT",
+        "points[max(anchor + 1, repeat - 1)] = PointKind.REPEAT",
+    ),
+    "a branch is no point": BadCore(
+        ("I10",),
+        "requests/resume_points.py",
+        "if anchor < found.base < repeat:",
+        "if repeat < found.base < anchor:",
+    ),
+    "a point is kept for states only": BadCore(
+        ("I10", "I9"),
+        "requests/slots.py",
+        "kept, behind = _divided(runs, worth)",
+        "kept, behind = [], runs",
+    ),
+    "a point keeps its pages and no state": BadCore(
+        ("I10", "I7", "I11"),
+        "requests/slots.py",
+        "                states.captured[page] = slot\n        # Last",
+        "                component.device.give_private(slot)\n"
+        "                request.accounts[component.index].held -= 1\n        # Last",
+    ),
+    "pages are published after they went": BadCore(
+        ("I9", "I10", "I1"),
+        "requests/publishing.py",
+        "        there = self._there_already(request, end)\n        if there is None:",
+        "        self.slots.give_back_behind(request, position)\n"
+        "        there = self._there_already(request, end)\n        if there is None:",
+    ),
+    "points are counted twice in the demand": BadCore(
+        ("I12", "A10"),
+        "admission/demand.py",
+        "query.checkpoints + 1)",
+        "2 * query.checkpoints + 1)",
+    ),
+    "a grid is never thinned": BadCore(
+        ("I12",),
+        "requests/resume_points.py",
+        "self.spacing = max([",
+        "self.spacing = min([1, ",
+    ),
+    "what is left behind counts as used": BadCore(
+        ("I9",),
+        "tree/inserting.py",
+        "    cell.stamp = tree.clock - LEFT_BEHIND if behind else tree.clock",
+        "    cell.stamp = tree.clock",
+    ),
+    "what is left behind goes last": BadCore(
+        ("I9", "T7"),
+        "tree/component.py",
+        "        node = self.take_behind()\n        return node if node is not None else "
+        "self._take(self.device_queue, ON_DEVICE)\n",
+        "        node = self._take(self.device_queue, ON_DEVICE)\n"
+        "        return node if node is not None else self.take_behind()\n",
+    ),
+    "what is left behind is given back": BadCore(
+        ("I9", "I10"),
+        "requests/publishing.py",
+        "        if named:\n            self.publish(request, named, page)",
+        "        if named:\n            self.slots.give_back_behind(request, page)",
+    ),
+    "what is handed over is promised again": BadCore(
+        ("I12", "A1", "A12"),
+        "requests/account.py",
+        "target = self.peak - self.held + n\n",
+        "target = self.peak - self.held + 2 * n\n",
     ),
     # -- admission
     "a demand has no slack": BadCore(

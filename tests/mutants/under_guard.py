@@ -1,4 +1,4 @@
-"""`python -m tests.mutants.under_guard`: bad cores under two busy replays, with the guard alone.
+"""`python -m tests.mutants.under_guard`: bad cores under three busy replays, with the guard alone.
 
 Each is patched into the source as it is imported, in a process of its own. A kill is what the guard
 raises, with the rule; what the replay itself notices, such as wrong bytes, does not count.
@@ -26,12 +26,12 @@ __all__ = ["Verdict", "judge", "main", "written"]
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "core" / "src" / "kvgraft"
 LONGEST_S = 240.0
-NAMES = ("sessions", "stored")
+NAMES = ("sessions", "stored", "windows")
 TABLE = ROOT / "docs" / "guard-mutants.md"
 
 HEAD = """# Bad cores under the guard
 
-One line of the core replaced at a time, in two busy replays with the guard on
+One line of the core replaced at a time, in three busy replays with the guard on
 (`tests/mutants/busy_replays.py`). What the replay itself notices, such as wrong bytes, does not
 count, nor does what the core raises without a guard. Written by `make mutants`.
 

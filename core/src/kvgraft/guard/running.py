@@ -377,6 +377,8 @@ class Running:
 
         def after(shared: bool, was: Reading, now: Reading) -> None:  # noqa: FBT001 - a result
             end = request.cached
+            shared_states = self._shared_states(request, offer.left)
+            watched.shares.check_kept(request, states, shared_states, spare=self._has_spare(was))
             if not shared:
                 self._check_declined(request, offer)
                 if not self.tree.has_state:
@@ -394,8 +396,6 @@ class Running:
                     f"computed in pages of {self.tree.page_size}",
                 )
             watched.leases.check(request, Moment.HELD)
-            shared_states = self._shared_states(request, offer.left)
-            watched.shares.check_kept(request, states, shared_states, spare=self._has_spare(was))
             watched.shares.check_shared(request, offer, end, evicted=self._evicted(was, now))
             watched.shares.remember(request)
 
