@@ -65,9 +65,7 @@ def a_point_of_the_grid_is_seen_once_its_pages_have_left(patch: Patch) -> None:
 
 @mutant("everything+state", "I10", "I11")
 def a_skipped_point_is_not_counted(patch: Patch) -> None:
-    edited(RequestSlots.settle_due, "skipped[PointKind.GRID] += 1", "skipped[PointKind.GRID] += 0")(
-        patch
-    )
+    edited(ResumePoints.count_skipped, "self.skipped[kind] += 1", "pass")(patch)
 
 
 # -- what is left behind

@@ -230,3 +230,52 @@ def test_a_point_without_a_slot_is_one_for_no_component() -> None:
         cache.abort(request)
     cache.check_integrity()
     cache.close()
+
+
+@pytest.mark.parametrize(
+    ("states", "kept", "skipped"),
+    [
+        (2, (), {"repeat": 3, "asked": 5}),
+        (3, (960,), {"asked": 5}),
+        (4, (960,), {"asked": 5}),
+        (5, (192, 512, 960), {}),
+    ],
+)
+def test_points_that_could_never_fit_are_skipped_counted_and_explained(
+    states: int, kept: tuple[int, ...], skipped: dict[str, int]
+) -> None:
+    """No request is rejected for the sake of a point; `skipped`: states needed with it (I11)."""
+    cache = Cache.open({"full": SMALL, "mamba": {"states": states}}, device_tokens=64_000)
+    request = start(cache, LONG[:1000], resume_at=[200, 512])
+    prefill(cache, request)
+    cache.finish(request)
+    found = cache.explain(TokenKey([*LONG[:1000], 1]))
+    assert tuple(position for position, _ in found.points) == kept
+    assert found.anchor == (960 if kept else 0)
+    counts = {kind: n for kind, n in cache.points.skipped.items() if n}
+    assert counts == {kind: {"repeat": 1, "asked": 2}[kind] for kind in skipped}
+    assert {each.kind: each.n_points for each in found.skipped} == counts
+    for kind, needed in skipped.items():
+        assert (
+            f"\n  resume points skipped in this cache: {counts[kind]} ({kind}), the last because "
+            f"it could never fit: component 'mamba' needs {needed} states with it, its pool has "
+            f"{states}"
+        ) in str(found)
+    assert ("skipped" in str(found)) == bool(skipped)
+    cache.check_integrity()
+    cache.close()
+
+
+def test_points_stay_where_it_is_pages_that_could_never_fit() -> None:
+    """A chunk that could never fit is made smaller; its points are no part of that (A6)."""
+    full = {**SMALL, "device_tokens": 64_000}
+    swa = {**SMALL, "window": 64, "device_tokens": 640}
+    cache = Cache.open({"full": full, "swa": swa, "mamba": {"states": 64}}, device_tokens=64_000)
+    request = start(cache, LONG[:1000], resume_at=[200, 512])
+    assert request.chunk < 1000
+    prefill(cache, request)
+    cache.finish(request)
+    found = cache.explain(TokenKey([*LONG[:1000], 1]))
+    assert {192, 512, 960} <= {position for position, _ in found.points}
+    assert not found.skipped
+    cache.close()

@@ -421,12 +421,17 @@ class Cache(RequestTables):
         self._end(request)
 
     def explain(self, key: TokenKey, prefetch: Prefetch | None = None) -> Explanation:
-        """Per component, why the anchor of `key` is not deeper (M9); and what a prefetch gave."""
+        """Per component, why the anchor of `key` is not deeper (M9); and what a prefetch gave.
+
+        Beside the resume points on the way it names kinds of which points were skipped in this
+        cache, with the reason of the last one (I11).
+        """
         self.tree.hold(expect_key(key).namespace)
         try:
             found = explain(self.tree, key, max(0, key.n_tokens - 1) // self.tree.page_size)
         finally:
             self.tree.let_go(key.namespace)
+        found = found._replace(skipped=self.points.skips())
         return found if prefetch is None else found._replace(storage=str(prefetch))
 
     # -- transfers, checks, the end

@@ -105,17 +105,18 @@ class Budget:
     def decide(self, request: Request) -> Decision:
         """Whether every pool can promise the request's demand; changes nothing (A9).
 
-        The chunk is made smaller only if the full one could never fit (A6). The demand decided on
-        is kept on the request for `open`.
+        Points whose states could never fit are skipped (I11). The chunk is made smaller only if
+        the full one could never fit (A6). The demand decided on is kept on the request for `open`.
         """
         request.demands = self._demands(request, request.chunk)
         shortages = self._shortages(request, request.demands)
         if not shortages:
             return _ADMITTED
-        if not self._never(request, shortages):
+        never = self._never(request, shortages)
+        if never is None:
             return Decision(Outcome.DEFERRED, shortages)
-        if len(request.checkpoints) > 1:
-            self.points.keep_deepest(request)
+        if request.checkpoints and self.tree.by_name[never.component].is_state:
+            self.points.thin(request, _never_fits(never))
             return self.decide(request)
         chunk = self._largest_chunk(request)
         if not chunk:
@@ -133,7 +134,7 @@ class Budget:
         while low <= high:
             middle = (low + high) // 2
             demands = self._demands(request, middle * page_size)
-            if self._never(request, self._shortages(request, demands)):
+            if self._never(request, self._shortages(request, demands)) is not None:
                 high = middle - 1
             else:
                 best, low = middle, middle + 1
@@ -171,8 +172,12 @@ class Budget:
             if need > books.free
         ]
 
-    def _never(self, request: Request, shortages: tuple[Shortage, ...]) -> bool:
-        """Whether a shortage would remain in a cache holding nothing but the request's prefix."""
+    def _never(self, request: Request, shortages: tuple[Shortage, ...]) -> Shortage | None:
+        """A shortage that would remain in a cache holding nothing but the request's prefix.
+
+        One of states comes first: there are points to do without.
+        """
+        found: Shortage | None = None
         for shortage in shortages:
             pinned = 0
             component = self.tree.by_name[shortage.component]
@@ -180,9 +185,11 @@ class Budget:
                 pinned = _own_slots(request, component, host=False)
             elif shortage.pool == "host":
                 pinned = _own_slots(request, component, host=True)
-            if shortage.needed + pinned > shortage.capacity:
-                return True
-        return False
+            if shortage.needed + pinned > shortage.capacity and (
+                found is None or component.is_state
+            ):
+                found = shortage
+        return found
 
     def open(self, request: Request) -> None:
         """Promise an admitted request the demand it was decided on, and its private slots."""
@@ -302,6 +309,14 @@ class Budget:
                         "T8", component.name, f"private pool: {books.private} booked, {held} held"
                     )
                 books.check()
+
+
+def _never_fits(shortage: Shortage) -> str:
+    """Why points are left out for good, in numbers."""
+    return (
+        f"it could never fit: component {shortage.component!r} needs {shortage.needed} states with "
+        f"it, its pool has {shortage.capacity}"
+    )
 
 
 def _own_slots(request: Request, component: TreeComponent, *, host: bool) -> int:

@@ -16,6 +16,7 @@ from kvgraft.errors import ConfigError
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.requests.request import NO_PAGES, Request
 from kvgraft.tree.component import TreeComponent
+from kvgraft.tree.explaining import SkippedPoints
 from kvgraft.tree.matching import Match
 from kvgraft.tree.tree import Tree
 from kvgraft.types import PointKind
@@ -59,6 +60,7 @@ class ResumePoints:
         used: requests that were admitted and resume there.
         skipped: points left out: a state found no slot, none in time, was not handed over, or could
             never fit (I11).
+        reasons: why the last one was skipped, of kinds of which some were.
         spacing: pages between points of a grid.
         state_spacing: pages between states that are left behind at the ends of chunks.
     """
@@ -73,6 +75,7 @@ class ResumePoints:
         self.made: dict[PointKind, int] = dict.fromkeys(PointKind, 0)
         self.used: dict[PointKind, int] = dict.fromkeys(PointKind, 0)
         self.skipped: dict[PointKind, int] = dict.fromkeys(PointKind, 0)
+        self.reasons: dict[PointKind, str] = {}
         self.cut_pages = -(-cut_tokens // tree.page_size)
         nbytes = [each.component.device.slot_nbytes for each in mounted]
         base = tree.components[0]
@@ -168,21 +171,37 @@ class ResumePoints:
         """Whether a state is left behind at the end of a chunk: an eighth of the base's bytes."""
         return page - max(request.last_point, request.last_left) >= self.state_spacing
 
-    def keep_deepest(self, request: Request) -> None:
-        """Only one state is worth a rejection: the deepest that an identical prompt can use."""
+    def thin(self, request: Request, reason: str) -> None:
+        """States of the points ahead could never fit: keep the deepest that repeats use, or none.
+
+        No request is rejected for the sake of a point.
+        """
         repeat = (request.prompt - 1) // self.tree.page_size
         ahead = request.checkpoints
-        kept = repeat if repeat in ahead else ahead[-1]
+        kept = [repeat] if repeat in ahead else ahead[-1:]
+        if kept == ahead:
+            kept = []
         for page in ahead:
-            if page != kept:
-                self.skip(request, page)
-        request.checkpoints = [kept]
+            if page not in kept:
+                self.skip(request, page, reason)
+        request.checkpoints = kept
 
-    def skip(self, request: Request, page: int) -> None:
+    def skip(self, request: Request, page: int, reason: str) -> None:
         """A point found no slot: it is none, for no component (I11)."""
         kind = request.points.pop(page, None)
         if kind is not None:
-            self.skipped[kind] += 1
+            self.count_skipped(kind, reason)
+
+    def count_skipped(self, kind: PointKind, reason: str) -> None:
+        """A point is none; `reason` is what `explain` says of its kind."""
+        self.skipped[kind] += 1
+        self.reasons[kind] = reason
+
+    def skips(self) -> tuple[SkippedPoints, ...]:
+        """Kinds of which points were skipped since the cache was opened, and why the last was."""
+        return tuple(
+            SkippedPoints(kind, self.skipped[kind], self.reasons[kind]) for kind in self.reasons
+        )
 
 
 def _pages_for(components: Sequence[TreeComponent], nbytes: Sequence[int], base_nbytes: int) -> int:

@@ -218,7 +218,7 @@ class RequestSlots:
         due_as = Due.DECODED
         ahead = request.checkpoints
         while ahead and ahead[0] != page and ahead[0] * self.tree.page_size <= request.computed:
-            self.points.skip(request, ahead.pop(0))  # the engine computed past it
+            self.points.skip(request, ahead.pop(0), "the engine computed past it")
         if page in ahead:
             request.checkpoints.remove(page)
             request.last_point = page
@@ -294,8 +294,11 @@ class RequestSlots:
                 request.checkpoints.remove(page)
             else:
                 request.points.setdefault(page, PointKind.GRID)
-            if None in handed or not self._has_room_for_states(request, promised=promised):
-                self.points.skip(request, page)
+            reason = "the engine handed over no state"
+            if None not in handed:
+                reason = self._no_room_for_states(request, promised=promised)
+            if reason:
+                self.points.skip(request, page, reason)
                 continue
             for component, planes in zip(self.state_components, handed):
                 if not promised:
@@ -309,16 +312,19 @@ class RequestSlots:
                 self.mounted[component.index].component.device.write_slot(slot, planes)
             request.last_point = page
 
-    def _has_room_for_states(self, request: Request, *, promised: bool) -> bool:
-        """Make room for a state of every component, out of the promise or of the headroom.
-
-        Where copies of evicted states do not end in time there is none.
-        """
+    def _no_room_for_states(self, request: Request, *, promised: bool) -> str:
+        """Make room for a state of every component, promised or of the headroom; else why not."""
         for component in self.state_components:
             mine = request.accounts[component.index].promised if promised else 0
             if mine < 1 and component.device.headroom < 1:
-                return False
-        return all(self.evictor.free_device(component, 1) for component in self.state_components)
+                return _no_headroom(component)
+        for component in self.state_components:
+            if not self.evictor.free_device(component, 1):
+                return (
+                    f"component {component.name!r} waited {self.evictor.timeout_s} s in vain for copies "
+                    "of evicted states"
+                )
+        return ""
 
     def settle_due(self, request: Request) -> None:
         """Decide on a state that was not promised: all components keep it, or none does (I10)."""
@@ -338,7 +344,7 @@ class RequestSlots:
                 )
             if not spare:
                 if due_as is Due.GRID:
-                    self.points.skipped[PointKind.GRID] += 1
+                    self.points.count_skipped(PointKind.GRID, _no_headroom(component))
                 for each in self.state_components:
                     states = request.states[each.index]
                     assert states is not None
@@ -377,7 +383,7 @@ class RequestSlots:
         else:
             slot = self._take_state(request, component)
             if slot is None:
-                self.points.skip(request, page)
+                self.points.skip(request, page, _no_headroom(component))
             else:
                 self._copy(component, states.live, slot)
                 states.captured[page] = slot
@@ -542,6 +548,11 @@ class RequestSlots:
             if states is not None:
                 found += [(component.name, Tier.DEVICE, who, slots) for slots in states.owned()]
         return found
+
+
+def _no_headroom(component: TreeComponent) -> str:
+    """Why a state that was not promised a slot is not kept."""
+    return f"component {component.name!r}: all {component.device.capacity} states are in use or promised"
 
 
 def _first_page(run: Run) -> int:

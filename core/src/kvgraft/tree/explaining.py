@@ -11,7 +11,7 @@ from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
 from kvgraft.types import PointKind
 
-__all__ = ["ComponentReason", "Explanation", "explain"]
+__all__ = ["ComponentReason", "Explanation", "SkippedPoints", "explain"]
 
 
 class ComponentReason(NamedTuple):
@@ -30,6 +30,20 @@ class ComponentReason(NamedTuple):
     reason: str
 
 
+class SkippedPoints(NamedTuple):
+    """Resume points that were not made, since the cache was opened and for any request.
+
+    Attributes:
+        kind: their kind.
+        n_points: how many.
+        reason: why the last of them was skipped.
+    """
+
+    kind: PointKind
+    n_points: int
+    reason: str
+
+
 class Explanation(NamedTuple):
     """Where a match ends and what each component says about it; token counts.
 
@@ -43,6 +57,7 @@ class Explanation(NamedTuple):
         points: resume points on the way, by position, with their kinds; deeper ones than the anchor
             lack what the components say.
         storage: what a prefetch brought and why not more; empty without one.
+        skipped: resume points that requests of this cache left out, by kind.
     """
 
     tokens: int
@@ -53,6 +68,7 @@ class Explanation(NamedTuple):
     components: tuple[ComponentReason, ...]
     storage: str = ""
     points: tuple[tuple[int, PointKind], ...] = ()
+    skipped: tuple[SkippedPoints, ...] = ()
 
     def __str__(self) -> str:
         lines = [
@@ -65,8 +81,13 @@ class Explanation(NamedTuple):
             for each in self.components
         ]
         if self.points:
-            named = ", ".join(f"{position} ({kind.value})" for position, kind in self.points)
+            named = ", ".join(f"{position} ({kind})" for position, kind in self.points)
             lines.append(f"  resume points: {named}")
+        lines += [
+            f"  resume points skipped in this cache: {each.n_points} ({each.kind}), the last "
+            f"because {each.reason}"
+            for each in self.skipped
+        ]
         if self.storage:
             lines.append(f"  storage: {self.storage}")
         return "\n".join(lines)

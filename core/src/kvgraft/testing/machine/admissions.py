@@ -30,8 +30,8 @@ class Admissions:
     ) -> None:
         """Whoever is not admitted is as before, and so is the tree; `pinned` if not matched again.
 
-        A chunk that could never fit has shrunk to whole pages, and then points ahead but one are
-        given up (A6, A10).
+        A chunk that could never fit has shrunk to whole pages, and then points ahead, or all but
+        one, are given up (A6, A10).
         """
         request, name, size = live.request, live.name, self.model.page_size
         free = {"chunk", "checkpoints", "points"} if pinned is not None else LEASE
@@ -81,12 +81,12 @@ class Admissions:
             self.bench.counts["chunk shrunk"] += 1
 
     def _given_up(self, live: Live, rule: str) -> None:
-        """Where there could never be room for all states, the deepest of use to a repeat stays."""
+        """Where all states could never fit, the deepest of use to a repeat stays, or none."""
         due, kept = live.due, set(live.request.checkpoints)
         repeat = (live.prompt - 1) // self.model.page_size
         one = {repeat} if repeat in due else {max(due, default=0)}
         self.judge.expect(
-            kept in (due, one), rule, None, lambda: f"states due at {kept}, asked was {due}"
+            kept in (due, one, set()), rule, None, lambda: f"states due at {kept}, asked was {due}"
         )
         live.due = kept
         live.own.points -= due - kept
