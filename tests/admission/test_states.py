@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from kvgraft.admission import Outcome
+from kvgraft.cache import Cache
+from kvgraft.requests.request import Request
 
 from ..serving.components import StatePackage
 from ..serving.server import Server
@@ -102,3 +106,25 @@ def test_a_state_that_cannot_be_copied_is_not_resumed_from() -> None:
     server.prefill(request)
     cache.check_integrity()
     cache.close()
+
+
+@pytest.mark.parametrize(("name", "state"), SETS)
+@pytest.mark.parametrize("end", [Cache.finish, Cache.retract, Cache.abort])
+def test_a_request_that_ends_before_its_next_step_leaves_no_state_behind_twice(
+    name: str, state: str, end: Callable[[Cache, Request], object]
+) -> None:
+    """Slots for a step are there, and the state before it is copied; the step never runs."""
+    with SETUPS[name].open(device_tokens=128, **{state: {"states": 6}}) as cache:
+        server = Server(cache)
+        request = server.start(range(100, 117))
+        (boundary,) = request.checkpoints
+        server.step(request, 2 * boundary)
+        assert cache.allocate(request, 1)
+        end(cache, request)
+        cache.check_integrity()
+        ledger = cache.tree.component(state).device
+        kept = end is not Cache.abort
+        assert (ledger.private, ledger.promised) == (0, 0)
+        assert ledger.free + kept == ledger.capacity
+        again = server.begin(range(100, 117))
+        assert again.anchor_tokens == kept * 2 * boundary

@@ -27,6 +27,7 @@ TESTS = (
     "tests/tree",
     "tests/transfers",
     "tests/admission",
+    "tests/model/test_mutation_sanity.py",
     "tests/test_engine_side.py",
     "tests/test_states_inside_chunks.py",
     "tests/test_misuse.py",
@@ -38,7 +39,6 @@ TESTS = (
     "tests/storage_tier/test_prefetch.py",
     "tests/storage_tier/test_storing.py",
     "tests/storage_tier/test_full_host.py",
-    "tests/model",
 )
 """What is run, in this order: where a defect in the core shows first, and the quick ones first."""
 

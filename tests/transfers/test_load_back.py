@@ -24,6 +24,7 @@ from kvgraft.pools import Component
 from kvgraft.transfers import CpuTransferEngine, PlaneCopy, pair_planes
 
 from ..serving.components import PagedPackage
+from ..serving.engines import PromptEngine
 from ..serving.server import Server, ledgers, tree_dump
 from ..serving.setups import SETUPS, Setup, mixed
 from .gates import Broken, GatedRows, Held, pages_on
@@ -165,6 +166,38 @@ def test_a_shared_transfer_that_fails_fails_all_who_rely_on_it(name: str, when: 
     cache.finish(third)
     cache.check_integrity()
     cache.close()
+
+
+@pytest.mark.parametrize("name", ["full", "full+swa", "full+swa+mamba", "hisparse"])
+def test_what_was_to_hang_below_a_load_that_failed_is_not_published(name: str) -> None:
+    """One request loads the first part, another the rest; the first part never arrives."""
+    engine = PromptEngine()
+    with SETUPS[name].open(device_tokens=256, host_tokens=256, engine=engine) as cache:
+        server = Server(cache)
+        server.serve(PROMPT[:8])
+        server.serve(PROMPT)
+        server.empty_device()
+        short, long = server.begin([*PROMPT[:8], 1, 2]), server.begin([*PROMPT, 1, 2])
+        assert (short.anchor_tokens, long.anchor_tokens) == (8, 16)
+        for request in (short, long):
+            assert cache.admit(request).admitted
+            cache.load_back(request)
+        assert len(engine.pending) == 2
+        engine.fail()
+        engine.run_all()
+        cache.poll()
+        cache.check_integrity()
+        for component in cache.tree.components:
+            if component.is_prefix_closed:
+                assert pages_on(cache, PROMPT, component.name, Tier.DEVICE) == []
+        for request in (short, long):
+            assert request.load_failed
+            cache.restart(request)
+            assert request.anchor_tokens == 0
+            assert cache.admit(request).admitted
+            server.prefill(request)
+            cache.finish(request)
+            cache.check_integrity()
 
 
 @pytest.mark.parametrize("name", sorted(SETUPS))
