@@ -4,21 +4,27 @@ PYTHON ?= python3
 VENV   := .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.kvgraft-setup
+DOCSTAMP := $(VENV)/.kvgraft-docs
 
 TORCH  := torch==2.13.0
-# what kvgraft-s3 is built on needs Python 3.11
-TOONEW := $(shell $(PYTHON) -c 'import sys; print("plugins/s3" if sys.version_info < (3, 11) else "")')
-DISTS  := core $(filter-out $(TOONEW),$(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))))
-EXTRAS := './plugins/mooncake[cpu]' './plugins/transformers[serve]'
+ALL    := core $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml)))
+# those whose requires-python this Python meets
+FITTING := import re, sys; print(*(each for each in sys.argv[1:] if sys.version_info >= tuple( \
+  map(int, re.search(r"requires-python = .>=(\d+)\.(\d+)", open(each + "/pyproject.toml").read()).groups()))))
+DISTS  := $(shell $(PYTHON) -c '$(FITTING)' $(ALL))
+EXTRAS := $(if $(filter plugins/mooncake,$(DISTS)),'./plugins/mooncake[cpu]') \
+  $(if $(filter plugins/transformers,$(DISTS)),'./plugins/transformers[serve]')
 BUILD  := 'hatchling>=1.27' editables
-TOOLS  := pytest hypothesis pytest-xdist pytest-timeout ruff mypy httpx openai 'moto[server]'
+TOOLS  := pytest hypothesis pytest-xdist pytest-timeout ruff mypy 'scriv[toml]' twine httpx openai 'moto[server]'
+DOCTOOLS := mkdocs-material 'mkdocstrings[python]'
 PIP    := $(PY) -m pip --disable-pip-version-check
 # worksteal: each process keeps to its part of the tests, and helps where the other is behind
 PYTEST_ARGS ?= -n 2 --dist worksteal
 STEPS  ?= 1000000
+DIST   ?= dist
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check long fuzz mutants nightly docs bench build clean
+.PHONY: help setup demo test check long fuzz mutants nightly docs bench build changelog clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-7s %s\n", $$1, $$2}' Makefile
@@ -59,16 +65,29 @@ nightly: setup ## run long, fuzz and mutants, all three whatever fails; takes ho
 	  $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; done; \
 	  test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
-docs: setup ## write what is generated in docs/ and the README
+docs: $(DOCSTAMP) ## write what is generated in the documents, then build the site into site/
 	$(PY) docs/generate.py
+	$(PY) docs/draw.py
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
+	@echo "open site/index.html, or python3 -m http.server -d site for its search"
+
+$(DOCSTAMP): $(STAMP)
+	$(PIP) install -c constraints.txt $(DOCTOOLS)
+	@touch $@
 
 bench: setup ## run every script in benchmarks/
 	@set -e; for script in $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py)); do \
 	  echo "== $$script"; $(PY) $$script; done
 
-build: setup ## build the wheels into dist/
-	$(PIP) wheel --no-deps --no-build-isolation -w dist $(addprefix ./,$(DISTS))
+build: setup ## build a wheel and an sdist of every distribution into dist/ and check them
+	rm -f $(DIST)/kvgraft*.whl $(DIST)/kvgraft*.tar.gz
+	@set -e; for each in $(ALL); do \
+	  (cd $$each && $(abspath $(PY)) -m hatchling build -d $(abspath $(DIST))) >/dev/null; done
+	$(PY) -m twine check --strict $(DIST)/kvgraft*
+
+changelog: setup ## move the fragments of changes/ into CHANGELOG.md; VERSION=0.2.0
+	$(PY) -m scriv collect --version $(VERSION)
 
 clean: ## remove build output and caches; .venv stays
-	rm -rf dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf dist build site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find core plugins tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import sys
 from pathlib import Path
 
+import pytest
+
 from .commands import ROOT, run
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("kvgraft_transformers") is None, reason="needs Python 3.11"
+)
 
 
 def test_the_demo_compares_every_answer_and_a_second_process_hits_on_what_it_stored(
