@@ -68,7 +68,7 @@ nightly: setup ## run long, fuzz and mutants, all three whatever fails; takes ho
 docs: $(DOCSTAMP) ## write what is generated in the documents, then build the site into site/
 	$(PY) docs/generate.py
 	$(PY) docs/draw.py
-	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 	@echo "open site/index.html, or python3 -m http.server -d site for its search"
 
 $(DOCSTAMP): $(STAMP)

@@ -271,9 +271,86 @@ def tree() -> Drawing:
     return drawing
 
 
+FLOORS: tuple[tuple[str, dict[str, str]], ...] = (
+    (
+        "tools",
+        {
+            "cli": "the command",
+            "replay": "traces",
+            "report": "results",
+            "testing": "the contract",
+            "scaffold": "new packages",
+        },
+    ),
+    ("the cache", {"cache.py": "what an engine calls", "guard": "checks rules while it serves"}),
+    ("decisions", {"admission": "who may run", "storage_tier": "what comes from a store"}),
+    ("a request's life", {"requests": "match, pin, slots, publish, back up, evict"}),
+    ("moving bytes", {"transfers": "copies between tiers", "storage": "what a store is"}),
+    ("packages", {"packages": "find, validate and bind components"}),
+    ("the tree", {"tree": "nodes, cells, pins, victims; no torch, no package"}),
+    ("memory", {"pools": "slots and tensors"}),
+    (
+        "words",
+        {"types.py": "", "reach.py": "", "hookspecs.py": "", "rules.py": "", "errors.py": ""},
+    ),
+)
+"""Rooms of the core and what they are for, the highest floor first."""
+
+NEIGHBOURS = (
+    ("engines", "plugins/transformers, yours", "import the cache", (1, 1)),
+    ("stores", "plugins/valkey, s3, ...", "import kvgraft.storage", (4, 4)),
+    ("components", "plugins/full, swa, ...", "import words and pools", (7, 8)),
+)
+"""Packages outside of the core, what they import, and the floors where that is."""
+
+
+def rooms() -> list[tuple[str, dict[str, str]]]:
+    """The floors with the rooms that there are."""
+    core = Path(__file__).parents[1] / "core" / "src" / "kvgraft"
+    return [
+        (floor, {room: words for room, words in found.items() if (core / room).exists()})
+        for floor, found in FLOORS
+    ]
+
+
+def house() -> Drawing:
+    """The rooms of the core, floor by floor."""
+    floors = rooms()
+    step, top, left, right = 54, 66, 150, 660
+    height = top + step * len(floors) + 26
+    drawing = Drawing(960, height, "The rooms of the core, one floor above another")
+    middle = (left + right) / 2
+    roof = ((left - 14, top - 6), (middle, 16), (right + 14, top - 6))
+    drawing.line(*roof, colour=INK, stroke_linejoin="round")
+    drawing.text(middle, 48, "core/src/kvgraft", 14, anchor="middle", weight="600")
+    for number, (floor, found) in enumerate(floors):
+        y = top + step * number
+        drawing.text(left - 14, y + 27, floor, 13, anchor="end", fill=FAINT)
+        width = (right - left - 8 * (len(found) - 1)) / len(found)
+        for place, (room, words) in enumerate(found.items()):
+            x = left + place * (width + 8)
+            colour = FAINT if room.endswith(".py") else DEVICE
+            drawing.box(x, y, width, step - 9, colour)
+            name = room if room.endswith(".py") else f"{room}/"
+            centre = x + width / 2
+            if words:
+                drawing.text(centre, y + 19, name, 13, anchor="middle", weight="600")
+                drawing.text(centre, y + 36, words, 11, anchor="middle", fill=FAINT)
+            else:
+                drawing.text(centre, y + 27, name, 12, anchor="middle", weight="600")
+    for name, where, words, (first, last) in NEIGHBOURS:
+        y = top + step * (first + last) / 2 - 6
+        drawing.box(right + 60, y, 222, step + 3, HOST)
+        drawing.text(right + 74, y + 18, name, 13, weight="600", fill=HOST)
+        drawing.text(right + 74, y + 34, where, 11, fill=FAINT)
+        drawing.text(right + 74, y + 49, words, 11, fill=FAINT)
+        drawing.arrow((right + 60, y + 28), (right + 6, y + 28), colour=HOST)
+    return drawing
+
+
 def drawings() -> dict[str, str]:
     """The text of every drawing, by file name."""
-    made = {"life": life(), "reach": reach(), "tree": tree()}
+    made = {"life": life(), "reach": reach(), "tree": tree(), "house": house()}
     return {f"{name}.svg": str(drawing) for name, drawing in made.items()}
 
 

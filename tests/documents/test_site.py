@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import itertools
 import re
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +15,8 @@ import pytest
 import kvgraft
 from kvgraft import Cache, Request, StorageTier
 
+from ..architecture.sources import CORE
+from ..architecture.test_imports import layer
 from ..commands import ROOT
 
 REFERENCE = ROOT / "docs" / "reference"
@@ -46,10 +49,21 @@ def test_the_drawings_are_up_to_date() -> None:
         assert path.read_text(encoding="utf-8") == text, f"{name}: run `make docs`"
 
 
+def test_the_house_has_every_room_on_its_floor() -> None:
+    """In the order in which `tests/architecture` lets rooms import each other."""
+    floors = [[*rooms] for _, rooms in script("draw").rooms()]
+    core = CORE / "kvgraft"
+    folders = {path.name for path in core.iterdir() if (path / "__init__.py").exists()}
+    drawn = {room for rooms in floors for room in rooms if (core / room).is_dir()}
+    assert drawn - {"scaffold"} == folders
+    heights = [[layer(f"kvgraft.{Path(room).stem}") for room in rooms] for rooms in floors]
+    assert all(min(high) >= max(low) for high, low in itertools.pairwise(heights))
+
+
 def test_every_document_is_in_the_sites_navigation(hooks: ModuleType) -> None:
-    listed = re.findall(r"- ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    listed = re.findall(r"[-:] ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     docs = {str(path.relative_to(ROOT / "docs")) for path in ROOT.glob("docs/**/*.md")}
-    decisions = {path for path in docs if path.startswith("adr/")}
+    decisions = {path for path in docs if path.startswith("adr/0")}
     assert len(listed) == len(set(listed))
     assert {*listed} == {*docs, *hooks.outside().values()} - decisions
 
