@@ -276,10 +276,8 @@ FLOORS: tuple[tuple[str, dict[str, str]], ...] = (
         "tools",
         {
             "cli": "the command",
-            "replay": "traces",
-            "report": "results",
-            "testing": "the contract",
-            "scaffold": "new packages",
+            "testing": "the contract suite",
+            "scaffold": "new packages to start from",
         },
     ),
     ("the cache", {"cache.py": "what an engine calls", "guard": "checks rules while it serves"}),
@@ -297,8 +295,8 @@ FLOORS: tuple[tuple[str, dict[str, str]], ...] = (
 """Rooms of the core and what they are for, the highest floor first."""
 
 NEIGHBOURS = (
-    ("engines", "plugins/transformers, yours", "import the cache", (1, 1)),
-    ("stores", "plugins/valkey, s3, ...", "import kvgraft.storage", (4, 4)),
+    ("engines", "plugins/transformers, replay, yours", "import the cache", (1, 1)),
+    ("stores", "plugins/file, valkey, s3, ...", "import kvgraft.storage", (4, 4)),
     ("components", "plugins/full, swa, ...", "import words and pools", (7, 8)),
 )
 """Packages outside of the core, what they import, and the floors where that is."""
