@@ -86,7 +86,7 @@ build: setup ## build a wheel and an sdist of every distribution into dist/ and 
 	$(PY) -m twine check --strict $(DIST)/kvgraft*
 
 changelog: setup ## move the fragments of changes/ into CHANGELOG.md; VERSION=0.2.0
-	$(PY) -m scriv collect --version $(VERSION)
+	$(PY) -m scriv collect --version $(or $(VERSION),$(error give the version: make changelog VERSION=0.2.0))
 
 clean: ## remove build output and caches; .venv stays
 	rm -rf dist build site .pytest_cache .mypy_cache .ruff_cache .hypothesis
