@@ -59,6 +59,19 @@ class Cache(RequestTables):
             streams on CUDA.
         available: says how much memory pools may take; by default what the machine has available.
 
+    Attributes:
+        config: the settings it runs with; sizes that were given in bytes are tokens here.
+        mounted: its components in the tree's order, each with its `name` and its `component`, whose
+            pools kernels read and write.
+        tree: the prefix tree, with the ledgers of every component.
+        storage: the storage tier; None without one.
+        points: counts resume points by kind: `made`, `used`, `skipped`, `lost`.
+        guard: what checks rules while it serves; None when the guard is off.
+        requests: requests that have begun and not ended, by their `id()`.
+        checkpoints: calls of `checkpoint` that shared something.
+        declined_checkpoints: calls of `checkpoint` that found no headroom (A12).
+        closed: whether `close` was called.
+
     Raises:
         ConfigError: sizes or components that cannot work, or pools larger than that memory.
         PluginError: a component that cannot be used.
