@@ -321,8 +321,8 @@ class RequestSlots:
         for component in self.state_components:
             if not self.evictor.free_device(component, 1):
                 return (
-                    f"component {component.name!r} waited {self.evictor.timeout_s} s in vain for copies "
-                    "of evicted states"
+                    f"component {component.name!r} waited {self.evictor.timeout_s} s in vain for "
+                    "copies of evicted states"
                 )
         return ""
 
@@ -552,7 +552,8 @@ class RequestSlots:
 
 def _no_headroom(component: TreeComponent) -> str:
     """Why a state that was not promised a slot is not kept."""
-    return f"component {component.name!r}: all {component.device.capacity} states are in use or promised"
+    capacity = component.device.capacity
+    return f"component {component.name!r}: all {capacity} states are in use or promised"
 
 
 def _first_page(run: Run) -> int:
