@@ -27,7 +27,7 @@ DIST   ?= dist
 .PHONY: help setup demo test check long fuzz mutants nightly docs bench build changelog clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-7s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-9s %s\n", $$1, $$2}' Makefile
 
 setup: $(STAMP) ## create .venv and install every distribution, editable, with the tools
 
