@@ -80,9 +80,11 @@ def a_line_that_lets_small_requests_pass_for_ever(put: Patch) -> None:
 def an_insert_that_mixes_up_the_pages(put: Patch) -> None:
     take = inserting._take
 
-    def mixed(tree: Tree, node: Node, component: TreeComponent, run: inserting.Run) -> None:
-        turned = run.device[SLOT_BYTES:] + run.device[:SLOT_BYTES]
-        take(tree, node, component, run._replace(device=turned))
+    def mixed(
+        tree: Tree, node: Node, component: TreeComponent, slots: bytes, *, is_left: bool
+    ) -> None:
+        turned = slots[SLOT_BYTES:] + slots[:SLOT_BYTES]
+        take(tree, node, component, turned, is_left=is_left)
 
     put.setattr(inserting, "_take", mixed)
     Scene().cached(PROMPT)
@@ -128,11 +130,11 @@ def a_window_that_gives_back_what_it_left_behind(put: Patch) -> None:
 
 @breaks("I9", "window")
 def leavings_that_count_as_used(put: Patch) -> None:
-    adopt = inserting._put
+    take = inserting._take
     put.setattr(
         inserting,
-        "_put",
-        lambda tree, node, component, slots, is_left: adopt(
+        "_take",
+        lambda tree, node, component, slots, is_left: take(
             tree, node, component, slots, is_left=False
         ),
     )

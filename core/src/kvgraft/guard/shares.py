@@ -24,6 +24,7 @@ from kvgraft.tree.node import Node
 
 if TYPE_CHECKING:
     from kvgraft.cache import Cache
+    from kvgraft.requests.account import Account
 
 __all__ = ["Offer", "Shares", "States"]
 
@@ -54,6 +55,7 @@ class Offer(NamedTuple):
         declined: checkpoints declined so far.
         published: whether the tree got pages of it that no backup was started for.
         spare: by component, DEVICE slots that nobody was promised.
+        renewed: how many the request is promised anew when it has shared all its own.
     """
 
     cached: int
@@ -66,6 +68,7 @@ class Offer(NamedTuple):
     declined: int
     published: bool
     spare: list[int]
+    renewed: list[int]
 
     @property
     def anything(self) -> bool:
@@ -320,6 +323,7 @@ class Shares:
             self.cache.declined_checkpoints,
             request.published,
             [component.device.headroom for component in self.tree.components],
+            [_renewed(account) for account in request.accounts],
         )
 
     def _check_namespace(self, request: Request) -> None:
@@ -407,9 +411,7 @@ class Shares:
         ):
             return
         above_is_backed = True
-        pinned = [0] * len(self.tree.components)
         for node in shelf.nodes:
-            self._add_pinned(node, pinned)
             lacking = [
                 component
                 for component, cell in zip(self.tree.components, node.cells)
@@ -428,8 +430,10 @@ class Shares:
                     for component in lacking
                 )
                 backed = any(cell.host is not None or cell.incoming for cell in node.cells)
+                # Backups pin what they copy, one node after the other.
                 spare = all(
-                    offer.spare[each.index] >= self._owned(each, offer) + pinned[each.index]
+                    offer.spare[each.index]
+                    >= self._had(each, shelf, offer) + offer.renewed[each.index]
                     for each in self.tree.components
                     if not each.is_prefix_closed
                 )
@@ -445,17 +449,12 @@ class Shares:
             base = node.cells[0]
             above_is_backed = base.host is not None or base.incoming is not None
 
-    def _add_pinned(self, node: Node, pinned: list[int]) -> None:
-        """Add what a backup of a node pins beside the request's own pins; what is to come too."""
-        for component, cell in zip(self.tree.components, node.cells):
-            if cell.device is not None and (cell.host is None or cell.incoming is not None):
-                pinned[component.index] += component.n_slots(node)
-
-    def _owned(self, component: TreeComponent, offer: Offer) -> int:
-        """Slots it had: it may be promised as many anew, which a backup cannot pin then (A12)."""
+    def _had(self, component: TreeComponent, shelf: Shelf, offer: Offer) -> int:
+        """Slots of a component that were the tree's before, and pinned by nobody perhaps."""
         if component.is_state:
-            return len(offer.states[component.index])
-        return int((offer.left.own[component.index] >= 0).sum())
+            return len(offer.left.shared[component.index])
+        held = offer.left.tree[component.index][: shelf.n_pages]
+        return int((held >= 0).sum())
 
     def _gained(
         self, request: Request, node: Node, lacking: list[TreeComponent], offer: Offer
@@ -639,6 +638,12 @@ class Shares:
         elif Due.LEFT in due:
             last = page
         self._due[id(request)] = (request, point, last)
+
+
+def _renewed(account: Account) -> int:
+    """How far a promise rises when nothing is held any more (A1)."""
+    promised = account.promised - account.load
+    return max(0, min(account.peak, account.remaining) - promised)
 
 
 def _of(request: Request) -> str:
