@@ -102,7 +102,7 @@ change(
     TWO,
     "A8",
     Budget.decide,
-    "if not self._never(request, shortages):",
+    "if never is None:",
     "if True:",
 )
 change(
@@ -241,8 +241,8 @@ change(
     TWO,
     "A8 A2",
     Budget._never,
-    "if shortage.needed + pinned > shortage.capacity:",
-    "if shortage.needed > shortage.capacity:",
+    "if shortage.needed + pinned > shortage.capacity and (",
+    "if shortage.needed > shortage.capacity and (",
 )
 change(
     "a shrunk chunk is a page too long",
