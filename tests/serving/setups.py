@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from kvgraft import (
     CacheConfig,
     Chunk,
@@ -22,7 +24,7 @@ from kvgraft.transfers import TransferEngine
 
 from .components import PagedPackage, StatePackage
 
-__all__ = ["SETUPS", "Setup", "installed", "mixed"]
+__all__ = ["SETUPS", "Setup", "installed", "mixed", "one_of_each_kind"]
 
 INSTALLED = {plugin.name: plugin for plugin in select(["full", "swa", "mamba", "hisparse"])}
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -115,3 +117,14 @@ SETUPS = {
         mixed(("hisparse",), SINKS),
     )
 }
+
+QUICK = ("full", "full+swa+mamba", "full+quartered+ssm", "hisparse+sinks")
+"""Pages alone, windows and states beside them, several slots a page, and a home on HOST."""
+
+
+def one_of_each_kind() -> list[Any]:
+    """Parameters of which all but one of each kind are left to the long tests."""
+    return [
+        pytest.param(setup, id=name, marks=() if name in QUICK else pytest.mark.long)
+        for name, setup in SETUPS.items()
+    ]

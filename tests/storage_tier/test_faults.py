@@ -15,7 +15,7 @@ from kvgraft import WritePolicy
 from kvgraft.config import PrefetchPolicy, StorePolicy
 from kvgraft.storage import Access, BreakerState
 
-from ..serving.setups import SETUPS, Setup, installed
+from ..serving.setups import SETUPS, Setup, installed, one_of_each_kind
 from .shelf import AT_ONCE, open_cache, settings, tier_of
 from .troubles import DEADLINE_S, PROMPTS, VERBS, Clock, Traffic, Trouble, Troubled, traffic_over
 
@@ -208,7 +208,7 @@ def test_a_wall_clock_that_jumps_changes_nothing(monkeypatch: pytest.MonkeyPatch
 STEPS = ("begin", "begin", "begin", "queue", "queue", "evict", "cancel", "poll")
 
 
-@pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS)
+@pytest.mark.parametrize("setup", one_of_each_kind())
 @examples(max_examples=12)
 @given(
     seed=st.integers(0, 2**32),

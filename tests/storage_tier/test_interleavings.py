@@ -14,7 +14,7 @@ from kvgraft.requests.request import Request
 from kvgraft.storage_tier import Prefetch, fetching, naming
 
 from ..serving.server import Server
-from ..serving.setups import SETUPS, Setup
+from ..serving.setups import Setup, one_of_each_kind
 from . import shelf as shelves
 from .shelf import Shelf, open_cache, tier_of
 
@@ -133,7 +133,7 @@ class Traffic:
         assert not self.cache.tree.n_nodes, "nothing is held any more"
 
 
-@pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS)
+@pytest.mark.parametrize("setup", one_of_each_kind())
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     seed=st.integers(0, 2**32),

@@ -16,7 +16,7 @@ from kvgraft.tree import matching
 from kvgraft.tree.component import TreeComponent
 
 from ..serving.server import Server
-from ..serving.setups import SETUPS, Setup
+from ..serving.setups import Setup, one_of_each_kind
 from .shelf import Shelf, addresses, drained, open_cache, stocked, tier_of
 
 PROMPT = list(range(100, 137))
@@ -109,7 +109,7 @@ def run(server: Server, key: TokenKey, prefetch: Prefetch | None = None) -> None
 
 
 @pytest.mark.parametrize("policy", [WritePolicy.WRITE_THROUGH, WritePolicy.WRITE_BACK])
-@pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS)
+@pytest.mark.parametrize("setup", one_of_each_kind())
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @example(seed=747481, lost=0.05, served=0, host_pages=12)
 @given(

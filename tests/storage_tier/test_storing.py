@@ -13,7 +13,7 @@ from kvgraft.config import StorePolicy
 from kvgraft.storage import Status, Value
 
 from ..serving.server import Server, ledgers
-from ..serving.setups import SETUPS, Setup, installed
+from ..serving.setups import SETUPS, Setup, installed, one_of_each_kind
 from ..storage.backends import Raising
 from .shelf import Shelf, addresses, open_cache, settings, tier_of, until
 
@@ -51,7 +51,7 @@ def close(server: Server) -> None:
     server.cache.close()
 
 
-@pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS)
+@pytest.mark.parametrize("setup", one_of_each_kind())
 @pytest.mark.parametrize("write", list(WritePolicy))
 def test_what_is_used_once_does_not_wear_the_disk(setup: Setup, write: WritePolicy) -> None:
     shelf = Ledger()
@@ -63,7 +63,7 @@ def test_what_is_used_once_does_not_wear_the_disk(setup: Setup, write: WritePoli
     assert not shelf.sets
 
 
-@pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS)
+@pytest.mark.parametrize("setup", one_of_each_kind())
 @pytest.mark.parametrize("write", [WritePolicy.WRITE_THROUGH, WritePolicy.WRITE_THROUGH_SELECTIVE])
 def test_what_is_used_twice_is_stored_once(setup: Setup, write: WritePolicy) -> None:
     shelf = Ledger()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
@@ -31,7 +31,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@lru_cache(maxsize=4)
+@cache
 def _model(family: str, dtype: torch.dtype) -> PreTrainedModel:
     from kvgraft_transformers.tiny import build_tiny_model
 
