@@ -236,8 +236,17 @@ ATTACKS = [
     _stub_violations,
 ]
 
+QUICK = (_replace_registry, _stub_expect, _stub_search)
+"""One of each kind: a table, a function's code, and a name in a module."""
 
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        pytest.param(each, marks=() if each in QUICK else pytest.mark.long, id=each.__name__)
+        for each in ATTACKS
+    ],
+)
 def test_code_of_kvgraft_that_a_component_replaces_is_named_and_put_back(
     attack: Callable[[], object],
 ) -> None:

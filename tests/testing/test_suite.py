@@ -85,22 +85,24 @@ def test_what_is_refused_is_its_givers_mistake_and_one_line(
     assert errors.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["swa:windw=3"], "component 'swa': no option 'windw'; did you mean 'window'? options: "),
-        (["swa:window=0,n_layers=1"], "component 'swa': option window='0': give more than 0"),
-        (["swa:n_layers=1", "--option", "window=0"], "component 'swa': option window='0': give"),
-        (["swa:window=4", "--option", "window=4"], "option 'window' of component 'swa' is given"),
-        (["swa:window"], "component 'swa:window': 'window' is not OPTION=VALUE; write for"),
-        ([":window=4"], "component ':window=4' has no name; see `kvgraft components`"),
-    ],
-)
-def test_options_come_with_the_name_as_for_a_replay(arguments: list[str], said: str) -> None:
-    done = run(KVGRAFT, "check", *arguments, "--profile", "dev")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"kvgraft: {said}")
-    assert done.stderr.count("\n") == 1
+GIVEN_WITH_THE_NAME: dict[tuple[str, ...], str] = {
+    ("swa:windw=3",): "component 'swa': no option 'windw'; did you mean 'window'? options: ",
+    ("swa:window=0,n_layers=1",): "component 'swa': option window='0': give more than 0",
+    ("swa:n_layers=1", "--option", "window=0"): "component 'swa': option window='0': give",
+    ("swa:window=4", "--option", "window=4"): "option 'window' of component 'swa' is given",
+    ("swa:window",): "component 'swa:window': 'window' is not OPTION=VALUE; write for",
+    (":window=4",): "component ':window=4' has no name; see `kvgraft components`",
+}
+
+
+def test_options_come_with_the_name_as_for_a_replay() -> None:
+    commands = {" ".join(given): ["check", *given] for given in GIVEN_WITH_THE_NAME}
+    outcomes = refused(commands)
+    for given, said in GIVEN_WITH_THE_NAME.items():
+        status, output, errors = outcomes[" ".join(given)]
+        assert (status, output) == (2, ""), given
+        assert errors.startswith(f"kvgraft: {said}")
+        assert errors.count("\n") == 1
 
 
 SOUND = COMPONENT.format(name="thrown")
