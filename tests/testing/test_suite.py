@@ -224,7 +224,10 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("processes", [[], ["-n", "2"]], ids=["alone", "xdist"])
+@pytest.mark.parametrize(
+    "processes",
+    [pytest.param([], id="alone"), pytest.param(["-n", "2"], id="xdist", marks=pytest.mark.long)],
+)
 def test_a_mistake_in_a_contract_class_is_one_error_of_one_line(
     tmp_path: Path, processes: list[str]
 ) -> None:
@@ -251,7 +254,10 @@ BORROWED = SOUND.replace("from kvgraft import ", "from kvgraft import API_VERSIO
 )
 
 
-@pytest.mark.parametrize(("source", "status"), [(SOUND, "passed"), (BORROWED, "failed")])
+@pytest.mark.parametrize(
+    ("source", "status"),
+    [pytest.param(SOUND, "passed", marks=pytest.mark.long), (BORROWED, "failed")],
+)
 def test_a_version_taken_from_the_core_at_import_is_no_literal(
     tmp_path: Path, source: str, status: str
 ) -> None:
