@@ -24,7 +24,7 @@ STEPS  ?= 1000000
 DIST   ?= dist
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check long fuzz mutants nightly docs bench build changelog clean
+.PHONY: help setup demo test check long examples fuzz mutants nightly docs bench build changelog clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-9s %s\n", $$1, $$2}' Makefile
@@ -47,6 +47,10 @@ test: setup ## run the tests, except the long ones
 long: setup ## run the long tests, each named as it ends
 	$(PY) -m pytest -m long -v $(PYTEST_ARGS)
 
+examples: setup ## run the tests that draw examples with 1,500 of them each
+	$(PY) -m pytest -m 'hypothesis and not long' --hypothesis-profile=nightly $(PYTEST_ARGS) \
+	  --timeout=0 -o faulthandler_timeout=0
+
 check: setup ## format, lint and types, changing nothing
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
@@ -60,8 +64,8 @@ mutants: setup ## known-bad components and cores against the contract suite; pri
 	$(PY) -m tests.mutants.table
 	$(PY) -m tests.mutants.under_guard
 
-nightly: setup ## run long, fuzz and mutants, all three whatever fails; takes hours
-	@failed=; for part in long fuzz mutants; do echo "== make $$part"; \
+nightly: setup ## run long, examples, fuzz and mutants, all four whatever fails; takes hours
+	@failed=; for part in long examples fuzz mutants; do echo "== make $$part"; \
 	  $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; done; \
 	  test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 

@@ -1,4 +1,4 @@
-"""Hypothesis profiles: dev while writing, ci before merging, nightly and fuzz for long runs.
+"""Hypothesis profiles: dev while writing, ci before merging; nightly and fuzz look much longer.
 
 Every run of dev is the same, and every run of ci: what passes once passes again. The others look
 for what is new.
@@ -23,10 +23,8 @@ COMMON = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 
-settings.register_profile("dev", COMMON, max_examples=15, stateful_step_count=40, derandomize=True)
-settings.register_profile(
-    "ci", COMMON, max_examples=20, stateful_step_count=50, derandomize=True, print_blob=True
-)
+settings.register_profile("dev", COMMON, max_examples=10, stateful_step_count=40, derandomize=True)
+settings.register_profile("ci", settings.get_profile("dev"), print_blob=True)
 settings.register_profile(
     "nightly", COMMON, max_examples=1500, stateful_step_count=60, print_blob=True
 )

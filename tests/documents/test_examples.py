@@ -113,15 +113,16 @@ def test_make_help_lists_every_target() -> None:
 def test_make_nightly_runs_whatever_takes_long_and_says_what_failed() -> None:
     alone = {"MAKEFLAGS": "", "MAKELEVEL": "", "MFLAGS": ""}  # make may run these tests
     done = run("make", "-n", "nightly", "STAMP=", cwd=ROOT, **alone)
-    parts = ["== make long", "pytest -m long", "== make fuzz", "KVGRAFT_FUZZ_STEPS=1000000"]
+    parts = ["== make long", "pytest -m long", "== make examples", "--hypothesis-profile=nightly"]
+    parts += ["== make fuzz", "KVGRAFT_FUZZ_STEPS=1000000"]
     parts += ["== make mutants", "-m tests.mutants.table", "-m tests.mutants.under_guard"]
     places = [done.stdout.find(part) for part in parts]
     assert -1 not in places
     assert places == sorted(places)
     failing = run("make", "nightly", "PY=false", "STAMP=", cwd=ROOT, **alone)
     assert failing.returncode != 0
-    assert failing.stderr.count(" Error 1") == 4
-    assert failing.stdout.endswith("failed: long fuzz mutants\n")
+    assert failing.stderr.count(" Error 1") == 5
+    assert failing.stdout.endswith("failed: long examples fuzz mutants\n")
 
 
 def test_decisions_are_listed_numbered_and_dated() -> None:
