@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvgraft import (
@@ -65,6 +65,7 @@ def covers(outer: Reach, inner: Reach) -> bool:
     return all(needed_by(inner, at) <= needed_by(outer, at) for at in BOUNDARIES)
 
 
+@example(outer=Chunk(3), inner=ChunkedLocal(2))
 @given(outer=terms, inner=terms)
 def test_one_term_contains_another_exactly_where_it_needs_all_the_other_needs(
     outer: Term, inner: Term

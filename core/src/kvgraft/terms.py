@@ -257,6 +257,8 @@ class Chunk(Term):
         return token // self.tokens == (boundary - 1) // self.tokens
 
     def contains(self, other: Term) -> bool:
+        if isinstance(other, ChunkedLocal) and other.tokens == 2:
+            return True  # it needs the last token, or nothing
         if isinstance(other, (Chunk, ChunkedLocal)):
             return self.tokens % other.tokens == 0
         return isinstance(other, Trailing) and other.tokens == 1
