@@ -43,7 +43,9 @@ def crowd(name: str, seed: int, mode: GuardMode, **settings: Any) -> Crowd:
     return crowd
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=pytest.mark.long if seed else ()) for seed in SEEDS]
+)
 @pytest.mark.parametrize("name", SETUPS)
 def test_a_crowd_of_requests_raises_no_alarm_and_ends_as_without_a_guard(
     name: str, seed: int

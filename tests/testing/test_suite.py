@@ -182,6 +182,7 @@ def unloadable(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[
     return {case: answers[name] for case, name in names.items()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", BROKEN)
 def test_what_cannot_be_loaded_or_built_is_one_failure_under_the_rule_it_breaks_if_any(
     unloadable: dict[str, list[dict[str, Any]]], case: str
@@ -227,16 +228,19 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(
-    "processes",
-    [pytest.param([], id="alone"), pytest.param(["-n", "2"], id="xdist", marks=pytest.mark.long)],
+    ("processes", "mistakes"),
+    [
+        pytest.param([], ["'nope'", "None", "'swa'; options = ['window']"], id="some"),
+        pytest.param([], list(MISTAKES), id="all", marks=pytest.mark.long),
+        pytest.param(["-n", "2"], ["'nope'", "'thrown'"], id="xdist", marks=pytest.mark.long),
+    ],
 )
 def test_a_mistake_in_a_contract_class_is_one_error_of_one_line(
-    tmp_path: Path, processes: list[str]
+    tmp_path: Path, processes: list[str], mistakes: list[str]
 ) -> None:
     shelf = Shelf(tmp_path)
     shelf.put("kvgraft-thrown", BROKEN["misspelt hook"][0])
     path = tmp_path / "test_contract.py"
-    mistakes = ["'nope'", "'thrown'"] if processes else [*MISTAKES]
     classes = "".join(
         f"class TestMine(ComponentContract):\n    component = {mistake}\nTest{number} = TestMine\n"
         for number, mistake in enumerate(mistakes)
@@ -337,6 +341,7 @@ def test_an_extra_that_is_missing_is_named_with_the_way_to_get_it() -> None:
         assert "During handling" not in done.stderr
 
 
+@pytest.mark.long
 def test_whoever_waits_at_a_terminal_is_told_for_what_and_a_pipe_is_not() -> None:
     command = [KVGRAFT, "check", "swa", "--option", "windw=3"]
     ours, theirs = os.openpty()
@@ -366,7 +371,7 @@ def test_pytest_writes_every_result_to_the_report(tmp_path: Path) -> None:
         "    expected_failures = {'P7': 'it is not'}\n"
     )
     report = tmp_path / "report.json"
-    options = ["-q", "-p", "no:cacheprovider", "--contract-profile=dev"]
+    options = ["-q", "-p", "no:cacheprovider", "--contract-profile=dev", "-k", "P7 or expected"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, f"--contract-report={report}", str(path)],
         capture_output=True,

@@ -13,6 +13,7 @@ import pytest
 
 from ..cli.refusals import refused
 from ..commands import KVGRAFT, ROOT, run
+from .test_sinks import EXAMPLE
 from .workshop import Workshop
 
 KINDS = {"paged": "[b-1024, b)", "state": "state at b"}
@@ -67,13 +68,14 @@ def test_a_new_package_passes_what_it_tells_its_author_to_run(
     assert "my-layers" not in workshop.listed()
 
 
-def test_a_new_package_keeps_every_clause_that_is_asked_of_its_hooks_and_pools(
+def test_new_packages_and_the_example_keep_every_clause_that_is_asked_of_hooks_and_pools(
     tmp_path: Path,
 ) -> None:
-    """Without the state machine, and without installing it."""
+    """Without the state machine, and without installing them."""
     names = {kind: f"my-{kind}" for kind in KINDS}
     sources = [written(kind, tmp_path, name=name) / "src" for kind, name in names.items()]
-    done = run(sys.executable, "-c", ASK_EACH, ",".join(names.values()), *sources)
+    asked = ",".join([*names.values(), "sinks"])
+    done = run(sys.executable, "-c", ASK_EACH, asked, *sources, EXAMPLE / "src")
     assert done.returncode == 0, done.stderr
     for name, answers in json.loads(done.stdout).items():
         statuses = Counter(each["status"] for each in answers)

@@ -37,6 +37,7 @@ def cleared(workshop: Workshop) -> Iterator[Workshop]:
     workshop.uninstall("kvgraft-sinks")
 
 
+@pytest.mark.long
 def test_the_example_is_built_installed_listed_tested_replayed_and_removed(
     cleared: Workshop, project: Path, tmp_path: Path
 ) -> None:

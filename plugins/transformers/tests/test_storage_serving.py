@@ -36,6 +36,7 @@ def answer(server: Server) -> tuple[str, int, int]:
     return reply.choices[0].text, cached, reply.usage.prompt_tokens
 
 
+@pytest.mark.long
 def test_a_second_server_answers_from_what_the_first_one_stored(checkpoint, tmp_path):
     store = tmp_path / "store"
     store.mkdir()

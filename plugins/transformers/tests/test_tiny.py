@@ -19,6 +19,7 @@ build_tiny_model("gemma4")
 """
 
 
+@pytest.mark.long
 def test_a_family_whose_inner_models_are_large_is_refused_with_little_memory():
     done = subprocess.run(
         [sys.executable, "-c", LITTLE_MEMORY], capture_output=True, text=True, check=False
