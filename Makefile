@@ -60,8 +60,9 @@ fuzz: setup ## random operations against the model; STEPS=1000000
 	KVGRAFT_FUZZ_STEPS=$(STEPS) $(PY) -m pytest tests/model/test_state_machine.py $(PYTEST_ARGS) \
 	  -p no:cacheprovider --hypothesis-profile=fuzz --timeout=0 -o faulthandler_timeout=0
 
-mutants: setup ## known-bad components and cores against the contract suite; prints the kill table
+mutants: setup ## known-bad components and cores against the contract suite, the tests and the guard
 	$(PY) -m tests.mutants.table
+	$(PY) -m tests.mutants.by_tests
 	$(PY) -m tests.mutants.under_guard
 
 nightly: setup ## run long, examples, fuzz and mutants, all four whatever fails; takes hours

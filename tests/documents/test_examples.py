@@ -115,7 +115,8 @@ def test_make_nightly_runs_whatever_takes_long_and_says_what_failed() -> None:
     done = run("make", "-n", "nightly", "STAMP=", cwd=ROOT, **alone)
     parts = ["== make long", "pytest -m long", "== make examples", "--hypothesis-profile=nightly"]
     parts += ["== make fuzz", "KVGRAFT_FUZZ_STEPS=1000000"]
-    parts += ["== make mutants", "-m tests.mutants.table", "-m tests.mutants.under_guard"]
+    parts += ["== make mutants", "-m tests.mutants.table", "-m tests.mutants.by_tests"]
+    parts += ["-m tests.mutants.under_guard"]
     places = [done.stdout.find(part) for part in parts]
     assert -1 not in places
     assert places == sorted(places)

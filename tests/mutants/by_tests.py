@@ -1,8 +1,9 @@
 """`python -m tests.mutants.by_tests`: bad cores that the state machine lets live, under the tests.
 
-Each gets a run of the tests in a process of its own, which ends at the first test that fails. The
-quickest come first. Names as arguments choose bad cores, also those that the machine finds; without
-any the table in `docs/mutants.md` is written anew.
+Each gets a run of the tests in a process of its own, which ends at the first test that fails; the
+quickest come first. At last those that failed are run without a defect, and must pass. Names as
+arguments choose bad cores, also those that the machine finds; without any the table in
+`docs/mutants.md` is written anew.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def judge(name: str | None, tests: Sequence[str] = TESTS) -> Verdict:
     process = subprocess.Popen(
         [sys.executable, "-m", "pytest", "-p", "tests.mutants.put_in", *options, *tests],
         cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "1000", BAD_CORE: name or ""},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "500", BAD_CORE: name or ""},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from time import perf_counter
 from typing import NamedTuple
 
-from ..commands import ROOT
 from . import cores_of_points as _points  # noqa: F401 - fills CORES
 from . import cores_of_requests as _more  # noqa: F401 - fills CORES
+from .by_tests import HEADING, TABLE
 from .components import MUTANTS
 from .components_held_out import COMPONENTS_HELD_OUT
 from .cores import CORES
@@ -126,7 +126,8 @@ def main() -> None:
         print(f"WRONG  {problem}")
     if wrong:
         sys.exit(1)
-    (ROOT / "docs" / "mutants.md").write_text(written(found, apart), encoding="utf-8")
+    _, heading, by_tests = TABLE.read_text(encoding="utf-8").partition(HEADING)
+    TABLE.write_text(written(found, apart) + heading + by_tests, encoding="utf-8")
 
 
 if __name__ == "__main__":

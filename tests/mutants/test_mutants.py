@@ -6,9 +6,9 @@ import pytest
 
 from kvgraft.testing import CLAUSES
 
-from ..commands import ROOT
 from . import cores_of_points as _points  # noqa: F401 - fills CORES
 from . import cores_of_requests as _more  # noqa: F401 - fills CORES
+from .by_tests import HEADING, TABLE
 from .components import MUTANTS, ComponentMutant
 from .components_held_out import COMPONENTS_HELD_OUT
 from .cores import CORES
@@ -66,7 +66,7 @@ def test_there_are_enough_mutants_in_every_family() -> None:
 
 def sections() -> tuple[str, str]:
     """`docs/mutants.md`: the suite's own mutants, and those written apart from it."""
-    text = (ROOT / "docs" / "mutants.md").read_text(encoding="utf-8")
+    text, _, _ = TABLE.read_text(encoding="utf-8").partition(HEADING)
     own, _, apart = text.partition("\n## Written apart from the suite\n")
     return own, apart
 
