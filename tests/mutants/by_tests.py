@@ -125,7 +125,14 @@ def main(names: Sequence[str]) -> None:
     found = {}
     for name in [name for name in CORES_HELD_OUT if name in (names or SURVIVORS)]:
         found[name] = judge(name)
-    sum(bool(verdict.test) for verdict in found.values())
+        print(f"{found[name].seconds:6.1f} s  {name}: {found[name].test or 'SURVIVED'}")
+        print(f"{'':10}{found[name].evidence[:200]}", flush=True)
+    killers = sorted({verdict.test for verdict in found.values() if verdict.test})
+    alarm = judge(None, killers) if killers else None
+    if alarm is not None and alarm.test:
+        sys.exit(f"{alarm.test} fails on the core without a defect: {alarm.evidence}")
+    killed = sum(bool(verdict.test) for verdict in found.values())
+    print(f"\n{killed} of {len(found)} found by the tests, all of which pass without a defect")
     if not names:
         text, _, _ = TABLE.read_text(encoding="utf-8").partition(HEADING)
         TABLE.write_text(text + written(found), encoding="utf-8")
