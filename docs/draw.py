@@ -302,26 +302,16 @@ NEIGHBOURS = (
 """Packages outside of the core, what they import, and the floors where that is."""
 
 
-def rooms() -> list[tuple[str, dict[str, str]]]:
-    """The floors with the rooms that there are."""
-    core = Path(__file__).parents[1] / "core" / "src" / "kvgraft"
-    return [
-        (floor, {room: words for room, words in found.items() if (core / room).exists()})
-        for floor, found in FLOORS
-    ]
-
-
 def house() -> Drawing:
     """The rooms of the core, floor by floor."""
-    floors = rooms()
     step, top, left, right = 54, 66, 150, 660
-    height = top + step * len(floors) + 26
+    height = top + step * len(FLOORS) + 26
     drawing = Drawing(960, height, "The rooms of the core, one floor above another")
     middle = (left + right) / 2
     roof = ((left - 14, top - 6), (middle, 16), (right + 14, top - 6))
     drawing.line(*roof, colour=INK, stroke_linejoin="round")
     drawing.text(middle, 48, "core/src/kvgraft", 14, anchor="middle", weight="600")
-    for number, (floor, found) in enumerate(floors):
+    for number, (floor, found) in enumerate(FLOORS):
         y = top + step * number
         drawing.text(left - 14, y + 27, floor, 13, anchor="end", fill=FAINT)
         width = (right - left - 8 * (len(found) - 1)) / len(found)

@@ -51,7 +51,7 @@ def test_the_drawings_are_up_to_date() -> None:
 
 def test_the_house_has_every_room_on_its_floor() -> None:
     """In the order in which `tests/architecture` lets rooms import each other."""
-    floors = [[*rooms] for _, rooms in script("draw").rooms()]
+    floors = [[*rooms] for _, rooms in script("draw").FLOORS]
     core = CORE / "kvgraft"
     folders = {path.name for path in core.iterdir() if (path / "__init__.py").exists()}
     drawn = {room for rooms in floors for room in rooms if (core / room).is_dir()}
