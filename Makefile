@@ -8,10 +8,10 @@ DOCSTAMP := $(VENV)/.kvgraft-docs
 
 TORCH  := torch==2.13.0
 ALL    := core $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml)))
-# those whose requires-python this Python meets
+# those whose requires-python is met by the Python of .venv, or by the one that will make it
 FITTING := import re, sys; print(*(each for each in sys.argv[1:] if sys.version_info >= tuple( \
   map(int, re.search(r"requires-python = .>=(\d+)\.(\d+)", open(each + "/pyproject.toml").read()).groups()))))
-DISTS  := $(shell $(PYTHON) -c '$(FITTING)' $(ALL))
+DISTS  := $(shell $(firstword $(wildcard $(PY)) $(PYTHON)) -c '$(FITTING)' $(ALL))
 EXTRAS := $(if $(filter plugins/mooncake,$(DISTS)),'./plugins/mooncake[cpu]') \
   $(if $(filter plugins/transformers,$(DISTS)),'./plugins/transformers[serve]')
 BUILD  := 'hatchling>=1.27' editables
