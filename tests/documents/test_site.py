@@ -146,3 +146,29 @@ def test_every_public_method_of_an_engines_classes_has_a_docstring() -> None:
         and not inspect.getdoc(value)
     ]
     assert not silent
+
+
+def documented_attributes(owner: type) -> list[str]:
+    """What stands before the colons under `Attributes:` in a class's docstring."""
+    section = re.search(r"^Attributes:\n((?:    .*\n?|\n)+)", inspect.getdoc(owner) or "", re.M)
+    return re.findall(r"^    (\S[^:]*):", section[1], re.MULTILINE) if section else []
+
+
+def attributes(owner: type) -> set[str]:
+    """What instances of a class have, as far as its source and its bases say."""
+    assigned = re.findall(r"\bself\.(\w+)", inspect.getsource(owner))
+    annotated = (name for base in owner.__mro__ for name in inspect.get_annotations(base))
+    return {*dir(owner), *annotated, *assigned}
+
+
+def test_the_attributes_that_the_reference_names_exist() -> None:
+    owners = [owner for owner in map(resolved, referenced()) if inspect.isclass(owner)]
+    named = {owner: documented_attributes(owner) for owner in owners}
+    assert {"computed", "storage_tokens"} <= set(named[Request])
+    wrong = [
+        f"{owner.__name__}.{name}"
+        for owner, names in named.items()
+        for name in names
+        if name not in attributes(owner)
+    ]
+    assert not wrong, "name one attribute a line"

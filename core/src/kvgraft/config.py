@@ -156,10 +156,12 @@ class CacheConfig(BaseModel):
             instance with its own options, pools and reach: name them `package@label`.
         page_size: tokens per page.
         device: torch device of the device pools.
-        device_tokens, host_tokens: default pool sizes in tokens, such as `4_000_000` or `"4M"`; no
-            host tier with 0. A size in bytes, such as `"40GB"`, goes to the next two.
-        device_bytes, host_bytes: sizes in bytes of all components' pools of that tier together,
-            instead of tokens; the tokens are filled in when the cache is opened.
+        device_tokens: size of each device pool in tokens, such as `4_000_000` or `"4M"`. A size in
+            bytes, such as `"40GB"`, is taken as `device_bytes`.
+        device_bytes: size in bytes of all components' device pools together, instead of tokens;
+            the tokens are filled in when the cache is opened.
+        host_tokens: size of each host mirror in tokens; no host tier with 0.
+        host_bytes: size in bytes of all host mirrors together, instead of tokens.
         payload: false for pools of any size that take no memory: all decisions are the same, and
             there is nothing to read, to copy or to store. For simulations.
         write_policy: when data goes to HOST.

@@ -20,7 +20,8 @@ class BuildContext:
     Attributes:
         page_size: tokens per page.
         device: torch device of the device pools.
-        device_tokens, host_tokens: the cache's size in tokens; a component's own options win.
+        device_tokens: the cache's size on DEVICE in tokens; a component's own option wins.
+        host_tokens: the same on HOST; 0 for none.
         pin_host: whether host memory should be page-locked.
     """
 

@@ -20,8 +20,10 @@ class PlaneCopy(NamedTuple):
 
     Attributes:
         layer: the model layer whose data is complete once its copies are done.
-        source, target: integer rows `[n_slots, n_lanes]` of equal row size.
-        source_rows, target_rows: int64 `[n]` on the CPU.
+        source: integer rows `[n_slots, n_lanes]` that are read.
+        target: integer rows `[n_slots, n_lanes]` of equal row size that are written.
+        source_rows: which of `source`, int64 `[n]` on the CPU.
+        target_rows: which of `target`, int64 `[n]` on the CPU.
     """
 
     layer: int

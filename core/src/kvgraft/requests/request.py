@@ -109,7 +109,8 @@ class Request:
         points: the resume points decided so far, by boundary in pages.
         resume_at: boundaries in pages that the engine named as such.
         left: boundaries in pages whose states it left behind, where no resume point is.
-        last_point, last_left: the deepest of `points` and `left` it has passed.
+        last_point: the deepest of `points` it has passed.
+        last_left: the deepest of `left` it has passed.
         cached: the deepest boundary, in pages, that it can leave all components' data at so far.
         published: whether the tree got pages of it that no backup was started for.
         stage: where it is in its life.

@@ -52,7 +52,8 @@ class Prefetch:
         limit: the deepest boundary of use, in pages.
         fetch: what brings it; None once it has ended.
         agreed_nbytes: bytes of tokens that it is known to share with that.
-        shared, joined: whether it waited, or waits now, for what another request started.
+        shared: whether it ever waited for what another request started.
+        joined: whether it waits for that now.
         spare: whether it takes only what is free on HOST, and every page counts.
         reason: how it ended, for people; empty while it has not.
         short_of: what kept it from getting more than nothing; None otherwise.

@@ -93,8 +93,9 @@ class StorageTier:
         pace: how long one call may take of the scheduler's thread.
 
     Attributes:
-        storage: the supervised store; its counters tell what the store did.
-        storing, prefetching: what goes there and what comes back.
+        client: the supervised store; its counters tell what the store did.
+        storing: nodes on their way to the store.
+        prefetching: prefixes on their way back.
 
     Raises:
         ConfigError: a store that cannot be opened, or components that cannot be stored.
