@@ -1,17 +1,15 @@
-"""Every page is linked from the README, and every link leads somewhere."""
+"""Every page is linked from the README; the glossary is in order."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
-
-import pytest
 
 from ..commands import ROOT
 
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-DOCUMENTS = [ROOT / "README.md", *PAGES, *sorted((ROOT / "plugins").glob("*/README.md"))]
 
 
 def targets(document: Path) -> set[Path]:
@@ -24,17 +22,12 @@ def test_the_readme_links_every_page() -> None:
     assert not [page.name for page in missing]
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_between_documents_lead_somewhere(document: Path) -> None:
-    assert not [target for target in targets(document) if not target.exists()]
-
-
-def test_the_glossary_is_one_table_in_order() -> None:
+def test_the_glossarys_words_are_one_table_in_order() -> None:
     lines = (ROOT / "docs/glossary.md").read_text(encoding="utf-8").splitlines()
     at = lines.index("| word | meaning |")
-    rows = [line for line in lines if line.startswith("| ")]
-    assert rows == [lines[at], *lines[at + 2 :]]
-    words = [row.split("|")[1].strip() for row in rows[1:]]
+    assert not [line for line in lines[:at] if line.startswith("| ")]
+    rows = itertools.takewhile(lambda line: line.startswith("| "), lines[at + 2 :])
+    words = [row.split("|")[1].strip() for row in rows]
     assert words == sorted(words, key=str.casefold)
     kinds = {"branch", "cut", "grid", "repeat"}
     assert kinds <= set(words)

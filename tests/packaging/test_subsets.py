@@ -20,6 +20,7 @@ COMPONENTS = ("full", "swa", "mamba", "hisparse")
 
 PROBE = r"""
 import contextlib, importlib, importlib.metadata, importlib.util, io, json, runpy, sys
+from pathlib import Path
 
 OPTIONS = {"swa": {"window": 32}, "hisparse": {"hot_tokens": 32, "max_running": 4}}
 command, installed, removed = sys.argv[1], *map(json.loads, sys.argv[2:])
