@@ -124,6 +124,15 @@ def test_a_small_device_pool_evicts_and_a_host_tier_hits(replayed: Replay) -> No
     assert both["token_hit_rate"] >= alone["token_hit_rate"]
 
 
+def test_cuts_of_a_prefill_may_be_kept_apart(replayed: Replay) -> None:
+    """A prompt is cut at its last page where that is farther than this from where it began."""
+    arguments = ("--synthetic", "chat", "--requests", 20, "--component", "full")
+    arguments = (*arguments, "--component", "mamba", "--verify", "off")
+    near, far = (replayed(*arguments, "--cut-tokens", each) for each in (0, "1M"))
+    assert (near["settings"]["cut_tokens"], far["settings"]["cut_tokens"]) == (0, 1_000_000)
+    assert near["resume_points"]["made"]["repeat"] > far["resume_points"]["made"]["repeat"]
+
+
 def test_a_limit_replays_the_first_requests_only(replayed: Replay, tmp_path: Path) -> None:
     path = write_trace(tmp_path / "trace.jsonl", mooncake_lines())
     assert replayed(path, *SMALL, "--limit", 4)["requests"] == 4

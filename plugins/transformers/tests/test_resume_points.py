@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
+import httpx
 import pytest
 import torch
 from transformers import PreTrainedModel
 
+from kvgraft import ConfigError
 from kvgraft_transformers.engine import Engine, EngineSettings, GenerationRequest
 from kvgraft_transformers.probing import cache_argument, layer_modules
+from kvgraft_transformers.serving.app import ServedModel, build_app
+from kvgraft_transformers.serving.protocol import Message
+from kvgraft_transformers.serving.text import Tokenizer
+from kvgraft_transformers.serving.worker import EngineWorker
+from kvgraft_transformers.tiny_tokenizer import build_tiny_tokenizer
 
 from .cases import one_of_each_kind
 
@@ -129,6 +138,110 @@ def test_a_prompt_of_generate_is_cut_where_a_state_is_kept(family, cut, tiny, op
     with memory.session(prompt, max_new_tokens=4) as session, lengths_of(model) as lengths:
         answer(model, prompt, past_key_values=session.cache)
     assert lengths == [*cut, 1, 1, 1]
+
+
+NAMED = 333
+"""The end of a document that is no multiple of anything."""
+
+
+@pytest.mark.parametrize("named", [NAMED, [100, NAMED], (NAMED,)])
+def test_a_session_names_where_others_go_on(named, tiny, open_memory, tokens):
+    """Without a name a state is where the first prompt ended, and at multiples of chunk_tokens."""
+    model, document = tiny("qwen3_next"), tokens(NAMED)
+    for resume_at, least in ((None, 0), (named, 320)):
+        memory = open_memory(model, **ROOMY)
+        hits = []
+        for seed in (2, 3):
+            prompt = document + tokens(150, seed)
+            with memory.session(prompt, max_new_tokens=4, resume_at=resume_at) as session:
+                said = answer(model, prompt, past_key_values=session.cache)
+            hits.append(session.cached_tokens)
+            assert said == answer(model, prompt)
+        assert hits == [0, least]
+
+
+@pytest.mark.parametrize("named", [NAMED, [100, NAMED]])
+def test_a_request_to_the_engine_names_where_others_go_on(named, tiny, open_memory, tokens):
+    memory = open_memory(tiny("qwen3_next"), **ROOMY)
+    engine = Engine(memory, EngineSettings(chunk_tokens=512))
+    document = tokens(NAMED)
+    asked = [GenerationRequest(document + tokens(150, s), 2, resume_at=named) for s in (2, 3)]
+    assert [engine.generate([each])[0].cached_tokens for each in asked] == [0, 320]
+
+
+@pytest.mark.parametrize("named", [-1, 11, [4, 11], "5", 2.5, [None]])
+def test_a_position_that_is_none_is_refused_before_anything_is_held(
+    named, tiny, open_memory, tokens
+):
+    memory = open_memory(tiny("qwen3_next"))
+    engine = Engine(memory, EngineSettings(chunk_tokens=512))
+    line = r"resume_at .* is no position in a prompt of 10 tokens; give tokens from its start"
+    with pytest.raises(ConfigError, match=line):
+        memory.session(tokens(10), max_new_tokens=4, resume_at=named)
+    with pytest.raises(ConfigError, match=line):
+        engine.submit(GenerationRequest(tokens(10), 4, resume_at=named))
+    assert engine.idle
+    assert not memory.cache.requests
+
+
+@pytest.fixture
+def post(tiny, open_memory) -> Iterator[Callable[[str, dict[str, Any]], httpx.Response]]:
+    """Requests to a server of a tiny hybrid model, in this process."""
+    engine = Engine(open_memory(tiny("qwen3_next"), **ROOMY), EngineSettings(chunk_tokens=512))
+    worker = EngineWorker(engine)
+    worker.start()
+    served = ServedModel("tiny", worker, Tokenizer(build_tiny_tokenizer()), 8192, 8192)
+
+    def send(path: str, body: dict[str, Any]) -> httpx.Response:
+        async def talk() -> httpx.Response:
+            transport = httpx.ASGITransport(app=build_app(served))
+            async with httpx.AsyncClient(transport=transport, base_url="http://tiny") as client:
+                whole = {"model": "tiny", "max_tokens": 2, "temperature": 0, **body}
+                return await client.post(path, json=whole)
+
+        return asyncio.run(talk())
+
+    yield send
+    worker.stop()
+
+
+def cached(reply: httpx.Response) -> int:
+    return reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def test_chats_with_one_system_prompt_share_it_from_the_second_on(post):
+    system = {"role": "system", "content": "You answer in the language of the question. " * 40}
+    questions = ("What is a page? " * 30, "And which unit is a slot? " * 25)
+    chats = [[system, {"role": "user", "content": each}] for each in questions]
+    replies = [post("/v1/chat/completions", {"messages": each}) for each in chats]
+    tokenizer = Tokenizer(build_tiny_tokenizer())
+    shared = tokenizer.system_tokens(
+        [Message(**each) for each in chats[0]],
+        tokenizer.encode_chat([Message(**each) for each in chats[0]]),
+    )
+    assert shared > 128
+    assert [cached(each) for each in replies] == [0, shared // 16 * 16]
+
+
+def test_a_completion_names_where_others_go_on(post, tokens):
+    document = tokens(NAMED)
+    prompts = [document + tokens(150, seed) for seed in (2, 3)]
+    hits = [
+        cached(
+            post("/v1/completions", {"prompt": each, "resume_at": named, "prompt_cache_key": at})
+        )
+        for at, named in (("a", None), ("b", NAMED), ("c", [NAMED, 480]))
+        for each in prompts
+    ]
+    assert hits == [0, 0, 0, 320, 0, 320]
+
+
+@pytest.mark.parametrize("named", [-1, "five", [2.5], {"at": 3}, 484])
+def test_a_position_that_is_none_is_a_bad_request(named, post, tokens):
+    reply = post("/v1/completions", {"prompt": tokens(483), "resume_at": named})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "resume_at"
+    assert "\n" not in reply.json()["error"]["message"]
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 
+from kvgraft_transformers.serving.protocol import Message
 from kvgraft_transformers.serving.text import WINDOW_TOKENS, TextStream, Tokenizer
 from kvgraft_transformers.tiny_tokenizer import build_tiny_tokenizer
 
@@ -158,3 +159,42 @@ def test_what_may_become_a_stop_string_is_held_back():
     said = [stream.push(token) for token in tokenizer().encode("xENDy")]
     assert "".join(said) == "xENDy"
     assert not any(piece.endswith(("E", "EN", "END")) for piece in said)
+
+
+HI = Message(role="user", content="Hi")
+SYSTEM = Message(role="system", content="You are terse.")
+DEVELOPER = Message(role="developer", content="Say nothing of pages.")
+
+
+@pytest.mark.parametrize(
+    ("messages", "shared"),
+    [
+        ([SYSTEM, HI], "<|system|>You are terse.<|end|><|user|>"),
+        (
+            [SYSTEM, DEVELOPER, HI, SYSTEM, HI],
+            "<|system|>You are terse.<|end|><|system|>Say nothing of pages.<|end|><|user|>",
+        ),
+        ([SYSTEM, Message(role="user", content="1")], "<|system|>You are terse.<|end|><|user|>"),
+        ([HI], ""),
+        ([SYSTEM], ""),
+    ],
+)
+def test_the_tokens_of_system_messages_are_those_other_chats_begin_with(messages, shared):
+    prompt = tokenizer().encode_chat(messages)
+    assert tokenizer().system_tokens(messages, prompt) == len(tokenizer().encode(shared))
+
+
+def test_a_template_that_puts_the_system_message_elsewhere_is_asked_as_well():
+    """As Gemma's, whose system message begins the user's turn; and one that takes no short chat."""
+    inner = build_tiny_tokenizer()
+    inner.chat_template = (
+        "<|user|>{{ messages[0]['content'] }}\n\n{{ messages[1]['content'] }}<|end|>"
+        "{% if 'strict' in messages[0]['content'] and messages | length < 3 %}"
+        "{{ raise_exception('too short') }}{% endif %}<|assistant|>"
+    )
+    folding = Tokenizer(inner)
+    prompt = folding.encode_chat([SYSTEM, HI])
+    n_tokens = folding.system_tokens([SYSTEM, HI], prompt)
+    assert folding.decode(prompt[:n_tokens]).strip() == "You are terse."
+    strict = [Message(role="system", content="Be strict."), HI, HI]
+    assert folding.system_tokens(strict, folding.encode_chat(strict)) == 0

@@ -152,6 +152,13 @@ def save(result: ReplayResult, targets: Mapping[str, Target]) -> None:
     show_default=True,
     help="Load a prefix back if that is estimated cheaper than computing it, or always.",
 )
+@click.option(
+    "--cut-tokens",
+    type=TokenCount(min=0),
+    default=0,
+    show_default=True,
+    help="Least distance of two cuts of a prefill for its states: what an extra pass costs.",
+)
 @storage_options
 @click.option("--users", type=click.IntRange(min=1), help="Closed loop with that many users.")
 @click.option(
@@ -246,6 +253,7 @@ def replay(path: Path | None, **options: Any) -> None:
         "device_tokens": options["device_tokens"],
         "host_tokens": options["host_tokens"],
         "write_policy": options["write_policy"],
+        "cut_tokens": options["cut_tokens"],
         "storage": storage_settings(options),
         "guard": options["guard"],
     }

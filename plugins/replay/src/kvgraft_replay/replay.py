@@ -229,6 +229,7 @@ def _settings(cache: Cache, settings: ReplaySettings) -> dict[str, object]:
         "device_tokens": config.device_tokens,
         "host_tokens": config.host_tokens,
         "write_policy": config.write_policy.value,
+        "cut_tokens": config.cut_tokens,
         "eviction_policy": "lru",
         "storage": _storage_settings(config.storage),
         "concurrency": f"users:{settings.users}" if settings.users else "open",

@@ -168,6 +168,7 @@ class ModelMemory:
         *,
         max_new_tokens: int = 0,
         chunk_tokens: int | None = None,
+        resume_at: int | Sequence[int] | None = (),
         namespace: object = None,
     ) -> Session:
         """A session that is ready to run: matched, admitted, its prefix on the device.
@@ -179,23 +180,33 @@ class ModelMemory:
             input_ids: the prompt, `[n]` or `[1, n]`.
             max_new_tokens: tokens to keep slots for behind it; it cannot become longer.
             chunk_tokens: most tokens of one prefill pass; the whole prompt by default.
+            resume_at: tokens of the prompt after which others will go on differently, such as the
+                end of a system prompt: they resume there, rounded down to pages, from the second
+                one on. One position, several or None.
             namespace: what must not share cache with others: a tenant's salt, an adapter's id.
 
         Raises:
             AdmissionRefusedError: it does not fit; the message names the pool and the numbers.
-            ConfigError: more than one row, or no token.
+            ConfigError: more than one row, no token, or a position that is none of the prompt.
         """
         tokens = _one_row(input_ids)
         self.check_tokens(tokens)
         key = TokenKey(tokens, namespace=namespace)
-        session = Session(
-            self,
-            key,
-            reserve=max_new_tokens,
-            chunk=chunk_tokens,
-            prefetch=self._fetched(key),
-            limit_tokens=len(tokens) + max_new_tokens,
-        )
+        prefetch = self._fetched(key)
+        try:
+            session = Session(
+                self,
+                key,
+                reserve=max_new_tokens,
+                chunk=chunk_tokens,
+                prefetch=prefetch,
+                resume_at=resume_at,
+                limit_tokens=len(tokens) + max_new_tokens,
+            )
+        except BaseException:
+            if prefetch is not None:
+                self.cancel(prefetch)
+            raise
         session.open()
         return session
 

@@ -9,7 +9,7 @@ exception, or a forward pass that failed inside it, aborts it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kvgraft_transformers.memory import ModelMemory
     from kvgraft_transformers.session_cache import SessionCache
 
-__all__ = ["Session"]
+__all__ = ["Session", "positions"]
 
 
 class Session:
@@ -34,6 +34,8 @@ class Session:
         reserve: tokens to keep slots for behind the prompt.
         chunk: most tokens a prefill pass computes; the whole prompt by default.
         prefetch: what was asked of storage for it; what has not come is given up.
+        resume_at: tokens of the prompt after which others will go on differently: one position,
+            several or None.
         limit_tokens: longest it may become; by default as long as there is memory.
 
     Attributes:
@@ -51,6 +53,7 @@ class Session:
         reserve: int = 0,
         chunk: int | None = None,
         prefetch: Prefetch | None = None,
+        resume_at: int | Sequence[int] | None = (),
         limit_tokens: int | None = None,
     ) -> None:
         self.memory = memory
@@ -58,7 +61,11 @@ class Session:
         self.limit_tokens = limit_tokens
         repeat = (key.n_tokens - 1) // memory.page_size * memory.page_size
         self.request = memory.cache.begin(
-            key, reserve=reserve, chunk=chunk, prefetch=prefetch, resume_at=max(0, repeat)
+            key,
+            reserve=reserve,
+            chunk=chunk,
+            prefetch=prefetch,
+            resume_at=[max(0, repeat), *positions(resume_at)],
         )
         self._hot: list[HotBuffer] = []
         self._cache: SessionCache | None = None
@@ -321,3 +328,10 @@ class Session:
             self.finish()
         else:
             self.abort()
+
+
+def positions(resume_at: int | Sequence[int] | None) -> list[int]:
+    """One position, several or None, as a list; whether they are any, the cache says."""
+    if resume_at is None:
+        return []
+    return list(resume_at) if isinstance(resume_at, Iterable) else [resume_at]

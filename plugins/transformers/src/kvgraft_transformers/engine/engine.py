@@ -21,6 +21,7 @@ from kvgraft_transformers.engine.schedule import Schedule
 from kvgraft_transformers.engine.settings import EngineSettings, EngineTotals
 from kvgraft_transformers.memory import ModelMemory
 from kvgraft_transformers.probing import cache_argument, takes_positions
+from kvgraft_transformers.session import positions
 from kvgraft_transformers.session_cache import SessionCache
 
 __all__ = ["Engine"]
@@ -86,8 +87,8 @@ class Engine:
         """Take in a request; its tokens come out of `step`.
 
         Raises:
-            ConfigError: no token, a token the model does not have, nothing to produce, or a
-                namespace that has no name in storage.
+            ConfigError: no token, a token the model does not have, nothing to produce, a position
+                to resume at that is none of the prompt, or a namespace that has no name in storage.
         """
         if not request.tokens or request.max_new_tokens < 1:
             raise ConfigError(
@@ -95,6 +96,13 @@ class Engine:
                 "at least 1 of each"
             )
         self.memory.check_tokens(request.tokens)
+        named: Sequence[object] = positions(request.resume_at)
+        for each in named:
+            if not isinstance(each, int) or not 0 <= each <= len(request.tokens):
+                raise ConfigError(
+                    f"resume_at {each!r} is no position in a prompt of {len(request.tokens)} "
+                    "tokens; give tokens from its start"
+                )
         generation = Generation(request, str(self.memory.device))
         self.schedule.append(generation)
         self.totals.requests += 1

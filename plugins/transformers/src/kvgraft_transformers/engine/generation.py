@@ -40,6 +40,8 @@ class GenerationRequest:
         stop_tokens: tokens that end it, besides the model's own.
         ignore_end: go on behind the model's end-of-sequence token.
         namespace: what must not share cache with others.
+        resume_at: tokens of the prompt after which other requests will go on differently, such as
+            the end of a system prompt; they resume there from the second one on.
     """
 
     tokens: Sequence[int]
@@ -48,6 +50,7 @@ class GenerationRequest:
     stop_tokens: frozenset[int] = frozenset()
     ignore_end: bool = False
     namespace: object = None
+    resume_at: int | Sequence[int] | None = ()
 
 
 class NewToken(NamedTuple):

@@ -164,7 +164,14 @@ class Schedule:
         self, generation: Generation, reserve: int, prefetch: Prefetch | None = None
     ) -> Session:
         chunk = self.settings.chunk_tokens
-        return Session(self.memory, generation.key, reserve=reserve, chunk=chunk, prefetch=prefetch)
+        return Session(
+            self.memory,
+            generation.key,
+            reserve=reserve,
+            chunk=chunk,
+            prefetch=prefetch,
+            resume_at=generation.request.resume_at,
+        )
 
     def _note_hit(self, generation: Generation, session: Session) -> None:
         """What it began to run with is what the request did not have to compute."""

@@ -166,12 +166,22 @@ class _Endpoints:
         """`POST /v1/chat/completions`."""
         asked: ChatRequest = parse_chat(await self._body(request))
         self._check_model(asked.model)
-        encode = self.served.tokenizer.encode_chat
-        prompt = await run_in_threadpool(encode, asked.messages)
+        prompt, resume_at = await run_in_threadpool(self._encode_chat, asked)
         room = min(self.served.context_tokens, self.served.room_tokens) - len(prompt)
         limit = asked.limit_tokens or max(1, min(CHAT_TOKENS, room))
         reply = Reply(asked.model, chat=True)
-        return await self._reply(request, asked, [prompt], limit, reply)
+        return await self._reply(request, asked, [prompt], limit, reply, resume_at)
+
+    def _encode_chat(self, asked: ChatRequest) -> tuple[list[int], list[int]]:
+        """The prompt of a chat, and where its system messages end: others will go on there.
+
+        Short ones are not worth a pass of the model.
+        """
+        tokenizer = self.served.tokenizer
+        prompt = tokenizer.encode_chat(asked.messages)
+        system = tokenizer.system_tokens(asked.messages, prompt)
+        least = self.served.worker.engine.memory.cache.config.cut_tokens
+        return prompt, [system] if system >= max(1, least) else []
 
     async def _reply(
         self,
@@ -180,8 +190,9 @@ class _Endpoints:
         prompts: Sequence[list[int]],
         limit_tokens: int,
         reply: Reply,
+        resume_at: Sequence[int] = (),
     ) -> Response:
-        generations = self._generations(asked, prompts, limit_tokens)
+        generations = self._generations(asked, prompts, limit_tokens, resume_at)
         answers = Answers(
             self.served.worker,
             self.served.tokenizer,
@@ -208,6 +219,7 @@ class _Endpoints:
         asked: CompletionRequest | ChatRequest,
         prompts: Sequence[list[int]],
         limit_tokens: int,
+        resume_at: Sequence[int],
     ) -> list[GenerationRequest]:
         if not prompts:
             raise ApiError("no prompt", param="prompt")
@@ -221,12 +233,19 @@ class _Endpoints:
                     "model's context; shorten the prompt or ask for fewer",
                     code="context_length_exceeded",
                 )
+            beyond = [each for each in asked.resume_at if each > len(prompt)]
+            if beyond:
+                raise ApiError(
+                    f"resume_at {beyond[0]} is behind the end of a prompt of {len(prompt)} tokens",
+                    param="resume_at",
+                )
         return [
             GenerationRequest(
                 tokens=prompt,
                 max_new_tokens=limit_tokens,
                 sampling=asked.sampling(index),
                 namespace=asked.prompt_cache_key,
+                resume_at=(*asked.resume_at, *resume_at),
             )
             for prompt in prompts
             for index in range(asked.n)

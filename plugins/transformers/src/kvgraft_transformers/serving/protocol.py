@@ -9,6 +9,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    NonNegativeInt,
     PositiveInt,
     ValidationError,
     ValidationInfo,
@@ -93,7 +94,12 @@ def shutdown_refusal(message: str) -> ApiError:
 
 
 class _Request(BaseModel):
-    """What both endpoints take."""
+    """What both endpoints take.
+
+    Attributes:
+        resume_at: not in OpenAI's API: tokens of the prompt after which other prompts will go on
+            differently; one position or several.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -108,8 +114,11 @@ class _Request(BaseModel):
     stream: bool = False
     stream_options: StreamOptions | None = None
     prompt_cache_key: str | None = None
+    resume_at: list[NonNegativeInt] = []
 
-    @field_validator("temperature", "top_p", "top_k", "n", "stream", "stop", mode="before")
+    @field_validator(
+        *("temperature", "top_p", "top_k", "n", "stream", "stop", "resume_at"), mode="before"
+    )
     @classmethod
     def _null_is_default(cls, value: object, info: ValidationInfo) -> object:
         assert info.field_name is not None
@@ -119,6 +128,11 @@ class _Request(BaseModel):
     @classmethod
     def _one_is_a_list(cls, value: object) -> object:
         return [value] if isinstance(value, str) else value
+
+    @field_validator("resume_at", mode="before")
+    @classmethod
+    def _one_position_is_a_list(cls, value: object) -> object:
+        return [value] if isinstance(value, int) else value
 
     def sampling(self, index: int) -> Sampling:
         """How the answer with this number is drawn."""

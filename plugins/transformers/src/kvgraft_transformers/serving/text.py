@@ -54,19 +54,44 @@ class Tokenizer:
         """
         if not getattr(self._tokenizer, "chat_template", None):
             raise ApiError("this model has no chat template; use /v1/completions", param="messages")
-        turns = [
-            {"role": "system" if each.role == "developer" else each.role, "content": each.text()}
-            for each in messages
-        ]
         try:
-            text = self._tokenizer.apply_chat_template(
-                turns, tokenize=False, add_generation_prompt=True
-            )
+            text = self._render(_turns(messages))
         except (TemplateError, ValueError) as error:
             raise ApiError(
                 f"the model's chat template refuses the messages: {error}", param="messages"
             ) from error
         return self._ids(text, add_special_tokens=False)
+
+    def system_tokens(self, messages: Sequence[Message], prompt: Sequence[int]) -> int:
+        """Tokens of a chat's prompt that come from its system messages alone; 0 if none do.
+
+        Other chats with the same system messages begin with the same tokens. They are what the
+        prompt has in common with one whose first other message says something else, so this holds
+        for any template; it costs about as much as tokenizing the system messages.
+
+        Args:
+            messages: the conversation.
+            prompt: its token ids, as `encode_chat` gives them.
+        """
+        turns = _turns(messages)
+        n_system = next((i for i, each in enumerate(turns) if each["role"] != "system"), 0)
+        if not n_system:
+            return 0
+        other = dict(turns[n_system])
+        other["content"] = "1" if other["content"][:1] != "1" else "2"
+        try:
+            ids = self._ids(self._render([*turns[:n_system], other]), add_special_tokens=False)
+        except (TemplateError, ValueError, ApiError):
+            return 0
+        pairs = enumerate(zip(prompt, ids))
+        return next((at for at, (one, another) in pairs if one != another), 0)
+
+    def _render(self, turns: list[dict[str, str]]) -> str:
+        """A conversation as text, up to where the model's turn begins."""
+        text = self._tokenizer.apply_chat_template(
+            turns, tokenize=False, add_generation_prompt=True
+        )
+        return str(text)
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
         try:
@@ -94,6 +119,14 @@ class Tokenizer:
     def _name(self, token: int) -> str | None:
         name = self._tokenizer.convert_ids_to_tokens(token)
         return None if name is None else str(name)
+
+
+def _turns(messages: Sequence[Message]) -> list[dict[str, str]]:
+    """Messages as chat templates know them."""
+    return [
+        {"role": "system" if each.role == "developer" else each.role, "content": each.text()}
+        for each in messages
+    ]
 
 
 class TextStream:
