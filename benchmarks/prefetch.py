@@ -74,7 +74,7 @@ def opened(components: dict[str, dict[str, int]], n_tokens: int, store: Kept) ->
     }
     sizes = {"device_tokens": 2 * n_tokens, "host_tokens": 2 * n_tokens}
     cache = Cache.open(components, storage=settings, load=None, **sizes)
-    assert cache.storage is not None
+    assert cache.storage
     cache.storage.attach(store)
     return cache
 
@@ -96,7 +96,7 @@ def compute(cache: Cache, key: TokenKey) -> None:
 
 def one(cache: Cache, key: TokenKey, longest: Longest) -> tuple[int, float]:
     """A prefetch from its start to the request's; its polls, and seconds of them all."""
-    assert cache.storage is not None
+    assert cache.storage
     prefetch = longest.run("prefetch", cache.storage.prefetch, key)
     n_polls, total_s = 0, 0.0
     while not prefetch.ended:
@@ -114,7 +114,7 @@ def one(cache: Cache, key: TokenKey, longest: Longest) -> tuple[int, float]:
 
 def many(cache: Cache, key: TokenKey, longest: Longest) -> None:
     """Prompts with a long common prefix at once, one cancelled and one begun too early."""
-    assert cache.storage is not None
+    assert cache.storage
     prefetches = []
     for number in range(SHARING):
         fork = TokenKey(namespace=None)

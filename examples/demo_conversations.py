@@ -193,7 +193,7 @@ class Progress:
 
 def tier_of(engine: Engine) -> StorageTier:
     """The storage tier an engine was opened with."""
-    assert engine.memory.cache.storage is not None
+    assert engine.memory.cache.storage
     return engine.memory.cache.storage
 
 

@@ -310,3 +310,39 @@ def test_a_limit_of_another_type_leaves_the_request_as_it_was(cache: Cache, limi
         cache.next_chunk(request, limit)  # type: ignore[arg-type]
     assert cache.next_chunk(request, np.int64(2)) == 2
     cache.abort(request)
+
+
+@pytest.mark.parametrize("guard", ["off", "on"])
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("prefetch", lambda storage: storage.prefetch(TokenKey([1, 2]))),
+        ("attach", lambda storage: storage.attach("file:/tmp/store")),
+        ("save", lambda storage: storage.save("snapshot")),
+        ("n_in_flight", lambda storage: storage.n_in_flight),
+    ],
+)
+def test_without_storage_its_use_says_how_to_have_it(
+    name: str, call: Callable[[Any], object], guard: str
+) -> None:
+    with Cache.open(["full"], page_size=4, device_tokens=64, guard=guard) as cache:
+        with pytest.raises(ConfigError) as refused:
+            call(cache.storage)
+        assert str(refused.value) == (
+            f"storage.{name}: this cache has no storage tier; open it with storage={{'model': "
+            "'my-model', 'weights': 'rev-1', 'url': 'file:/var/cache/kvgraft'}, or ask "
+            "`if cache.storage:` first"
+        )
+        assert not cache.storage
+        assert repr(copy.copy(cache.storage)) == "<no storage tier>"
+        request = cache.begin(TokenKey([1, 2]))
+        assert cache.admit(request).admitted
+        cache.poll()
+        assert cache.drain()
+        cache.abort(request)
+
+
+def test_with_storage_it_is_true() -> None:
+    storage = {"model": "m", "weights": "1"}
+    with Cache.open(["full"], device_tokens=64, host_tokens=64, storage=storage) as cache:
+        assert cache.storage

@@ -73,7 +73,7 @@ def settings(**given: object) -> StorageSettings:
 
 
 def tier_of(cache: Cache) -> StorageTier:
-    assert cache.storage is not None
+    assert cache.storage
     return cache.storage
 
 

@@ -38,11 +38,11 @@ from kvgraft.requests.resume_points import ResumePoints, resume_pages
 from kvgraft.requests.slots import InnerStates, RequestSlots
 from kvgraft.requests.tables import RequestTables
 from kvgraft.sizes import expect_count
-from kvgraft.storage_tier import Prefetch, StorageTier
+from kvgraft.storage_tier import NoStorage, Prefetch, StorageTier
 from kvgraft.transfers import Fence, Journal, Transfer, TransferEngine
 from kvgraft.tree import pinning
 from kvgraft.tree.explaining import Explanation, explain
-from kvgraft.tree.integrity import Held, check_integrity
+from kvgraft.tree.integrity import Held, SlotOwner, check_integrity
 from kvgraft.tree.keys import TokenKey
 from kvgraft.types import Tier
 
@@ -108,7 +108,7 @@ class Cache(RequestTables):
         self.publisher = Publisher(
             self.tree, self.slots, self.leases, self.backups, self.journal, self.points
         )
-        self.storage: StorageTier | None = None
+        self.storage: StorageTier | NoStorage = NoStorage()
         if config.storage is not None:
             self.storage = StorageTier(self.tree, self.mounted, self.evictor, config.storage)
         self.closed = False
@@ -193,7 +193,7 @@ class Cache(RequestTables):
             request.resume_at = resume_pages(resume_at, prompt, self.tree.page_size)
         self.tree.hold(key.namespace)
         try:
-            if self.storage is not None:
+            if self.storage:
                 self.storage.before_begin(key, prefetch)
             elif prefetch is not None:
                 raise LeaseError("the prefetch is of another cache; this one has no storage")
@@ -452,14 +452,14 @@ class Cache(RequestTables):
     def poll(self) -> int:
         """Take in transfers that ended; call once per scheduler step. Never waits."""
         ended = self.journal.poll()
-        if self.storage is not None:
+        if self.storage:
             self.storage.poll()
         return ended
 
     def drain(self) -> bool:
         """Wait for transfers in flight, at most the configured time per tier; whether all ended."""
         ended = self.journal.drain(self.config.transfer_timeout_s)
-        if self.storage is not None:
+        if self.storage:
             ended = self.storage.drain(self.config.transfer_timeout_s) and ended
         return ended
 
@@ -480,8 +480,8 @@ class Cache(RequestTables):
         held += [
             Held(each.receipt, "a transfer") for each in operations if each.receipt is not None
         ]
-        arriving = []
-        if self.storage is not None:
+        arriving: list[SlotOwner] = []
+        if self.storage:
             self.storage.context.naming.check()
             arriving = self.storage.owners()
             held += [Held(each, "the storage tier", False) for each in self.storage.receipts()]
@@ -492,7 +492,7 @@ class Cache(RequestTables):
         """Finish transfers in flight and stop the engine; requests are begun no more."""
         self.closed = True
         self.journal.drain(self.config.transfer_timeout_s)
-        if self.storage is not None:
+        if self.storage:
             self.storage.close(self.config.transfer_timeout_s)
         self.journal.engine.close()
 
@@ -515,7 +515,7 @@ class Cache(RequestTables):
             running,
             len(stages) - running,
             self.journal.n_in_flight,
-            0 if self.storage is None else self.storage.n_in_flight,
+            self.storage.n_in_flight if self.storage else 0,
         )
 
     def _limit(self, request: Request) -> int:

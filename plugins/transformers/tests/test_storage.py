@@ -49,7 +49,7 @@ def opened(tmp_path: Path) -> Opener:
 
 
 def tier_of(memory: ModelMemory) -> StorageTier:
-    assert memory.cache.storage is not None
+    assert memory.cache.storage
     return memory.cache.storage
 
 

@@ -94,7 +94,7 @@ def opened(shelf: Shelf, tiny) -> Iterator[Opener]:
 
 
 def tier_of(engine: Engine) -> StorageTier:
-    assert engine.memory.cache.storage is not None
+    assert engine.memory.cache.storage
     return engine.memory.cache.storage
 
 
@@ -281,7 +281,7 @@ def test_a_session_waits_as_long_as_the_policy_says_and_is_then_begun(opened, sh
     model = tiny("gemma3_text", torch.float64)
     policies = {**POLICIES, "prefetch": "timeout", "prefetch_timeout_s": 0.3}
     memory = ModelMemory.open(model, chunk_tokens=32, storage=policies, **POOLS)
-    assert memory.cache.storage is not None
+    assert memory.cache.storage
     memory.cache.storage.attach(shelf)
     shelf.gate.clear()
     began = time.monotonic()

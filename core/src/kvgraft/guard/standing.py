@@ -47,7 +47,7 @@ class Standing:
         if was is now and not nobody:
             return
         tier = self.cache.storage
-        idle = not any(self._queues) and (tier is None or not tier.n_in_flight)
+        idle = not any(self._queues) and not (tier and tier.n_in_flight)
         for at, (before, after) in enumerate(zip(was.counts, now.counts)):
             if before != after:
                 self._check_change(at, name, was, now)

@@ -76,7 +76,7 @@ class Guard:
         for name, prepare in self._steps().items():
             setattr(cache, name, self._wrapped(name, getattr(cache, name), prepare))
         setattr(cache, "poll", self._while_in_flight(poll, cache.poll))  # noqa: B010
-        if cache.storage is not None:
+        if cache.storage:
             Tiering(
                 cache,
                 cache.storage,

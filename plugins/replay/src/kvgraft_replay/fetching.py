@@ -45,7 +45,7 @@ class Fetching:
     @property
     def busy(self) -> bool:
         """Whether something is on its way to the store or from it."""
-        return self.cache.storage is not None and self.cache.storage.n_in_flight > 0
+        return bool(self.cache.storage and self.cache.storage.n_in_flight)
 
     def enter(self, job: Job) -> None:
         """A request arrived: look for its prefix."""
@@ -89,7 +89,7 @@ class Fetching:
             self.cache.poll()
 
     def _start(self, job: Job) -> None:
-        if self.cache.storage is not None:
+        if self.cache.storage:
             job.prefetch = self.meter.run(
                 "prefetch", job.trace.index, self.cache.storage.prefetch, job.key
             )

@@ -218,11 +218,10 @@ class ModelMemory:
         Raises:
             ConfigError: a namespace that has no name in storage, such as a float.
         """
-        return None if self.cache.storage is None else self.cache.storage.prefetch(key)
+        return self.cache.storage.prefetch(key) if self.cache.storage else None
 
     def cancel(self, prefetch: Prefetch) -> None:
         """Nobody wants any more what a prefetch was to bring."""
-        assert self.cache.storage is not None
         self.cache.storage.cancel(prefetch)
 
     def _fetched(self, key: TokenKey) -> Prefetch | None:

@@ -90,7 +90,7 @@ def storage_counts(cache: Cache, before: StoreContents | None) -> StorageCounts 
         before: what the store held when the cache was opened.
     """
     tier = cache.storage
-    if tier is None:
+    if not tier:
         return None
     after = store_contents(cache)
     calls: dict[str, dict[str, int]] = {}
@@ -113,7 +113,7 @@ def storage_counts(cache: Cache, before: StoreContents | None) -> StorageCounts 
 
 def store_contents(cache: Cache) -> StoreContents | None:
     """What the store holds now; waits for its answer. None if there is none."""
-    if cache.storage is None:
+    if not cache.storage:
         return None
     ticket = cache.storage.client.ask("stats", lambda store: store.stats())
     ticket.wait(cache.config.transfer_timeout_s)

@@ -125,7 +125,7 @@ class Engine:
     def storing(self) -> bool:
         """Whether storage still takes something in, for which `step` must be called."""
         storage = self.memory.cache.storage
-        return storage is not None and bool(storage.n_in_flight)
+        return bool(storage and storage.n_in_flight)
 
     # -- the loop
 

@@ -204,7 +204,6 @@ def load_served_model(model: str, options: dict[str, Any], *, local: bool) -> Se
             raise ConfigError(f"model {model!r}: {one_line(error)}") from error
         engine = Engine.open(weights, EngineSettings(**limits), **memory)
         if store is not None:
-            assert engine.memory.cache.storage is not None
             engine.memory.cache.storage.attach(store)
         undo.pop_all()
     for component, geometry in engine.memory.architecture.components.items():

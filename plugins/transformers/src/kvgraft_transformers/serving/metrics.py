@@ -74,7 +74,7 @@ class _EngineCollector(Collector):
         yield slots
         yield evicted
         storage = engine.memory.cache.storage
-        if storage is not None:
+        if storage:
             yield from _storage(storage)
 
 
