@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvgraft import Cache, ConfigError, LeaseError, PluginError, TokenKey
+from kvgraft import Cache, ConfigError, LeaseError, PluginError, Tier, TokenKey
 from kvgraft.config import CacheConfig, StorageSettings, parse_config
 
 Call = Callable[[Cache, Any], object]
@@ -346,3 +346,98 @@ def test_with_storage_it_is_true() -> None:
     storage = {"model": "m", "weights": "1"}
     with Cache.open(["full"], device_tokens=64, host_tokens=64, storage=storage) as cache:
         assert cache.storage
+
+
+@pytest.mark.parametrize("guard", ["off", "on"])
+@pytest.mark.parametrize("given", [None, 5, "request", TokenKey([1])], ids=repr)
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda cache, given: cache.admit(given),
+        lambda cache, given: cache.load_back(given),
+        lambda cache, given: cache.restart(given),
+        lambda cache, given: cache.next_chunk(given),
+        lambda cache, given: cache.checkpoint(given),
+        lambda cache, given: cache.finish(given),
+        lambda cache, given: cache.retract(given),
+        lambda cache, given: cache.abort(given),
+        lambda cache, given: cache.allocate(given, 1),
+        lambda cache, given: cache.computed(given, 1),
+        lambda cache, given: cache.state_boundaries(given, 1),
+        lambda cache, given: cache.table(given, "full"),
+        lambda cache, given: cache.host_table(given, "full"),
+        lambda cache, given: cache.private_slots(given, "full"),
+        lambda cache, given: cache.state_slot(given, "full"),
+    ],
+)
+def test_what_is_no_request_is_named(call: Call, given: object, guard: str) -> None:
+    with Cache.open(["full"], page_size=4, device_tokens=64, guard=guard) as cache:
+        running = cache.begin(TokenKey(range(8)))
+        with pytest.raises(LeaseError) as refused:
+            call(cache, given)
+        kind = type(given).__name__
+        assert str(refused.value) == f"a {kind} is no request; give what Cache.begin returned"
+        assert cache.admit(running).admitted
+        cache.abort(running)
+        cache.check_integrity()
+
+
+@pytest.mark.parametrize("guard", ["off", "on"])
+@pytest.mark.parametrize("call", ["abort", "restart", "finish", "admit"])
+def test_a_request_of_another_cache_is_refused_and_stays_whole(call: str, guard: str) -> None:
+    with (
+        Cache.open(["full"], page_size=4, device_tokens=64) as cache,
+        Cache.open(["full"], page_size=4, device_tokens=64, guard=guard) as other,
+    ):
+        request = cache.begin(TokenKey(range(8)))
+        assert cache.admit(request).admitted
+        assert cache.allocate(request, 8)
+        with pytest.raises(LeaseError, match="request belongs to another cache; use the one that"):
+            getattr(other, call)(request)
+        other.check_integrity()
+        cache.computed(request, 8)
+        assert cache.finish(request) == 8
+        cache.check_integrity()
+
+
+@pytest.mark.parametrize("guard", ["off", "on"])
+@pytest.mark.parametrize("n_tokens", [-3, 0.5, None, "4"])
+@pytest.mark.parametrize("call", ["allocate", "computed", "next_chunk"])
+def test_a_guard_leaves_refusals_to_the_cache(call: str, n_tokens: object, guard: str) -> None:
+    with Cache.open(["full"], page_size=4, device_tokens=64, guard=guard) as cache:
+        request = cache.begin(TokenKey(range(8)))
+        assert cache.admit(request).admitted
+        assert cache.allocate(request, 8)
+        if n_tokens is not None or call != "next_chunk":
+            with pytest.raises((LeaseError, ConfigError), match=r"; give a whole (one|number), 0"):
+                getattr(cache, call)(request, n_tokens)
+        cache.computed(request, 8)
+        assert cache.finish(request) == 8
+
+
+@pytest.mark.parametrize("guard", ["off", "on"])
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda c: c.evict("full", 1, "device"), "evict: tier 'device'; give Tier.DEVICE or"),
+        (lambda c: c.evict("full", 1, Tier.STORAGE), "evict: tier <Tier.STORAGE: 'storage'>; give"),
+        (lambda c: c.evict(5, 1), "component 5 is not in this cache; it has: full"),
+        (lambda c: c.begin(TokenKey([1, 2]), prefetch=5), "storage.prefetch` returned, not a int"),
+        (lambda c: c.storage.cancel(None), "`cache.storage.prefetch` returned, not a NoneType"),
+        (lambda c: c.storage.prefetch([1, 2]), "begun with a TokenKey, not a list"),
+        (lambda c: c.explain(None), "begun with a TokenKey, not a NoneType"),
+    ],
+)
+def test_arguments_of_other_types_are_named(
+    call: Callable[[Any], object], said: str, guard: str
+) -> None:
+    storage = {"model": "m", "weights": "1"}
+    with Cache.open(
+        ["full"], page_size=4, device_tokens=64, host_tokens=64, storage=storage, guard=guard
+    ) as cache:
+        with pytest.raises((ConfigError, LeaseError)) as refused:
+            call(cache)
+        assert said in str(refused.value)
+        assert "\n" not in str(refused.value)
+        assert not cache.requests
+        cache.check_integrity()

@@ -49,7 +49,7 @@ def test_a_window_names_the_pages_of_its_reach_that_are_gone() -> None:
     assert (explanation.anchor, explanation.device_anchor) == (0, 0)
     assert reasons(explanation) == {
         "full": "nothing deeper may be matched; one token is always computed",
-        "window": "at 8: pages [2, 4) of its reach are not on any tier",
+        "window": "at 8: tokens [4, 8) of its reach are not on any tier",
     }
     full = explanation.components[0]
     assert (full.accepts, full.device_accepts) == (12, 12)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvgraft import ConfigError, TokenKey
 from kvgraft.tree.keys import TOKEN_BYTES, common_prefix_pages
 
-ids = st.integers(-(2**31), 2**31 - 1)
+ids = st.integers(0, 2**31 - 1)
 
 
 @given(tokens=st.lists(ids))
@@ -69,6 +69,17 @@ def test_what_is_no_int32_token_is_refused_and_the_key_stays_as_it_was(tokens: A
     with pytest.raises(ConfigError, match="int32"):
         key.extend(tokens)
     assert key.tokens().tolist() == [5]
+
+
+@pytest.mark.parametrize("lowest", [-1, -100, -(2**31)])
+@pytest.mark.parametrize("form", [list, tuple, iter, np.array, lambda ids: np.array(ids, np.int32)])
+def test_a_negative_token_is_refused_and_the_key_stays_as_it_was(form: Any, lowest: int) -> None:
+    """-100 marks what is no token in labels, -1 what is padding: neither has data to share."""
+    for ids in ([lowest], [3, 2**31 - 1, lowest, -1, 4]):
+        key = TokenKey([5])
+        with pytest.raises(ConfigError, match=f"token ids? {lowest}"):
+            key.extend(form(ids))
+        assert key.tokens().tolist() == [5]
 
 
 @given(tokens=st.lists(ids, max_size=20), keep=st.integers(0, 25))

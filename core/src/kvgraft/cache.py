@@ -33,7 +33,7 @@ from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.leases import Leases
 from kvgraft.requests.load_back import LoadBacks
 from kvgraft.requests.publishing import Publisher
-from kvgraft.requests.request import Limited, Request, Stage, expect_key, whole
+from kvgraft.requests.request import Limited, Request, Stage, expect_key, no_request, whole
 from kvgraft.requests.resume_points import ResumePoints, resume_pages
 from kvgraft.requests.slots import InnerStates, RequestSlots
 from kvgraft.requests.tables import RequestTables
@@ -244,6 +244,7 @@ class Cache(RequestTables):
 
         What it holds is given up; the request must be admitted again.
         """
+        self._expect_own(request)
         if request.stage is Stage.CLOSED:
             raise LeaseError("request is closed; begin a new one")
         if request.key.n_tokens < request.prompt:
@@ -429,6 +430,7 @@ class Cache(RequestTables):
 
     def abort(self, request: Request) -> None:
         """Drop a request in any stage, and what it computed since its last checkpoint (L8)."""
+        self._expect_own(request)
         if request.stage is Stage.CLOSED:
             raise LeaseError("request is closed; it was finished or aborted before")
         self._end(request)
@@ -466,6 +468,8 @@ class Cache(RequestTables):
     def evict(self, component: str, n_slots: int, tier: Tier = Tier.DEVICE) -> int:
         """Free at least `n_slots` more slots of one pool; returns how many it freed (E6)."""
         n_slots = expect_count("evict: slots", n_slots)
+        if tier is not Tier.DEVICE and tier is not Tier.HOST:
+            raise ConfigError(f"evict: tier {tier!r:.40}; give Tier.DEVICE or Tier.HOST")
         return self.evictor.evict(self.tree.component(component), n_slots, tier)
 
     def check_integrity(self) -> None:
@@ -498,9 +502,17 @@ class Cache(RequestTables):
 
     # -- inside
 
+    def _expect_own(self, request: Request) -> None:
+        """Refuse what is no request, and others' requests."""
+        if self.requests.get(id(request), self) is not request:
+            if not isinstance(request, Request):
+                raise no_request(request)
+            if request.stage is not Stage.CLOSED:
+                raise LeaseError("request belongs to another cache; use the one that began it")
+
     def _expect(self, request: Request, stage: Stage) -> None:
-        if self.requests.get(id(request)) is not request and request.stage is not Stage.CLOSED:
-            raise LeaseError("request belongs to another cache; use the one that began it")
+        if self.requests.get(id(request), self) is not request:
+            self._expect_own(request)
         if request.stage is not stage:
             raise LeaseError(
                 f"request is {request.stage.value}, this call needs it {stage.value}; "

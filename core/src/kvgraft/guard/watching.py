@@ -19,7 +19,7 @@ from kvgraft.guard.splits import watch_splits
 from kvgraft.guard.standing import Standing
 from kvgraft.guard.tiering import Tiering
 from kvgraft.guard.watched import After, Watched
-from kvgraft.requests.request import Request
+from kvgraft.requests.request import Request, Stage
 
 if TYPE_CHECKING:
     from kvgraft.cache import Cache
@@ -125,7 +125,9 @@ class Guard:
         def call(*given: Any, **named: Any) -> Any:
             nonlocal count
             count += 1
-            if count < period or self._looking:
+            first = given[0] if given else named.get("request")
+            request = first if isinstance(first, Request) else None
+            if count < period or self._looking or self._is_foreign(request):
                 return operation(*given, **named)
             count = 0
             self.looked_at += 1
@@ -136,9 +138,7 @@ class Guard:
                 was = read()
             self.watched.operation = name
             try:
-                after = prepare(*given, **named)
-                first = given[0] if given else named.get("request")
-                request = first if isinstance(first, Request) else None
+                after = _prepared(prepare, operation, *given, **named)
                 receipt = request.receipt if request is not None else None
                 self._looking = True
                 try:
@@ -168,6 +168,12 @@ class Guard:
             return result
 
         return call
+
+    def _is_foreign(self, request: Request | None) -> bool:
+        """Whether another cache began a request: this one refuses it."""
+        if request is None or request.stage is Stage.CLOSED:
+            return False
+        return self.watched.cache.requests.get(id(request)) is not request
 
     def _while_in_flight(
         self, poll: Callable[[], int], looked_at: Callable[[], int]
@@ -248,3 +254,16 @@ def watch(cache: Cache) -> Guard:
         if isinstance(plugin, HookGuard)
     ]
     return Guard(cache, hooks)
+
+
+def _prepared(
+    prepare: Callable[..., After], operation: Callable[..., Any], *given: Any, **named: Any
+) -> After:
+    """What to check of an operation; it refuses arguments of other types in its own words."""
+    try:
+        return prepare(*given, **named)
+    except ContractViolation:
+        raise
+    except Exception:
+        operation(*given, **named)
+        raise

@@ -15,7 +15,17 @@ from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.pinning import Receipt
 from kvgraft.types import Demand, PointKind
 
-__all__ = ["NO_PAGES", "Due", "Limited", "Request", "Stage", "StateSlots", "expect_key", "whole"]
+__all__ = [
+    "NO_PAGES",
+    "Due",
+    "Limited",
+    "Request",
+    "Stage",
+    "StateSlots",
+    "expect_key",
+    "no_request",
+    "whole",
+]
 
 NO_PAGES: frozenset[int] = frozenset()
 
@@ -246,6 +256,11 @@ def whole(n_tokens: object, call: str) -> int:
     if isinstance(n_tokens, Integral) and int(n_tokens) >= 0:
         return int(n_tokens)
     raise LeaseError(f"{call}: {n_tokens!r} is no number of tokens; give a whole one, 0 or more")
+
+
+def no_request(given: object) -> LeaseError:
+    """The refusal of what is no request."""
+    return LeaseError(f"a {type(given).__name__} is no request; give what Cache.begin returned")
 
 
 def expect_key(key: Any) -> TokenKey:

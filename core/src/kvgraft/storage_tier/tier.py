@@ -11,6 +11,7 @@ from kvgraft.config import StorageSettings
 from kvgraft.errors import ConfigError, SnapshotError
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.requests.eviction import Evictor
+from kvgraft.requests.request import expect_key
 from kvgraft.storage import (
     Access,
     Fingerprint,
@@ -171,8 +172,10 @@ class StorageTier:
         """Fetch what STORAGE has of a queued request to HOST; returns at once (S6).
 
         Raises:
-            ConfigError: a namespace that has no name in storage: a bool or float, or an object.
+            ConfigError: no `TokenKey`, or a namespace that has no name in storage: a bool or float,
+                or an object.
         """
+        expect_key(key)
         prefetch = self.prefetching.start(key)
         self.prefetching.go_on(prefetch, self.pace.slice())
         return prefetch

@@ -119,7 +119,7 @@ def explain(tree: Tree, key: TokenKey, limit: int) -> Explanation:
 
 
 def _gap(
-    component: TreeComponent, nodes: list[Node], boundary: int, *, device_only: bool
+    component: TreeComponent, nodes: list[Node], boundary: int, size: int, *, device_only: bool
 ) -> str | None:
     """What the component lacks at a boundary; None if it can resume there."""
     tiers = "on DEVICE" if device_only else "on any tier"
@@ -139,7 +139,7 @@ def _gap(
                 node.cells[component.index], component, device_only=device_only
             ):
                 start, end = max(node.start, span.start), min(node.end, span.end)
-                return f"pages [{start}, {end}) of its reach are not {tiers}"
+                return f"tokens [{start * size}, {end * size}) of its reach are not {tiers}"
     return None
 
 
@@ -151,15 +151,15 @@ def _reason(
     else:
         boundaries = list(range(known, 0, -1))
     accepted = {True: 0, False: 0}
+    size = tree.page_size
     for device_only in accepted:
         for boundary in boundaries:
-            if boundary and _gap(component, nodes, boundary, device_only=device_only) is None:
+            if boundary and _gap(component, nodes, boundary, size, device_only=device_only) is None:
                 accepted[device_only] = boundary
                 break
-    size = tree.page_size
     deeper = [boundary for boundary in boundaries if boundary > accepted[False]]
     if deeper:
-        gap = _gap(component, nodes, deeper[-1], device_only=False)
+        gap = _gap(component, nodes, deeper[-1], size, device_only=False)
         reason = f"at {deeper[-1] * size}: {gap}"
     elif known < limit:
         reason = f"the tree holds no node beyond {known * size}"

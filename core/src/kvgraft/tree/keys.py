@@ -7,6 +7,7 @@ slices. A key grows while its request decodes, and a conversation keeps one key 
 from __future__ import annotations
 
 import struct
+import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -26,6 +27,9 @@ TOKEN_BYTES = 4
 
 HASH_BYTES = 32
 """Bytes of a page's hash."""
+
+SIGN_BYTE = TOKEN_BYTES - 1 if sys.byteorder == "little" else 0
+"""The byte of a token that has its sign."""
 
 COMPARED_BYTES = 1 << 16
 """Bytes that are compared at once, so that a difference far off copies nothing before it."""
@@ -53,13 +57,13 @@ class TokenKey:
     """An appendable token sequence in a namespace.
 
     Args:
-        tokens: token ids that fit int32.
+        tokens: token ids, 0 or more, that fit int32.
         namespace: anything hashable that must not share cache with others: a tenant's salt, an
             adapter's id, a tuple of both (T11). Told apart by `==`, as a dictionary's keys are:
             `None`, `""`, `0` and `"0"` are four, while `0` and `False` are one.
 
     Raises:
-        ConfigError: a token id that does not fit int32.
+        ConfigError: a token id that is negative or does not fit int32.
     """
 
     __slots__ = ("data", "edits", "hashed", "namespace", "trail", "trail_end")
@@ -79,7 +83,7 @@ class TokenKey:
         self.extend(tokens)
 
     def extend(self, tokens: Tokens) -> None:
-        """Append token ids; O(new tokens)."""
+        """Append token ids; O(new tokens). Raises as a new key does, and appends nothing then."""
         if isinstance(tokens, np.ndarray):
             if tokens.dtype != np.int32:
                 if tokens.size and tokens.dtype.kind not in "iu":
@@ -87,26 +91,37 @@ class TokenKey:
                         f"token ids of dtype {tokens.dtype} are not integers that fit int32; "
                         "convert them first"
                     )
-                if tokens.size and (tokens.min() < -(2**31) or tokens.max() >= 2**31):
+                if tokens.size and (tokens.min() < 0 or tokens.max() >= 2**31):
                     raise ConfigError(
                         f"token ids {int(tokens.min())}..{int(tokens.max())} do not fit int32; "
                         "use the model's own vocabulary"
                     )
                 tokens = tokens.astype(np.int32)
-            self.data += tokens.tobytes()
+            self._append(tokens.tobytes())
             return
         if isinstance(tokens, (bytes, bytearray)):
             tokens = list(tokens)  # array() would read them as int32 memory
         try:
             if isinstance(tokens, (list, tuple)):
-                self.data += struct.pack(f"{len(tokens)}i", *tokens)  # 3x array()
+                data = struct.pack(f"{len(tokens)}i", *tokens)  # 3x array()
             else:
-                self.data += array("i", tokens).tobytes()
+                data = array("i", tokens).tobytes()
         except (OverflowError, TypeError, struct.error) as error:
             raise ConfigError(
                 f"token ids must be integers that fit int32: {error}; "
                 "use the model's own vocabulary"
             ) from error
+        self._append(data)
+
+    def _append(self, data: bytes) -> None:
+        """Append int32 `[n]`, none of them negative."""
+        if not data[SIGN_BYTE::TOKEN_BYTES].isascii():
+            lowest = np.frombuffer(data, dtype=np.int32).min()
+            raise ConfigError(
+                f"token id {lowest} is negative; give ids of the model's own vocabulary, and leave "
+                "padding out"
+            )
+        self.data += data
 
     def __repr__(self) -> str:
         where = "" if self.namespace is None else f" in namespace {self.namespace!r:.60}"
