@@ -444,11 +444,21 @@ def test_a_tokenizer_that_transformers_makes_of_nothing_is_refused(tmp_path, fam
     )
 
 
-@pytest.mark.parametrize("options", [("--device", "cuda"), ("--dtype", "foo")])
-def test_a_device_or_type_that_is_not_there_is_one_line(checkpoint, options):
-    if options[1] == "cuda" and torch.cuda.is_available():
+@pytest.mark.parametrize("device", ["cuda", "cuda:9", "gpu", "meta", ""])
+def test_a_device_that_is_not_there_is_one_line_before_anything_is_loaded(
+    checkpoint, device, capsys
+):
+    if device == "cuda" and torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
-    assert refused(checkpoint, "--port", "0", *options).startswith("model ")
+    line = refused(checkpoint, "--port", "0", "--device", device)
+    assert line.startswith(f"--device {device!r}")
+    assert "; give cpu" in line
+    assert "loading" not in capsys.readouterr().err
+
+
+def test_an_element_type_that_is_none_is_refused_with_those_that_are(checkpoint):
+    with pytest.raises(click.BadParameter, match="'foo' is not one of 'auto', 'bfloat16', 'float"):
+        serve.main([str(checkpoint), "--dtype", "foo"], standalone_mode=False)
 
 
 def test_a_model_no_component_serves_is_refused_by_name(tmp_path):

@@ -10,7 +10,7 @@ import click
 
 from kvgraft import ConfigError
 
-__all__ = ["find_checkpoint", "load_tokenizer", "one_line"]
+__all__ = ["check_device", "find_checkpoint", "load_tokenizer", "one_line"]
 
 HUB_TIMEOUT_S = 5.0
 """Longest wait for the hub's first answer; its client would try again for half a minute."""
@@ -19,6 +19,26 @@ HUB_TIMEOUT_S = 5.0
 def one_line(error: BaseException) -> str:
     """An error's text without its line breaks, and its beginning where it is long."""
     return textwrap.shorten(str(error), 300, placeholder=" ...")
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that no model can run on here, before anything is loaded.
+
+    Raises:
+        ConfigError: torch does not know it, does not find it, or it holds no data.
+    """
+    import torch
+
+    try:
+        on = torch.empty(1, device=device).device
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0].removesuffix(".") if str(error) else "cannot be used"
+        raise ConfigError(
+            f"--device {device!r}: {textwrap.shorten(reason, 120, placeholder=' ...')}; give cpu, "
+            "or a device of this machine"
+        ) from error
+    if on.type == "meta":
+        raise ConfigError(f"--device {device!r} holds no data; give cpu or cuda")
 
 
 def find_checkpoint(model: str) -> bool:

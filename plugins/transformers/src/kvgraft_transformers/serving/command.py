@@ -15,7 +15,12 @@ import click
 from kvgraft import ConfigError, GuardMode
 from kvgraft.cli.sizes import PoolSize, TokenCount
 from kvgraft.config import PrefetchPolicy, StorePolicy
-from kvgraft_transformers.serving.checkpoint import find_checkpoint, load_tokenizer, one_line
+from kvgraft_transformers.serving.checkpoint import (
+    check_device,
+    find_checkpoint,
+    load_tokenizer,
+    one_line,
+)
 
 if TYPE_CHECKING:
     from kvgraft.storage import StorageBackend
@@ -39,7 +44,13 @@ TOKENS = TokenCount(min=1)
 @click.option("--name", help="Name clients ask for; MODEL's last part by default.")
 @click.option("--api-key", envvar="KVGRAFT_API_KEY", help="What clients must send as their key.")
 @click.option("--device", default="cpu", show_default=True, help="Torch device of the model.")
-@click.option("--dtype", default="auto", show_default=True, help="Element type of the weights.")
+@click.option(
+    "--dtype",
+    default="auto",
+    show_default=True,
+    type=click.Choice(["auto", "bfloat16", "float16", "float32", "float64"]),
+    help="Element type of the weights; auto for the checkpoint's own.",
+)
 @click.option("--page-size", default=16, show_default=True, type=TOKENS, help="Tokens per page.")
 @click.option(
     "--device-tokens",
@@ -182,6 +193,7 @@ def load_served_model(model: str, options: dict[str, Any], *, local: bool) -> Se
     memory = dict(options)
     name, api_key = memory.pop("name"), memory.pop("api_key")
     device, dtype = memory.pop("device"), memory.pop("dtype")
+    check_device(device)
     threads = memory.pop("threads")
     limits = {each: memory.pop(each) for each in ("chunk_tokens", "step_tokens", "max_running")}
     check_chunk(limits["chunk_tokens"], memory["page_size"])
