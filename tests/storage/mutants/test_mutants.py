@@ -36,7 +36,7 @@ class HangsInMyMemory(Hangs):
     def get_into(
         self, keys: Sequence[bytes], values: Sequence[Value], deadline_s: float
     ) -> Sequence[Status]:
-        return super().get_into(keys, values, deadline_s + 1)
+        return super().get_into(keys, values, deadline_s + 3)
 
 
 @pytest.mark.parametrize(
