@@ -130,9 +130,11 @@ def test_one_wrong_page_or_state_shows_in_every_layer(case, opened, run, tokens)
                 slot = _last_slot(memory, session, each.name, tier)
                 plane = pool.plane(spec.layer, spec.name)
                 before = plane[slot].clone()
+                assert memory.cache.drain(), "a backup under way would read the wrong bytes"
                 plane[slot] += 1.0
                 wrong = run(model, prompt, session, cuts=CUTS)
                 session.abort()
+                assert memory.cache.drain()
                 plane[slot] = before
                 assert not torch.equal(wrong, expected), f"{each.name} {tier} {spec}"
                 spots += 1
