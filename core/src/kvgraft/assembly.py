@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from kvgraft.config import CacheConfig, GuardMode, WritePolicy
 from kvgraft.errors import ConfigError, KvgraftError
+from kvgraft.no_storage import NoStorage
 from kvgraft.packages.dispatch import Mounted, mount
 from kvgraft.packages.registry import Plugin, select
 from kvgraft.pools import BuildContext
 from kvgraft.pools.available import AvailableMemory, available_nbytes
 from kvgraft.pools.plan import PoolPlan
+from kvgraft.requests.eviction import Evictor
 from kvgraft.sizes import format_nbytes
 from kvgraft.transfers import CpuTransferEngine, NoPayloadTransferEngine, TransferEngine
 from kvgraft.tree.component import ordered
@@ -24,9 +27,27 @@ from kvgraft.types import Tier
 
 if TYPE_CHECKING:
     from kvgraft.cache import Cache
-    from kvgraft.guard import Guard
+    from kvgraft.guard import Guard, HookGuard
+    from kvgraft.storage_tier import StorageTier
+    from kvgraft.transfers.cuda import CudaTransferEngine
 
-__all__ = ["build_guard", "build_tree", "default_engine", "mount_all", "size_pools"]
+__all__ = [
+    "OPTIONAL_PARTS",
+    "build_guard",
+    "build_storage_tier",
+    "build_tree",
+    "default_engine",
+    "mount_all",
+    "size_pools",
+]
+
+OPTIONAL_PARTS = {
+    "storage tier": "kvgraft.storage_tier:StorageTier",
+    "guard": "kvgraft.guard:watch",
+    "hook guard": "kvgraft.guard:HookGuard",
+    "CUDA transfers": "kvgraft.transfers.cuda:CudaTransferEngine",
+}
+"""Parts of a cache that are imported only when a configuration asks for them."""
 
 MOST_PAGES = 2**31
 """Slots are numbered with int32."""
@@ -168,18 +189,30 @@ def _wrappers(plugin: Plugin, config: CacheConfig) -> list[object]:
     """What runs around a component's hooks."""
     if config.guard is GuardMode.OFF:
         return []
-    from kvgraft.guard import HookGuard
-
-    return [HookGuard(plugin, ask_twice=config.guard is GuardMode.ON)]
+    hook_guard: type[HookGuard] = _optional("hook guard")
+    return [hook_guard(plugin, ask_twice=config.guard is GuardMode.ON)]
 
 
 def build_guard(cache: Cache) -> Guard | None:
     """What watches the cache's operations from now on, if its configuration asks for it."""
     if cache.config.guard is GuardMode.OFF:
         return None
-    from kvgraft.guard import watch
-
+    watch: Callable[[Cache], Guard] = _optional("guard")
     return watch(cache)
+
+
+def build_storage_tier(
+    config: CacheConfig, tree: Tree, mounted: Sequence[Mounted], evictor: Evictor
+) -> StorageTier | NoStorage:
+    """The tier behind HOST, with its store opened, where the configuration has a storage.
+
+    Raises:
+        ConfigError: a store that cannot be opened, or components that cannot be stored.
+    """
+    if config.storage is None:
+        return NoStorage()
+    storage_tier: type[StorageTier] = _optional("storage tier")
+    return storage_tier(tree, mounted, evictor, config.storage)
 
 
 def _check_device(config: CacheConfig) -> None:
@@ -228,7 +261,12 @@ def default_engine(config: CacheConfig) -> TransferEngine:
     if not config.payload:
         return NoPayloadTransferEngine()
     if torch.device(config.device).type == "cuda":
-        from kvgraft.transfers.cuda import CudaTransferEngine
-
-        return CudaTransferEngine(config.device)
+        cuda_engine: type[CudaTransferEngine] = _optional("CUDA transfers")
+        return cuda_engine(config.device)
     return CpuTransferEngine()
+
+
+def _optional(part: str) -> Any:
+    """Import one of `OPTIONAL_PARTS`."""
+    module, _, name = OPTIONAL_PARTS[part].partition(":")
+    return getattr(import_module(module), name)

@@ -19,11 +19,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvgraft.admission.budget import Budget
 from kvgraft.admission.decision import Decision, Outcome, Waiting
-from kvgraft.assembly import build_guard, build_tree, default_engine, mount_all, size_pools
+from kvgraft.assembly import (
+    build_guard,
+    build_storage_tier,
+    build_tree,
+    default_engine,
+    mount_all,
+    size_pools,
+)
 from kvgraft.config import CacheConfig, parse_config
 from kvgraft.errors import ConfigError, LeaseError
 from kvgraft.packages.registry import Plugin
@@ -38,13 +45,15 @@ from kvgraft.requests.resume_points import ResumePoints, resume_pages
 from kvgraft.requests.slots import InnerStates, RequestSlots
 from kvgraft.requests.tables import RequestTables
 from kvgraft.sizes import expect_count
-from kvgraft.storage_tier import NoStorage, Prefetch, StorageTier
 from kvgraft.transfers import Fence, Journal, Transfer, TransferEngine
 from kvgraft.tree import pinning
 from kvgraft.tree.explaining import Explanation, explain
 from kvgraft.tree.integrity import Held, SlotOwner, check_integrity
 from kvgraft.tree.keys import TokenKey
 from kvgraft.types import Tier
+
+if TYPE_CHECKING:
+    from kvgraft.storage_tier import Prefetch
 
 __all__ = ["Cache"]
 
@@ -64,7 +73,7 @@ class Cache(RequestTables):
         mounted: its components in the tree's order, each with its `name` and its `component`, whose
             pools kernels read and write.
         tree: the prefix tree, with the ledgers of every component.
-        storage: the storage tier; None without one.
+        storage: the storage tier; false without one.
         points: counts resume points by kind: `made`, `used`, `skipped`, `lost`.
         guard: what checks rules while it serves; None when the guard is off.
         requests: requests that have begun and not ended, by their `id()`.
@@ -108,9 +117,7 @@ class Cache(RequestTables):
         self.publisher = Publisher(
             self.tree, self.slots, self.leases, self.backups, self.journal, self.points
         )
-        self.storage: StorageTier | NoStorage = NoStorage()
-        if config.storage is not None:
-            self.storage = StorageTier(self.tree, self.mounted, self.evictor, config.storage)
+        self.storage = build_storage_tier(config, self.tree, self.mounted, self.evictor)
         self.closed = False
         self.checkpoints = 0
         self.declined_checkpoints = 0

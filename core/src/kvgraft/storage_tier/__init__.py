@@ -1,7 +1,6 @@
 """The STORAGE tier of a cache: what goes to a store, and what comes back before a request runs.
 
 tier            attach, detach, poll: what `Cache.storage` is
-absent          what it is without a storage tier
 context         the parts of a cache it touches
 naming          page hashes on the tree's nodes, addresses in the store
 slabs           HOST slots as memory a store reads and writes
@@ -15,9 +14,8 @@ restoring       a restarted process fills HOST with what its predecessor used la
 
 from __future__ import annotations
 
-from kvgraft.storage_tier.absent import NoStorage
 from kvgraft.storage_tier.prefetching import Prefetch
 from kvgraft.storage_tier.restoring import Restoring
 from kvgraft.storage_tier.tier import StorageTier
 
-__all__ = ["NoStorage", "Prefetch", "Restoring", "StorageTier"]
+__all__ = ["Prefetch", "Restoring", "StorageTier"]
