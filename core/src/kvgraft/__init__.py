@@ -33,7 +33,6 @@ from kvgraft.errors import (
     PluginError,
     PluginHookError,
     SnapshotError,
-    TraceError,
     TransferError,
 )
 from kvgraft.hookspecs import hookimpl
@@ -131,7 +130,6 @@ __all__ = [
     "Tier",
     "TokenKey",
     "Tokens",
-    "TraceError",
     "Trailing",
     "TransferError",
     "TransferQuery",

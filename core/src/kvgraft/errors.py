@@ -4,7 +4,6 @@
     ├── ConfigError            options, sizes or combinations that cannot work
     ├── PluginError            a component package that cannot be used
     │   └── PluginHookError    an exception a plugin's hook raised; carries component and hook
-    ├── TraceError             a damaged or foreign trace
     ├── SnapshotError          a damaged or foreign snapshot of the tree
     ├── LeaseError             a lease or receipt used twice, or elsewhere (rule L2)
     ├── BudgetError            a request that asks a pool for more than it was admitted with
@@ -28,7 +27,6 @@ __all__ = [
     "PluginError",
     "PluginHookError",
     "SnapshotError",
-    "TraceError",
     "TransferError",
 ]
 
@@ -57,10 +55,6 @@ class PluginHookError(PluginError):
     def __init__(self, plugin: str, hook: str, cause: BaseException) -> None:
         super().__init__(plugin, f"hook {hook} raised {type(cause).__name__}: {cause}")
         self.hook = hook
-
-
-class TraceError(KvgraftError):
-    """A trace file, or a line of one, that cannot be replayed."""
 
 
 class SnapshotError(KvgraftError):

@@ -14,8 +14,8 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from kvgraft.errors import TraceError
 from kvgraft_replay.detect import open_workload
+from kvgraft_replay.errors import TraceError
 from kvgraft_replay.synthetic import SyntheticKind, synthetic_workload
 from kvgraft_replay.workload import TraceRequest, Workload
 

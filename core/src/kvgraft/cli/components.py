@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import click
@@ -15,9 +14,9 @@ from kvgraft.cli.console import OutputConsole
 from kvgraft.contract import API_VERSION
 from kvgraft.errors import ConfigError, KvgraftError, PluginError
 from kvgraft.packages.registry import Found, Plugin, discover
-from kvgraft.tree.component import ComponentShape, ordered
+from kvgraft.tree.component import ComponentShape
 
-__all__ = ["components", "describe", "parse_component", "widest"]
+__all__ = ["components", "default_shape", "describe", "parse_component"]
 
 COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "name": lambda row: str(row["name"]),
@@ -102,14 +101,14 @@ def describe(found: Found) -> dict[str, object]:
             summary=declaration.summary,
         )
         try:
-            row["reach"] = str(_shape(found.plugin).reach)
+            row["reach"] = str(default_shape(found.plugin).reach)
         except KvgraftError as error:
             reason = error.reason if isinstance(error, PluginError) else str(error)
             row["status"] = f"cannot be built with its default options: {reason}"
     return row
 
 
-def _shape(plugin: Plugin) -> ComponentShape:
+def default_shape(plugin: Plugin) -> ComponentShape:
     """The component with its default options, over pools as small as it takes.
 
     Raises:
@@ -148,19 +147,3 @@ def parse_component(text: str) -> tuple[str, dict[str, Any]]:
     if not name.strip():
         raise ConfigError(f"component {text!r} has no name; see `kvgraft components`")
     return name.strip(), options
-
-
-def widest() -> str:
-    """The installed component that needs most before a boundary: the base of any set.
-
-    Raises:
-        ConfigError: no usable component is installed.
-    """
-    shapes = []
-    for found in discover():
-        if found.plugin is not None:
-            with suppress(KvgraftError):
-                shapes.append(_shape(found.plugin))
-    if not shapes:
-        raise ConfigError("no usable component is installed; see `kvgraft components`")
-    return ordered(shapes)[0].name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from kvgraft.cli.components import parse_component, widest
+from kvgraft.cli.components import default_shape, parse_component
 from kvgraft.cli.console import OutputConsole
 from kvgraft.cli.sizes import PoolSize, TokenCount
 from kvgraft.config import GuardMode, WritePolicy
-from kvgraft.errors import ConfigError
+from kvgraft.errors import ConfigError, KvgraftError
+from kvgraft.packages.registry import discover
+from kvgraft.tree.component import ordered
 from kvgraft_replay.detect import open_workload
 from kvgraft_replay.report import ReplayResult, print_tables, render_html
 from kvgraft_replay.report.output import Target, expect_distinct
@@ -43,6 +46,22 @@ def parse_components(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
                 f"component {name!r} is given {names.count(name)} times; give it once"
             )
     return dict(parsed)
+
+
+def _widest_component() -> str:
+    """The installed component that needs most before a boundary: the base of any set.
+
+    Raises:
+        ConfigError: no usable component is installed.
+    """
+    shapes = []
+    for found in discover():
+        if found.plugin is not None:
+            with suppress(KvgraftError):
+                shapes.append(default_shape(found.plugin))
+    if not shapes:
+        raise ConfigError("no usable component is installed; see `kvgraft components`")
+    return ordered(shapes)[0].name
 
 
 def run_with_progress(workload: Workload, settings: Any, console: Console) -> ReplayResult:
@@ -245,7 +264,7 @@ def replay(path: Path | None, **options: Any) -> None:
 
     targets = open_targets(options["json_path"], options["html_path"], path)
     workload = _workload(path, options)
-    components = parse_components(options["components"] or [widest()])
+    components = parse_components(options["components"] or [_widest_component()])
     cache: dict[str, Any] = {
         "components": components,
         "page_size": options["page_size"],

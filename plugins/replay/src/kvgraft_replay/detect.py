@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from kvgraft.errors import TraceError
 from kvgraft_replay.agentic import read_agentic
+from kvgraft_replay.errors import TraceError
 from kvgraft_replay.lines import read_records
 from kvgraft_replay.mooncake import read_mooncake
 from kvgraft_replay.workload import Workload

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvgraft.errors import TraceError
+from kvgraft_replay.errors import TraceError
 
 __all__ = ["Record", "read_records", "shown"]
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal, NamedTuple
 
-from kvgraft.errors import TraceError
+from kvgraft_replay.errors import TraceError
 from kvgraft_replay.workload import Addresses, Span, TraceRequest, Workload, join_spans
 
 __all__ = [

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kvgraft.errors import TraceError
+from kvgraft_replay.errors import TraceError
 
 __all__ = [
     "ADDRESS_LIMIT",
