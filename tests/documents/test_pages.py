@@ -22,6 +22,24 @@ def test_the_readme_links_every_page() -> None:
     assert not [page.name for page in missing]
 
 
+def test_one_table_of_the_readme_lists_every_distribution() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (table,) = re.findall(r"\| package \| gives \|\n((?:\|.*\n)+)", text)
+    listed = dict(
+        re.findall(r"^\| \[`(kvgraft[\w-]*)`\]\((\S+)/README\.md\) \| \w", table, re.MULTILINE)
+    )
+    folders = [
+        ROOT / "core",
+        *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml")),
+    ]
+    named = re.compile(r'^name = "(.+)"$', re.MULTILINE)
+    there = {}
+    for folder in folders:
+        (name,) = named.findall((folder / "pyproject.toml").read_text(encoding="utf-8"))
+        there[name] = str(folder.relative_to(ROOT))
+    assert listed == there
+
+
 def test_the_glossarys_words_are_one_table_in_order() -> None:
     lines = (ROOT / "docs/glossary.md").read_text(encoding="utf-8").splitlines()
     at = lines.index("| word | meaning |")
