@@ -39,6 +39,7 @@ from kvgraft.requests.backup import Backups
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.leases import Leases
 from kvgraft.requests.load_back import LoadBacks
+from kvgraft.requests.parts import Part
 from kvgraft.requests.publishing import Publisher
 from kvgraft.requests.request import Limited, Request, Stage, expect_key, no_request, whole
 from kvgraft.requests.resume_points import ResumePoints, resume_pages
@@ -119,8 +120,6 @@ class Cache(RequestTables):
         )
         self.storage = build_storage_tier(config, self.tree, self.mounted, self.evictor)
         self.closed = False
-        self.checkpoints = 0
-        self.declined_checkpoints = 0
         self.guard = build_guard(self)
 
     @classmethod
@@ -262,7 +261,7 @@ class Cache(RequestTables):
         limit = (max(request.prompt, request.key.n_tokens) - 1) // self.tree.page_size
         if request.load_failed:
             limit = min(limit, request.device_tokens // self.tree.page_size)
-        held, prompt = request.receipt, request.prompt
+        held, parts, prompt = request.receipt, request.parts, request.prompt
         request.prompt = max(prompt, request.key.n_tokens)
         try:
             self.leases.lease(request, limit)
@@ -272,7 +271,8 @@ class Cache(RequestTables):
         request.total = max(request.total, request.prompt)
         request.key_edits = request.key.edits
         request.stage = Stage.LEASED
-        self._give_up(request)
+        request.load_started = False
+        self._give_up(parts)
         self.leases.unpin(held)
 
     def next_chunk(self, request: Request, limit: int | None = None) -> int:
@@ -311,7 +311,7 @@ class Cache(RequestTables):
             self.publisher.publish_states(request)
         pages = request.pages_short(n_tokens, self.tree.page_size)
         if pages > 0:
-            if self.slots.bounded_components and not self.slots.has_promise_left(request, pages):
+            if request.bounded_parts and not self.slots.has_promise_left(request, pages):
                 self.publisher.leave_behind(request, request.computed // self.tree.page_size, pages)
             if not self.slots.allocate_pages(request, pages):
                 return False
@@ -382,7 +382,7 @@ class Cache(RequestTables):
             self.slots.note_boundary(request, 0 if rest else page)
         if page > before and self.points.matter:
             pinning.slide(self.tree, request.receipt, page)
-            if self.slots.bounded_components and request.computed != request.total:
+            if request.bounded_parts and request.computed != request.total:
                 self.publisher.leave_behind(request, page)
 
     def checkpoint(self, request: Request, fence: Fence | None = None) -> bool:
@@ -393,23 +393,7 @@ class Cache(RequestTables):
         shared pages could not be replaced out of the headroom (A12).
         """
         self._expect(request, Stage.ADMITTED)
-        page = request.computed // self.tree.page_size
-        self.slots.settle_due(request)
-        for component in self.slots.state_components:
-            states = request.states[component.index]
-            assert states is not None
-            if states.due_is_checkpoint:
-                self.slots.keep_due(request, component, states)
-            page = min(page, max([states.shared, *states.captured]))
-        if not self.slots.has_new(request, page):
-            return False
-        if not self.budget.can_replenish(request, page):
-            self.declined_checkpoints += 1
-            return False
-        self.publisher.share(request, page, fence, self.publisher.lock(request, page))
-        request.cached = max(request.cached, page)
-        self.checkpoints += 1
-        return True
+        return self.publisher.checkpoint(request, fence)
 
     def finish(self, request: Request, fence: Fence | None = None) -> int:
         """End a request, leaving what it computed to the tree; returns the tokens cached (I6, I7).
@@ -417,19 +401,9 @@ class Cache(RequestTables):
         A state component donates its live state if it stands on a page boundary.
         """
         self._expect(request, Stage.ADMITTED)
-        page = request.computed // self.tree.page_size
-        for component in self.slots.state_components:
-            page = min(page, self.slots.offered_page(request, component))
-        if self.slots.has_new(request, page) or (request.published and self.backups.enabled):
-            locks = self.publisher.lock(request, page) if self.backups.enabled else None
-            for component in self.slots.state_components:
-                self.slots.offer_states(request, component)
-            if self.backups.enabled:
-                self.publisher.share(request, page, fence, locks)
-            else:
-                self.publisher.insert(request, page, fence)
+        n_pages = self.publisher.finish(request, fence)
         self._end(request)
-        return max(page, request.cached) * self.tree.page_size
+        return n_pages * self.tree.page_size
 
     def retract(self, request: Request, fence: Fence | None = None) -> int:
         """`finish`, to be begun again later with the same key; returns the tokens cached."""
@@ -541,15 +515,14 @@ class Cache(RequestTables):
         """Deepest boundary the request may resume from: one token is left to compute (M2)."""
         return (request.prompt - 1) // self.tree.page_size
 
-    def _give_up(self, request: Request) -> None:
+    def _give_up(self, parts: Sequence[Part]) -> None:
         """Return what a request owns, but for its pins: private slots and promises (H8)."""
-        self.slots.give_back_all(request)
-        self.budget.close(request)
-        request.load_started = False
+        self.slots.give_back_all(parts)
+        self.budget.close(parts)
 
     def _end(self, request: Request) -> None:
         """The request is over: give up everything it holds."""
-        self._give_up(request)
+        self._give_up(request.parts)
         request.stage, request.waits = Stage.CLOSED, []
         del self.requests[id(request)]
         self.leases.unpin(request.receipt)

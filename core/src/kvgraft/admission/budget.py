@@ -14,8 +14,8 @@ from kvgraft.admission.demand import SLACK_PAGES, default_demand, pages_up
 from kvgraft.errors import ContractViolation, IntegrityError
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.pools.allocator import SLOT_BYTES
-from kvgraft.requests.account import Account
-from kvgraft.requests.request import Request, Stage, StateSlots
+from kvgraft.requests.parts import Part
+from kvgraft.requests.request import Request, Stage
 from kvgraft.requests.resume_points import ResumePoints
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.ledger import Ledger
@@ -44,8 +44,8 @@ class Budget:
         self.private = private
         self._hooks = [each.budget_contribution for each in mounted]
 
-    def _demands(self, request: Request, chunk: int) -> list[Demand]:
-        """The request's demand on every component, in the tree's order."""
+    def _ask(self, request: Request, chunk: int) -> None:
+        """Note the request's demand on every component."""
         query = DemandQuery(
             self.tree.page_size,
             request.computed,
@@ -55,18 +55,15 @@ class Budget:
             0,
             len(request.checkpoints),
         )
-        demands = []
-        for component, hook, host_slots in zip(
-            self.tree.components, self._hooks, request.host_slots
-        ):
-            asked = query._replace(host_slots=host_slots) if host_slots else query
+        for part, hook in zip(request.parts, self._hooks):
+            component = part.component
+            asked = query._replace(host_slots=part.host_slots) if part.host_slots else query
             demand: Demand | None = hook(asked) if hook is not None else None
             if demand is None:
                 demand = default_demand(component, asked)
             else:
                 self._check_demand(component, asked, demand)
-            demands.append(demand)
-        return demands
+            part.demand = demand
 
     def _check_demand(self, component: TreeComponent, query: DemandQuery, demand: Demand) -> None:
         """Refuse a component's own demand that forgets what it is about to take (A1, A3)."""
@@ -95,10 +92,11 @@ class Budget:
                 f"host hits({query.host_slots})",
             )
 
-    def _remaining(self, request: Request, component: TreeComponent, demand: Demand) -> int:
+    def _remaining(self, request: Request, part: Part) -> int:
         """Slots the request takes until its reservation ends, give-backs not counted."""
+        component = part.component
         if component.is_state:
-            return demand.now + demand.later - request.host_slots[component.index]
+            return part.demand.now + part.demand.later - part.host_slots
         end = pages_up(request.total, self.tree.page_size) + SLACK_PAGES
         return component.stored_between(request.allocated, end) * component.slots_per_page
 
@@ -108,8 +106,8 @@ class Budget:
         Points whose states could never fit are skipped (I11). The chunk is made smaller only if
         the full one could never fit (A6). The demand decided on is kept on the request for `open`.
         """
-        request.demands = self._demands(request, request.chunk)
-        shortages = self._shortages(request, request.demands)
+        self._ask(request, request.chunk)
+        shortages = self._shortages(request)
         if not shortages:
             return _ADMITTED
         never = self._never(request, shortages)
@@ -119,11 +117,11 @@ class Budget:
             self.points.thin(request, _never_fits(never))
             return self.decide(request)
         chunk = self._largest_chunk(request)
+        request.chunk = chunk or request.chunk
+        self._ask(request, request.chunk)
         if not chunk:
             return Decision(Outcome.NEVER_FITS, shortages)
-        request.chunk = chunk
-        request.demands = self._demands(request, chunk)
-        shortages = self._shortages(request, request.demands)
+        shortages = self._shortages(request)
         return Decision(Outcome.DEFERRED, shortages) if shortages else _ADMITTED
 
     def _largest_chunk(self, request: Request) -> int:
@@ -133,16 +131,17 @@ class Budget:
         best = 0
         while low <= high:
             middle = (low + high) // 2
-            demands = self._demands(request, middle * page_size)
-            if self._never(request, self._shortages(request, demands)) is not None:
+            self._ask(request, middle * page_size)
+            if self._never(request, self._shortages(request)) is not None:
                 high = middle - 1
             else:
                 best, low = middle, middle + 1
         return best * page_size
 
-    def _shortages(self, request: Request, demands: list[Demand]) -> tuple[Shortage, ...]:
+    def _shortages(self, request: Request) -> tuple[Shortage, ...]:
         found: list[Shortage] = []
-        for component, demand in zip(self.tree.components, demands):
+        for part in request.parts:
+            component, demand = part.component, part.demand
             ledger = component.device
             need = demand.now + demand.later
             if need > ledger.headroom:
@@ -151,14 +150,13 @@ class Budget:
                         component.name, "device", need, max(0, ledger.headroom), ledger.capacity
                     )
                 )
-            if component.home_is_host and component.host is not None:
-                need -= request.host_slots[component.index]
-                room = component.host.headroom
+            if part.host_account is not None:
+                ledger = part.host_account.ledger
+                need -= part.host_slots
+                room = ledger.headroom
                 if need > room:
                     found.append(
-                        Shortage(
-                            component.name, "host", need, max(0, room), component.host.capacity
-                        )
+                        Shortage(component.name, "host", need, max(0, room), ledger.capacity)
                     )
             if demand.private:
                 found += self._private_shortages(component, demand)
@@ -196,22 +194,15 @@ class Budget:
         anchor = request.receipt.anchor
         if anchor.points is not None and anchor.end in anchor.points:
             self.points.used[anchor.points[anchor.end]] += 1
-        for component, demand, load in zip(
-            self.tree.components, request.demands, request.host_slots
-        ):
+        for part in request.parts:
+            demand, load = part.demand, part.host_slots
             peak = demand.now + demand.later - load
-            remaining = self._remaining(request, component, demand)
-            account = Account(component.device)
-            account.open(peak, remaining, load)
-            request.accounts.append(account)
-            host_account = None
-            if component.home_is_host and component.host is not None:
-                host_account = Account(component.host)
-                host_account.open(peak, remaining, 0)
-            request.host_accounts.append(host_account)
-            request.runs.append([])
-            request.states.append(StateSlots() if component.is_state else None)
-            request.private.append(self._take_private(component, demand) if demand.private else ())
+            remaining = self._remaining(request, part)
+            part.account.open(peak, remaining, load)
+            if part.host_account is not None:
+                part.host_account.open(peak, remaining, 0)
+            if demand.private:
+                part.private = self._take_private(part.component, demand)
 
     def _take_private(self, component: TreeComponent, demand: Demand) -> tuple[bytes, ...]:
         taken = []
@@ -221,17 +212,16 @@ class Budget:
             taken.append(slots)
         return tuple(taken)
 
-    def close(self, request: Request) -> None:
+    def close(self, parts: Sequence[Part]) -> None:
         """Take promises and private slots back (H8)."""
-        for account in request.accounts:
-            account.close()
-        for host_account in request.host_accounts:
-            if host_account is not None:
-                host_account.close()
-        for ledgers, taken in zip(self.private, request.private):
-            for books, slots in zip(ledgers, taken):
-                books.give_private(slots)
-        request.accounts, request.host_accounts, request.private = [], [], []
+        for part in parts:
+            part.account.close()
+            if part.host_account is not None:
+                part.host_account.close()
+            if part.private:
+                for books, slots in zip(self.private[part.component.index], part.private):
+                    books.give_private(slots)
+                part.private = ()
 
     def next_chunk(self, request: Request, limit: int | None) -> int:
         """Prefill tokens the next step may compute: up to a checkpoint, whole pages, what fits."""
@@ -254,14 +244,14 @@ class Budget:
         What was promised at admission is given without asking.
         """
         page_size = self.tree.page_size
-        for component in self.tree.components:
+        for part in request.parts:
+            component = part.component
             if component.is_state or tokens <= 0:
                 continue
-            books = [(request.accounts[component.index], component.device)]
-            host_account = request.host_accounts[component.index]
-            if host_account is not None:
-                books.append((host_account, host_account.ledger))
-            for account, ledger in books:
+            for account in (part.account, part.host_account):
+                if account is None:
+                    continue
+                ledger = account.ledger
                 end = pages_up(request.computed + tokens, page_size)
                 pages = component.stored_between(request.allocated, end)
                 room = (account.promised + max(0, ledger.headroom)) // component.slots_per_page
@@ -270,29 +260,12 @@ class Budget:
                     tokens = max(0, min(tokens, fits - request.computed))
         return tokens
 
-    def can_replenish(self, request: Request, page: int) -> bool:
-        """Whether pages up to `page` can move to the tree and be replaced out of headroom."""
-        for component in self.tree.components:
-            if component.is_state:
-                continue
-            moved = sum(
-                (min(run.end, page) - run.first) * component.slots_per_page
-                for run in request.runs[component.index]
-                if run.first < page
-            )
-            for account in (
-                request.accounts[component.index],
-                request.host_accounts[component.index],
-            ):
-                if account is not None and account.renewal(moved) > max(0, account.ledger.headroom):
-                    return False
-        return True
-
     def check(self, requests: Iterable[Request]) -> None:
         """Raise `IntegrityError` unless promises and private pools add up (T8, A12)."""
         open_requests = [each for each in requests if each.stage is Stage.ADMITTED]
         for component in self.tree.components:
-            promised = sum(each.accounts[component.index].promised for each in open_requests)
+            parts = [each.parts[component.index] for each in open_requests]
+            promised = sum([part.account.promised for part in parts])
             if promised != component.device.promised:
                 raise IntegrityError(
                     "A12",
@@ -300,10 +273,7 @@ class Budget:
                     f"device promised({component.device.promised}) but requests hold {promised}",
                 )
             for position, books in enumerate(self.private[component.index]):
-                held = sum(
-                    len(each.private[component.index][position]) // SLOT_BYTES
-                    for each in open_requests
-                )
+                held = sum([len(part.private[position]) // SLOT_BYTES for part in parts])
                 if held != books.private:
                     raise IntegrityError(
                         "T8", component.name, f"private pool: {books.private} booked, {held} held"

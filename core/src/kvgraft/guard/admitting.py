@@ -10,7 +10,7 @@ from kvgraft.admission.demand import pages_up
 from kvgraft.errors import ContractViolation
 from kvgraft.guard.books import FREE, IN_FLIGHT, PRIVATE, PROMISED, Reading
 from kvgraft.guard.watched import After, Holdings, Watched, holdings
-from kvgraft.requests.request import Request
+from kvgraft.requests.request import Request, Stage
 from kvgraft.storage_tier import Prefetch
 from kvgraft.transfers import Fence
 from kvgraft.tree.component import TreeComponent
@@ -198,7 +198,8 @@ class Admitting:
 
     def _check_demand(self, request: Request, component: TreeComponent) -> None:
         """The demand holds the next step and the load-back, and is bounded as the reach is."""
-        demand, load = request.demands[component.index], request.host_slots[component.index]
+        part = request.parts[component.index]
+        demand, load = part.demand, part.host_slots
         if component.is_state:
             if demand.now - load < 1:
                 raise ContractViolation(
@@ -235,7 +236,8 @@ class Admitting:
 
     def _check_promises(self, request: Request, was: Reading, now: Reading) -> None:
         """What was demanded is promised, and private slots are there (A1)."""
-        for at, (account, demand) in enumerate(zip(request.accounts, request.demands)):
+        for at, part in enumerate(request.parts):
+            account, demand = part.account, part.demand
             before, after = was.counts[at], now.counts[at]
             risen = after[PROMISED] - before[PROMISED]
             if (
@@ -311,7 +313,8 @@ class Admitting:
         self.watched.rooms.expect(self.watched.nothing, host_too=True)
         before, had = holdings(self.watched, request), request.cached
         shares = self.watched.shares
-        offer = shares.offer(request, ending=True) if request.runs else None
+        admitted = request.stage is Stage.ADMITTED
+        offer = shares.offer(request, ending=True) if admitted else None
 
         def after(cached: int, was: Reading, now: Reading) -> None:
             size = self.tree.page_size

@@ -91,7 +91,8 @@ class Failing:
         """An admitted load-back finds its slots, unless copies to HOST that hold them hang."""
         if request is None:
             return
-        for component, needed in zip(self.watched.tree.components, request.host_slots):
+        for part in request.parts:
+            component, needed = part.component, part.host_slots
             if needed > component.device.free and not self.standing.leaving(component.index):
                 raise ContractViolation(
                     "A7",

@@ -211,7 +211,7 @@ class Leases:
 
 def _has_own_state(request: Request, component: TreeComponent) -> bool:
     """Whether it needs no other: one that it published may be evicted before it is pinned."""
-    states = request.states[component.index] if request.states else None
+    states = request.state_part(component.index)
     return states is not None and states.live is not None
 
 

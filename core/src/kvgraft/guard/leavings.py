@@ -155,7 +155,7 @@ class Leavings:
                     slots = np.frombuffer(cell.device, np.int32).reshape(-1, size)
                     theirs[part] = slots[: part.stop - part.start]
                     used[part] = cell.stamp
-            for run in request.runs[component.index] if request.runs else ():
+            for run in request.parts[component.index].runs:
                 mine[run.first : run.end] = np.frombuffer(run.device, np.int32).reshape(-1, size)
             own[component.index], tree[component.index] = mine, theirs
             stamps[component.index], copied[component.index] = used, on_host
@@ -164,7 +164,7 @@ class Leavings:
         shared: dict[int, dict[int, bytes]] = {}
         due = 0
         for component in self._stateful:
-            slots_of = request.states[component.index] if request.states else None
+            slots_of = request.state_part(component.index)
             states[component.index] = dict(slots_of.captured) if slots_of is not None else {}
             if slots_of is not None and slots_of.due_is_checkpoint:
                 due = max(due, slots_of.due)
@@ -432,7 +432,7 @@ class Leavings:
 
     def _is_due(self, request: Request, component: TreeComponent, page: int) -> bool:
         """Whether the state is still to be captured, or the live one."""
-        own = request.states[component.index] if request.states else None
+        own = request.state_part(component.index)
         return own is not None and own.due == page
 
     def _check_skipped(

@@ -209,7 +209,8 @@ class Matches:
         loads = request.receipt.host_from is not None and request.device_tokens < (
             request.anchor_tokens
         )
-        for component, nodes, said in zip(self.tree.components, missing, request.host_slots):
+        for part, nodes in zip(request.parts, missing):
+            component, said = part.component, part.host_slots
             slots = 0
             for node in nodes:
                 cell = node.cells[component.index]

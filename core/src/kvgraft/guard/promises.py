@@ -11,6 +11,7 @@ from kvgraft.admission.decision import Decision, Outcome, Shortage
 from kvgraft.errors import ContractViolation
 from kvgraft.guard.paths import needed
 from kvgraft.pools.allocator import SLOT_BYTES
+from kvgraft.requests.parts import StatePart
 from kvgraft.requests.request import Request, Stage
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TokenKey
@@ -50,15 +51,15 @@ class Promises:
         self._waiting: dict[int, tuple[TokenKey, int, int]] = {}
         self._arrived: dict[int, tuple[TokenKey, int]] = {}
         self._arrivals = 0
+        self._asked: set[int] = set()
         self._beyond: set[int] = set()
 
     # -- demands
 
     def check_demands(self, request: Request) -> None:
         """No less than the request's life takes (A1, A10), and not much more (A4)."""
-        for component, demand, load in zip(
-            self.tree.components, request.demands, request.host_slots
-        ):
+        for part in request.parts:
+            component, demand, load = part.component, part.demand, part.host_slots
             if not self._default[component.index]:
                 continue
             total = demand.now + demand.later - load
@@ -161,14 +162,13 @@ class Promises:
             if need > room:
                 found.append(Shortage(component.name, name, need, max(0, room), ledger.capacity))
 
-        for component, demand, load in zip(
-            self.tree.components, request.demands, request.host_slots
-        ):
+        for part in request.parts:
+            component, demand, load = part.component, part.demand, part.host_slots
             need = demand.now + demand.later
-            mine = request.accounts[component.index].promised if admitted else 0
+            mine = part.account.promised if admitted else 0
             compare(component, component.device, "device", need, mine)
             if component.home_is_host and component.host is not None:
-                account = request.host_accounts[component.index] if admitted else None
+                account = part.host_account if admitted else None
                 compare(
                     component,
                     component.host,
@@ -179,7 +179,7 @@ class Promises:
             pools = self.cache.mounted[component.index].component.private
             for at, (pool, wanted) in enumerate(zip(pools, demand.private)):
                 ledger = self.cache.private[component.index][at]
-                own = len(request.private[component.index][at]) // SLOT_BYTES if admitted else 0
+                own = len(part.private[at]) // SLOT_BYTES if admitted else 0
                 if wanted > ledger.free + own:
                     found.append(
                         Shortage(component.name, pool.name, wanted, ledger.free, ledger.capacity)
@@ -211,6 +211,7 @@ class Promises:
     def _check_line(self, request: Request, decision: Decision) -> None:
         """Count who is admitted before a request that waits (A13)."""
         ident, key = id(request.key), request.key
+        self._asked.add(id(request))
         known = self._arrived.get(ident)
         if known is None or known[0] is not key:
             self._arrivals += 1
@@ -240,15 +241,16 @@ class Promises:
     def ended(self, request: Request) -> None:
         """A request that had run is over; if its key comes again, it comes last in line."""
         self._beyond.discard(id(request))
-        if request.demands and id(request.key) not in self._waiting:
+        if id(request) in self._asked and id(request.key) not in self._waiting:
             self._arrived.pop(id(request.key), None)
+        self._asked.discard(id(request))
 
     # -- promises
 
     def accounts(self, request: Request) -> list[Account]:
         """The request's promises on DEVICE and HOST."""
-        others = [each for each in request.host_accounts if each is not None]
-        return [*request.accounts, *others]
+        others = [part.host_account for part in request.parts if part.host_account is not None]
+        return [*(part.account for part in request.parts), *others]
 
     def check_accounts(self, request: Request) -> None:
         """Promises are what is still to come, and at most what may be held at a time (A1, A12)."""
@@ -268,12 +270,12 @@ class Promises:
                     f"{account.remaining} more; it is promised {account.promised}, "
                     f"{account.load} of them for its load-back",
                 )
-        for component, account in zip(self.tree.components, request.accounts):
-            states = request.states[component.index]
+        for part in request.parts:
+            component, account = part.component, part.account
             held = (
-                len(states.owned())
-                if states is not None
-                else sum(len(run.device) for run in request.runs[component.index]) // SLOT_BYTES
+                len(part.owned())
+                if isinstance(part, StatePart)
+                else sum(len(run.device) for run in part.runs) // SLOT_BYTES
             )
             if held != account.held:
                 raise ContractViolation(
@@ -335,10 +337,8 @@ class Promises:
         for component in self.tree.components:
             if component.is_state:
                 continue
-            for account in (
-                request.accounts[component.index],
-                request.host_accounts[component.index],
-            ):
+            part = request.parts[component.index]
+            for account in (part.account, part.host_account):
                 if account is None:
                     continue
                 slots = account.promised + max(0, account.ledger.headroom)

@@ -13,7 +13,8 @@ from kvgraft.guard.paths import follow
 from kvgraft.guard.shares import Offer
 from kvgraft.guard.watched import After, Watched
 from kvgraft.pools.allocator import SLOT_BYTES
-from kvgraft.requests.request import Due, Request
+from kvgraft.requests.parts import Due
+from kvgraft.requests.request import Request
 from kvgraft.requests.slots import InnerStates
 from kvgraft.transfers import Fence
 from kvgraft.tree.component import TreeComponent
@@ -42,12 +43,14 @@ class Running:
         """It takes no more than was promised (M4) and brings what lacks (R1)."""
         del fence
         watched = self.watched
-        watched.rooms.expect(request.host_slots, host_too=watched.write_back, loading=True)
+        needs = [part.host_slots for part in request.parts]
+        watched.rooms.expect(needs, host_too=watched.write_back, loading=True)
         moved = watched.cache.journal.counters[Direction.LOAD_BACK].slots
         before, started = dict(moved), request.load_started
 
         def after(result: Any, was: Reading, now: Reading) -> None:
-            for component, promised in zip(self.tree.components, request.host_slots):
+            for part in request.parts:
+                component, promised = part.component, part.host_slots
                 loaded = moved[component.name] - before[component.name]
                 if loaded > promised:
                     raise ContractViolation(
@@ -106,8 +109,8 @@ class Running:
         left = watched.shares.leavings.see(request) if hands_over else None
         rooms = self._headrooms(self.books.read())
         falls = [
-            max(0, needed - account.promised) + self._may_take(component, left)
-            for component, needed, account in zip(self.tree.components, needs, request.accounts)
+            max(0, needed - part.account.promised) + self._may_take(part.component, left)
+            for needed, part in zip(needs, request.parts)
         ]
 
         def after(given: bool, was: Reading, now: Reading) -> None:  # noqa: FBT001 - a result
@@ -139,9 +142,8 @@ class Running:
     def _lacks_promise(self, request: Request, pages: int) -> bool:
         """Whether pages come out of what it left behind, which it gives up first."""
         return pages > 0 and any(
-            account.promised < pages * component.slots_per_page
-            for component, account in zip(self.tree.components, request.accounts)
-            if not component.is_state and not component.is_prefix_closed
+            part.account.promised < pages * part.component.slots_per_page
+            for part in request.bounded_parts
         )
 
     def _was_promised(self, request: Request, n_tokens: int, pages: int) -> bool:
@@ -156,16 +158,16 @@ class Running:
 
     def _refused(self, request: Request, what: str) -> ContractViolation:
         """Say which pool could not give what an admitted request was promised (A7)."""
-        for component, account in zip(self.tree.components, request.accounts):
-            ledger = component.device
+        for part in request.parts:
+            component, account, ledger = part.component, part.account, part.component.device
             if not component.is_state and account.promised + max(0, ledger.headroom) < (
                 component.slots_per_page
             ):
                 break
         else:
-            component = self.tree.components[0]
-            account, ledger = request.accounts[0], component.device
-        demand = request.demands[component.index]
+            part = request.parts[0]
+            component, account, ledger = part.component, part.account, part.component.device
+        demand = part.demand
         return ContractViolation(
             "A7",
             component.name,
@@ -197,7 +199,7 @@ class Running:
                 f"{after[PROMISED]}",
             )
         taken = after[PRIVATE] - before[PRIVATE] + gone
-        states = request.states[component.index]
+        states = request.state_part(component.index)
         if states is None:
             if taken != needed:
                 raise ContractViolation(
@@ -403,7 +405,7 @@ class Running:
 
     def _check_declined(self, request: Request, offer: Offer) -> None:
         """There was nothing new to share, or it was declined for want of headroom (I6)."""
-        if self.watched.cache.declined_checkpoints > offer.declined:
+        if self.watched.cache.publisher.declined_checkpoints > offer.declined:
             return
         if offer.at_least > offer.cached and offer.anything:
             raise ContractViolation(

@@ -18,7 +18,8 @@ from kvgraft.guard.leavings import SMALL_TOKENS, Belongings, Leavings
 from kvgraft.guard.paths import Shelf, deepest, look, needed
 from kvgraft.pools import DevicePool
 from kvgraft.pools.allocator import SLOT_BYTES
-from kvgraft.requests.request import Due, Request
+from kvgraft.requests.parts import Due
+from kvgraft.requests.request import Request
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
 
@@ -133,7 +134,7 @@ class Shares:
                     held = np.frombuffer(slots, np.int32)
                     table[node.start * size : node.end * size] = held
             # What was published of wider components may reach further than what is private of this.
-            for run in request.runs[component.index] if request.runs else ():
+            for run in request.parts[component.index].runs:
                 table[run.first * size : run.end * size] = np.frombuffer(run.device, np.int32)
             tables[component.index] = table
         return tables
@@ -247,7 +248,7 @@ class Shares:
                     continue  # what it leaves at its end, it hands over then
                 kept = sum(
                     int((~ahead[run.first : run.end]).sum())
-                    for run in request.runs[component.index]
+                    for run in request.parts[component.index].runs
                 )
                 collects = request.computed > request.prompt and kept * size < SMALL_TOKENS
                 if kept and not collects:
@@ -296,7 +297,7 @@ class Shares:
         left = self.leavings.see(request)
         states: dict[int, dict[int, bytes]] = {}
         for component in self.tree.components:
-            own = request.states[component.index]
+            own = request.state_part(component.index)
             if own is None:
                 continue
             mine = dict(own.captured)
@@ -320,7 +321,7 @@ class Shares:
             states,
             due,
             self._is_whole(left, states, best, due),
-            self.cache.declined_checkpoints,
+            self.cache.publisher.declined_checkpoints,
             request.published,
             [component.device.headroom for component in self.tree.components],
             [_renewed(account) for account in request.accounts],
@@ -393,7 +394,8 @@ class Shares:
         for node in nodes if left.due else ():
             if node.end != left.due:
                 continue
-            for index, own in enumerate(request.states):
+            for index in range(len(request.parts)):
+                own = request.state_part(index)
                 shared = node.cells[index].device
                 if own is None or own.live is None or shared is None:
                     continue
@@ -492,7 +494,7 @@ class Shares:
         """Its states by component, before an operation."""
         found = {}
         for component in self.tree.components:
-            own = request.states[component.index] if request.states else None
+            own = request.state_part(component.index)
             if own is not None:
                 found[component.index] = States(
                     own.live,
@@ -500,7 +502,7 @@ class Shares:
                     own.tracked_page,
                     own.due,
                     own.due_as,
-                    request.accounts[component.index].promised,
+                    own.account.promised,
                 )
         return found
 
@@ -516,7 +518,7 @@ class Shares:
             spare: whether every state pool had a slot that was promised to nobody.
         """
         for index, before in was.items():
-            own = request.states[index]
+            own = request.state_part(index)
             if own is None or own.live is None:
                 continue
             component = self.tree.components[index]
@@ -580,7 +582,7 @@ class Shares:
         """
         page, rest = divmod(request.computed, self.tree.page_size)
         for component in self.tree.components:
-            own = request.states[component.index]
+            own = request.state_part(component.index)
             if own is None:
                 continue
             due = own.due_as if own.due else None
@@ -632,7 +634,7 @@ class Shares:
         """Remember where states were due last, as a point and at all."""
         anchor = request.anchor_tokens // self.tree.page_size
         _, point, last = self._due.get(id(request), (request, anchor, anchor))
-        due = {own.due_as for own in request.states if own is not None and own.due == page}
+        due = {own.due_as for own in request.state_parts if own.due == page}
         if due & {Due.POINT, Due.GRID}:
             point = last = page
         elif Due.LEFT in due:

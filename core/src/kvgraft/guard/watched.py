@@ -110,16 +110,13 @@ class Holdings(NamedTuple):
 def holdings(watched: Watched, request: Request) -> Holdings:
     """Count what a request owns from its slots, not from its accounts."""
     books = watched.books
-    if not request.accounts:
-        return Holdings([0] * len(books.pools), [0] * len(books.pools))
-    promised = [account.promised for account in request.accounts]
+    promised = [part.account.promised for part in request.parts]
     private = [
-        sum([len(run.device) for run in runs]) // SLOT_BYTES if runs else 0 for runs in request.runs
+        sum([len(run.device) for run in part.runs]) // SLOT_BYTES if part.runs else 0
+        for part in request.parts
     ]
-    if watched.tree.has_state:
-        for at, states in enumerate(request.states):
-            if states is not None:
-                private[at] = len(states.owned())
+    for state_part in request.state_parts:
+        private[state_part.component.index] = len(state_part.owned())
     if len(books.pools) > books.n_device:
         rest = [0] * (len(books.pools) - books.n_device)
         promised += rest
@@ -133,13 +130,11 @@ def _add_others(
 ) -> None:
     """The request's part of HOST pools and private ones."""
     books = watched.books
-    for component, account, runs, own in zip(
-        watched.tree.components, request.host_accounts, request.runs, request.private
-    ):
-        if account is not None:
-            at = books.host[component.index]
-            promised[at] = account.promised
-            private[at] = sum([len(run.host) for run in runs if run.host]) // SLOT_BYTES
-        if own:
-            for at, slots in zip(books.private_of(component), own):
+    for part in request.parts:
+        if part.host_account is not None:
+            at = books.host[part.component.index]
+            promised[at] = part.host_account.promised
+            private[at] = sum([len(run.host) for run in part.runs if run.host]) // SLOT_BYTES
+        if part.private:
+            for at, slots in zip(books.private_of(part.component), part.private):
                 private[at] = len(slots) // SLOT_BYTES

@@ -41,10 +41,6 @@ class Account:
         self.promised = peak + load
         self.ledger.promised += peak + load
 
-    def short(self, n: int) -> int:
-        """Slots beyond the promise that taking `n` needs."""
-        return max(0, n - self.promised)
-
     def extend(self, n: int) -> None:
         """Promise `n` slots at once beyond what is promised; the caller checked the headroom.
 
@@ -61,7 +57,12 @@ class Account:
         self.remaining += n
 
     def take(self, n: int) -> bytes:
-        """`n` promised slots become the request's; room has been made."""
+        """`n` slots become the request's; room has been made.
+
+        What is not promised is promised first; the caller checked the headroom.
+        """
+        if n > self.promised:
+            self.extend(n - self.promised)
         slots = self.ledger.take_private(n)
         assert slots is not None
         self.held += n

@@ -11,6 +11,7 @@ from kvgraft.errors import ContractViolation
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.packages.hook_results import are_spans, shown
 from kvgraft.requests.backup import Backups
+from kvgraft.requests.parts import StatePart, new_parts
 from kvgraft.requests.request import NO_PAGES, Limited, Request
 from kvgraft.requests.resume_points import ResumePoints
 from kvgraft.tree import matching, operations, pinning
@@ -70,14 +71,21 @@ class Leases:
             for component, each in zip(tree.components, mounted)
             if each.acquire_component_lock is not None
         ]
-        self._no_slots = (0,) * len(tree.components)
+        self._bounded = [
+            component.index
+            for component in tree.components
+            if not component.is_state and not component.is_prefix_closed
+        ]
         self._pins_host = any(component.home_is_host for component in tree.components)
         self._cannot_copy = any(
             component.is_state and not component.can_copy for component in tree.components
         )
 
     def lease(self, request: Request, limit: int) -> None:
-        """Match at most `limit` pages of the request's key, pin the anchor, fill the request in."""
+        """Match at most `limit` pages of the request's key, pin the anchor, fill the request in.
+
+        It gets new parts: a caller whose request holds slots gives those of the old ones back.
+        """
         tree = self.tree
         found = matching.match(tree, request.key, limit)
         limited = None
@@ -121,16 +129,11 @@ class Leases:
         request.cached = request.last_point = request.last_left = found.anchor
         request.left = NO_PAGES
         request.published = False
-        request.host_slots = (
-            tuple(
-                sum(component.n_slots(node) for node in nodes)
-                for component, nodes in zip(
-                    tree.components, operations.load_plan(receipt, tree.components)
-                )
-            )
-            if host_from is not None
-            else self._no_slots
-        )
+        self._set_parts(request)
+        if host_from is not None:
+            plan = operations.load_plan(receipt, tree.components)
+            for part, nodes in zip(request.parts, plan):
+                part.host_slots = sum([part.component.n_slots(node) for node in nodes])
         request.waits = (
             [
                 self.backups.journal.find(each)
@@ -204,6 +207,13 @@ class Leases:
         return Locks(segments, held)
 
     # -- inside
+
+    def _set_parts(self, request: Request) -> None:
+        request.parts = parts = new_parts(self.tree.components)
+        request.bounded_parts = [parts[index] for index in self._bounded]
+        request.state_parts = (
+            [part for part in parts if isinstance(part, StatePart)] if self.tree.has_state else ()
+        )
 
     def _shorten(self, found: Match, limit: int) -> Match:
         path = matching.Path(found.path, found.anchor)

@@ -51,7 +51,7 @@ class LoadBacks:
                     "abort the request, see transfer_timeout_s"
                 )
             request.waits.append(self.journal.submit(operation, Direction.LOAD_BACK, fence))
-        for account in request.accounts:
-            account.loaded()
+        for part in request.parts:
+            part.account.loaded()
         request.load_started = True
         return request.waits

@@ -26,7 +26,12 @@ BEHIND_TOKENS = 64
 
 
 class Publisher:
-    """Moves a request's private data into the tree."""
+    """Moves a request's private data into the tree.
+
+    Attributes:
+        checkpoints: how often requests shared what they had computed and went on.
+        declined_checkpoints: how often they did not, for want of headroom (A12).
+    """
 
     def __init__(
         self,
@@ -43,6 +48,37 @@ class Publisher:
         self.backups = backups
         self.journal = journal
         self.points = points
+        self.checkpoints = 0
+        self.declined_checkpoints = 0
+
+    def checkpoint(self, request: Request, fence: Fence | None) -> bool:
+        """Share what the request computed, and go on; False where that changes nothing (I5, I6)."""
+        page = self.slots.keep_due_states(request)
+        if not self.slots.has_new(request, page):
+            return False
+        if not self.slots.can_replenish(request, page):
+            self.declined_checkpoints += 1
+            return False
+        self.share(request, page, fence, self.lock(request, page))
+        request.cached = max(request.cached, page)
+        self.checkpoints += 1
+        return True
+
+    def finish(self, request: Request, fence: Fence | None) -> int:
+        """Leave what an ending request computed to the tree; the pages cached (I6, I7)."""
+        page = request.computed // self.tree.page_size
+        for part in request.state_parts:
+            page = min(page, self.slots.offered_page(request, part))
+        backs_up = self.backups.enabled
+        if self.slots.has_new(request, page) or (request.published and backs_up):
+            locks = self.lock(request, page) if backs_up else None
+            for part in request.state_parts:
+                self.slots.offer_states(request, part)
+            if backs_up:
+                self.share(request, page, fence, locks)
+            else:
+                self.insert(request, page, fence)
+        return max(page, request.cached)
 
     def leave_behind(self, request: Request, page: int, ahead: int = 1) -> None:
         """Hand the tree what bounded reaches at boundary `page` no longer cover (I9).
@@ -189,9 +225,12 @@ class Publisher:
         start = leaf = request.receipt.anchor
         if start.end * self.tree.page_size != request.anchor_tokens:
             # The anchor went down as it published: some of what it offers may lie above it.
-            firsts = [each.runs[0].first for each in holdings if each.runs]
-            firsts += [min(each.states) - 1 for each in holdings if each.states]
-            first = min([end, *firsts])
+            first = end
+            for each in holdings:
+                if each.runs:
+                    first = min(first, each.runs[0].first)
+                if each.states:
+                    first = min(first, min(each.states) - 1)
             while start.end > first:
                 assert start.parent is not None
                 start = start.parent

@@ -1,31 +1,20 @@
-"""A request and what it owns: its lease, its private slots, its promises."""
+"""A request and what it owns: its lease, and its part of every component."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from numbers import Integral
 from typing import Any
 
 from kvgraft.errors import ConfigError, LeaseError
-from kvgraft.requests.account import Account
+from kvgraft.requests.parts import Part, StatePart
 from kvgraft.transfers.journal import Transfer
-from kvgraft.tree.inserting import Run
 from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.pinning import Receipt
-from kvgraft.types import Demand, PointKind
+from kvgraft.types import PointKind
 
-__all__ = [
-    "NO_PAGES",
-    "Due",
-    "Limited",
-    "Request",
-    "Stage",
-    "StateSlots",
-    "expect_key",
-    "no_request",
-    "whole",
-]
+__all__ = ["NO_PAGES", "Limited", "Request", "Stage", "expect_key", "no_request", "whole"]
 
 NO_PAGES: frozenset[int] = frozenset()
 
@@ -49,55 +38,6 @@ class Limited(str, enum.Enum):
     NO_COPY = "a component cannot copy its state for a request that writes to it (M8)"
 
 
-class Due(enum.Enum):
-    """Why the live states at a boundary are kept before the model goes on."""
-
-    POINT = "point"
-    """A resume point that was promised its slots."""
-    GRID = "grid"
-    """A resume point of the grid: kept where every state component has a slot to spare."""
-    LEFT = "left"
-    """Left behind at the end of a chunk, where there is room among what is left behind."""
-    DECODED = "decoded"
-    """The last boundary passed while decoding."""
-
-
-class StateSlots:
-    """Slots a request holds of a state component.
-
-    Attributes:
-        live: the state the model writes to.
-        captured: states at boundaries (in pages) not yet in the tree.
-        shared: the deepest boundary whose state the tree was given since admission; 0 for none.
-        tracked: the state at the last page boundary passed while decoding, overwritten at the
-            next; it is what a finished request leaves behind.
-        tracked_page: that boundary.
-        due: boundary at which `live` stands and is to be kept before the model goes on; 0 if none.
-        due_as: why it is.
-    """
-
-    __slots__ = ("captured", "due", "due_as", "live", "shared", "tracked", "tracked_page")
-
-    def __init__(self) -> None:
-        self.live: bytes | None = None
-        self.captured: dict[int, bytes] = {}
-        self.shared = 0
-        self.tracked: bytes | None = None
-        self.tracked_page = 0
-        self.due = 0
-        self.due_as = Due.DECODED
-
-    @property
-    def due_is_checkpoint(self) -> bool:
-        """Whether what is due is kept as a captured state."""
-        return self.due_as is not Due.DECODED
-
-    def owned(self) -> list[bytes]:
-        """Every slot held."""
-        slots = (self.live, self.tracked, *self.captured.values())
-        return [slot for slot in slots if slot is not None]
-
-
 class Request:
     """One sequence on its way through the cache; made by `Cache.begin`.
 
@@ -113,8 +53,9 @@ class Request:
         anchor_tokens: length of the prefix it resumes from.
         device_tokens: how much of that can be resumed from DEVICE alone.
         storage_tokens: how much of that STORAGE brought back for this request.
-        host_slots: per component, DEVICE slots its load-back takes (M4).
-        demands: per component, the demand it was last decided on.
+        parts: its part of every component, in the tree's order; a lease makes them anew.
+        state_parts: those of state components.
+        bounded_parts: those of paged components that do not need every page.
         checkpoints: boundaries (in pages) ahead at which states are captured.
         points: the resume points decided so far, by boundary in pages.
         resume_at: boundaries in pages that the engine named as such.
@@ -130,17 +71,14 @@ class Request:
     """
 
     __slots__ = (
-        "accounts",
         "allocated",
         "anchor_tokens",
+        "bounded_parts",
         "cached",
         "checkpoints",
         "chunk",
         "computed",
-        "demands",
         "device_tokens",
-        "host_accounts",
-        "host_slots",
         "key",
         "key_edits",
         "last_left",
@@ -148,15 +86,14 @@ class Request:
         "left",
         "limited",
         "load_started",
+        "parts",
         "points",
-        "private",
         "prompt",
         "published",
         "receipt",
         "resume_at",
-        "runs",
         "stage",
-        "states",
+        "state_parts",
         "storage_tokens",
         "total",
         "waits",
@@ -170,7 +107,6 @@ class Request:
         self.total = total
         self.chunk = chunk
         self.storage_tokens = 0
-        self.demands: list[Demand] = []
         self.resume_at: tuple[int, ...] = ()
         self.stage = Stage.LEASED
         # A lease fills these in, also one that takes another's place.
@@ -180,7 +116,9 @@ class Request:
         self.device_tokens: int
         self.computed: int
         self.allocated: int
-        self.host_slots: tuple[int, ...]
+        self.parts: Sequence[Part]
+        self.state_parts: Sequence[StatePart]
+        self.bounded_parts: Sequence[Part]
         self.waits: list[Transfer]
         self.checkpoints: list[int]
         self.points: dict[int, PointKind]
@@ -189,12 +127,6 @@ class Request:
         self.last_left: int
         self.cached: int
         self.published: bool
-        # Admission fills these in; empty again when the request gives up what it owns.
-        self.runs: list[list[Run]] = []
-        self.states: list[StateSlots | None] = []
-        self.private: list[tuple[bytes, ...]] = []
-        self.accounts: list[Account] = []
-        self.host_accounts: list[Account | None] = []
 
     def __repr__(self) -> str:
         return (
@@ -231,10 +163,15 @@ class Request:
             raise LeaseError(f"{n_tokens} tokens computed, slots for {room} allocated")
         return self.computed + n_tokens
 
+    def state_part(self, index: int) -> StatePart | None:
+        """Its part of a state component, by that one's index; None of a paged component."""
+        part = self.parts[index]
+        return part if isinstance(part, StatePart) else None
+
     @property
     def needs_load_back(self) -> bool:
         """Whether any component must fetch data from HOST before the request can run."""
-        return any(self.host_slots)
+        return any(part.host_slots for part in self.parts)
 
     @property
     def ready(self) -> bool:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from kvgraft.errors import ConfigError, TransferError
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.packages.hook_results import shown
-from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.eviction import Evictor
-from kvgraft.requests.request import Due, Request, StateSlots
+from kvgraft.requests.parts import Due, Part, StatePart
+from kvgraft.requests.request import Request
 from kvgraft.requests.resume_points import ResumePoints
 from kvgraft.tree import eviction
 from kvgraft.tree.component import TreeComponent
@@ -61,10 +61,6 @@ class RequestSlots:
         self.state_components = tuple(
             component for component in tree.components if component.is_state
         )
-        self.paged_components = tuple(
-            component for component in tree.components if not component.is_state
-        )
-        self.bounded_components = tuple(t for t in self.paged_components if not t.is_prefix_closed)
 
     # -- pages
 
@@ -75,46 +71,31 @@ class RequestSlots:
             TransferError: copies of evicted data did not end in time, so the room is not there.
         """
         first, end = request.allocated, request.allocated + pages
-        needs = [
-            (component, component.stored_between(first, end) * component.slots_per_page)
-            for component in self.paged_components
-        ]
-        for component, n in needs:
-            for account in (
-                request.accounts[component.index],
-                request.host_accounts[component.index],
-            ):
-                short = 0 if account is None else n - account.promised
-                if account is not None and short > 0 and short > account.ledger.headroom:
-                    return False
-        for component, n in needs:
-            if n > component.device.free:
-                self._make_room(component, n)
-            if request.host_accounts[component.index] is not None:
-                self.evictor.free_host(component, n)
-        for component, n in needs:
-            if not n:
+        needs: list[tuple[Part, int]] = []
+        for part in request.parts:
+            component = part.component
+            if component.is_state:
                 continue
-            account = request.accounts[component.index]
-            if n > account.promised:
-                account.extend(n - account.promised)
-            slots = account.take(n)
-            mirror = None
-            host_account = request.host_accounts[component.index]
-            if host_account is not None:
-                if n > host_account.promised:
-                    host_account.extend(n - host_account.promised)
-                mirror = host_account.take(n)
-            stop = first + n // component.slots_per_page
-            _append(request.runs[component.index], Run(first, stop, slots, mirror))
+            n = component.stored_between(first, end) * component.slots_per_page
+            if not part.headroom_covers(n):
+                return False
+            if n:
+                needs.append((part, n))
+        for part, n in needs:
+            if n > part.component.device.free:
+                self._make_room(part.component, n)
+            if part.host_account is not None:
+                self.evictor.free_host(part.component, n)
+        for part, n in needs:
+            part.take_pages(first, n)
         request.allocated = end
         return True
 
     def left_behind(self, request: Request, page: int) -> int:
         """The end, in pages, of what bounded reaches at boundary `page` no longer cover; else 0."""
         end = 0
-        for component in self.bounded_components:
-            runs = request.runs[component.index]
+        for part in request.bounded_parts:
+            component, runs = part.component, part.runs
             if not runs:
                 continue
             if component.window_pages is not None:
@@ -122,7 +103,7 @@ class RequestSlots:
                 if runs[0].first < start:
                     end = max(end, start)
                 continue
-            _, behind = self._behind(request, component, page)
+            _, behind = self._behind(part, page)
             if behind:
                 end = max(end, behind[-1].end)
         return end
@@ -130,83 +111,72 @@ class RequestSlots:
     def pages_behind(self, request: Request, page: int) -> int:
         """Pages of the component that holds most of what `left_behind` names."""
         most = 0
-        for component in self.bounded_components:
-            _, behind = self._behind(request, component, page)
+        for part in request.bounded_parts:
+            _, behind = self._behind(part, page)
             most = max(most, sum(run.end - run.first for run in behind))
         return most
 
     def has_promise_left(self, request: Request, pages: int) -> bool:
         """Whether the next `pages` pages of every bounded component are promised."""
-        return all(
-            request.accounts[component.index].promised >= pages * component.slots_per_page
-            for component in self.bounded_components
-        )
+        for part in request.bounded_parts:
+            if part.account.promised < pages * part.component.slots_per_page:
+                return False
+        return True
 
     def is_worth_keeping(self, request: Request, page: int) -> bool:
         """Whether a resume point needs any of what `left_behind` names."""
-        for component in self.bounded_components:
-            _, behind = self._behind(request, component, page)
+        for part in request.bounded_parts:
+            _, behind = self._behind(part, page)
             for run in behind:
-                if _needed_between(component, (*request.points, *request.left), run.first, run.end):
+                if _needed_between(
+                    part.component, (*request.points, *request.left), run.first, run.end
+                ):
                     return True
         return False
 
-    def _behind(
-        self, request: Request, component: TreeComponent, page: int
-    ) -> tuple[list[Run], list[Run]]:
+    def _behind(self, part: Part, page: int) -> tuple[list[Run], list[Run]]:
         """A request's pages that the reach at boundary `page` covers, and those it left."""
-        spans = (*component.reach_pages.spans(page), Span(page, NO_PAGE))
-        return _divided(request.runs[component.index], spans)
+        spans = (*part.component.reach_pages.spans(page), Span(page, NO_PAGE))
+        return _divided(part.runs, spans)
 
     def give_back_behind(self, request: Request, page: int) -> None:
         """Free private pages that bounded reaches at boundary `page` no longer cover (L6, I3)."""
-        for component in self.bounded_components:
-            kept, behind = self._behind(request, component, page)
+        for part in request.bounded_parts:
+            kept, behind = self._behind(part, page)
             if behind:
-                request.runs[component.index] = kept
-                self._free(request, component, behind)
+                part.runs = kept
+                part.free_pages(behind)
 
     def holds_below(self, request: Request, page: int) -> bool:
         """Whether the request holds pages of its own before boundary `page`."""
-        return any(runs and runs[0].first < page for runs in request.runs)
+        return any(part.runs and part.runs[0].first < page for part in request.parts)
 
     def has_new(self, request: Request, page: int) -> bool:
         """Whether the tree lacks something that the request has up to boundary `page`."""
         if page > request.receipt.anchor.end or self.holds_below(request, page):
             return True
-        return page > request.cached and any(
-            states is not None and states.shared < page for states in request.states
-        )
+        return page > request.cached and any(part.shared < page for part in request.state_parts)
 
-    def _free(self, request: Request, component: TreeComponent, runs: list[Run]) -> None:
-        """Give pages back to their pools, and what they cost to the request's promises."""
-        slots = b"".join([run.device for run in runs])
-        component.device.give_private(slots)
-        request.accounts[component.index].release(len(slots) // SLOT_BYTES)
-        host_account = request.host_accounts[component.index]
-        if host_account is not None:
-            mirror = b"".join([run.host for run in runs if run.host is not None])
-            host_account.ledger.give_private(mirror)
-            host_account.release(len(mirror) // SLOT_BYTES)
+    def can_replenish(self, request: Request, page: int) -> bool:
+        """Whether pages up to `page` can move to the tree and be replaced out of headroom (A12)."""
+        return all(part.can_replenish(page) for part in request.parts)
 
     # -- states
 
     def set_up_states(self, request: Request) -> None:
         """Give the request live states, copied from its anchor (M8); keep what is due first."""
         self.settle_due(request)
-        for component in self.state_components:
-            states = request.states[component.index]
-            assert states is not None
-            if states.live is not None:
-                self.keep_due(request, component, states)
+        for part in request.state_parts:
+            if part.live is not None:
+                self.keep_due(request, part)
                 continue
-            states.live = self._take_state(request, component)
-            assert states.live is not None
+            part.live = self._take_state(part)
+            assert part.live is not None
             anchor = request.receipt.anchor
             if anchor.parent is not None:
-                source = anchor.cells[component.index].device
+                source = anchor.cells[part.component.index].device
                 assert source is not None
-                self._copy(component, source, states.live)
+                self._copy(part.component, source, part.live)
                 self.copies_on_write += 1
 
     def note_boundary(self, request: Request, page: int) -> None:
@@ -232,10 +202,8 @@ class RequestSlots:
                 page = 0
         elif request.total <= request.prompt:
             page = 0
-        for component in self.state_components:
-            states = request.states[component.index]
-            assert states is not None
-            states.due, states.due_as = page, due_as
+        for part in request.state_parts:
+            part.due, part.due_as = page, due_as
 
     def check_inner(self, request: Request, end: int, states: InnerStates) -> None:
         """Refuse states of a chunk up to token `end` that have no place, before anything changes.
@@ -286,8 +254,7 @@ class RequestSlots:
         size = self.tree.page_size
         for page in self.points.inside_chunk(request, start, request.computed):
             handed = [
-                states.get(component.name, {}).get(page * size)
-                for component in self.state_components
+                states.get(part.component.name, {}).get(page * size) for part in request.state_parts
             ]
             promised = page in request.checkpoints
             if promised:
@@ -300,24 +267,23 @@ class RequestSlots:
             if reason:
                 self.points.skip(request, page, reason)
                 continue
-            for component, planes in zip(self.state_components, handed):
+            for part, planes in zip(request.state_parts, handed):
                 if not promised:
-                    request.accounts[component.index].add(1)
-                slot = self._take_state(request, component)
-                own = request.states[component.index]
+                    part.account.add(1)
+                slot = self._take_state(part)
                 assert slot is not None
-                assert own is not None
                 assert planes is not None
-                own.captured[page] = slot
-                self.mounted[component.index].component.device.write_slot(slot, planes)
+                part.captured[page] = slot
+                device = self.mounted[part.component.index].component.device
+                device.write_slot(slot, planes)
             request.last_point = page
 
     def _no_room_for_states(self, request: Request, *, promised: bool) -> str:
         """Make room for a state of every component, promised or of the headroom; else why not."""
-        for component in self.state_components:
-            mine = request.accounts[component.index].promised if promised else 0
-            if mine < 1 and component.device.headroom < 1:
-                return _no_headroom(component)
+        for part in request.state_parts:
+            mine = part.account.promised if promised else 0
+            if mine < 1 and part.component.device.headroom < 1:
+                return _no_headroom(part.component)
         for component in self.state_components:
             if not self.evictor.free_device(component, 1):
                 return (
@@ -328,15 +294,14 @@ class RequestSlots:
 
     def settle_due(self, request: Request) -> None:
         """Decide on a state that was not promised: all components keep it, or none does (I10)."""
-        if not self.state_components:
+        if not request.state_parts:
             return
-        first = request.states[self.state_components[0].index]
-        assert first is not None
+        first = request.state_parts[0]
         page, due_as = first.due, first.due_as
         if not page or first.live is None or due_as in (Due.POINT, Due.DECODED):
             return
-        for component in self.state_components:
-            ledger = component.device
+        for part in request.state_parts:
+            component, ledger = part.component, part.component.device
             spare = ledger.headroom > 0
             if due_as is Due.LEFT:
                 spare = spare and (
@@ -345,17 +310,12 @@ class RequestSlots:
             if not spare:
                 if due_as is Due.GRID:
                     self.points.count_skipped(PointKind.GRID, _no_headroom(component))
-                for each in self.state_components:
-                    states = request.states[each.index]
-                    assert states is not None
-                    states.due = 0
+                for each in request.state_parts:
+                    each.due = 0
                 return
-        for component in self.state_components:
-            request.accounts[component.index].add(1)
-        for component in self.state_components:
-            states = request.states[component.index]
-            assert states is not None
-            states.due_as = Due.POINT
+        for part in request.state_parts:
+            part.account.add(1)
+            part.due_as = Due.POINT
         if due_as is Due.GRID:
             request.points[page] = PointKind.GRID
             request.last_point = page
@@ -363,7 +323,7 @@ class RequestSlots:
             request.left |= {page}
             request.last_left = page
 
-    def keep_due(self, request: Request, component: TreeComponent, states: StateSlots) -> None:
+    def keep_due(self, request: Request, part: StatePart) -> None:
         """Copy the live state if it is due, as a captured one or as the decode's last boundary.
 
         Without a slot the point is skipped (I11); nothing fails for want of one.
@@ -371,74 +331,78 @@ class RequestSlots:
         Raises:
             TransferError: copies of evicted data did not end in time; the state is due still.
         """
-        if not states.due or states.live is None:
+        if not part.due or part.live is None:
             return
-        page = states.due
-        if states.due_as is Due.DECODED:
-            if states.tracked is None:
-                states.tracked = self._take_state(request, component)
-            if states.tracked is not None:
-                self._copy(component, states.live, states.tracked)
-                states.tracked_page = page
+        page, component = part.due, part.component
+        if part.due_as is Due.DECODED:
+            if part.tracked is None:
+                part.tracked = self._take_state(part)
+            if part.tracked is not None:
+                self._copy(component, part.live, part.tracked)
+                part.tracked_page = page
         else:
-            slot = self._take_state(request, component)
+            slot = self._take_state(part)
             if slot is None:
                 self.points.skip(request, page, _no_headroom(component))
             else:
-                self._copy(component, states.live, slot)
-                states.captured[page] = slot
+                self._copy(component, part.live, slot)
+                part.captured[page] = slot
         # Last: where room is still being made, the engine calls again and the state is due still.
-        states.due = 0
+        part.due = 0
+
+    def keep_due_states(self, request: Request) -> int:
+        """Keep the states due as captured ones; the deepest page with a state of every component.
+
+        That is the page the request stands on where no component keeps states.
+        """
+        page = request.computed // self.tree.page_size
+        if request.state_parts:
+            self.settle_due(request)
+            for part in request.state_parts:
+                if part.due_is_checkpoint:
+                    self.keep_due(request, part)
+                page = min(page, max([part.shared, *part.captured]))
+        return page
 
     def captured_pages(self, request: Request) -> list[int]:
         """Boundaries of the states that it captured and the tree does not have yet."""
         pages: list[int] = []
-        for component in self.state_components:
-            states = request.states[component.index]
-            if states is not None and states.captured:
-                pages += states.captured
+        for part in request.state_parts:
+            pages += part.captured
         return pages
 
-    def offered_page(self, request: Request, component: TreeComponent) -> int:
+    def offered_page(self, request: Request, part: StatePart) -> int:
         """The deepest boundary at which an ending request has a state to donate; 0 if none."""
-        states = request.states[component.index]
-        assert states is not None
         page, rest = divmod(request.computed, self.tree.page_size)
-        if not rest and states.live is not None:
+        if not rest and part.live is not None:
             return page
-        tracked = states.tracked_page if states.tracked is not None else 0
-        return max([tracked, states.shared, *states.captured])
+        tracked = part.tracked_page if part.tracked is not None else 0
+        return max([tracked, part.shared, *part.captured])
 
-    def offer_states(self, request: Request, component: TreeComponent) -> None:
+    def offer_states(self, request: Request, part: StatePart) -> None:
         """Put what an ending request can donate among its captured states (I7)."""
-        states = request.states[component.index]
-        assert states is not None
         page, rest = divmod(request.computed, self.tree.page_size)
-        if not rest and page and states.live is not None:
-            self._offer(request, component, states, page, states.live)
-            states.live = None
-        elif states.tracked is not None:
-            self._offer(request, component, states, states.tracked_page, states.tracked)
-            states.tracked = None
+        if not rest and page and part.live is not None:
+            self._offer(part, page, part.live)
+            part.live = None
+        elif part.tracked is not None:
+            self._offer(part, part.tracked_page, part.tracked)
+            part.tracked = None
 
-    def _offer(
-        self, request: Request, component: TreeComponent, states: StateSlots, page: int, slot: bytes
-    ) -> None:
-        duplicate = states.captured.pop(page, None)
+    def _offer(self, part: StatePart, page: int, slot: bytes) -> None:
+        duplicate = part.captured.pop(page, None)
         if duplicate is not None:
-            component.device.give_private(duplicate)
-            request.accounts[component.index].held -= 1
-        states.captured[page] = slot
+            part.component.device.give_private(duplicate)
+            part.account.held -= 1
+        part.captured[page] = slot
 
-    def _take_state(self, request: Request, component: TreeComponent) -> bytes | None:
+    def _take_state(self, part: StatePart) -> bytes | None:
         """One promised state slot, or one from the headroom; None if there is neither."""
-        account = request.accounts[component.index]
-        if account.promised < 1:
-            if account.ledger.headroom < 1:
-                return None
-            account.extend(1)
-        if not component.device.free:
-            self._make_room(component, 1)
+        account = part.account
+        if account.promised < 1 and account.ledger.headroom < 1:
+            return None
+        if not account.ledger.free:
+            self._make_room(part.component, 1)
         return account.take(1)
 
     def _make_room(self, component: TreeComponent, n: int) -> None:
@@ -463,51 +427,52 @@ class RequestSlots:
             going: what it needs to go on with its own pages; None if it shares all of them.
         """
         holdings: list[Holding] = []
-        for component in self.tree.components:
-            account = request.accounts[component.index]
-            states = request.states[component.index]
-            if states is not None:
-                offered = states.captured
-                states.captured = {}
-                # Where a bounded base's page is still the request's own, its state follows it (T4).
-                base = () if self.tree.everything else request.runs[0]
-                if offered and (base or max(offered) > end):
-                    states.captured = {
-                        page: slot
-                        for page, slot in offered.items()
-                        if page > end or any(run.first < page <= run.end for run in base)
-                    }
-                    offered = {p: s for p, s in offered.items() if p not in states.captured}
-                states.shared = max(states.shared, *offered) if offered else states.shared
-                account.release(len(offered))
-                holdings.append(Holding([], offered, request.left))
+        for part in request.parts:
+            component = part.component
+            if isinstance(part, StatePart):
+                holdings.append(self._states_out(request, part, end))
                 continue
-            runs = request.runs[component.index]
+            runs = part.runs
             if len(runs) == 1 and runs[0].end == end and going is None:
-                below, request.runs[component.index] = runs, []
+                below, part.runs = runs, []
             else:
                 private = [Span(end, NO_PAGE)]
                 if going is not None and component.is_prefix_closed:
                     private = [Span(0, going.shared), *private]
                 elif going is not None:
                     private = sorted([*component.reach_pages.spans(going.position), *private])
-                request.runs[component.index], below = _divided(runs, private)
+                part.runs, below = _divided(runs, private)
             if below and not component.is_prefix_closed:
-                below = self._classed(request, component, below)
-            n_slots = sum([len(run.device) for run in below]) // SLOT_BYTES
-            account.release(n_slots)
-            host_account = request.host_accounts[component.index]
-            if host_account is not None:
-                host_account.release(n_slots)
+                below = self._classed(request, part, below)
+            part.released(below)
             renews = going is not None and not component.is_prefix_closed
             holdings.append(Holding(below, {}, renews=renews))
         return holdings
 
-    def _classed(self, request: Request, component: TreeComponent, runs: list[Run]) -> list[Run]:
+    def _states_out(self, request: Request, part: StatePart, end: int) -> Holding:
+        """The captured states that the request offers up to boundary `end`; the rest stays."""
+        offered = part.captured
+        part.captured = {}
+        # Where a bounded base's page is still the request's own, its state follows it (T4).
+        base = () if self.tree.everything else request.parts[0].runs
+        if offered and (base or max(offered) > end):
+            part.captured = {
+                page: slot
+                for page, slot in offered.items()
+                if page > end or any(run.first < page <= run.end for run in base)
+            }
+            offered = {p: s for p, s in offered.items() if p not in part.captured}
+        if offered:
+            part.shared = max(part.shared, *offered)
+        part.account.release(len(offered))
+        return Holding([], offered, request.left)
+
+    def _classed(self, request: Request, part: Part, runs: list[Run]) -> list[Run]:
         """Pages that leave the request: for resume points, or left behind (I9, I10).
 
         Where there are states too, only pages before one are of use; the others are given back.
         """
+        component = part.component
         first, end = runs[0].first, runs[-1].end
         window = component.window_pages
         if window is not None and end - window <= first and end in request.points:
@@ -520,33 +485,37 @@ class RequestSlots:
         kept, behind = _divided(runs, worth)
         behind, useless = _divided(behind, _needed_between(component, request.left, first, end))
         if useless:
-            self._free(request, component, useless)
+            part.free_pages(useless)
         left = [run._replace(is_left=True) for run in behind]
         return sorted([*kept, *left], key=_first_page)
 
-    def give_back_all(self, request: Request) -> None:
-        """Free every slot the request owns (H8)."""
-        for component, runs, states in zip(self.tree.components, request.runs, request.states):
-            for run in runs:
+    def give_back_all(self, parts: Sequence[Part]) -> None:
+        """Free every slot of a request's parts (H8)."""
+        for part in parts:
+            component = part.component
+            for run in part.runs:
                 component.device.give_private(run.device)
                 if run.host is not None and component.host is not None:
                     component.host.give_private(run.host)
-            if states is not None:
-                for slots in states.owned():
+            part.runs = []
+            if isinstance(part, StatePart):
+                for slots in part.owned():
                     component.device.give_private(slots)
-        request.runs, request.states = [], []
+                part.live = part.tracked = None
+                part.captured = {}
 
     def owners(self, request: Request) -> list[SlotOwner]:
         """Every slot the request owns, for integrity checks."""
         found: list[SlotOwner] = []
         who = f"the request of {request.prompt} tokens"
-        for component, runs, states in zip(self.tree.components, request.runs, request.states):
-            for run in runs:
-                found.append((component.name, Tier.DEVICE, who, run.device))
+        for part in request.parts:
+            name = part.component.name
+            for run in part.runs:
+                found.append((name, Tier.DEVICE, who, run.device))
                 if run.host is not None:
-                    found.append((component.name, Tier.HOST, who, run.host))
-            if states is not None:
-                found += [(component.name, Tier.DEVICE, who, slots) for slots in states.owned()]
+                    found.append((name, Tier.HOST, who, run.host))
+            if isinstance(part, StatePart):
+                found += [(name, Tier.DEVICE, who, slots) for slots in part.owned()]
         return found
 
 
@@ -575,7 +544,11 @@ def _divided(runs: list[Run], spans: Sequence[Span]) -> tuple[list[Run], list[Ru
             if (start, end) == (run.first, run.end):
                 inside.append(run)
             else:
-                _append(inside, run.cut(start, end))
+                part = run.cut(start, end)
+                if inside and inside[-1].end == start:
+                    inside[-1] = inside[-1].joined(part)
+                else:
+                    inside.append(part)
             position = end
         if position == run.first:
             outside.append(run)
@@ -628,13 +601,3 @@ def _needed_between(
         else:
             merged.append(span)
     return merged
-
-
-def _append(runs: list[Run], run: Run) -> None:
-    """Add a run behind those held already, joining it to the last if they are adjacent."""
-    if runs and runs[-1].end == run.first:
-        last = runs[-1]
-        host = None if run.host is None or last.host is None else last.host + run.host
-        runs[-1] = Run(last.first, run.end, last.device + run.device, host)
-    else:
-        runs.append(run)

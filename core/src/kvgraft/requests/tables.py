@@ -59,22 +59,22 @@ class RequestTables:
             LeaseError: the request is not admitted, or has ended.
         """
         self._expect(request, Stage.ADMITTED)
-        return request.private[self.tree.component(component).index]
+        return request.parts[self.tree.component(component).index].private
 
     def state_slot(self, request: Request, component: str) -> int:
         """The slot of a state component that the model writes for this request."""
         self._expect(request, Stage.ADMITTED)
-        states = request.states[self.tree.component(component).index]
-        if states is None or states.live is None:
+        part = request.state_part(self.tree.component(component).index)
+        if part is None or part.live is None:
             raise LeaseError(f"component {component!r}: no state yet; allocate first")
-        return int.from_bytes(states.live, "little")
+        return int.from_bytes(part.live, "little")
 
 
 def _table(request: Request, component: TreeComponent, tier: Tier) -> npt.NDArray[np.int32]:
     """Slots on one tier, page by page; -1 for none."""
     _expect_open(request)
     on_device = tier is Tier.DEVICE
-    runs = request.runs[component.index] if request.runs else []
+    runs = request.parts[component.index].runs
     parts: list[bytes] = []
     node = request.receipt.anchor
     page = node.end

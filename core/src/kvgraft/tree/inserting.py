@@ -55,6 +55,11 @@ class Run(NamedTuple):
         host = self.host[part] if self.host else None
         return Run(start, end, self.device[part], host, self.is_left)
 
+    def joined(self, run: Run) -> Run:
+        """This run and the one that begins where it ends, as one."""
+        host = None if self.host is None or run.host is None else self.host + run.host
+        return Run(self.first, run.end, self.device + run.device, host)
+
 
 class Holding(NamedTuple):
     """Private slots of one component that a request offers to the tree.

@@ -66,7 +66,7 @@ def hits_of(cache: Cache, request: Request, fetched: Span) -> Hits:
     slots = {}
     for component, nodes in zip(components, load_plan(request.receipt, components)):
         brought = _slots_within(component, nodes, fetched)
-        loaded = request.host_slots[component.index]
+        loaded = request.parts[component.index].host_slots
         slots[component.name] = SlotHits(_held_slots(request, component), loaded - brought, brought)
     return Hits(device, anchor - device - storage, storage, slots)
 

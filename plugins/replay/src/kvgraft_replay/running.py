@@ -124,7 +124,7 @@ class Player:
                 slot = self.cache.state_slot(job.running, each.name)
                 write_rows(pool, np.array([slot]), job.digests.state(end))
                 continue
-            for run in job.running.runs[component.index]:
+            for run in job.running.parts[component.index].runs:
                 low, high = max(first, run.first), min(last, run.end)
                 if low >= high:
                     continue

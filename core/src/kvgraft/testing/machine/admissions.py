@@ -57,12 +57,7 @@ class Admissions:
         live.admitted = True
         self._given_up(live, "A10")
         kept = live.due
-        demands = dict(
-            zip(
-                (tree_component.name for tree_component in self.cache.tree.components),
-                request.demands,
-            )
-        )
+        demands = {part.component.name: part.demand for part in request.parts}
         for component in self.bench.states:
             # The live state, copied from the prefix if there is one (M8), and one per boundary.
             demand, least = demands[component.name], 1 + len(kept)

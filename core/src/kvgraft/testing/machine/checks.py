@@ -193,7 +193,7 @@ def check_accounts(
                 - live.started
                 + len(live.due)
                 + bool(live.standing)
-                + (0 if live.request.load_started else live.request.host_slots[index])
+                + (0 if live.request.load_started else live.request.parts[index].host_slots)
                 for live in running
             )
             promised_now = after.books[name, "device"].promised
@@ -204,7 +204,7 @@ def check_accounts(
         most = sum(
             max(0, -(-request.total // model.page_size) - request.allocated + 1)
             * component.slots_per_page
-            + (0 if request.load_started else request.host_slots[index])
+            + (0 if request.load_started else request.parts[index].host_slots)
             for request in admitted
         )
         promised_now = after.books[name, "device"].promised

@@ -75,7 +75,7 @@ class Donations:
         is_new = boundary > max(live.anchor, own.based) or any(
             page < boundary for pages in own.private.values() for page in pages
         )
-        declined = self.cache.declined_checkpoints
+        declined = self.cache.publisher.declined_checkpoints
         moved = self._share(live, boundary, "checkpoint", lambda: self._checkpoint(live, boundary))
         if bench.timed_out:
             bench.let_copies_run()
@@ -86,7 +86,7 @@ class Donations:
             return
         # A state that was due and is not there found no slot, although it was budgeted.
         self.judge.expect(
-            moved or self.cache.declined_checkpoints == declined + 1,
+            moved or self.cache.publisher.declined_checkpoints == declined + 1,
             "A10" if bench.states else "I6",
             bench.states[0].name if bench.states else None,
             lambda: f"a checkpoint of {live.name} at page {boundary} was declined for nothing",

@@ -92,8 +92,8 @@ class Leases:
             missing = self.predictor.missing_pages(before, live.sequence, found.anchor, locked)
             wanted = self.predictor.slots(missing)
             self.bench.counts["host hits"] += 1
-        names = [component.name for component in self.bench.cache.tree.components]
-        for name, n_slots in zip(names, request.host_slots):
+        for part in request.parts:
+            name, n_slots = part.component.name, part.host_slots
             if n_slots != wanted[name]:
                 said = f"{n_slots} host hits at {anchor}, the model counts {wanted[name]}"
                 self.judge.fail("M4", name, said)

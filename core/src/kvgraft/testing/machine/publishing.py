@@ -112,15 +112,14 @@ class Publishing:
         already; none may be of its reach, and none may be lost that a point needs.
         """
         own, request, resuming = live.own, live.request, self.bench.resuming
-        components = self.cache.tree.components
-        kept = {component.name: request.runs[component.index] for component in components}
+        kept = {part.component.name: part.runs for part in request.parts}
         pages = {
             each.name: own.private[each.name]
             - {page for run in kept[each.name] for page in range(run.first, run.end)}
             for each in self.bench.paged
         }
-        held = [each for each in request.states if each is not None]
-        states = own.captured - {page for each in held for page in each.captured}
+        held = {page for part in request.state_parts for page in part.captured}
+        states = own.captured - held
         if not states and not any(pages.values()):
             return None
         position = live.computed // self.model.page_size

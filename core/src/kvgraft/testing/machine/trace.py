@@ -43,9 +43,9 @@ class Trace:
         return [line if isinstance(line, str) else f"  {line}" for line in self._lines]
 
 
-def demanded(cache: Cache, request: Request) -> str:
+def demanded(request: Request) -> str:
     """What a request was admitted with."""
-    demands = zip(cache.tree.components, request.demands)
     return ", ".join(
-        f"{d.now} now + {d.later} later of {component.name}" for component, d in demands
+        f"{part.demand.now} now + {part.demand.later} later of {part.component.name}"
+        for part in request.parts
     )

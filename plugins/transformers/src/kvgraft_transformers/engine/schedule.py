@@ -186,7 +186,7 @@ class Schedule:
         self.totals.storage_tokens += generation.storage_tokens
         cache, request = self.memory.cache, session.request
         for component in cache.tree.components:
-            host = request.host_slots[component.index]
+            host = request.parts[component.index].host_slots
             if component.is_state:
                 device = int(session.cached_tokens > 0) - host
             else:

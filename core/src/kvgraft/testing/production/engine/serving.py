@@ -111,7 +111,8 @@ class Serving:
         request = self.cache.begin(TokenKey(tokens, namespace), reserve=2, chunk=chunk)
         self.live.append(request)
         said = f"anchor {request.anchor_tokens}, {request.device_tokens} on DEVICE"
-        return f"{said}, limited {request.limited}, loads {request.host_slots}; {self._go_on()}"
+        loads = tuple(part.host_slots for part in request.parts)
+        return f"{said}, limited {request.limited}, loads {loads}; {self._go_on()}"
 
     def _abort(self) -> str:
         request = self.live.pop(self.draw.randrange(len(self.live)))
@@ -123,7 +124,7 @@ class Serving:
         request = self.live[self.draw.randrange(len(self.live))]
         if request.stage.value == "leased":
             decision = self.cache.admit(request)
-            said = f"{decision}, demands {request.demands}"
+            said = f"{decision}, demands {[part.demand for part in request.parts]}"
             if not decision.admitted:
                 self.live.remove(request)
                 self.cache.abort(request)

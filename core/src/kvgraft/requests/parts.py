@@ -1,0 +1,152 @@
+"""A request's part of one component: what it was promised there, and the slots it holds."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+
+from kvgraft.pools.allocator import SLOT_BYTES
+from kvgraft.requests.account import Account
+from kvgraft.tree.component import TreeComponent
+from kvgraft.tree.inserting import Run
+from kvgraft.types import Demand
+
+__all__ = ["Due", "Part", "StatePart", "new_parts"]
+
+NO_DEMAND = Demand(0, 0)
+"""Of a request that was not asked about yet."""
+
+
+class Due(enum.Enum):
+    """Why the live states at a boundary are kept before the model goes on."""
+
+    POINT = "point"
+    """A resume point that was promised its slots."""
+    GRID = "grid"
+    """A resume point of the grid: kept where every state component has a slot to spare."""
+    LEFT = "left"
+    """Left behind at the end of a chunk, where there is room among what is left behind."""
+    DECODED = "decoded"
+    """The last boundary passed while decoding."""
+
+
+class Part:
+    """A request's part of one component; made by its lease, promised slots by its admission.
+
+    Attributes:
+        component: whose.
+        account: promises on its DEVICE pool.
+        host_account: promises on its HOST pool, for a component at home there; else None.
+        host_slots: DEVICE slots its load-back takes (M4).
+        demand: what it was last decided on.
+        private: slots of the component's private pools, in their order (H8).
+        runs: pages of its own, in order; none of a state component.
+    """
+
+    __slots__ = ("account", "component", "demand", "host_account", "host_slots", "private", "runs")
+
+    def __init__(self, component: TreeComponent) -> None:
+        self.component = component
+        self.account = Account(component.device)
+        host = component.host if component.home_is_host else None
+        self.host_account = None if host is None else Account(host)
+        self.host_slots = 0
+        self.demand = NO_DEMAND
+        self.private: tuple[bytes, ...] = ()
+        self.runs: list[Run] = []
+
+    def headroom_covers(self, n: int) -> bool:
+        """Whether `n` slots are promised, or could be at once."""
+        for account in (self.account, self.host_account):
+            if account is not None:
+                short = n - account.promised
+                if short > 0 and short > account.ledger.headroom:
+                    return False
+        return True
+
+    def can_replenish(self, page: int) -> bool:
+        """Whether pages up to `page` can move to the tree and be replaced out of headroom."""
+        moved = 0
+        for run in self.runs:
+            if run.first < page:
+                moved += min(run.end, page) - run.first
+        moved *= self.component.slots_per_page
+        for account in (self.account, self.host_account):
+            if account is not None:
+                rise = account.renewal(moved)
+                if rise and rise > account.ledger.headroom:
+                    return False
+        return True
+
+    def take_pages(self, first: int, n: int) -> None:
+        """`n` slots for pages from `first` on become the request's; room has been made."""
+        slots = self.account.take(n)
+        host = None if self.host_account is None else self.host_account.take(n)
+        run = Run(first, first + n // self.component.slots_per_page, slots, host)
+        if self.runs and self.runs[-1].end == first:
+            self.runs[-1] = self.runs[-1].joined(run)
+        else:
+            self.runs.append(run)
+
+    def released(self, runs: list[Run]) -> None:
+        """Pages left for the tree; the promises are renewed as far as they may be."""
+        n = 0
+        for run in runs:
+            n += len(run.device)
+        self.account.release(n // SLOT_BYTES)
+        if self.host_account is not None:
+            self.host_account.release(n // SLOT_BYTES)
+
+    def free_pages(self, runs: Iterable[Run]) -> None:
+        """Give pages back to their pools, and what they cost to the promises."""
+        slots = b"".join([run.device for run in runs])
+        self.component.device.give_private(slots)
+        self.account.release(len(slots) // SLOT_BYTES)
+        if self.host_account is not None:
+            mirror = b"".join([run.host for run in runs if run.host is not None])
+            self.host_account.ledger.give_private(mirror)
+            self.host_account.release(len(mirror) // SLOT_BYTES)
+
+
+class StatePart(Part):
+    """A request's part of a state component. Boundaries in pages.
+
+    Attributes:
+        live: the state the model writes to.
+        captured: states at boundaries not yet in the tree.
+        shared: the deepest boundary whose state the tree was given since admission; 0 for none.
+        tracked: the state at the last page boundary passed while decoding, overwritten at the
+            next; it is what a finished request leaves behind.
+        tracked_page: that boundary.
+        due: boundary at which `live` stands and is to be kept before the model goes on; 0 if none.
+        due_as: why it is.
+    """
+
+    __slots__ = ("captured", "due", "due_as", "live", "shared", "tracked", "tracked_page")
+
+    def __init__(self, component: TreeComponent) -> None:
+        super().__init__(component)
+        self.live: bytes | None = None
+        self.captured: dict[int, bytes] = {}
+        self.shared = 0
+        self.tracked: bytes | None = None
+        self.tracked_page = 0
+        self.due = 0
+        self.due_as = Due.DECODED
+
+    @property
+    def due_is_checkpoint(self) -> bool:
+        """Whether the state that is due is kept as a captured one."""
+        return self.due_as is not Due.DECODED
+
+    def owned(self) -> list[bytes]:
+        """The slots of all states held."""
+        slots = (self.live, self.tracked, *self.captured.values())
+        return [slot for slot in slots if slot is not None]
+
+
+def new_parts(components: Iterable[TreeComponent]) -> list[Part]:
+    """A part per component, without promises and slots."""
+    return [
+        StatePart(component) if component.is_state else Part(component) for component in components
+    ]
