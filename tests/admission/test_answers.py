@@ -36,7 +36,7 @@ def test_a_rejected_request_leaves_no_trace(name: str, random: Random) -> None:
         assert cache.admit(request) == decision
     if not decision.admitted:
         assert decision.shortages
-        assert request.accounts == []
+        assert not any(part.account.promised for part in request.parts)
     cache.abort(request)
     if not crowd.engine.pending:
         assert (ledgers(cache), tree_dump(cache)) == before
@@ -128,8 +128,8 @@ def test_a_batch_demands_the_sum_of_its_requests_without_what_they_share(name: s
     sums = [0] * len(cache.tree.components)
     for request in batch:
         assert cache.admit(request).admitted
-        for component in cache.tree.components:
-            demand = request.demands[component.index]
+        for part in request.parts:
+            component, demand = part.component, part.demand
             sums[component.index] += demand.now + demand.later
             assert component.device.promised == sums[component.index]
     for request in batch:
@@ -146,8 +146,9 @@ def test_requests_that_load_the_same_pages_are_promised_them_once(name: str) -> 
     server.empty_device()
     first = server.begin([*PROMPT, 1, 2])
     second = server.begin([*PROMPT, 3, 4])
-    assert any(first.host_slots)
-    assert second.host_slots == first.host_slots
+    assert first.needs_load_back
+    loads = [part.host_slots for part in first.parts]
+    assert [part.host_slots for part in second.parts] == loads
     components = cache.tree.components
     assert cache.admit(first).admitted
     alone = [component.device.promised for component in components]
@@ -155,11 +156,11 @@ def test_requests_that_load_the_same_pages_are_promised_them_once(name: str) -> 
     cache.load_back(first)
     cache.load_back(second)
     # the second's promise is what the first's was, without what the first brings
-    for component, promised, load in zip(components, alone, first.host_slots):
+    for component, promised, load in zip(components, alone, loads):
         assert component.device.promised == 2 * (promised - load)
     third = server.begin([*PROMPT, 5, 6])
     if not third.ready:
-        assert not any(third.host_slots), "what is on its way is not demanded again"
+        assert not third.needs_load_back, "what is on its way is not demanded again"
     cache.drain()
     for request in (first, second):
         assert request.ready

@@ -364,7 +364,7 @@ def a_drain_that_frees_a_running_requests_slots(put: Patch) -> None:
     drain = Journal.drain
 
     def careless(self: Journal, timeout_s: float) -> bool:
-        self.tree.components[0].device.give_private(request.runs[0][0].device)
+        self.tree.components[0].device.give_private(request.parts[0].runs[0].device)
         return drain(self, timeout_s)
 
     put.setattr(Journal, "drain", careless)

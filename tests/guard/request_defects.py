@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from kvgraft import Cache, Direction, TokenKey, TransferError, WritePolicy
@@ -11,6 +12,7 @@ from kvgraft.admission.demand import default_demand
 from kvgraft.requests.account import Account
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.leases import Leases
+from kvgraft.requests.parts import Part
 from kvgraft.requests.publishing import Publisher
 from kvgraft.requests.request import Request
 from kvgraft.requests.slots import RequestSlots
@@ -304,7 +306,8 @@ def a_load_back_larger_than_the_match_said(put: Patch) -> None:
     scene.on_host_only(PROMPT)
 
     def fewer(self: Leases, request: Request) -> None:
-        request.host_slots = tuple(max(0, slots - 1) for slots in request.host_slots)
+        for part in request.parts:
+            part.host_slots = max(0, part.host_slots - 1)
 
     after_lease(put, fewer)
     scene.cache.load_back(scene.admitted(LONGER))
@@ -430,11 +433,10 @@ def a_state_shared_instead_of_copied(put: Patch) -> None:
     set_up = RequestSlots.set_up_states
 
     def share(self: RequestSlots, request: Request) -> None:
-        for component in self.state_components:
-            states = request.states[component.index]
-            source = request.receipt.anchor.cells[component.index].device
-            if states is not None and source is not None:
-                states.live = source
+        for part in request.state_parts:
+            source = request.receipt.anchor.cells[part.component.index].device
+            if source is not None:
+                part.live = source
         set_up(self, request)
 
     scene = Scene(state=True)
@@ -466,7 +468,7 @@ def more_cached_than_computed(put: Patch) -> None:
 
 @breaks("H8", "base")
 def promises_kept_after_the_end(put: Patch) -> None:
-    put.setattr(Budget, "close", lambda self, request: None)
+    put.setattr(Budget, "close", lambda self, parts: None)
     scene = Scene()
     scene.cache.abort(scene.admitted(PROMPT))
 
@@ -477,9 +479,10 @@ def private_slots_kept_while_others_run(put: Patch) -> None:
     scene.admitted(PROMPT[:8])
     request = scene.admitted(range(100, 108))
 
-    def forgetful(self: Budget, request: Request) -> None:
-        request.private = [()] * len(request.private)
-        close(self, request)
+    def forgetful(self: Budget, parts: Sequence[Part]) -> None:
+        for part in parts:
+            part.private = ()
+        close(self, parts)
 
     close = Budget.close
     put.setattr(Budget, "close", forgetful)

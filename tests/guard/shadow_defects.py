@@ -11,6 +11,7 @@ from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.account import Account
 from kvgraft.requests.backup import Backups
 from kvgraft.requests.leases import Leases
+from kvgraft.requests.parts import Part
 from kvgraft.requests.publishing import Publisher
 from kvgraft.requests.request import Request
 from kvgraft.requests.resume_points import ResumePoints
@@ -113,7 +114,7 @@ def a_match_that_moves_what_another_reads(put: Patch) -> None:
 
 @breaks("I7")
 def an_end_that_donates_no_state(put: Patch) -> None:
-    put.setattr(RequestSlots, "offer_states", lambda self, request, component: None)
+    put.setattr(RequestSlots, "offer_states", lambda self, request, part: None)
     Scene(state=True).cached(PROMPT)
 
 
@@ -178,7 +179,7 @@ def a_point_that_the_engine_named_and_nobody_keeps(put: Patch) -> None:
 @breaks("I10", "window")
 def a_point_whose_pages_go_first(put: Patch) -> None:
     def all_left(
-        self: RequestSlots, request: Request, component: TreeComponent, runs: list[inserting.Run]
+        self: RequestSlots, request: Request, part: Part, runs: list[inserting.Run]
     ) -> list[inserting.Run]:
         return [run._replace(is_left=True) for run in runs]
 
@@ -189,9 +190,9 @@ def a_point_whose_pages_go_first(put: Patch) -> None:
 @breaks("I10", "window")
 def a_point_of_states_without_the_pages_before_it(put: Patch) -> None:
     def none(
-        self: RequestSlots, request: Request, component: TreeComponent, runs: list[inserting.Run]
+        self: RequestSlots, request: Request, part: Part, runs: list[inserting.Run]
     ) -> list[inserting.Run]:
-        self._free(request, component, runs)
+        part.free_pages(runs)
         return []
 
     put.setattr(RequestSlots, "_classed", none)
@@ -200,7 +201,7 @@ def a_point_of_states_without_the_pages_before_it(put: Patch) -> None:
 
 @breaks("I10", "window")
 def pages_that_are_kept_where_no_state_is(put: Patch) -> None:
-    put.setattr(RequestSlots, "_classed", lambda self, request, component, runs: runs)
+    put.setattr(RequestSlots, "_classed", lambda self, request, part, runs: runs)
     Scene(state=True).computed(PROMPT)
 
 

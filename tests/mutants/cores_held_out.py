@@ -86,8 +86,8 @@ change(
     "hosted",
     "A7 A12 A2 H7",
     Budget._shortages,
-    "room = component.host.headroom",
-    "room = component.host.capacity",
+    "room = ledger.headroom",
+    "room = ledger.capacity",
 )
 change(
     "a renewed promise ends two pages early",
@@ -145,7 +145,8 @@ change(
     "A9 M4 A3",
     Budget.decide,
     "        return Decision(Outcome.DEFERRED, shortages)\n",
-    "        request.host_slots = (0,) * len(request.host_slots)\n"
+    "        for part in request.parts:\n"
+    "            part.host_slots = 0\n"
     "        return Decision(Outcome.DEFERRED, shortages)\n",
 )
 change(
@@ -273,8 +274,8 @@ change(
     "private",
     "H8 T8",
     Budget.close,
-    "            books.give_private(slots)\n",
-    "            pass\n",
+    "books.give_private(slots)",
+    "pass",
 )
 change(
     "overtaking is not counted",
@@ -586,9 +587,9 @@ change(
     "a checkpoint hands no fence on",
     TWO,
     "B4",
-    Cache.checkpoint,
-    "self.publisher.share(request, page, fence,",
-    "self.publisher.share(request, page, None,",
+    Publisher.checkpoint,
+    "self.share(request, page, fence,",
+    "self.share(request, page, None,",
 )
 change(
     "a failed transfer counts as delivered",
@@ -668,8 +669,8 @@ change(
     TWO,
     "A11 A12",
     LoadBacks.start,
-    "    for account in request.accounts:\n",
-    "    for account in request.accounts if any(plan) else ():\n",
+    "    for part in request.parts:\n",
+    "    for part in request.parts if any(plan) else ():\n",
 )
 change(
     "a request restarted after a failure asks for HOST again",
@@ -691,9 +692,9 @@ change(
     "a request restarted keeps its private slots",
     TWO,
     "H8 T8 T9",
-    Cache._give_up,
-    "    self.slots.give_back_all(request)\n",
-    "    self.slots.give_back_all(request) if request.stage.value != 'leased' else None\n",
+    Cache.restart,
+    "    self._give_up(parts)\n",
+    "    self.budget.close(parts)\n",
 )
 
 # -- requests
@@ -703,8 +704,8 @@ change(
     TWO,
     "L6 M7 T9",
     RequestSlots._behind,
-    "component.reach_pages.spans(page)",
-    "component.reach_pages.spans(page + 1)",
+    "part.component.reach_pages.spans(page)",
+    "part.component.reach_pages.spans(page + 1)",
 )
 change(
     "pins slide a page too far",
@@ -743,7 +744,7 @@ change(
     ALL,
     "M8 T9",
     RequestSlots.set_up_states,
-    "            self._copy(component, source, states.live)\n",
+    "            self._copy(part.component, source, part.live)\n",
     "",
 )
 change(
@@ -751,7 +752,7 @@ change(
     ALL,
     "T8 H8 A12",
     RequestSlots._offer,
-    "        component.device.give_private(duplicate)\n",
+    "        part.component.device.give_private(duplicate)\n",
     "",
 )
 change(
@@ -759,8 +760,8 @@ change(
     ALL,
     "T8 H8",
     RequestSlots.give_back_all,
-    "for slots in states.owned():",
-    "for slots in states.owned()[:1]:",
+    "for slots in part.owned():",
+    "for slots in part.owned()[:1]:",
 )
 change(
     "an existing cell takes the newcomer's slots",

@@ -7,12 +7,12 @@ from typing import Any
 
 from kvgraft.admission import budget
 from kvgraft.requests.account import Account
+from kvgraft.requests.parts import Part
 from kvgraft.requests.publishing import Publisher
 from kvgraft.requests.request import Request
 from kvgraft.requests.resume_points import ResumePoints
 from kvgraft.requests.slots import RequestSlots
 from kvgraft.tree import inserting, pinning
-from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Demand
@@ -38,10 +38,8 @@ def a_point_lies_a_page_early(patch: Patch) -> None:
 
 @mutant("everything+window+state", "I10", "I9", "I1")
 def a_point_is_kept_for_states_only(patch: Patch) -> None:
-    def useless(
-        self: Any, request: Request, component: TreeComponent, runs: list[Any]
-    ) -> list[Any]:
-        self._free(request, component, runs)
+    def useless(self: Any, request: Request, part: Part, runs: list[Any]) -> list[Any]:
+        part.free_pages(runs)
         return []
 
     patch.setattr(RequestSlots, "_classed", useless)

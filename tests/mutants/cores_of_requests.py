@@ -108,7 +108,8 @@ def host_hits_are_counted_in_tokens(patch: Patch) -> None:
 
     def miscounted(self: Leases, request: Any, limit: int) -> None:
         lease(self, request, limit)
-        request.host_slots = tuple(n * 3 for n in request.host_slots)
+        for part in request.parts:
+            part.host_slots *= 3
 
     patch.setattr(Leases, "lease", miscounted)
 
@@ -178,23 +179,24 @@ def an_insert_replaces_what_the_tree_owned(patch: Patch) -> None:
 
 @mutant("state", "I6", "I7")
 def a_finished_request_donates_no_state(patch: Patch) -> None:
-    patch.setattr(RequestSlots, "offered_page", lambda self, request, component: 0)
+    patch.setattr(RequestSlots, "offered_page", lambda self, request, part: 0)
 
 
 @mutant("state", "I7", "B3", "M8", "R5", "I1", "I6")
 def a_state_is_captured_a_page_too_late(patch: Patch) -> None:
     offer = RequestSlots._offer
 
-    def late(self: Any, request: Any, component: Any, states: Any, page: int, slot: bytes) -> None:
-        offer(self, request, component, states, max(1, page - 1), slot)
+    def late(self: Any, part: Any, page: int, slot: bytes) -> None:
+        offer(self, part, max(1, page - 1), slot)
 
     patch.setattr(RequestSlots, "_offer", late)
 
 
 @mutant("everything", "H8", "T8", "T9")
 def an_aborted_request_keeps_its_slots(patch: Patch) -> None:
-    def forgetful(self: Any, request: Any) -> None:
-        request.runs, request.states = [], []
+    def forgetful(self: Any, parts: Any) -> None:
+        for part in parts:
+            part.runs = []
 
     patch.setattr(RequestSlots, "give_back_all", forgetful)
 
@@ -312,7 +314,7 @@ def a_load_back_writes_its_pages_in_reverse(patch: Patch) -> None:
 
 @mutant("everything", "A7", "A12")
 def everybody_is_admitted(patch: Patch) -> None:
-    patch.setattr(budget.Budget, "_shortages", lambda self, request, demands: ())
+    patch.setattr(budget.Budget, "_shortages", lambda self, request: ())
 
 
 @mutant("everything", "A8")

@@ -209,36 +209,36 @@ GUARDED_CORES: dict[str, BadCore] = {
     ),
     "adjoining runs are joined the wrong way round": BadCore(
         ("T9", "I4", "I1"),
-        "requests/slots.py",
-        "last.device + run.device",
-        "run.device + last.device",
+        "tree/inserting.py",
+        "self.device + run.device",
+        "run.device + self.device",
     ),
     "a page inside the window is given back": BadCore(
         ("L6", "I3"),
         "requests/slots.py",
-        "kept, behind = self._behind(request, component, page)",
-        "kept, behind = self._behind(request, component, page + 1)",
+        "kept, behind = self._behind(part, page)",
+        "kept, behind = self._behind(part, page + 1)",
     ),
     "a finished request is cached beyond its last state": BadCore(
         ("I6", "I7"),
-        "cache.py",
-        "page = min(page, self.slots.offered_page(request, component))",
-        "page = max(page, self.slots.offered_page(request, component))",
+        "requests/publishing.py",
+        "page = min(page, self.slots.offered_page(request, part))",
+        "page = max(page, self.slots.offered_page(request, part))",
     ),
     "a finished request keeps the state it followed the decode with": BadCore(
-        ("I7", "I6"), "requests/slots.py", "elif states.tracked is not None:", "elif False:"
+        ("I7", "I6"), "requests/slots.py", "elif part.tracked is not None:", "elif False:"
     ),
     "a request begins with an empty state": BadCore(
-        ("M8",), "requests/slots.py", "self._copy(component, source, states.live)", "pass"
+        ("M8",), "requests/slots.py", "self._copy(part.component, source, part.live)", "pass"
     ),
     "a captured state is never written": BadCore(
-        ("I7", "M8"), "requests/slots.py", "self._copy(component, states.live, slot)", "pass"
+        ("I7", "M8"), "requests/slots.py", "self._copy(component, part.live, slot)", "pass"
     ),
     "a state due is kept as the decode's": BadCore(
         ("I6", "I7", "A6"),
         "requests/slots.py",
-        "states.due, states.due_as = page, due_as",
-        "states.due, states.due_as = page, Due.DECODED",
+        "part.due, part.due_as = page, due_as",
+        "part.due, part.due_as = page, Due.DECODED",
     ),
     "a chunk runs past the boundary where a state is captured": BadCore(
         ("A6", "I6", "I7"),
@@ -268,9 +268,9 @@ GUARDED_CORES: dict[str, BadCore] = {
     "a point keeps its pages and no state": BadCore(
         ("I10", "I7", "I11"),
         "requests/slots.py",
-        "                states.captured[page] = slot\n        # Last",
+        "                part.captured[page] = slot\n        # Last",
         "                component.device.give_private(slot)\n"
-        "                request.accounts[component.index].held -= 1\n        # Last",
+        "                part.account.held -= 1\n        # Last",
     ),
     "pages are published after they went": BadCore(
         ("I9", "I10", "I1"),

@@ -112,8 +112,8 @@ class Scene:
                 request.computed,
                 request.allocated,
                 request.anchor_tokens,
-                [list(runs) for runs in request.runs],
-                [(account.held, account.promised) for account in request.accounts],
+                [list(part.runs) for part in request.parts],
+                [(part.account.held, part.account.promised) for part in request.parts],
             )
         return books
 

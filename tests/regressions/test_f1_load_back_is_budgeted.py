@@ -80,10 +80,10 @@ def resume_under_pressure(
             if not cache.admit(other).admitted:
                 return Resumed(Outcome.DEFERRED, 0)
         request = server.begin([*PROMPT, *range(300, 314)], reserve=3)
-        hits = request.host_slots[cache.tree.by_name[component].index]
+        hits = request.parts[cache.tree.by_name[component].index].host_slots
         if only_narrow and request.limited is None:
             assert request.device_tokens < request.anchor_tokens == len(PROMPT)
-            assert request.host_slots[0] == 0
+            assert request.parts[0].host_slots == 0
         decision = cache.admit(request)
         if decision.admitted:
             server.load_back(request)
@@ -108,15 +108,14 @@ def sweep(setup: Setup, component: str, **mode: bool) -> list[Resumed]:
 
 def forget_the_load_back(patch: pytest.MonkeyPatch) -> None:
     """The field bug: demands hold no host hits."""
-    demands_of = Budget._demands
+    ask = Budget._ask
 
-    def forgetful(self: Budget, request: Request, chunk: int) -> list[Demand]:
-        return [
-            demand._replace(now=demand.now - host_slots)
-            for demand, host_slots in zip(demands_of(self, request, chunk), request.host_slots)
-        ]
+    def forgetful(self: Budget, request: Request, chunk: int) -> None:
+        ask(self, request, chunk)
+        for part in request.parts:
+            part.demand = part.demand._replace(now=part.demand.now - part.host_slots)
 
-    patch.setattr(Budget, "_demands", forgetful)
+    patch.setattr(Budget, "_ask", forgetful)
 
 
 @pytest.mark.parametrize(("name", "component"), CASES + STATES)
@@ -169,7 +168,7 @@ def test_host_hits_are_charged_once_and_not_again_while_running(name: str) -> No
     promised = [component.device.promised for component in components]
     server.load_back(request)
     spent = [before - component.device.promised for before, component in zip(promised, components)]
-    assert spent == list(request.host_slots)
+    assert spent == [part.host_slots for part in request.parts]
     server.prefill(request)
     server.decode(request, 4)
     for component in components:
@@ -197,7 +196,7 @@ def test_a_component_whose_own_demand_forgets_its_host_hits_is_stopped_by_name(c
     server.serve(PROMPT)
     server.empty_device()
     request = server.begin([*PROMPT, *range(8)], chunk=chunk)
-    assert request.host_slots == (8, 4)
+    assert [part.host_slots for part in request.parts] == [8, 4]
     with pytest.raises(ContractViolation, match="A3: component 'forgetful'") as stopped:
         cache.admit(request)
     assert stopped.value.component == "forgetful"

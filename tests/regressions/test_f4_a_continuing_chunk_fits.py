@@ -72,7 +72,7 @@ def continue_with_little_left(setup: Setup, page_size: int, remaining: int, star
         surplus = lean.device.headroom // lean.slots_per_page - remaining // page_size
         hog = server.start(range(9000, 9000 + surplus * page_size))
         assert cache.allocate(hog, surplus * page_size)
-        free_pages = remaining // page_size + request.accounts[lean.index].promised // (
+        free_pages = remaining // page_size + request.parts[lean.index].account.promised // (
             lean.slots_per_page
         )
         before = (ledgers(cache), tree_dump(cache), cache.table(request, "lean").tolist())
@@ -119,8 +119,9 @@ def _tokens_left(budget: Budget, request: Request) -> int:
     """What the field's budget counted: tokens of the pool, those that make no page included."""
     page_size = budget.tree.page_size
     lefts = []
-    for component in budget.tree.components:
-        slots = component.device.headroom + request.accounts[component.index].promised
+    for part in request.parts:
+        component = part.component
+        slots = component.device.headroom + part.account.promised
         lefts.append(slots // component.slots_per_page * page_size)
     return min(lefts) + 36 % page_size
 

@@ -324,7 +324,7 @@ class Shares:
             self.cache.publisher.declined_checkpoints,
             request.published,
             [component.device.headroom for component in self.tree.components],
-            [_renewed(account) for account in request.accounts],
+            [_renewed(part.account) for part in request.parts],
         )
 
     def _check_namespace(self, request: Request) -> None:

@@ -306,7 +306,7 @@ class Harness:
                 None,
                 lambda: (
                     f"no room for an admitted chunk of {asked} tokens of {live.name}; "
-                    f"it was admitted with {demanded(self.cache, live.request)}"
+                    f"it was admitted with {demanded(live.request)}"
                 ),
             )
         if n_tokens > 0:

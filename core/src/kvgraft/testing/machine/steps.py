@@ -54,7 +54,7 @@ class Steps:
             if promised_by is not None:
                 said = (
                     f"{n_tokens} tokens of {live.name} refused, for which there was room; "
-                    f"it was admitted with {demanded(self.cache, live.request)}"
+                    f"it was admitted with {demanded(live.request)}"
                 )
                 self.judge.fail(promised_by, None, said)
             bench.counts["beyond reservation refused"] += 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvgraft.cache import Cache
 from kvgraft.requests.request import Request
 from kvgraft.testing.machine.hooks import HookCall
 
