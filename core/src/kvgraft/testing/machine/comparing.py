@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from kvgraft.cache import Cache
+from kvgraft.requests.parts import Part, StatePart
 from kvgraft.requests.request import Request
 from kvgraft.testing.machine.judging import Judge
 from kvgraft.transfers import Transfer
@@ -29,8 +30,11 @@ LEASE = frozenset(
 
 def plain(request: Request) -> dict[str, Any]:
     """Everything a request says of itself and holds, as values that compare."""
-    fields = {name: _plain(getattr(request, name)) for name in Request.__slots__}
-    del fields["demands"]  # what it was last decided on
+    own = [name for name in Request.__slots__ if not name.endswith("parts")]
+    fields = {name: _plain(getattr(request, name)) for name in own}
+    for name in (*Part.__slots__, *StatePart.__slots__):
+        if name not in ("component", "demand"):  # the demand is what it was last decided on
+            fields[name] = tuple(_plain(getattr(part, name, None)) for part in request.parts)
     return fields
 
 
