@@ -363,27 +363,12 @@ class Cache(RequestTables):
                 another position, or of other shapes or element types; nothing has changed.
         """
         self._expect(request, Stage.ADMITTED)
-        if states is not None:
-            if not self.config.states_inside_chunks:
-                raise ConfigError(
-                    "computed: states inside a chunk are for a cache opened with "
-                    "states_inside_chunks=True"
-                )
-            end = request.position_after(n_tokens, self.tree.page_size)
-            self.slots.check_inner(request, end, states)
-        start = request.computed
-        before = request.advance(n_tokens, self.tree.page_size)
-        page, rest = divmod(request.computed, self.tree.page_size)
-        if fence is not None:
-            self.journal.fence = fence
-        if self.tree.has_state:
-            if self.config.states_inside_chunks:
-                self.slots.capture_inside(request, start, states or {})
-            self.slots.note_boundary(request, 0 if rest else page)
-        if page > before and self.points.matter:
-            pinning.slide(self.tree, request.receipt, page)
-            if request.bounded_parts and request.computed != request.total:
-                self.publisher.leave_behind(request, page)
+        if states is not None and not self.config.states_inside_chunks:
+            raise ConfigError(
+                "computed: states inside a chunk are for a cache opened with "
+                "states_inside_chunks=True"
+            )
+        self.publisher.computed(request, n_tokens, fence, states)
 
     def checkpoint(self, request: Request, fence: Fence | None = None) -> bool:
         """Share what the request computed so far, up to the deepest legal boundary (I5, I6).

@@ -10,7 +10,7 @@ from kvgraft.requests.backup import Backups
 from kvgraft.requests.leases import Leases, Locks
 from kvgraft.requests.request import Request
 from kvgraft.requests.resume_points import ResumePoints
-from kvgraft.requests.slots import Going, RequestSlots
+from kvgraft.requests.slots import Going, InnerStates, RequestSlots
 from kvgraft.transfers import Fence, Journal
 from kvgraft.tree import inserting, pinning
 from kvgraft.tree.keys import common_prefix_pages
@@ -26,7 +26,7 @@ BEHIND_TOKENS = 64
 
 
 class Publisher:
-    """Moves a request's private data into the tree.
+    """Moves a request's private data into the tree, as it runs and when it ends.
 
     Attributes:
         checkpoints: how often requests shared what they had computed and went on.
@@ -51,15 +51,36 @@ class Publisher:
         self.checkpoints = 0
         self.declined_checkpoints = 0
 
+    def computed(
+        self, request: Request, n_tokens: int, fence: Fence | None, states: InnerStates | None
+    ) -> None:
+        """The next tokens exist: note states, and hand over what is behind the reaches (L6, I9)."""
+        slots, size = self.slots, self.tree.page_size
+        if states is not None:
+            slots.check_inner(request, request.position_after(n_tokens, size), states)
+        start = request.computed
+        before = request.advance(n_tokens, size)
+        page, rest = divmod(request.computed, size)
+        if fence is not None:
+            self.journal.fence = fence
+        if self.tree.has_state:
+            if self.points.inside:
+                slots.capture_inside(request, start, states or {})
+            slots.note_boundary(request, 0 if rest else page)
+        if page > before and self.points.matter:
+            pinning.slide(self.tree, request.receipt, page)
+            if request.bounded_parts and request.computed != request.total:
+                self.leave_behind(request, page)
+
     def checkpoint(self, request: Request, fence: Fence | None) -> bool:
         """Share what the request computed, and go on; False where that changes nothing (I5, I6)."""
         page = self.slots.keep_due_states(request)
-        if not self.slots.has_new(request, page):
+        if not self._has_new(request, page):
             return False
-        if not self.slots.can_replenish(request, page):
+        if not self._can_replenish(request, page):
             self.declined_checkpoints += 1
             return False
-        self.share(request, page, fence, self.lock(request, page))
+        self.share(request, page, fence, self._lock(request, page))
         request.cached = max(request.cached, page)
         self.checkpoints += 1
         return True
@@ -70,8 +91,8 @@ class Publisher:
         for part in request.state_parts:
             page = min(page, self.slots.offered_page(request, part))
         backs_up = self.backups.enabled
-        if self.slots.has_new(request, page) or (request.published and backs_up):
-            locks = self.lock(request, page) if backs_up else None
+        if self._has_new(request, page) or (request.published and backs_up):
+            locks = self._lock(request, page) if backs_up else None
             for part in request.state_parts:
                 self.slots.offer_states(request, part)
             if backs_up:
@@ -178,28 +199,26 @@ class Publisher:
         `fence` is when that data exists. Whatever is copied to HOST later waits for the latest one:
         computation happens in order, so it covers all that was inserted before (B4).
         """
-        self._check_key(request, page)
+        key, tokens = request.key, page * self.tree.page_size
+        if key.edits != request.key_edits or tokens > key.n_tokens:
+            raise LeaseError(
+                f"request computed {request.computed} tokens but its key was cut or holds only "
+                f"{key.n_tokens}; append decoded tokens first and cut keys after it ended"
+            )
         if fence is not None:
             self.journal.fence = fence
         if self.points.matter and page:
             request.points.setdefault(page, PointKind.END)
         inserted = self._insert(request, page, None)
         request.last_point = max(request.last_point, page)
-        request.key.found_at(inserted.anchor if inserted.anchor.parent is not None else None)
+        key.found_at(inserted.anchor if inserted.anchor.parent is not None else None)
         return inserted
-
-    def lock(self, request: Request, page: int) -> Locks | None:
-        """Ask components what to pin when the request shares up to boundary `page`.
-
-        Before anything changes, so that nothing has if one fails (I8).
-        """
-        return self.leases.lock(max(page, request.receipt.anchor.end))
 
     def share(self, request: Request, page: int, fence: Fence | None, locks: Locks | None) -> None:
         """Insert up to boundary `page`, pin it there before the old pins go (I5), back it up.
 
         The anchor stays where it is if it is deeper: what the request published there is its own.
-        `locks` is what `lock` answered.
+        `locks` is what components want pinned there.
         """
         inserted = self.insert(request, page, fence)
         held = request.receipt
@@ -213,6 +232,29 @@ class Publisher:
             self.leases.unpin(held)
 
     # -- inside
+
+    def _has_new(self, request: Request, page: int) -> bool:
+        """Whether the tree lacks something that the request has up to boundary `page`."""
+        if page > request.receipt.anchor.end:
+            return True
+        for part in request.parts:
+            if part.runs and part.runs[0].first < page:
+                return True
+        return page > request.cached and any(part.shared < page for part in request.state_parts)
+
+    def _can_replenish(self, request: Request, page: int) -> bool:
+        """Whether pages up to `page` can move to the tree and be replaced out of headroom (A12)."""
+        for part in request.parts:
+            if not part.component.is_state and not part.can_replenish(page):
+                return False
+        return True
+
+    def _lock(self, request: Request, page: int) -> Locks | None:
+        """Ask components what to pin when the request shares up to boundary `page`.
+
+        Before anything changes, so that nothing has if one fails (I8).
+        """
+        return self.leases.lock(max(page, request.receipt.anchor.end))
 
     def _insert(self, request: Request, end: int, going: Going | None) -> inserting.Inserted:
         if self.points.matter and not self.tree.has_state:
@@ -256,12 +298,3 @@ class Publisher:
         if request.key.edits != request.key_edits:
             return 0
         return request.key.n_tokens // self.tree.page_size
-
-    def _check_key(self, request: Request, page: int) -> None:
-        """Refuse to publish data under tokens it was not computed for."""
-        tokens = page * self.tree.page_size
-        if request.key.edits != request.key_edits or tokens > request.key.n_tokens:
-            raise LeaseError(
-                f"request computed {request.computed} tokens but its key was cut or holds only "
-                f"{request.key.n_tokens}; append decoded tokens first and cut keys after it ended"
-            )

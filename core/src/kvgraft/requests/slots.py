@@ -147,20 +147,6 @@ class RequestSlots:
                 part.runs = kept
                 part.free_pages(behind)
 
-    def holds_below(self, request: Request, page: int) -> bool:
-        """Whether the request holds pages of its own before boundary `page`."""
-        return any(part.runs and part.runs[0].first < page for part in request.parts)
-
-    def has_new(self, request: Request, page: int) -> bool:
-        """Whether the tree lacks something that the request has up to boundary `page`."""
-        if page > request.receipt.anchor.end or self.holds_below(request, page):
-            return True
-        return page > request.cached and any(part.shared < page for part in request.state_parts)
-
-    def can_replenish(self, request: Request, page: int) -> bool:
-        """Whether pages up to `page` can move to the tree and be replaced out of headroom (A12)."""
-        return all(part.can_replenish(page) for part in request.parts)
-
     # -- states
 
     def set_up_states(self, request: Request) -> None:
@@ -359,7 +345,7 @@ class RequestSlots:
         if request.state_parts:
             self.settle_due(request)
             for part in request.state_parts:
-                if part.due_is_checkpoint:
+                if part.due and part.due_as is not Due.DECODED:
                     self.keep_due(request, part)
                 page = min(page, max([part.shared, *part.captured]))
         return page
