@@ -186,7 +186,7 @@ def _package(name: str) -> str:
 
 
 def _wrappers(plugin: Plugin, config: CacheConfig) -> list[object]:
-    """What runs around a component's hooks."""
+    """Hook wrappers for a component."""
     if config.guard is GuardMode.OFF:
         return []
     hook_guard: type[HookGuard] = _optional("hook guard")
@@ -194,7 +194,7 @@ def _wrappers(plugin: Plugin, config: CacheConfig) -> list[object]:
 
 
 def build_guard(cache: Cache) -> Guard | None:
-    """What watches the cache's operations from now on, if its configuration asks for it."""
+    """Build the guard over a cache's operations; None if its configuration asks for none."""
     if cache.config.guard is GuardMode.OFF:
         return None
     watch: Callable[[Cache], Guard] = _optional("guard")

@@ -93,7 +93,7 @@ class ComponentOptions(BaseModel):
 
 
 class LoadModel(BaseModel):
-    """What decides between loading a prefix back and computing it again (R8).
+    """Cost model that chooses between loading a prefix back and computing it again (R8).
 
     Loading is estimated as `latency_s + nbytes / bandwidth_bytes_s`, computing as
     `tokens / prefill_tokens_s`. The defaults are a PCIe 4.0 x16 link at 80 % of its 32 GB/s and a

@@ -57,7 +57,7 @@ an equal or older minor version works."""
 HOST_MIRROR = "host_mirror"
 COPY_ON_WRITE = "copy_on_write"
 CAPABILITIES: Mapping[str, str] = {HOST_MIRROR: "1.0", COPY_ON_WRITE: "1.0"}
-"""What a component may declare it can do (P8), and since which version."""
+"""Capabilities that a component may declare (P8), and the version that added each."""
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _SINCE = f"{PROJECT}_since"
@@ -92,7 +92,7 @@ class ApiVersion(NamedTuple):
 
 
 class Deprecation(NamedTuple):
-    """What becomes of a hook that the next major version takes away.
+    """The deprecation of a hook that the next major version removes.
 
     Attributes:
         since: the version that deprecated it.
@@ -131,7 +131,7 @@ class HookSpec:
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """What a core asks of components: a version and the hooks that belong to it.
+    """A version of the contract and the hooks that belong to it.
 
     Attributes:
         version: the newest version a component may be written for.

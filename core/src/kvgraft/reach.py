@@ -150,7 +150,7 @@ class Reach:
 
     @property
     def fingerprint(self) -> str:
-        """What tells stored data of this reach from that of others, in every process (S8)."""
+        """A text that identifies stored data of this reach, the same in every process (S8)."""
         return " + ".join(
             str(term) if _is_ours(term) else f"{type(term).__module__}.{term!r}"
             for term in self.terms

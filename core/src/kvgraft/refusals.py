@@ -1,4 +1,4 @@
-"""What is wrong with a setting or an option, in one line: its name, its value and what to give.
+"""One-line errors for a setting or option: its name, its value and the values it takes.
 
     page_size=0: give more than 0
     device_tokens is missing; give for example '4M'
@@ -45,7 +45,7 @@ WANTED = {
     **dict.fromkeys(("tuple_type", "list_type", "set_type"), "a list"),
     **dict.fromkeys(OPTIONS, "options by name"),
 }
-"""What to give instead, by pydantic's type of error; its context fills in the names."""
+"""The value to give instead, by pydantic's type of error; its context fills in the names."""
 
 OF_A_TYPE = frozenset({"string_type", *INTEGER, *FLOAT, *OPTIONS})
 """Errors after which an example helps."""

@@ -79,7 +79,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ComponentDeclaration:
-    """What a component package says of itself before anything is built.
+    """A component package's description of itself, before anything is built.
 
     Attributes:
         name: how users and other tools name the component; unique among installed packages.
@@ -104,7 +104,7 @@ class ComponentDeclaration:
 
 
 class ComponentMatch(NamedTuple):
-    """What one component adds to a match.
+    """One component's addition to a match.
 
     Attributes:
         limit_pages: the deepest boundary it accepts, in pages; never above the view's anchor (M5).
@@ -134,7 +134,7 @@ class MatchView(NamedTuple):
 
 
 class LockQuery(NamedTuple):
-    """What `acquire_component_lock` decides on: a boundary in pages and the page size."""
+    """The argument of `acquire_component_lock`: a boundary in pages and the page size."""
 
     boundary: int
     page_size: int
@@ -152,7 +152,7 @@ class TransferQuery(NamedTuple):
 
 
 class DemandQuery(NamedTuple):
-    """What `budget_contribution` knows of a request; token counts unless named otherwise.
+    """A request, as `budget_contribution` sees it; token counts unless named otherwise.
 
     Attributes:
         page_size: tokens per page.

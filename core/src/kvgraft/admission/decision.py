@@ -9,7 +9,7 @@ __all__ = ["Decision", "Outcome", "Shortage", "Waiting"]
 
 
 class Outcome(enum.Enum):
-    """What became of a request that asked to run."""
+    """The outcome of a request for admission."""
 
     ADMITTED = "admitted"
     """Its slots are promised; load-back and allocation will succeed (A7)."""

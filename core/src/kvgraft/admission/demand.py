@@ -1,4 +1,4 @@
-"""What a request will need, derived from reach (A1, A3, A4, A10).
+"""The slots a request will need, derived from reach (A1, A3, A4, A10).
 
 A component whose hook `budget_contribution` returns None is budgeted here. The peak of a paged
 component with bounded reach follows from the life of its pages: a chunk's pages are allocated

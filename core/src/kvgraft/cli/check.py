@@ -103,7 +103,7 @@ def _stop(number: int, frame: object) -> NoReturn:
 
 
 def _results(name: str, options: dict[str, Any], profile: str) -> list[Result]:
-    """What the suite says, from another process; nothing of the component is imported here."""
+    """The suite's results, from another process; this one imports nothing of the component."""
     try:
         from kvgraft.testing.process import SuiteProcess, Unusable
     except ImportError as error:

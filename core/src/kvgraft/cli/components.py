@@ -26,7 +26,7 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "capabilities": lambda row: "\n".join(row["capabilities"]) or "-",
     "status": lambda row: "ok" if row["status"] == "ok" else "broken",
 }
-"""What the table shows of a row."""
+"""The table's columns: heading, and the cell's text of a row."""
 
 LESS_TELLING = ("capabilities", "API", "distribution")
 """Columns that are left out of a narrow terminal, the first first."""

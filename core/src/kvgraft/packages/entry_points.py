@@ -1,4 +1,4 @@
-"""What installed distributions publish under a name, read with importlib-metadata.
+"""Entry points of installed distributions, read with importlib-metadata.
 
 A stale copy of a distribution's metadata further down the path is not a second owner.
 """
@@ -51,7 +51,7 @@ def published(group: str) -> list[Published]:
 
 
 def import_failure(error: BaseException) -> str:
-    """What importing raised, in one line."""
+    """The error that an import raised, in one line."""
     return " ".join(f"import failed: {type(error).__name__}: {error}".split())
 
 

@@ -1,4 +1,4 @@
-"""What hooks may answer, looked at where they are called.
+"""Checks of hooks' answers, made where hooks are called.
 
 The core reads fields of these answers on its hot path and hands them on; a wrong type would show
 far from the component that gave it. What an answer means, such as a match that is too long, is
@@ -26,7 +26,7 @@ def shown(answer: object) -> str:
 
 
 class HookResult(NamedTuple):
-    """What a hook may return, if not None.
+    """The form of a hook's answers other than None.
 
     Attributes:
         fits: whether an answer is of that form.

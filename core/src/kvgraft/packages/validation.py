@@ -1,4 +1,4 @@
-"""What a component package implements, held to the contract's names, marks and arguments (P6)."""
+"""Checks a component package's hooks against the contract's names, marks and arguments (P6)."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def _meminfo(path: Path) -> int | None:
 
 
 def _control_groups(root: Path) -> Iterator[int | None]:
-    """What every control group with a limit leaves."""
+    """Bytes that each control group with a limit leaves."""
     mount = root / "sys/fs/cgroup"
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)

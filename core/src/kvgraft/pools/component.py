@@ -1,4 +1,4 @@
-"""What a component package builds: its pools and its reach, in one object."""
+"""The object a component package builds: its pools and its reach."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["BuildContext", "Component", "PrivatePool"]
 
 @dataclass(frozen=True, slots=True)
 class BuildContext:
-    """What the cache tells a component that builds its pools.
+    """The cache's sizes and device, for a component that builds its pools.
 
     Attributes:
         page_size: tokens per page.

@@ -55,7 +55,7 @@ class LayerOptions(ComponentOptions):
 
 
 class AttentionOptions(LayerOptions):
-    """What one token's keys and values look like.
+    """The shape of one token's keys and values.
 
     The defaults take 32 bytes per token, for replaying traces; a model gives its own.
 

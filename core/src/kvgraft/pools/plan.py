@@ -1,4 +1,4 @@
-"""What a cache's pools will take, added up before any memory is touched.
+"""The memory that a cache's pools will take, added up before any is allocated.
 
 A component builds its pools itself, wherever it likes: in its fields, behind a private pool, in
 an object of its own. So pools report what they will take to the plan that is open when they are
@@ -92,7 +92,7 @@ class PoolPlan:
         return pool
 
     def nbytes(self, tier: Tier) -> int:
-        """What all pools of a tier hold, with payload or without."""
+        """Bytes of all pools of a tier, with payload or without."""
         return sum(pool.nbytes for pool in self.pools if pool.tier is tier)
 
     def settle(self) -> None:
@@ -126,7 +126,7 @@ class PoolPlan:
                 )
 
     def needs(self, device: torch.device) -> str:
-        """What the pools on a device need, per component and tier."""
+        """The bytes that the pools on a device need, per component and tier, as text."""
         shares: dict[str, dict[Tier, int]] = {}
         for pool in self.pools:
             if pool.device == device:

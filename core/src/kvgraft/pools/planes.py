@@ -1,4 +1,4 @@
-"""What a slot holds: planes of bytes, one or more per layer.
+"""The content of a slot: planes of bytes, one or more per layer.
 
 A component describes its payload once, as plane specs. Its device pool lays them out layer by
 layer, one tensor per plane, as kernels want them; its host mirror page first, one contiguous

@@ -1,4 +1,4 @@
-"""What one request was promised of one pool, and what it has taken."""
+"""One request's slots of one pool: promised and taken."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ def no_request(given: object) -> LeaseError:
 
 
 def expect_key(key: Any) -> TokenKey:
-    """What a request is begun with.
+    """Return `key` if a request can begin with it.
 
     Raises:
         ConfigError: it is no `TokenKey`, or its namespace cannot be hashed.

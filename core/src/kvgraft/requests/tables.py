@@ -32,7 +32,7 @@ def _expect_open(request: Request) -> None:
 
 
 class RequestTables:
-    """What an engine reads of its requests; the part of `Cache` that changes nothing."""
+    """Tables and states that an engine reads; the part of `Cache` that changes nothing."""
 
     tree: Tree
 

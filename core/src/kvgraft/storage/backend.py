@@ -1,4 +1,4 @@
-"""What a storage backend is: keys to values, in batches, a status for each key.
+"""The interface of a storage backend: keys to values, in batches, a status for each key.
 
 A backend moves bytes. Names, headers, checksums, deadlines that hold, and what happens when it
 fails are the core's (`kvgraft.storage.Storage`), which trusts nothing a backend says.
@@ -38,7 +38,7 @@ class Value(NamedTuple):
 
 
 class Capabilities(NamedTuple):
-    """What a backend can do; the contract suite asks for what is claimed.
+    """A backend's capabilities; the contract suite tests the claimed ones.
 
     Attributes:
         durable: what `flush` acknowledged is there after the process was killed.
@@ -65,7 +65,7 @@ class Capabilities(NamedTuple):
 
 @dataclass(frozen=True)
 class StoreStats:
-    """What is in a store.
+    """Counts of a store's content.
 
     Attributes:
         n_records: keys that can be read.
@@ -89,7 +89,7 @@ class Damage(NamedTuple):
 
 
 class VerifyReport(NamedTuple):
-    """What a scan of a store found; `n_records` and `nbytes` are of what was read."""
+    """The result of a scan; `n_records` and `nbytes` count the records that were read."""
 
     n_records: int
     nbytes: int
@@ -106,7 +106,7 @@ class StorageBackend(abc.ABC):
     @property
     @abc.abstractmethod
     def capabilities(self) -> Capabilities:
-        """What this store can do; never changes."""
+        """This store's capabilities; they never change."""
 
     @abc.abstractmethod
     def exists(self, keys: Sequence[bytes]) -> Sequence[bool]:
@@ -154,7 +154,7 @@ class StorageBackend(abc.ABC):
 
     @abc.abstractmethod
     def stats(self) -> StoreStats:
-        """What is in the store."""
+        """Counts of the store's content."""
 
     @abc.abstractmethod
     def verify(self) -> VerifyReport:

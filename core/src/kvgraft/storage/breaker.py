@@ -22,14 +22,14 @@ logger = logging.getLogger("kvgraft")
 
 
 class Access(str, enum.Enum):
-    """What a call does to a store; each kind has a breaker, and its turn in line."""
+    """Kinds of calls to a store; each has a breaker, and its turn in line."""
 
     READ = "read"
     WRITE = "write"
 
 
 class BreakerState(str, enum.Enum):
-    """What the breaker lets through."""
+    """States of a breaker: the calls that it lets through."""
 
     CLOSED = "closed"
     """Everything."""
@@ -91,7 +91,7 @@ class Breaker:
             return True
 
     def end_trial(self, *, healthy: bool) -> None:
-        """What the trial found; the cooldown stays long until an ordinary call succeeds."""
+        """End the trial; the cooldown stays long until an ordinary call succeeds."""
         with self._lock:
             if self._state is not BreakerState.HALF_OPEN:
                 return

@@ -1,4 +1,4 @@
-"""What happened to how many keys."""
+"""Counts of keys by verb and status."""
 
 from __future__ import annotations
 

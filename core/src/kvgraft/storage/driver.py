@@ -51,7 +51,7 @@ class StorageOptions(BaseModel):
 
 @dataclass(frozen=True)
 class StorageDriver:
-    """What an entry point of the group `kvgraft.storage` names.
+    """A storage driver: the object of an entry point in the group `kvgraft.storage`.
 
     Attributes:
         api: the backend interface it was written for, a literal such as `"1.0"`.

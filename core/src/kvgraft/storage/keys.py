@@ -1,4 +1,4 @@
-"""What data is called in storage: a chain of page hashes, and a key per page and component (S8).
+"""Names of data in storage: a chain of page hashes, and a key per page and component (S8).
 
 A page's hash names everything its content depends on: the namespace, what computed it (the
 fingerprint), all tokens before it and its own. The hash is SHA-256, because whoever finds two
@@ -42,7 +42,7 @@ COMPONENT_NBYTES = 64
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What computed the data and how it lies in memory; data of another one is never read.
+    """Identifies the model and memory layout of stored data; data of another is never read.
 
     Attributes:
         model: the model's name.

@@ -104,7 +104,7 @@ class Flow:
 
 
 class Line:
-    """What workers take their calls from; safe between threads."""
+    """The queue from which workers take calls; thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -122,7 +122,7 @@ class Line:
             return not (self._first or self._running or any(self._flows.values()))
 
     def running(self) -> list[Job]:
-        """What workers are at, and what goes first."""
+        """The jobs that workers run now and the one that goes first."""
         with self._changed:
             return [*self._running, *(job for job, _ in self._first)]
 

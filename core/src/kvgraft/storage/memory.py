@@ -11,7 +11,7 @@ import numpy as np
 __all__ = ["BLOCK_NBYTES", "Buffers", "aligned", "as_bytes", "copy", "is_aligned", "round_up"]
 
 BLOCK_NBYTES = 4096
-"""What direct I/O aligns to, in memory, in length and on disk."""
+"""Alignment of direct I/O in bytes: in memory, in length and on disk."""
 
 
 class Buffers(abc.ABC):

@@ -124,7 +124,7 @@ def check(header: Buffer, payload: Buffer, address: Address, fingerprint: bytes)
 
 
 def damage(key: bytes, header: Buffer, payload: Buffer) -> str | None:
-    """What is wrong with a stored value, whoever stored it; None if nothing is."""
+    """The fault of a stored value, of any writer; None if it has none."""
     found = decode_header(header)
     if isinstance(found, Status):
         return f"header is {found.value}"

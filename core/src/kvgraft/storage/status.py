@@ -1,4 +1,4 @@
-"""What came of a key in a storage call."""
+"""The status of a key in a storage call."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Status(str, enum.Enum):
 
 
 WRONG = frozenset({Status.CORRUPT, Status.STALE, Status.TOO_LARGE})
-"""What is there and can never be used: it is removed."""
+"""Statuses of values that can never be used: they are removed."""
 
 TRANSIENT = frozenset({Status.TIMEOUT, Status.DOWN})
-"""What says nothing about the key: it must not be remembered as a miss (S7)."""
+"""Statuses that say nothing about the key: they must not be remembered as misses (S7)."""

@@ -131,7 +131,7 @@ class Storage:
         return ticket
 
     def forget_store(self) -> None:
-        """What is in the store is about to change: it counts as another one from now on."""
+        """Count the store as another one from now on, since its content is about to change."""
         self.store_number += 1
 
     def close(self, timeout_s: float = 10.0) -> bool:

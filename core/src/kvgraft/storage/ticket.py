@@ -1,4 +1,4 @@
-"""What a storage call promises its caller, and the pieces it is carried out in.
+"""Tickets of storage calls, and the pieces in which a call is carried out.
 
     QUEUED ─► COPYING ─► CALLING ─► RETURNED          a store: copy out of the caller's memory first
     QUEUED ─► CALLING ─► COPYING ─► RETURNED          a fetch: copy into the caller's memory last

@@ -1,4 +1,4 @@
-"""What storing and fetching work with."""
+"""Objects that storing and fetching share."""
 
 from __future__ import annotations
 

@@ -333,7 +333,7 @@ class Fetch:
         return bounds.nbytes is None or self._nbytes(plan.n_slots) <= bounds.nbytes
 
     def _bounds(self, rooms: Sequence[int] | None = None) -> Bounds:
-        """What is free on HOST and promised to nobody, within the budget."""
+        """The HOST slots that are free and not promised, within the budget."""
         if rooms is None:
             rooms = [_host(component).spare for component in self.context.tree.components]
         return Bounds(rooms, self.budget, self.context.slabs.nbytes)
@@ -615,7 +615,7 @@ class Fetch:
         self.context.tree.let_go(self.key.namespace)
 
     def _free_wanted(self) -> None:
-        """What was reserved and did not come becomes free."""
+        """Free the reserved slots whose data did not come."""
         for component, wanted in zip(self.context.tree.components, self._wanted):
             self._free(component, wanted)
             slots, self._reserved[component.index] = self._reserved[component.index], NO_SLOTS
@@ -645,6 +645,6 @@ def _host(component: TreeComponent) -> Ledger:
 
 
 def _page_behind(node: Node, key: TokenKey, page_bytes: int) -> tuple[int, bytes]:
-    """What tells a page from all others that are looked for: nodes stand for what lies above."""
+    """A value that identifies a page among those looked for; the node stands for its prefix."""
     offset = node.end * page_bytes
     return node.ident, bytes(key.data[offset : offset + page_bytes])

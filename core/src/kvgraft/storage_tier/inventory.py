@@ -42,14 +42,14 @@ Mask = npt.NDArray[np.bool_]
 
 
 class ShortOf(enum.Enum):
-    """What there was too little of to begin with; the reason says so first, and how much."""
+    """The first limit that was too small; the reason names it first, with its size."""
 
     HOST = "HOST memory is short"
     BUDGET = "too much is in flight"
 
 
 class Bounds(NamedTuple):
-    """What a plan may take.
+    """Limits of a plan.
 
     Attributes:
         n_slots: most HOST slots, per component; None for any number.
@@ -66,7 +66,7 @@ ANY = Bounds(None, None, ())
 
 
 class Plan(NamedTuple):
-    """What a boundary takes.
+    """The slots and fetches that a boundary needs.
 
     Attributes:
         boundary: in pages.
@@ -81,7 +81,7 @@ class Plan(NamedTuple):
 
 
 class Inventory:
-    """What must come from STORAGE of a sequence, and how much of it before each page.
+    """The pages of a sequence that must come from STORAGE, with their sums before each page.
 
     Args:
         tree: the tree.
@@ -280,7 +280,7 @@ def take_inventory(
     start: int,
     limit: int,
 ) -> Generator[None, None, Inventory]:
-    """What must come from STORAGE of a sequence, up to page `limit`; see `Inventory.count`.
+    """The pages that must come from STORAGE, up to page `limit`; see `Inventory.count`.
 
     Yields:
         Between any `PAGES_AT_ONCE` pages, so that others have a turn; the tree may change
@@ -299,7 +299,7 @@ def take_inventory(
 
 
 def lacking_pages(tree: Tree, key: TokenKey, start: int, low: int, high: int) -> list[Mask]:
-    """What a tree lacks of the pages `[low, high)` of a sequence, on HOST or at all.
+    """The pages of `[low, high)` of a sequence that a tree lacks, on HOST or at all.
 
     HOST must be complete where data may not hang below a gap: for components that need every page,
     and for the base, from `start` on (B1, T4). Elsewhere DEVICE will do.

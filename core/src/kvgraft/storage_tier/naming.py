@@ -1,4 +1,4 @@
-"""What the tree's pages are called in STORAGE: hashes on nodes, each computed once (S8, T11)."""
+"""Names of the tree's pages in STORAGE: hashes on nodes, each computed once (S8, T11)."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class _Told(NamedTuple):
 
 
 class Prefetch:
-    """What a queued request may expect from STORAGE; made by `StorageTier.prefetch`.
+    """A queued request's data on its way from STORAGE; made by `StorageTier.prefetch`.
 
     Give it to `Cache.begin` when the request is to run, or cancel it. Token counts.
 
@@ -437,7 +437,7 @@ class Prefetching:
         return agreed < end or end + tree.page_bytes > whole
 
     def _note(self, prefetch: Prefetch, fetch: Fetch) -> int:
-        """What a prefetch gained: what can be resumed from of the tokens it shares with a fetch.
+        """Note a prefetch's gain: the resumable part of the tokens it shares with a fetch.
 
         Returns:
             The pages they are known to share, as far as they are of use.

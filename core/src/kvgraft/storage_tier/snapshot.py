@@ -144,11 +144,11 @@ def read_snapshot(path: Path, page_size: int, fingerprint: bytes) -> list[Bounda
 
 
 class _RefusedError(ValueError):
-    """What a file says cannot be."""
+    """The file's content is impossible."""
 
 
 def _body(path: Path) -> bytes:
-    """What follows the head, checked; nothing is read that the head does not announce."""
+    """The part behind the head, checked; reads only the length that the head announces."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait
     with os.fdopen(descriptor, "rb") as file:
         told = os.fstat(descriptor)

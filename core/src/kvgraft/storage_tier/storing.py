@@ -232,7 +232,7 @@ class Storing:
         self._backlog.append(_Waiting(node, node.start))
 
     def _unwant(self, node: Node, first: int) -> None:
-        """What was not stored, and what lies below it, is offered again when it is used again."""
+        """Offer the data that was not stored, and its descendants, again when it is used again."""
         stack = parts_of(node, first)
         while stack:
             below = stack.pop()

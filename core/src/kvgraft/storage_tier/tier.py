@@ -44,7 +44,7 @@ STEP_S = 0.002
 def fingerprint_of(
     settings: StorageSettings, tree: Tree, mounted: Sequence[Mounted]
 ) -> Fingerprint:
-    """What computes this cache's data and how a payload of it lies in memory (S8).
+    """The fingerprint of this cache's data: its model and memory layout (S8).
 
     Raises:
         ConfigError: a component that keeps nothing on HOST, named; a value without canonical bytes.
@@ -83,7 +83,7 @@ def fingerprint_of(
 
 
 class StorageTier:
-    """What a cache keeps beyond its process, as `Cache.storage`.
+    """The cache's storage tier, as `Cache.storage`.
 
     Args:
         tree: the cache's.
@@ -282,7 +282,7 @@ class StorageTier:
         return self.prefetching.receipts() + self.storing.receipts()
 
     def counts(self) -> dict[str, int]:
-        """What happened so far, by name."""
+        """Counts since the cache was opened, by name."""
         found = {f"prefetch {name}": n for name, n in self.prefetching.counts.items()}
         found |= {f"store {name}": n for name, n in self.storing.counts.items()}
         return found | self.client.counters.snapshot()

@@ -31,7 +31,7 @@ from kvgraft.testing.suite import Suite
 __all__ = ["Checker", "check_component", "open_suite", "unusable"]
 
 LOADS = "The component can be loaded and built."
-"""What must hold before any rule can be looked at."""
+"""The precondition of all rules."""
 
 
 REPLACED = "P10-nothing-is-replaced"
@@ -96,7 +96,7 @@ class Checker(Suite):
         return self._result(entry, Status.UNDECIDED, f"P10 is broken, which {REPLACED} reports")
 
     def verdict(self) -> list[Result]:
-        """What no clause stands for: other rules the state machine found broken, expectations."""
+        """Results of no clause: other rules that the state machine found broken, expectations."""
         results = []
         found = self.finding()
         if found is not None and self.told_by() is None:
@@ -124,7 +124,7 @@ class Checker(Suite):
         return entry.ident
 
     def finding(self) -> Result | None:
-        """What leaves clauses undecided: what the component does first, or the state machine."""
+        """The finding that leaves clauses undecided, of the component or the state machine."""
         found = self._found()
         return None if found is None else self._failed(found[1].rule, *found, 0.0)
 
@@ -175,7 +175,7 @@ class Checker(Suite):
         return self._failed(violation.rule, entry.ident, violation, seconds, entry)
 
     def _cause(self) -> tuple[str, ContractViolation] | None:
-        """What makes unrelated clauses fail, and the clause that reports it.
+        """The cause that makes unrelated clauses fail, and the clause that reports it.
 
         Looked for where a clause has failed, once.
         """

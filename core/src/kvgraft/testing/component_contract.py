@@ -18,7 +18,7 @@ from kvgraft.testing.suite import Suite
 __all__ = ["ComponentContract", "expect_sealed"]
 
 DATA = frozenset({"component", "options", "expected_failures", "profile", "plugin"})
-"""What a subclass may set."""
+"""Attributes that a subclass may set."""
 
 SUITES = pytest.StashKey[dict[type, Suite]]()
 """Where a test session keeps them."""
@@ -42,7 +42,7 @@ HARMLESS = frozenset(
         "__conditional_annotations__",
     ]
 )
-"""What Python itself puts into a class."""
+"""Attributes that Python itself puts into a class."""
 
 SILENCING = frozenset({"skip", "skipif", "xfail"})
 """Marks that a contract class does not bear."""
@@ -98,7 +98,7 @@ class ComponentContract:
         _report(result, record_property)
 
     def test_expected_failures(self, request: pytest.FixtureRequest, record_property: Any) -> None:
-        """What is expected to fail fails, and the state machine broke no other rule."""
+        """Expected failures fail, and the state machine broke no other rule."""
         for result in _suite(type(self), request.config).verdict():
             _report(result, record_property)
 

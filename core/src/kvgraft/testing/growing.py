@@ -1,4 +1,4 @@
-"""What hooks are asked, as a later minor version of the contract would ask it."""
+"""Queries as a later minor version of the contract would hand them to hooks."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Unusable(Exception):  # noqa: N818 - a result, not an error
 
 
 def python_path() -> str:
-    """What this process imports from, for `PYTHONPATH`."""
+    """The import path of this process, for `PYTHONPATH`."""
     return os.pathsep.join(os.path.abspath(part) for part in sys.path)
 
 
@@ -114,14 +114,14 @@ class SuiteProcess(Suite):
         return self._told() if answer is None else Result.of_json(answer["result"])
 
     def verdict(self) -> list[Result]:
-        """What no clause stands for: other rules found broken, and expectations."""
+        """Results of no clause: other rules found broken, and expectations."""
         if self._end is not None:
             return []
         answer = self._ask({"verdict": True}, "when it was asked what else is broken")
         return [self._told()] if answer is None else list(map(Result.of_json, answer["results"]))
 
     def finding(self) -> Result | None:
-        """What leaves clauses undecided."""
+        """The finding that leaves clauses undecided."""
         answer = None
         if self._end is None:
             answer = self._ask({"finding": True}, "when it was asked what is broken")
@@ -175,7 +175,7 @@ class SuiteProcess(Suite):
         return f"the suite's process ended with status {status} {when}"
 
     def _told(self) -> Result:
-        """What ended it, as the result of a clause."""
+        """The end of the process, as the result of a clause."""
         assert self._end is not None
         clause = "nothing-is-replaced" if "replaced" in self._end else "the-process-goes-on"
         return self._result(f"{ENDED}-{clause}", ENDED, Status.FAILED, self._end)

@@ -1,4 +1,4 @@
-"""What came of a clause."""
+"""Results of clauses."""
 
 from __future__ import annotations
 

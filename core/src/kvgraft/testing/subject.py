@@ -87,7 +87,7 @@ class Subject:
 
     @cached_property
     def reach(self) -> Reach:
-        """What it needs before a boundary, with its options."""
+        """The component's reach, with its options."""
         return self.mount(self.page_size).component.reach
 
     @property
@@ -214,12 +214,12 @@ class Subject:
 
     @cached_property
     def in_production(self) -> Run:
-        """What it does where there is no suite."""
+        """The component's run where there is no suite."""
         return apart(self.plugin, self.options)
 
     @cached_property
     def in_the_suite(self) -> Run:
-        """What it does beside the suite, asked the same."""
+        """The component's run beside the suite, with the same calls."""
         return beside(self.plugin, self.options)
 
     @cached_property
@@ -235,20 +235,20 @@ class Subject:
 
     @cached_property
     def pretence(self) -> str | None:
-        """What it does otherwise where there is no suite."""
+        """The difference between the runs without and beside the suite; None if there is none."""
         here, there = "beside the suite", "in a process without it"
         return self.in_the_suite.difference(self.in_production, here, there)
 
     @cached_property
     def caprice(self) -> str | None:
-        """What it does otherwise when all is asked once more, a day later."""
+        """The difference when all calls are made once more, a day later; None if there is none."""
         with clocks_moved(DAY_S):
             again = beside(self.plugin, self.options)
         return self.in_the_suite.difference(again, "at first", "asked the same a day later")
 
     @cached_property
     def driven(self) -> Drive:
-        """What the state machine found: the component alone, then beside others.
+        """The state machine's findings: the component alone, then beside others.
 
         The first broken rule ends it.
         """

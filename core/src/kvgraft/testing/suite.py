@@ -1,4 +1,4 @@
-"""What every way of asking the clauses has in common, wherever they are decided."""
+"""The common interface of all ways of asking the clauses."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Suite:
         raise NotImplementedError
 
     def verdict(self) -> list[Result]:
-        """What no clause stands for: other rules found broken, and expectations."""
+        """Results of no clause: other rules found broken, and expectations."""
         raise NotImplementedError
 
     def finding(self) -> Result | None:
-        """What leaves clauses undecided, as a result; None if nothing does."""
+        """The finding that leaves clauses undecided, as a result; None if there is none."""
         raise NotImplementedError
 
     def told_by(self) -> str | None:

@@ -1,4 +1,4 @@
-"""What moves bytes: one interface, several engines.
+"""Transfer engines, which move bytes: one interface, several engines.
 
 An engine accepts copies and returns at once with a ticket; the scheduler thread polls tickets and
 never waits, except with a bound, for a copy that must finish now. Copies start after `fence`, the

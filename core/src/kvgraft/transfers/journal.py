@@ -145,7 +145,7 @@ class Journal:
         return sum(len(queue) for queue in self._queues.values())
 
     def operations(self) -> list[Operation]:
-        """What is in flight between DEVICE and HOST, for integrity checks."""
+        """Operations in flight between DEVICE and HOST, for integrity checks."""
         transfers = [transfer for queue in self._queues.values() for transfer in queue]
         return [each.operation for each in transfers if each.operation is not None]
 

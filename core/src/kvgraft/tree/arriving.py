@@ -149,7 +149,7 @@ def _may_hang(tree: Tree, node: Node, component: TreeComponent) -> bool:
 
 
 def _note_stored(tree: Tree, node: Node, arrival: Arrival) -> None:
-    """What came from a store need not go there again."""
+    """Mark data that came from a store as stored."""
     if node.names is None:
         first, end = node.start - arrival.first, node.end - arrival.first
         with memoryview(arrival.hashes) as hashes:

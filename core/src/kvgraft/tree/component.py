@@ -1,4 +1,4 @@
-"""What the tree knows of one component: its reach in pages, its ledgers, its candidates."""
+"""The tree's record of one component: its reach in pages, its ledgers, its candidates."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def explain(tree: Tree, key: TokenKey, limit: int) -> Explanation:
 def _gap(
     component: TreeComponent, nodes: list[Node], boundary: int, size: int, *, device_only: bool
 ) -> str | None:
-    """What the component lacks at a boundary; None if it can resume there."""
+    """The pages that the component lacks at a boundary; None if it can resume there."""
     tiers = "on DEVICE" if device_only else "on any tier"
     if component.is_state:
         for node in nodes:

@@ -76,7 +76,7 @@ def _needed(component: TreeComponent, node: Node, boundary: int) -> tuple[Span, 
 
 
 def parts_of(node: Node, start: int) -> list[Node]:
-    """What a node that began at page `start` was split into, root first; none if it is gone."""
+    """The parts of a split node that began at page `start`, root first; none if it is gone."""
     parts: list[Node] = []
     part: Node | None = node
     while part is not None and part.parent is not None and part.end > start:

@@ -38,7 +38,7 @@ Tokens = Sequence[int] | npt.NDArray[np.integer] | Iterable[int]
 
 
 class PageHashes(NamedTuple):
-    """What pages of a key are called in STORAGE, computed when they were looked for there (S8).
+    """Names of a key's pages in STORAGE, computed when they were looked for there (S8).
 
     Attributes:
         owner: the tree whose names they are.

@@ -45,7 +45,7 @@ class Path(NamedTuple):
 
 
 class Match(NamedTuple):
-    """What the tree knows of a key; boundaries in pages.
+    """The tree's match of a key; boundaries in pages.
 
     Attributes:
         path: nodes up to the anchor; the anchor may lie inside the last.

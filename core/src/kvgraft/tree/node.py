@@ -21,7 +21,7 @@ BEHIND = 4
 
 
 class Cell:
-    """What one component holds on one node.
+    """One component's data on one node.
 
     Attributes:
         device: slots on DEVICE, int32 bytes, or None (a tombstone there).
@@ -47,7 +47,7 @@ class Cell:
 
 
 class PageNames:
-    """What a node's pages are called in STORAGE, and what of them is known to be there (S8).
+    """Names of a node's pages in STORAGE, and which of them are known to be there (S8).
 
     Attributes:
         hashes: the hashes of its first pages, one behind the other; others are not known yet. Of

@@ -40,7 +40,7 @@ __all__ = [
 
 
 class Receipt:
-    """What a pin returns and its release consumes (L2).
+    """The handle that a pin returns and its release consumes (L2).
 
     Attributes:
         anchor: the node at whose end the pinned boundary lies.

@@ -22,4 +22,4 @@ DRIVER = StorageDriver(
     options=FileOptions,
     open=FileBackend.open,
 )
-"""What the entry point `file` names."""
+"""The driver behind the entry point `file`."""

@@ -1,4 +1,4 @@
-"""What this process knows of a store: its segments, and where each key is."""
+"""This process's view of a store: its segments, and the place of each key."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Catalog:
                 self.drop(known)
 
     def sizes(self) -> dict[int, int]:
-        """What counts against the capacity, by number: no segment is longer than it says."""
+        """Bytes that count against the capacity, by segment: at most its declared length."""
         sizes = {}
         for number, nbytes, _ in self._directory.segments():
             known = self.segments.get(number)
@@ -130,7 +130,7 @@ class Catalog:
             segment.file.let_go()
 
     def of(self, segment: Segment) -> Iterable[tuple[bytes, Entry]]:
-        """What is in a segment, in the order it was written."""
+        """A segment's entries, in the order of writing."""
         for key in segment.keys:
             entry = self.entries.get(key)
             if entry is not None and entry.segment is segment:

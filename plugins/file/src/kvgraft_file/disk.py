@@ -31,7 +31,7 @@ MAX_PIECES = 1000
 """Pieces of memory in one call; Linux takes 1024."""
 
 SECTOR_NBYTES = 512
-"""What `stat` counts blocks in."""
+"""The unit in which `stat` counts blocks."""
 
 LOCK_S = 1.0
 PAUSE_S = 0.001

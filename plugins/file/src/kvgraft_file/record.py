@@ -41,7 +41,7 @@ __all__ = [
 
 LIVE, REMOVED = b"KVGRec\x01\x93", b"KVGRec\x00\x93"
 MAGICS = (LIVE, REMOVED)
-"""What a record's block begins with."""
+"""The first bytes of a record's block."""
 
 MAX_SEGMENT_NBYTES = 4 << 30
 """The largest segment: what one file can take to read, whatever its blocks say."""
@@ -98,7 +98,7 @@ class SegmentHeader(NamedTuple):
 
 
 def gap(nbytes: int) -> Record:
-    """What stands in front of so many bytes, whole blocks, that nothing is in."""
+    """A record in front of `nbytes` empty bytes, whole blocks."""
     return Record(bytes(KEY_NBYTES), nbytes - BLOCK_NBYTES, False, bytes(HEADER_NBYTES))
 
 
@@ -117,7 +117,7 @@ def encode_record(place: Place, record: Record) -> bytes:
 
 
 def read_record(block: bytes | memoryview, place: Place) -> Record | None:
-    """What a block describes; None if it is damaged, or was not written for this place."""
+    """The record in a block; None if it is damaged, or was not written for this place."""
     size = _RECORD.size + HEADER_NBYTES
     if not _is_whole(block, size):
         return None
@@ -133,7 +133,7 @@ def encode_segment(header: SegmentHeader) -> bytes:
 
 
 def read_segment(block: bytes | memoryview) -> SegmentHeader | None:
-    """What a segment's first block says; None if it is none of ours, or damaged."""
+    """The header in a segment's first block; None if it is none of ours, or damaged."""
     if len(block) < BLOCK_NBYTES or not _is_whole(block, _SEGMENT.size):
         return None
     magic, version, _, *rest = _SEGMENT.unpack_from(block)

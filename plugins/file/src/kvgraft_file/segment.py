@@ -257,7 +257,7 @@ class Segment:
                 self.tail += record.size
 
     def _recover_unfinished(self, end: int) -> Iterator[tuple[int, Record]]:
-        """What was written whole behind `tail`; what is torn is removed, what is missing a gap."""
+        """Whole records behind `tail`; torn ones are removed, missing ones become gaps."""
         known = self.tail
         for offset, record in self._rest(end):
             if offset > known:
@@ -271,7 +271,7 @@ class Segment:
                 self.mark_removed(offset, record)
 
     def _written(self, end: int) -> Iterator[tuple[int, Record]]:
-        """What another process has written behind `tail`, as far as it has ended writing."""
+        """Records behind `tail` that another process has finished writing."""
         while self.tail < end:
             record = self.read(self.tail, end=end)
             if record is None or self.file.is_locked(self.tail, record.size):
@@ -382,5 +382,5 @@ class Segment:
 
 
 def segment_path(directory: Path, number: int) -> Path:
-    """What a segment is called."""
+    """The path of a segment."""
     return directory / f"{number:016x}{SUFFIX}"

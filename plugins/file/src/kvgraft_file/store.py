@@ -233,7 +233,7 @@ class FileBackend(StorageBackend):
             raise
 
     def stats(self) -> StoreStats:
-        """What is in the directory, whoever wrote it."""
+        """Counts of the directory's content, of all writers."""
         with self._lock:
             self._refresh()
             nbytes = sum(self._catalog.sizes().values())

@@ -1,4 +1,4 @@
-"""What records hand to the disk, and one takes from it, as pieces of block-aligned memory.
+"""Reads and writes of records, as pieces of block-aligned memory.
 
 Memory that starts at a block is read and written as it is; other memory goes through a copy.
 """
@@ -162,7 +162,7 @@ def intact_value(file: DiskFile, place: Place, key: bytes, nbytes: int) -> Value
 
 
 def damage_at(file: DiskFile, place: Place, record: Record) -> str | None:
-    """What is wrong with the payload of a record; None if nothing is, or it was removed since.
+    """The fault of a record's payload; None if it has none, or was removed since.
 
     Raises:
         OSError: the disk failed, and not only here.
@@ -184,7 +184,7 @@ def damage_at(file: DiskFile, place: Place, record: Record) -> str | None:
 
 
 def _payload_fault(file: DiskFile, place: Place, record: Record, header: Header) -> str | None:
-    """What is wrong with a payload, read in pieces: a record can say that it is of any length."""
+    """The fault of a payload, read in pieces, because a record can claim any length."""
     if header.nbytes != record.nbytes:
         return f"payload has {record.nbytes} bytes, its header says {header.nbytes}"
     if record.nbytes > HOLES_FROM_NBYTES and record.nbytes > HOLES_SHARE * file.allocated:
@@ -211,7 +211,7 @@ def _was_removed(file: DiskFile, place: Place, record: Record) -> bool:
 
 
 def read_header(file: DiskFile) -> SegmentHeader | None:
-    """What a file's first block says; None if it is no segment's."""
+    """The header in a file's first block; None if it is no segment's."""
     try:
         return read_segment(file.block(0))
     except TruncatedRead:

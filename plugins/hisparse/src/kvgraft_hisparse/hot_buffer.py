@@ -92,7 +92,7 @@ class HotBuffer:
 
     @property
     def statistics(self) -> SwapStatistics:
-        """What the selections so far hit and moved; waits for the device."""
+        """Counts of rows that the selections so far hit and moved; waits for the device."""
         return SwapStatistics(int(self._rows_touched) - self._rows_moved, self._rows_moved)
 
     def n_tokens(self, layer: int) -> int:

@@ -21,4 +21,4 @@ DRIVER = StorageDriver(
     options=MooncakeOptions,
     open=MooncakeBackend.open,
 )
-"""What the entry point `mooncake` names."""
+"""The driver behind the entry point `mooncake`."""

@@ -1,4 +1,4 @@
-"""What only the master's HTTP service tells: names of what is stored, and how much fits in."""
+"""Client of the master's HTTP service, for names of stored values and for the capacity."""
 
 from __future__ import annotations
 

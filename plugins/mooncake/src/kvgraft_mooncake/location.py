@@ -57,11 +57,11 @@ class Location(NamedTuple):
 
     @property
     def pattern(self) -> str:
-        """What matches the names of the store's values, for Python and for the master."""
+        """A regular expression for the names of the store's values, for Python and the master."""
         return f"^{self.namespace.replace('.', '[.]')}/[0-9a-f]{{64}}$"
 
     def name_of(self, key: bytes) -> str:
-        """What the value of a key is called."""
+        """The name of a key's value."""
         return f"{self.namespace}/{key.hex()}"
 
     def key_of(self, name: str) -> bytes | None:

@@ -101,7 +101,7 @@ class _Waiting:
 
 
 class _Tails:
-    """What follows the whole blocks of a prompt: at most one answer per tail, and one way back."""
+    """Tails behind the whole blocks of a prompt: at most one answer per tail, and one way back."""
 
     def __init__(self) -> None:
         self.answers: dict[int, tuple[int, int, int]] = {}

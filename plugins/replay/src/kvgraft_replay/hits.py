@@ -53,7 +53,7 @@ class Hits(NamedTuple):
 
 
 def hits_of(cache: Cache, request: Request, fetched: Span) -> Hits:
-    """What the match of a request found, before it is loaded back.
+    """The hits of a request's match, before the load-back.
 
     Args:
         cache: the request's.

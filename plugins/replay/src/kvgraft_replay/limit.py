@@ -42,7 +42,7 @@ def choose_sessions(workload: Workload, users: int, limit: int | None) -> Sessio
 def _notices(
     users: int, limit: int | None, first: Sequence[Session], chosen: Sequence[Session]
 ) -> Iterator[str]:
-    """What the limit cuts and whom it leaves without a session, with one advice for both."""
+    """Notes on sessions that the limit cuts and users without one, with one advice for both."""
     whole = sum(map(len, first))
     reasons, advice = [], []
     if len(first) < users:

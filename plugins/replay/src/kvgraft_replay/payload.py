@@ -77,7 +77,7 @@ class PageDigests:
 
 
 def _pattern(stamps: npt.NDArray[np.int64], width: int, spec: PlaneSpec) -> torch.Tensor:
-    """What a plane's rows hold for each stamp, int64 `[n, width]`.
+    """The expected rows of a plane for each stamp, int64 `[n, width]`.
 
     It goes by layer and name, as copies do: pool and mirror may have different planes.
     """

@@ -210,7 +210,7 @@ def _result(
 
 
 def _notices(totals: Totals) -> list[str]:
-    """What a reader of the headline must know besides."""
+    """Notes for readers of the headline."""
     if not totals.rejections:
         return []
     return [

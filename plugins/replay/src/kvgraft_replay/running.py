@@ -30,7 +30,7 @@ SAMPLE_EVERY = 16
 
 @dataclass(slots=True)
 class Checks:
-    """What verification saw."""
+    """Counts of verification."""
 
     verified: int = 0
     mismatches: int = 0

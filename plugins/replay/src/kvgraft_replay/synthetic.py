@@ -154,7 +154,7 @@ def synthetic_workload(kind: SyntheticKind, *, requests: int, seed: int) -> Work
 
 
 class _Context:
-    """What an agent or a conversation has seen; forks share it so far."""
+    """The tokens an agent or a conversation has seen; forks share those so far."""
 
     def __init__(self, addresses: Addresses, spans: tuple[Span, ...]) -> None:
         self._addresses = addresses

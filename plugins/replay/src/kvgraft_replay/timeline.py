@@ -1,4 +1,4 @@
-"""What a replay looked like over time: samples, sources, a snapshot of the tree."""
+"""A replay over time: samples, sources, a snapshot of the tree."""
 
 from __future__ import annotations
 

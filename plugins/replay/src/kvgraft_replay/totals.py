@@ -1,4 +1,4 @@
-"""What a replay adds up, each request with what came of it in the end."""
+"""A replay's totals: each request counts with its final outcome."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Totals"]
 
 @dataclass(slots=True)
 class Totals:
-    """What happened so far.
+    """Totals so far.
 
     Attributes:
         requests: admitted or rejected, each once.

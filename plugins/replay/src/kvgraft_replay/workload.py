@@ -1,4 +1,4 @@
-"""What a replay feeds to the cache: requests whose tokens are built only when asked for.
+"""Workloads of a replay: requests whose tokens are built only when asked for.
 
 A recorded trace names blocks, not tokens, and can stand for billions of them. So every distinct
 piece of content owns a range of int32 numbers, its *addresses*; a request keeps a few spans of

@@ -19,4 +19,4 @@ DRIVER = StorageDriver(
     options=S3Options,
     open=S3Backend.open,
 )
-"""What the entry point `s3` names."""
+"""The driver behind the entry point `s3`."""

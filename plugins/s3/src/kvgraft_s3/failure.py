@@ -1,4 +1,4 @@
-"""What an exception of obstore means for a key, and its one line for people.
+"""The status of a key for an exception of obstore, and its one line for people.
 
 obstore has one exception for most failures. What came of a request is in its text: the answer of
 the server above the line `Debug source:`, what the operating system said below.

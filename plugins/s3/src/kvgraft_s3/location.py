@@ -18,7 +18,7 @@ __all__ = ["Location", "key_of", "path_of"]
 
 BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
 PART = re.compile(r"[A-Za-z0-9!_.*'()=+@,-]+")
-"""What needs no escape in any store."""
+"""Names that need no escape in any store."""
 
 NAME = re.compile(r"([0-9a-f]{2})/([0-9a-f]{2})/(\1\2[0-9a-f]{60})")
 
@@ -59,7 +59,7 @@ class Location(NamedTuple):
 
 
 def path_of(key: bytes) -> str:
-    """What the object of a key is called below the prefix."""
+    """The path of a key's object below the prefix."""
     name = key.hex()
     return f"{name[:2]}/{name[2:4]}/{name}"
 

@@ -226,7 +226,7 @@ class S3Backend(StorageBackend):
 
 
 def _statuses(outcomes: Sequence[object]) -> list[Status]:
-    """What came of requests about a key each.
+    """The statuses of requests, one key each.
 
     Raises:
         S3Error: all of them failed, and not because they took too long.
@@ -239,7 +239,7 @@ def _statuses(outcomes: Sequence[object]) -> list[Status]:
 
 
 def _certain(outcomes: Sequence[object]) -> list[Status]:
-    """What came of requests, OK or MISS.
+    """The statuses of requests, OK or MISS.
 
     Raises:
         S3Error: one of them came to nothing.

@@ -1,4 +1,4 @@
-"""What a model keeps per layer, read off the model itself.
+"""The data that a model keeps per layer, read off the model itself.
 
 Configurations name heads, ranks and kernels in a hundred ways; what a layer puts into its cache has
 one form. So the model runs over a few tokens with transformers' own cache, and the shapes that are

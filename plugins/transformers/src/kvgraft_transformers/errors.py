@@ -1,4 +1,4 @@
-"""What can go wrong here, beside the core's own errors.
+"""Errors of this package, beside the core's own.
 
 KvgraftError
 ├── ConfigError

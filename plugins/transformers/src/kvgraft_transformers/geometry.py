@@ -96,7 +96,7 @@ class State:
 
 
 Geometry: TypeAlias = Pages | Index | State
-"""What decides whether two layers share a pool."""
+"""Layers of equal geometry share a pool."""
 
 
 def pages_of(model: PreTrainedModel, layer: Any, *, sparse_on_host: bool) -> Pages | None:

@@ -26,7 +26,7 @@ HARMLESS = frozenset(
 """Tensors a model may be given with a session: checked, or without effect on what it caches."""
 
 OF_EVERY_TOKEN = ("output_hidden_states", "output_attentions", "output_router_logits")
-"""What a caller may ask for besides the logits, of every token of a pass."""
+"""Outputs besides the logits that a caller may ask for, of every token of a pass."""
 
 
 def watch_forward(memory: ModelMemory) -> Callable[[], None]:

@@ -90,7 +90,7 @@ def name_model(model: PreTrainedModel) -> str:
 
 
 def name_numerics(model: PreTrainedModel) -> str:
-    """What decides how the same weights are computed with, beside the order of sums.
+    """The settings that decide how the same weights compute, except the order of sums.
 
     Threads, batches and chunks change that order alone, and are not in it.
     """

@@ -21,7 +21,7 @@ CacheT = TypeVar("CacheT", bound=Cache)
 
 
 class _LightningStates(Cache):
-    """What lightning attention calls, over layers."""
+    """The methods that lightning attention calls, over layers."""
 
     def get_linear_cache(self, layer_idx: int) -> torch.Tensor | None:
         """The state `[batch, heads, dim, dim]` to continue; None if the sequence begins."""

@@ -239,7 +239,7 @@ class ModelMemory:
         return prefetch
 
     def session_cache(self, sessions: Sequence[Session]) -> SessionCache:
-        """What the model takes as `past_key_values` for these sessions.
+        """The model's `past_key_values` for these sessions.
 
         Args:
             sessions: admitted ones whose data has arrived, one per row of the batch.

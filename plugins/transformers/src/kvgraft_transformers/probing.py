@@ -69,7 +69,7 @@ NO_MEMORY = ("loss", "logits", "hidden_states", "attentions", "cross_attentions"
 
 
 class Probe(NamedTuple):
-    """What two tokens left behind.
+    """The cache after a pass over two tokens.
 
     Attributes:
         layers: of the cache, as they were then.
@@ -81,7 +81,7 @@ class Probe(NamedTuple):
 
 
 def cache_argument(model: PreTrainedModel) -> str:
-    """What a model calls the cache it is given: models of recurrences alone say `cache_params`."""
+    """The name of a model's cache argument: models of recurrences alone say `cache_params`."""
     arguments = inspect.signature(model.forward).parameters
     return "cache_params" if "cache_params" in arguments else "past_key_values"
 

@@ -72,7 +72,7 @@ OpenTrial = Callable[[Architecture, int, int], "ModelMemory"]
 
 @dataclass(frozen=True, slots=True)
 class SelfCheck:
-    """What was compared when a model's memory was opened.
+    """The comparisons made when a model's memory was opened.
 
     Attributes:
         n_tokens: tokens of the longest sequence that ran; 0 if nothing was compared.

@@ -150,7 +150,7 @@ class Session:
 
     @property
     def cache(self) -> SessionCache:
-        """What `generate` and the model take as `past_key_values`.
+        """The argument `past_key_values` for `generate` and the model.
 
         Raises:
             SessionError: the session has ended.

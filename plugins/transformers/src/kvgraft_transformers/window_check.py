@@ -23,7 +23,7 @@ WIDEST = 1 << 15
 """Widest window that is compared: keys and values of a layer are drawn for twice as many tokens."""
 
 NEW_TOKENS = (3, 4)
-"""What is computed behind the made-up past."""
+"""Tokens computed behind the made-up past."""
 
 FOR_SHAPES = (5, 6)
 """Computed first, for the shapes of keys and values, and for recurrent states."""

@@ -29,4 +29,4 @@ DRIVER = StorageDriver(
     options=ValkeyOptions,
     open=_open,
 )
-"""What the entry point `valkey` names."""
+"""The driver behind the entry point `valkey`."""

@@ -93,7 +93,7 @@ class Connection(abc.ABC, Generic[Client]):
 
     @abc.abstractmethod
     def info(self) -> list[Table]:
-        """What each primary says of itself."""
+        """Each primary's `INFO`."""
 
     @abc.abstractmethod
     def settings(self) -> list[Table]:
@@ -215,7 +215,7 @@ AnyConnection = SingleConnection | ClusterConnection
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, without line breaks."""
+    """An error's text, without line breaks."""
     return " ".join(str(error).split())
 
 

@@ -1,4 +1,4 @@
-"""What the primaries of a store say of themselves: limits, eviction, durability."""
+"""Facts that the primaries of a store report: limits, eviction, durability."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LONGEST_VALUE = 512 << 20
 
 
 class Facts(NamedTuple):
-    """What holds for all primaries together.
+    """Facts that hold for all primaries together.
 
     Attributes:
         value_nbytes: longest value.
@@ -59,7 +59,7 @@ def read_facts(connection: AnyConnection, *, expiring: bool) -> Facts:
 
 
 def counts(connection: AnyConnection) -> dict[str, int]:
-    """What the primaries count, everybody's data together.
+    """The primaries' counts, of all data together.
 
     Raises:
         OSError: they do not answer.

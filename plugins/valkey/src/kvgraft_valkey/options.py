@@ -1,4 +1,4 @@
-"""What the URL of a store says: servers, credentials, names, times."""
+"""Options in the URL of a store: servers, credentials, names, times."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _HEADER, _PAYLOAD = b"}:header", b"}:payload"
 
 
 class Names(NamedTuple):
-    """What the servers call the two strings of a value: `PREFIX{KEY}:header`, `...:payload`.
+    """Names of a value's two strings on the servers: `PREFIX{KEY}:header`, `...:payload`.
 
     The key is in hexadecimal, and braced: a cluster keeps both in the slot of what is between the
     braces (or of the prefix's own braces; that is the same for both as well).
@@ -59,7 +59,7 @@ class Names(NamedTuple):
 
 
 def pattern(prefix: str) -> str:
-    """What the servers are to look for to find all strings; others may match it too."""
+    """The pattern with which servers find all strings; others' may match it too."""
     return f"{prefix}{{{'?' * (2 * KEY_NBYTES)}}}:*"
 
 
@@ -76,7 +76,7 @@ def runs(sizes: Sequence[int]) -> Iterator[range]:
 
 
 def verdict(value: Value, header: int | None, payload: int | None) -> Status:
-    """What the lengths of what was found mean; none, or None, for a string that is not there.
+    """The status that the strings' lengths imply; 0 or None is a missing string.
 
     Half a value is none: a server has evicted the other half, or is in the middle of a store.
     """

@@ -209,7 +209,7 @@ class ValkeyBackend(StorageBackend):
         """Do nothing: a durable server has a value on its disk before it says OK."""
 
     def stats(self) -> StoreStats:
-        """What is in the store, as the servers count memory; looks at every key."""
+        """Counts of the store's content, as the servers count memory; looks at every key."""
         n_records = nbytes = 0
         for found in self._scan():
             nbytes += found.memory_nbytes
@@ -288,7 +288,7 @@ class ValkeyBackend(StorageBackend):
         return statuses
 
     def _answers(self, batch: Commands) -> list[object]:
-        """What servers answer to commands that have no deadline; None for a key of another type.
+        """The servers' answers to commands without a deadline; None for a key of another type.
 
         Raises:
             OSError: they refuse one, or do not answer.
@@ -327,7 +327,7 @@ class ValkeyBackend(StorageBackend):
                     yield _Found(name, key, taken, nbytes)
 
     def _damage(self, found: _Found) -> str | None:
-        """What is wrong with a value; None where nothing is, or it was removed since."""
+        """The fault of a value; None if it has none, or was removed since."""
         header, payload = found.nbytes
         if header is None or payload is None:
             return "is no string"
@@ -342,7 +342,7 @@ class ValkeyBackend(StorageBackend):
 
 
 def _in_pairs(answers: Sequence[object]) -> Iterator[tuple[object, object]]:
-    """What was answered for header and payload, value after value."""
+    """The answers for header and payload, value after value."""
     rest = iter(answers)
     return zip(rest, rest)
 
@@ -353,7 +353,7 @@ def _refusal(answers: Iterable[object]) -> glide.RequestError | None:
 
 
 def _refused(error: glide.RequestError) -> Status:
-    """What it means for a key that a server refuses a command."""
+    """The status of a key after a server refused a command."""
     words = str(error).replace(":", " ").split()
     if "OOM" in words:
         return Status.FULL

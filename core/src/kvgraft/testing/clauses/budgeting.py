@@ -1,4 +1,4 @@
-"""What a component asks of admission (A)."""
+"""Clauses about a component's demands (A)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _budgets_a_window(subject: Subject) -> str | None:
 
 
 class Answered(NamedTuple):
-    """What a component asks of admission for one request.
+    """A component's demand for one request.
 
     Attributes:
         query: the request.
@@ -245,7 +245,7 @@ def a_resumed_request_fits_the_private_pools(subject: Subject) -> None:
 
 
 def _request(each: Answered) -> tuple[int, int, int]:
-    """What stays the same however much of a request is computed."""
+    """The part of a query that stays the same while a request is computed."""
     return each.query.page_size, each.query.prompt, each.query.total
 
 

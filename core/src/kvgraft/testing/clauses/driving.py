@@ -1,4 +1,4 @@
-"""What the state machine compares with the model, rule by rule.
+"""Clauses that the state machine decides, rule by rule.
 
 The machine runs once per component; each clause here asks what came of it. A run that ends at one
 broken rule leaves the others undecided.

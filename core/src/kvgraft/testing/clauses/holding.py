@@ -1,4 +1,4 @@
-"""What a component holds: pools, memory, and lists that its hooks may keep books in."""
+"""Objects that a component holds: pools, memory, and lists that its hooks may keep books in."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _contents(value: Any) -> Any:
-    """What is compared: a collection, or an object's attributes."""
+    """The compared content: a collection, or an object's attributes."""
     if isinstance(value, (dict, list, set, array, bytearray)):
         return value
     return vars(value) if hasattr(value, "__dict__") else value

@@ -1,4 +1,4 @@
-"""What a component pins (L)."""
+"""Clauses about a component's pins (L)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _locks_a_window(subject: Subject) -> str | None:
 
 
 def _spans(subject: Subject, answer: object) -> list[Span]:
-    """What a pin was answered with; a list of spans in whole pages, or the pin covers nothing."""
+    """The spans of a pin's answer, in whole pages; anything else covers nothing."""
     if not are_spans(answer):
         said = f"acquire_component_lock returned {shown(answer)}, not a list of Span in whole pages"
         raise ContractViolation("L3", subject.name, said)

@@ -1,4 +1,4 @@
-"""What a component adds to a match (M)."""
+"""Clauses about a component's additions to a match (M)."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ SHARES = (1, 2, 3, N_SLOTS, 1 << 30)
 
 
 def bad_copies(subject: Subject) -> ContractViolation | None:
-    """What the copies of a component's own hook leave out; None if nothing, or it has no hook."""
+    """The planes or slots that the copies of a component's own hook leave out; None if none."""
     if _copies_itself(subject) is not None:
         return None
     for page_size in subject.page_sizes:

@@ -69,7 +69,7 @@ def slots_share_no_byte(subject: Subject) -> None:
 
 
 def shared_pools(subject: Subject) -> ContractViolation | None:
-    """What two caches with the component have in common of slots and memory; None if nothing."""
+    """Slots and memory that two caches with the component share; None if they share nothing."""
     first, second = (subject.mount(subject.page_size).component for _ in range(2))
     shared = owned(first).keys() & owned(second).keys()
     if shared:

@@ -1,4 +1,4 @@
-"""What a component's reach says of itself, against its definition in tokens (M1, E3, A4)."""
+"""Clauses that compare a reach with its definition in tokens (M1, E3, A4)."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def the_api_version_is_a_literal(subject: Subject) -> None:
 
 
 def _declared_beside_another_core(subject: Subject) -> object:
-    """What it declares where the core has another version.
+    """The component's declaration beside a core of another version.
 
     An installed package is loaded afresh in a process of its own: it may have taken the version
     when it was imported.
@@ -59,7 +59,7 @@ def _declared_beside_another_core(subject: Subject) -> object:
 
 
 Form = Callable[[Any], Any]
-"""What becomes of a query before a hook is asked it."""
+"""Changes a query before a hook gets it."""
 
 
 def _matches(subject: Subject, form: Form) -> list[object]:

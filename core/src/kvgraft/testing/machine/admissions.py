@@ -1,4 +1,4 @@
-"""What admission must answer, and leave alone where it does not admit (A5 to A10)."""
+"""Checks of admission's answers, and that refusals change nothing (A5 to A10)."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Admissions:
         )
 
     def alone(self, live: Live) -> Outcome:
-        """What an empty cache of the same configuration answers to the request."""
+        """The answer of an empty cache of the same configuration to the request."""
         if self._empty is None:
             bench = self.bench
             self._empty = open_cache(bench.setup, bench.sizes, PromptedTransferEngine())

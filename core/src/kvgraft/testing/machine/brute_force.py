@@ -39,7 +39,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelComponent:
-    """What the model knows of a component.
+    """The model's record of a component.
 
     Attributes:
         name: its name in the cache.

@@ -1,4 +1,4 @@
-"""What must hold between two snapshots whatever the operation was."""
+"""Checks between two snapshots, for every operation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 
 @dataclass
 class Gains:
-    """What an operation may have brought.
+    """Data that an operation may have brought.
 
     Attributes:
         inserted: what the tree must have adopted.
@@ -118,7 +118,7 @@ def check_hits(judge: Judge, before: Snapshot, after: Snapshot) -> None:
 
 
 def check_closure(judge: Judge, model: BruteForce, after: Snapshot, *, host_closed: bool) -> None:
-    """What is held implies what it hangs from (T4, T5, B1)."""
+    """Held data implies the data it depends on (T4, T5, B1)."""
     for component in model.components:
         held = after.held[component.name]
         for wider in model.hangs_from(component):
@@ -143,7 +143,7 @@ def check_closure(judge: Judge, model: BruteForce, after: Snapshot, *, host_clos
 def check_promises(
     judge: Judge, model: BruteForce, after: Snapshot, requests: Iterable[Live]
 ) -> None:
-    """What a lease promised is pinned and there until it is released (M7, L3, L5, L6, H4)."""
+    """A lease's data is there and pinned until it is released (M7, L3, L5, L6, H4)."""
     on_device = {each.name: after.on_device(each) for each in model.components}
     readable = {each.name: after.readable(each) for each in model.components}
     for live in requests:

@@ -55,7 +55,7 @@ def _part(term: Term) -> Part:
 
 
 def model_component(mounted: Mounted) -> ModelComponent:
-    """What a component declares, as the model knows it."""
+    """A component's declaration, as the model records it."""
     declaration, component = mounted.plugin.declaration, mounted.component
     parts = tuple(_part(term) for term in component.reach.terms)
     return ModelComponent(

@@ -1,4 +1,4 @@
-"""What a request leaves to the tree: at a checkpoint, and when it finishes (I1 to I7)."""
+"""Checks of the data a request gives to the tree: at a checkpoint and at its end (I1 to I7)."""
 
 from __future__ import annotations
 

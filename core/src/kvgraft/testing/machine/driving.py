@@ -26,12 +26,12 @@ DEFAULT = hypothesis.settings(max_examples=60, stateful_step_count=50, derandomi
 """Settings of `drive`: every run is the same."""
 
 DECLARED = frozenset({"P8", "H7"})
-"""What a component breaks that does not do what it declares; whatever its options are."""
+"""Rules that a component breaks if it does not act as it declares, with any options."""
 
 
 @dataclass(frozen=True)
 class Drive:
-    """What the state machine did, and the rule it found broken.
+    """A run of the state machine, and the rule it found broken.
 
     Attributes:
         counts: calls and outcomes by name. Among them `"examples"`, `"steps"` (rules run, each
@@ -119,7 +119,7 @@ def search(machine: type[Example], settings: hypothesis.settings) -> Failure | N
 
 @contextmanager
 def _quiet_log() -> Iterator[None]:
-    """Whatever the core logs is a finding here, not a message."""
+    """Keep the core's log quiet: its messages are findings here."""
     logger, handler = logging.getLogger("kvgraft"), logging.NullHandler()
     logger.addHandler(handler)
     try:

@@ -19,7 +19,7 @@ __all__ = ["Point", "PromptedTransferEngine", "Submission", "Wait", "spoil"]
 
 
 class Wait(enum.Enum):
-    """What becomes of a copy that somebody waits for."""
+    """The outcome of a copy that a caller waits for."""
 
     RUNS = "runs"
     FAILS = "fails"

@@ -69,7 +69,7 @@ class Began(NamedTuple):
 
 
 class _Picking:
-    """What one rule picks: the same as when it ran first, whatever else there is by now."""
+    """One rule's choices: the same as when it ran first."""
 
     def __init__(self, began: Mapping[str, Began], planned: tuple[object, ...]) -> None:
         self.began = began
@@ -96,7 +96,7 @@ class _Picking:
 
 
 PICKING: ContextVar[_Picking | None] = ContextVar("PICKING", default=None)
-"""What the rule that runs picks with."""
+"""The choices of the rule that runs."""
 
 
 def picked(items: Sequence[T], index: int) -> T:
@@ -124,7 +124,7 @@ def unless_over(function: F) -> F:
 
 
 class Example(RuleBasedStateMachine):
-    """What all examples share, whatever their rules.
+    """The common part of all examples.
 
     Attributes:
         setup: the component set; subclasses name it, and what follows.

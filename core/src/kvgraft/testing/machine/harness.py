@@ -160,7 +160,7 @@ class Harness:
         resumed = self._resumed(live.sequence, before, limit)
 
         def renewed(decision: Decision) -> None:
-            """What did not fit was matched again, crowded as a whole or as a miss (A8)."""
+            """A refused request was matched again, crowded as a whole or as a miss (A8)."""
             if crowded:
                 resumed(decision)
             if crowded or request.anchor_tokens != anchored:

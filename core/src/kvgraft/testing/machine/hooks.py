@@ -122,7 +122,7 @@ class Hooks:
 
 
 def _spoil_destination(component: Component, query: TransferQuery) -> None:
-    """Whatever was moved while the copies were built is gone: the engine moves it (B3, B4)."""
+    """Overwrite data moved while the copies were built: only the engine may move it (B3, B4)."""
     if query.direction is Direction.LOAD_BACK:
         lanes, slots = component.device.lanes, query.device_slots
     elif component.host is not None:
@@ -134,7 +134,7 @@ def _spoil_destination(component: Component, query: TransferQuery) -> None:
 
 
 def matches(calls: list[HookCall]) -> list[tuple[str, MatchView, ComponentMatch | None]]:
-    """What components were told of matches and answered, where they did."""
+    """Components' answers to matches, with the matches."""
     return [
         (call.component, call.query, call.answer)
         for call in calls

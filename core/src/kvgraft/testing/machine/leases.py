@@ -1,4 +1,4 @@
-"""What a lease must say: the deepest boundary, or why not (M1 to M9, A12, R8)."""
+"""Checks of leases: the deepest boundary, or the reason for less (M1 to M9, A12, R8)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Leases:
     def predict(
         self, before: Snapshot, sequence: Prefix, limit: int, calls: list[HookCall]
     ) -> Prediction:
-        """What a request gets, components' answers taken into account."""
+        """The boundary a request gets, with components' answers taken into account."""
         limits = [answer.limit_pages for _, _, answer in matches(self.matched(calls)) if answer]
         return self.predictor.lease(before, sequence, limit, limits)
 
@@ -202,7 +202,7 @@ class Leases:
     def check_explanation(
         self, sequence: Prefix, seen: Snapshot, limit: int, told: Explanation
     ) -> None:
-        """What `explain` said agrees with the model, component by component (M9)."""
+        """`explain` agrees with the model, component by component (M9)."""
         size = self.model.page_size
         found = self.predictor.found(seen, sequence, limit)
         self.judge.expect(

@@ -133,7 +133,7 @@ def _check_losses(
 
 
 class _Losses:
-    """What left one tier, against the reasons there were."""
+    """The data that left one tier, and the reasons for it."""
 
     def __init__(
         self,

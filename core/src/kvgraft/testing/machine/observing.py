@@ -1,4 +1,4 @@
-"""What a cache holds, copied into plain dictionaries keyed by token prefixes.
+"""A cache's content, copied into plain dictionaries keyed by token prefixes.
 
 The only part of the model that reads the tree's nodes; it calls none of the tree's functions.
 """
@@ -26,7 +26,7 @@ class Books(NamedTuple):
 
     @property
     def headroom(self) -> int:
-        """What may be given away without breaking a promise."""
+        """Slots that may be given away without breaking a promise."""
         return self.free + self.evictable - self.promised
 
 
@@ -45,7 +45,7 @@ class NodeView(NamedTuple):
 
 @dataclass
 class Held:
-    """What one component holds, page by page; a state by the last page before its boundary.
+    """One component's data, page by page; a state by the last page before its boundary.
 
     Attributes:
         device, host: slots of every page present there.

@@ -61,7 +61,7 @@ class Wrong(NamedTuple):
 
 
 def _told(prefix: Prefix, sub_slot: int, sub_slots: int) -> str:
-    """What a request computed, in words: its tokens, up to and including the page's own."""
+    """A request's data in words: its tokens, up to and including the page's own."""
     namespace, tokens = prefix
     told = "".join(map(str, tokens)) if all(0 <= each < 10 for each in tokens) else str(tokens)
     part = f", slot {sub_slot + 1} of the page's {sub_slots}" if sub_slots > 1 else ""
@@ -207,7 +207,7 @@ class Payloads:
         return None
 
     def _decode(self, name: str, tier: str, rows: _Rows, found: npt.NDArray[Any]) -> str:
-        """What bytes say, read as this plane's or as another's of the pool."""
+        """The meaning of bytes, read as this plane's or as another's of the pool."""
         if (found == rows.poison).all():
             return "what is in rows that nobody owns: it was never written, or freed meanwhile"
         said = self._owner_of(rows, found)
@@ -230,7 +230,7 @@ class Payloads:
         return None
 
     def misread(self, submission: Submission) -> ContractViolation | None:
-        """What is wrong with where copies read, and with the layers they stand for."""
+        """The fault in the places copies read, or in the layers they name."""
         written: set[int] = set()
         for copy in submission.ticket.copies:
             storage = _storage(copy.source)
@@ -255,7 +255,7 @@ class Payloads:
         return None
 
     def _note_arrival(self, copy: PlaneCopy) -> None:
-        """What a load-back brings was not computed here, whoever computed into the slots before."""
+        """Note loaded slots: their data was not computed here, even if older data was."""
         owners = self._storages.get(_storage(copy.target), set())
         for name, tier in owners if len(owners) == 1 else ():
             computed = self._computed[name, tier]

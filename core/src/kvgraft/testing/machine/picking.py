@@ -37,7 +37,7 @@ STEMS = (
     (1, 1, 2, 1, 2, 1, 1, 1, 2, 2, 1, 2, 2, 1, 1, 2, 1, 1, 2, 2, 1, 1, 2, 2),
     (2, 1, 2, 2, 1, 1, 2, 1, 1, 1, 2, 1, 2, 2, 2, 1, 1, 2, 1, 2, 2, 1, 1, 1),
 )
-"""What prompts start with: three sequences over two tokens, two of them sharing a beginning."""
+"""Beginnings of prompts: three sequences over two tokens, two of which share a beginning."""
 
 NAMESPACES = (None, "tenant", "", 0, "0", b"", "None", ())
 """Different ones by `==`, among them falsy ones and some of equal text (T11)."""
@@ -116,7 +116,7 @@ class Picking(Example):
         return tuple(token for token in tokens for _ in range(times))
 
     def _leave_on_host(self, namespace: object, tokens: tuple[int, ...]) -> None:
-        """What is known of a sequence leaves DEVICE, once HOST has it."""
+        """Evict a sequence's data from DEVICE, once HOST has it."""
         if self.harness.bench.sizes.policy is WritePolicy.WRITE_THROUGH_SELECTIVE:
             self.harness.abort(self._begin(namespace, (*tokens, 1), 0, None))  # the second touch
         self.harness.rooms.step_all()

@@ -1,4 +1,4 @@
-"""What a match must find, from a snapshot and a key (M1 to M5, R8)."""
+"""Predicts a match from a snapshot and a key (M1 to M5, R8)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Predictor:
         self.cannot_copy = any(each.is_state and not each.can_copy for each in model.components)
 
     def found(self, snapshot: Snapshot, sequence: Prefix, limit: int) -> Prediction:
-        """What the tree holds of a sequence; no load is skipped."""
+        """The tree's match of a sequence; no load is skipped."""
         model = self.model
         on_device = {each.name: snapshot.on_device(each) for each in model.components}
         readable = {each.name: snapshot.readable(each) for each in model.components}
@@ -65,7 +65,7 @@ class Predictor:
     def lease(
         self, snapshot: Snapshot, sequence: Prefix, limit: int, limits: Sequence[int] = ()
     ) -> Prediction:
-        """What a request gets: `limits` are those that components' hooks added, in pages."""
+        """The match of a request; components' hooks added `limits`, in pages."""
         if self.cannot_copy:
             deepest = self.found(snapshot, sequence, limit).deepest
             return Prediction(0, 0, 0, no_copy=deepest > 0)

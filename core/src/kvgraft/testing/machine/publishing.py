@@ -22,7 +22,7 @@ Tables = dict[str, list[tuple[int, ...]]]
 
 @dataclass
 class Offer:
-    """What a request hands to the tree.
+    """Data that a request hands to the tree.
 
     Attributes:
         pages: per component, the slots of each page; None for a state.
@@ -58,7 +58,7 @@ class Publishing:
         return [tuple(table[at : at + per_page]) for at in range(0, len(table), per_page)]
 
     def offer(self, live: Live, leaving: Leaving, tables: Tables) -> Offer:
-        """What leaves a request, by the names the tree knows it under."""
+        """The data that leaves a request, by its keys in the tree."""
 
         def named(page: int) -> Prefix:
             return self._prefix(live, page)
@@ -78,7 +78,7 @@ class Publishing:
         return adopted(self.model, before, offer.pages)
 
     def note(self, before: Snapshot, offer: Offer, *, made_room: bool = False) -> None:
-        """What an offer makes the latest used, and what is left behind.
+        """Note the pages that an offer makes the latest used, and those left behind.
 
         Where room was made first, a page may have gone and come back, and be left behind anew.
         """
@@ -106,7 +106,7 @@ class Publishing:
     def went(
         self, live: Live, before: Snapshot, tables: Tables, *, made_room: bool = False
     ) -> Adopted | None:
-        """What left a request that goes on; of that, what the tree must have adopted (I9, I10).
+        """The data that left a running request; the tree must have adopted part of it (I9, I10).
 
         Which pages it hands over when is the core's to decide, and so is what others have there
         already; none may be of its reach, and none may be lost that a point needs.
@@ -243,7 +243,7 @@ class Publishing:
                 self.judge.fail(rule, each.name, said)
 
     def _needed(self, boundary: int) -> list[tuple[ModelComponent, set[int]]]:
-        """What every component needs at a boundary: pages, or the one a state stands after."""
+        """Pages that every component needs at a boundary; a state counts as the page before it."""
         return [
             (each, {boundary - 1} if each.is_state else set(self.model.pages(each, boundary)))
             for each in self.model.components

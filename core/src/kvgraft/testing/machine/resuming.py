@@ -29,7 +29,7 @@ COMPARED_PAGES = 96
 
 @dataclass
 class Progress:
-    """What one request has and left, in pages and boundaries.
+    """One request's own data and the data it left, in pages and boundaries.
 
     Attributes:
         points: its resume points so far.
@@ -55,7 +55,7 @@ class Progress:
 
 @dataclass
 class Leaving:
-    """What leaves a request.
+    """Data that leaves a request.
 
     Attributes:
         end: boundary up to which the tree is offered something.
@@ -72,7 +72,7 @@ class Leaving:
 
 @dataclass
 class Resuming:
-    """What requests of one cache leave to the tree, and where.
+    """The data that requests of one cache leave to the tree, and its places.
 
     Attributes:
         model: the components.
@@ -174,7 +174,7 @@ class Resuming:
         return self.on_grid(prompt, own.last_point, position) if not self.states else set()
 
     def leave(self, own: Progress, prompt: int, end: int) -> Leaving:
-        """What a request that ends, or shares all it has, offers up to boundary `end`."""
+        """The offer, up to boundary `end`, of a request that ends or shares all its data."""
         if self.matters and not self.states:
             own.points |= self.on_grid(prompt, own.last_point, end)
             own.last_point = max(own.last_point, end)
@@ -211,7 +211,7 @@ class Resuming:
         return leaving
 
     def _drop_without_base(self, own: Progress, leaving: Leaving) -> None:
-        """What hangs from a bounded base is of no use where that is still the request's (T4)."""
+        """Drop data whose bounded base is still the request's: it is of no use there (T4)."""
         base = self.model.components[0]
         for each in self.bounded:
             if base in self.model.hangs_from(each):

@@ -44,7 +44,7 @@ class Rooms:
         self.poll()
 
     def expect_waits(self, outcomes: Sequence[Wait]) -> None:
-        """What becomes of the next copies that are waited for, one after the other."""
+        """Set the outcomes of the next copies that are waited for, one after the other."""
         said = ", ".join(outcome.value for outcome in outcomes) or "all run"
         self.bench.trace.call(f"of the next copies that are waited for: {said}")
         self.bench.engine.outcomes = list(outcomes)

@@ -113,7 +113,7 @@ class Scenes(Picking):
     @rule(stem=st.sampled_from(STEMS), length=st.integers(0, 8), own=st.integers(1, 3))
     @unless_over
     def arrive_twice(self, stem: tuple[int, ...], length: int, own: int) -> None:
-        """What a load-back brings is computed by somebody else and inserted meanwhile (I4)."""
+        """Another request computes and inserts a load-back's pages meanwhile (I4)."""
         self.scenes += 1
         harness = self.harness
         self._make_place(3)

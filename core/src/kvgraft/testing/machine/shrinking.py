@@ -24,10 +24,10 @@ LONGEST_S = 15.0
 """Seconds of computing after which the smallest failure found so far has to do."""
 
 KEPT = frozenset({"device", "host", "tier"})
-"""What is drawn that has no smaller value."""
+"""Drawn arguments that have no smaller value."""
 
 OPTIONAL = frozenset({"load", "namespace", "chunk", "limit"})
-"""What is drawn that is simplest where it is left out."""
+"""Drawn arguments that are simplest when left out."""
 
 
 def shrunk(machine: type[Example], failure: Failure) -> Failure:

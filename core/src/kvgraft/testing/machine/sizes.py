@@ -1,4 +1,4 @@
-"""What varies from one example to the next: page size, policy and pools."""
+"""Settings that vary between examples: page size, policy and pools."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Options", "Sizes"]
 
 @dataclass(frozen=True)
 class Sizes:
-    """What varies within a setup.
+    """Settings that vary within a setup.
 
     Attributes:
         page_size: tokens per page.

@@ -226,7 +226,7 @@ class Steps:
             live.tracked = page
 
     def _read(self, live: Live) -> None:
-        """What the next token attends to is there and right (M7, M8, R5, L6)."""
+        """The data that the next token attends to is there and right (M7, M8, R5, L6)."""
         size = self.model.page_size
         for component in self.bench.paged:
             tokens = needed_tokens(component.parts, live.computed)

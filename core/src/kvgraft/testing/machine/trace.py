@@ -1,4 +1,4 @@
-"""What was called and what came out, one plain line each."""
+"""Calls and their outcomes, one plain line each."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Trace:
         self._lines.append(text)
 
     def outcome(self, text: str) -> None:
-        """What came of the last call."""
+        """Note the outcome of the last call."""
         self._lines[self._last] = f"{self._lines[self._last]} -> {text}"
 
     def hook(self, call: HookCall) -> None:

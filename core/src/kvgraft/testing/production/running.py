@@ -29,14 +29,14 @@ TIMEOUT_S = 120.0
 """Seconds after which a process that says nothing is ended."""
 
 NAME = "serving_engine"
-"""What the copy of the engine is called."""
+"""The name of the engine's copy."""
 
 LONGEST = 300
 """Characters of a note that are shown."""
 
 
 class Run(NamedTuple):
-    """What the engine wrote down.
+    """The engine's notes.
 
     Attributes:
         notes: in the order in which they were written.
@@ -47,7 +47,7 @@ class Run(NamedTuple):
     error: str = ""
 
     def finding(self, component: str) -> ContractViolation | None:
-        """What makes everything else undecidable: a process that ended, a hook that blocks."""
+        """The finding that leaves all else undecided: a process that ended, a hook that blocks."""
         blocked = [note for note in self.notes if note.kind == "blocked"]
         if blocked:
             _, hook, said = blocked[0]

@@ -20,7 +20,7 @@ WATCHED = ("kvgraft", "hypothesis")
 """Packages that a component leaves alone."""
 
 CALLS: tuple[tuple[ModuleType, str], ...] = ((os, "_exit"), (sys, "exit"))
-"""What else it does not replace."""
+"""Functions that a component must not replace."""
 
 MOST = 3
 """Most changes that are named."""
@@ -47,11 +47,11 @@ class _Function(NamedTuple):
 
 
 Told = Callable[[], str]
-"""What changed since the seal was taken, in one line, and nothing of it is left; or nothing."""
+"""Undoes the changes since the seal was taken and names them in one line; empty if none."""
 
 
 class _Taken:
-    """What the seal is about."""
+    """The sealed objects."""
 
     def __init__(self) -> None:
         self.names: list[_Name] = []

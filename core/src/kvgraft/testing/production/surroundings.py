@@ -13,10 +13,10 @@ from kvgraft.testing.process import python_path
 __all__ = ["environment", "hidden"]
 
 SUITE = ("kvgraft.testing", "pytest", "hypothesis", "xdist", "execnet")
-"""What names of modules hold that are there where tests are run, and not in production."""
+"""Parts of the names of modules that are loaded where tests run, and not in production."""
 
 SIGNS = ("PYTEST", "HYPOTHESIS", "COV_", "COVERAGE", "TOX", "NOX", "KVGRAFT_", "GITHUB_", "CI")
-"""What names of variables begin with that are set where tests are run."""
+"""Beginnings of the names of variables that are set where tests run."""
 
 
 def environment(first: str) -> dict[str, str]:

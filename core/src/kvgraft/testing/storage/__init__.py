@@ -1,4 +1,4 @@
-"""What every storage backend must do, as something to run.
+"""The contract of storage backends, as tests to run.
 
     class TestMine(StorageContract):                            pytest
         url = "mine:{directory}?capacity=4MiB"

@@ -1,4 +1,4 @@
-"""What a storage backend must do, one sentence each."""
+"""Clauses of a storage backend, one sentence each."""
 
 from __future__ import annotations
 

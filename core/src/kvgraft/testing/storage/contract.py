@@ -14,7 +14,7 @@ from kvgraft.testing.storage.subject import Opener, StorageSubject, opener_of
 __all__ = ["StorageContract"]
 
 DATA = frozenset({"url", "opener", "deadline_s"})
-"""What a subclass may set."""
+"""Attributes that a subclass may set."""
 
 
 class StorageContract:

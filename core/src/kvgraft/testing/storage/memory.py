@@ -35,7 +35,7 @@ class MemoryBackend(StorageBackend):
         self._longest = max_payload_nbytes
         self._lock = threading.Lock()
         self.stored: OrderedDict[bytes, tuple[bytes, bytes]] = OrderedDict()
-        """What is there, header and payload by key, for tests to look at and to damage."""
+        """The stored header and payload by key, for tests to read and to damage."""
         self.closed = False
 
     @property
@@ -77,7 +77,7 @@ class MemoryBackend(StorageBackend):
         """Nothing is durable here."""
 
     def stats(self) -> StoreStats:
-        """What is there."""
+        """Counts of the content."""
         with self._lock:
             return StoreStats(len(self.stored), self._nbytes(), self._capacity)
 

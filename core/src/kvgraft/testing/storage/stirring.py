@@ -13,7 +13,7 @@ from kvgraft.testing.storage.traffic import FINGERPRINT, addresses, settled, sto
 __all__ = ["PLACES", "stir"]
 
 PLACES = addresses(8)
-"""What it stores and removes."""
+"""Addresses that it stores and removes."""
 
 ROUNDS = 10
 

@@ -41,10 +41,10 @@ __all__ = [
 PAGE_SIZE = 4
 TOKEN_NBYTES = 4
 FINGERPRINT = Fingerprint("model", "revision", "bf16", PAGE_SIZE, {"a": 1})
-"""What the addresses and stores here are of; its one component is `"a"`."""
+"""The fingerprint of the addresses and stores here; its one component is `"a"`."""
 
 LONGEST_S = 30.0
-"""What a busy machine may need; a test that waits for it fails."""
+"""Seconds that a busy machine may need; a test that waits this long fails."""
 
 
 def addresses(n: int, first: int = 0, fingerprint: Fingerprint = FINGERPRINT) -> list[Address]:
@@ -55,12 +55,12 @@ def addresses(n: int, first: int = 0, fingerprint: Fingerprint = FINGERPRINT) ->
 
 
 def payload(address: Address, nbytes: int) -> bytes:
-    """What belongs at an address: equal keys mean equal data."""
+    """The payload of an address: equal keys mean equal data."""
     return random.Random(address.key).randbytes(nbytes)
 
 
 def record(address: Address, nbytes: int) -> bytes:
-    """What a store that keeps both in a row has at an address: the header and the payload."""
+    """The header and the payload of an address, one after the other."""
     content = payload(address, nbytes)
     return encode_header(address, FINGERPRINT.digest, content) + content
 

@@ -1,4 +1,4 @@
-"""What a replay found, for people: terminal tables and one self-contained HTML page.
+"""A replay's result for people: terminal tables and one self-contained HTML page.
 
 Both renderers read the plain dictionary described in `kvgraft_replay.report.schema`, which is also
 what `--json` writes, so a report can be made again from a saved result.

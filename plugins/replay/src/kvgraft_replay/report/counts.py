@@ -1,4 +1,4 @@
-"""What a cache itself has counted, in the shape every report reads."""
+"""The cache's own counts, in the form that every report reads."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _by_kind(counts: Mapping[PointKind, int]) -> dict[str, int]:
 
 
 def storage_counts(cache: Cache, before: StoreContents | None) -> StorageCounts | None:
-    """What the storage tier did since the cache was opened; None without one.
+    """Counts of the storage tier since the cache was opened; None without one.
 
     Args:
         cache: the cache.
@@ -112,7 +112,7 @@ def storage_counts(cache: Cache, before: StoreContents | None) -> StorageCounts 
 
 
 def store_contents(cache: Cache) -> StoreContents | None:
-    """What the store holds now; waits for its answer. None if there is none."""
+    """The store's content now; waits for its answer. None if there is none."""
     if not cache.storage:
         return None
     ticket = cache.storage.client.ask("stats", lambda store: store.stats())

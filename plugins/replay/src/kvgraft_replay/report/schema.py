@@ -102,7 +102,7 @@ class TierEvictions(TypedDict):
 
 
 class StoreContents(TypedDict):
-    """What a store held; `bytes` with its overhead, `capacity_bytes` None without a limit.
+    """A store's content; `bytes` with its overhead, `capacity_bytes` None without a limit.
 
     `details`: what else it counts since it was opened, such as records it `evicted`.
     """
@@ -114,7 +114,7 @@ class StoreContents(TypedDict):
 
 
 class StorageCounts(TypedDict):
-    """What went to a store and came from it; the inner dictionaries have open key sets.
+    """Data to and from a store; the inner dictionaries have open key sets.
 
     `prefetches`: how many were `started`, `shared` with another request's, `delivered` something or
     were `in vain`, and `shrunk` for want of HOST memory (S3); and the `tokens` they made resumable.
@@ -244,7 +244,7 @@ class PointCounts(TypedDict):
 
 
 class CacheCounts(TypedDict):
-    """What a cache counts by itself; `evictions` may gain causes.
+    """The cache's own counts; `evictions` may gain causes.
 
     `resume_points` is None where every component needs every page: any boundary can be resumed
     from then.

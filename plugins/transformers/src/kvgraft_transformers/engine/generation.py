@@ -31,7 +31,7 @@ class FinishReason(str, enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """What is asked of an engine.
+    """A request to an engine.
 
     Attributes:
         tokens: the prompt, at least one token.

@@ -154,7 +154,7 @@ class Schedule:
         return decision.outcome
 
     def _probe(self, generation: Generation, reserve: int) -> Outcome:
-        """What admission would say, with nothing held and no prefetch ended."""
+        """The answer that admission would give; holds nothing and ends no prefetch."""
         session = self._begin(generation, reserve)
         decision = generation.decision = session.admit()
         session.abort()
@@ -174,7 +174,7 @@ class Schedule:
         )
 
     def _note_hit(self, generation: Generation, session: Session) -> None:
-        """What it began to run with is what the request did not have to compute."""
+        """Note the tokens that the request need not compute: those it began to run with."""
         if generation.cached_tokens is not None:
             return
         generation.cached_tokens = session.cached_tokens

@@ -51,7 +51,7 @@ CHAT_TOKENS = 512
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What one server serves.
+    """The model that one server serves.
 
     Attributes:
         name: under which clients ask for it.
@@ -330,7 +330,7 @@ class _Endpoints:
 
 
 async def _or_gone(request: Request, call: Callable[[], Any]) -> Any:
-    """What `call` awaits, unless the client disconnects first.
+    """Return the result of `call`, unless the client disconnects first.
 
     Raises:
         ClientDisconnect: it did; nobody reads an answer.

@@ -1,4 +1,4 @@
-"""What `/metrics` says: the engine's counts and the pools' ledgers, in Prometheus' format."""
+"""The text of `/metrics`: the engine's counts and the pools' ledgers, for Prometheus."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class _EngineCollector(Collector):
 
 
 def _storage(tier: StorageTier) -> Iterator[Metric]:
-    """What the storage tier counts; read beside the thread that counts, so copied whole."""
+    """The storage tier's counts; another thread changes them, so they are copied whole."""
     for name, text, counts in (
         ("prefetches", "prefetches of queued requests, by event", tier.prefetching.counts),
         ("stores", "nodes and slots on their way to storage, by event", tier.storing.counts),

@@ -1,4 +1,4 @@
-"""What clients send: the fields of OpenAI's API that are served, and refusals of the others."""
+"""Requests of clients: the served fields of OpenAI's API, and refusals of the others."""
 
 from __future__ import annotations
 
@@ -88,13 +88,13 @@ class ApiError(Exception):
 
 
 def shutdown_refusal(message: str) -> ApiError:
-    """What a request gets that a server which is about to end cannot answer."""
+    """The refusal for a request that a stopping server cannot answer."""
     retry = {"Retry-After": str(RETRY_AFTER_S)}
     return ApiError(message, status=503, code="server_shutting_down", headers=retry)
 
 
 class _Request(BaseModel):
-    """What both endpoints take.
+    """Fields of both endpoints.
 
     Attributes:
         resume_at: not in OpenAI's API: tokens of the prompt after which other prompts will go on

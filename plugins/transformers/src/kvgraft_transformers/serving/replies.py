@@ -1,4 +1,4 @@
-"""What clients get: whole answers, and chunks of them."""
+"""Replies to clients: whole answers, and chunks of them."""
 
 from __future__ import annotations
 

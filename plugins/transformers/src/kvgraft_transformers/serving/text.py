@@ -16,7 +16,7 @@ BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 """A token that stands for one byte, in vocabularies that fall back to bytes."""
 
 PARTIAL = "\ufffd"
-"""What bytes decode to that are no character, or not yet."""
+"""The decoding of bytes that are no character, or not yet."""
 
 WINDOW_TOKENS = 32
 """Tokens behind which the beginning of a stream's window is given up."""

@@ -162,7 +162,7 @@ def digest(component: Any) -> str:
 
 
 def _questions(page_size: int) -> dict[str, list[Any]]:
-    """What hooks are asked, by hook."""
+    """Queries for hooks, by hook."""
     from kvgraft.types import DemandQuery, LockQuery, MatchView
 
     views = [

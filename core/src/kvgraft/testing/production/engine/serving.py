@@ -180,7 +180,7 @@ class Serving:
         return f"{self.cache.evict(self.name, n_slots, tier)} slots freed on {tier.value}"
 
     def _books(self) -> str:
-        """What the ledgers say, where the requests' pages are, and every byte."""
+        """The ledgers, the places of the requests' pages, and every byte, as text."""
         parts = []
         for component in self.cache.tree.components:
             for ledger in (component.device, component.host):
