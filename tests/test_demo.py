@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def test_the_demo_compares_every_answer_and_a_second_process_hits_on_what_it_stored(
+def test_the_demo_compares_every_answer_and_a_second_process_hits_stored_data(
     tmp_path: Path,
 ) -> None:
     store = tmp_path / "store"

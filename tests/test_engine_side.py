@@ -20,7 +20,7 @@ def run(cache: Cache, key: TokenKey) -> None:
     cache.finish(request)
 
 
-def test_a_with_statement_closes_the_cache_whatever_happens() -> None:
+def test_a_with_statement_closes_the_cache_even_after_an_exception() -> None:
     with pytest.raises(ZeroDivisionError), Cache.open(["full"], **SETTINGS) as cache:
         raise ZeroDivisionError
     assert cache.closed
@@ -28,7 +28,7 @@ def test_a_with_statement_closes_the_cache_whatever_happens() -> None:
         cache.begin(TokenKey(range(10)))
 
 
-def test_caches_requests_and_keys_print_what_they_are_and_no_tokens() -> None:
+def test_caches_requests_and_keys_print_their_state_and_no_tokens() -> None:
     with Cache.open(["full", "swa"], host_tokens=512, **SETTINGS) as cache:
         key = TokenKey(range(7000, 7100), namespace="tenant-1")
         request = cache.begin(key, reserve=20)
@@ -75,7 +75,7 @@ def test_a_request_that_waits_for_backups_alone_is_told_so() -> None:
         assert cache.admit(request).admitted
 
 
-def test_a_request_that_waits_for_others_is_told_whom() -> None:
+def test_a_deferred_request_is_told_which_others_it_waits_for() -> None:
     with Cache.open(["full"], **SETTINGS) as cache:
         running, leased = (cache.begin(TokenKey([at] * 500)) for at in (1, 2))
         assert cache.admit(running).admitted

@@ -156,7 +156,7 @@ def test_a_setting_of_the_storage_tier_that_is_wrong_is_named(
         ),
     ],
 )
-def test_a_setting_that_is_wrong_is_named_with_its_value_and_what_to_give(
+def test_a_wrong_setting_is_named_with_its_value_and_the_values_it_takes(
     settings: dict[str, Any], said: str
 ) -> None:
     wanted = {} if "device_tokens" in said else {"device_tokens": 64}
@@ -207,7 +207,7 @@ def test_a_setting_that_does_not_exist_is_told_from_those_that_do_the_nearest_fi
         ),
     ],
 )
-def test_an_option_that_is_wrong_is_named_with_its_value_and_what_to_give(
+def test_a_wrong_option_is_named_with_its_value_and_the_values_it_takes(
     components: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(PluginError) as refused:
@@ -370,7 +370,7 @@ def test_with_storage_it_is_true() -> None:
         lambda cache, given: cache.state_slot(given, "full"),
     ],
 )
-def test_what_is_no_request_is_named(call: Call, given: object, guard: str) -> None:
+def test_an_object_that_is_no_request_is_named(call: Call, given: object, guard: str) -> None:
     with Cache.open(["full"], page_size=4, device_tokens=64, guard=guard) as cache:
         running = cache.begin(TokenKey(range(8)))
         with pytest.raises(LeaseError) as refused:

@@ -175,7 +175,7 @@ def test_states_in_the_tree_have_the_bytes_that_were_handed_over(cache: Cache) -
             assert all(map(torch.equal, held_state(cache, name, slots[page - 1]), expected))
 
 
-def test_what_is_handed_over_is_copied(cache: Cache) -> None:
+def test_states_that_are_handed_over_are_copied(cache: Cache) -> None:
     request = start(cache, PROMPT)
     handed = states_at(cache, request, cache.state_boundaries(request, len(PROMPT)))
     compute(cache, request, len(PROMPT), handed)
@@ -200,7 +200,7 @@ def test_a_boundary_that_is_left_out_is_no_point_and_is_counted(cache: Cache) ->
     assert first < second
 
 
-def test_a_point_is_kept_for_all_components_or_for_none(cache: Cache) -> None:
+def test_a_point_is_kept_for_every_component_or_not_at_all(cache: Cache) -> None:
     """Contract: I10, I11."""
     request = start(cache, PROMPT)
     asked = cache.state_boundaries(request, len(PROMPT))
@@ -336,7 +336,7 @@ def test_states_come_by_component_and_position(cache: Cache, states: Any, said: 
 
 
 @pytest.mark.parametrize("n_tokens", [-3, 0.5, None, "4", 4096])
-def test_a_number_of_tokens_that_is_none_is_refused_with_states_as_without(
+def test_an_invalid_number_of_tokens_is_refused_with_and_without_states(
     cache: Cache, n_tokens: Any
 ) -> None:
     request = start(cache, PROMPT)

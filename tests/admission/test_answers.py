@@ -113,7 +113,7 @@ def test_the_pool_that_never_fits_is_named_with_its_numbers() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SETUPS))
-def test_a_batch_demands_the_sum_of_its_requests_without_what_they_share(name: str) -> None:
+def test_a_batch_demands_the_sum_of_its_requests_and_counts_shared_slots_once(name: str) -> None:
     cache = SETUPS[name].open(device_tokens=256, host_tokens=256)
     server = Server(cache)
     server.serve(PROMPT)

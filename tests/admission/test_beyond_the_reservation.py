@@ -66,7 +66,7 @@ def test_a_decode_that_outgrows_its_reservation_waits_for_a_retraction(name: str
 
 
 @pytest.mark.parametrize("name", sorted(SETUPS))
-def test_a_retracted_request_continues_from_what_it_had_computed(name: str) -> None:
+def test_a_retracted_request_continues_from_its_computed_tokens(name: str) -> None:
     cache = SETUPS[name].open(device_tokens=96, host_tokens=192)
     server = Server(cache)
     request = server.start(range(8), reserve=8)

@@ -46,9 +46,7 @@ def _small(setup: Setup, random: Random) -> tuple[Cache, PromptEngine]:
 
 @pytest.mark.parametrize("name", sorted(SETUPS))
 @given(random=randoms)
-def test_an_admitted_request_gets_every_slot_whatever_the_others_do(
-    name: str, random: Random
-) -> None:
+def test_an_admitted_request_gets_every_slot_beside_any_others(name: str, random: Random) -> None:
     crowd = crowd_of(SETUPS[name], random)
     for _ in range(random.randint(5, 60)):
         crowd.move()
@@ -86,7 +84,7 @@ def test_a_deferred_request_is_admitted_once_the_others_have_finished(
 
 @pytest.mark.parametrize("name", sorted(SETUPS))
 @given(random=randoms)
-def test_a_busy_cache_refuses_for_ever_exactly_what_an_empty_one_refuses(
+def test_a_busy_cache_and_an_empty_one_refuse_the_same_requests_for_ever(
     name: str, random: Random
 ) -> None:
     crowd = crowd_of(SETUPS[name], random)
@@ -148,7 +146,7 @@ def test_an_idle_pool_of_two_windows_is_not_starved(
 
 
 @given(random=randoms)
-def test_what_was_admitted_first_is_not_hurt_by_what_is_admitted_later(random: Random) -> None:
+def test_a_later_admission_does_not_hurt_an_earlier_one(random: Random) -> None:
     crowd = crowd_of(SETUPS["full+swa+mamba"], random)
     cache, server = crowd.cache, crowd.server
     first = server.begin(range(500, 508), reserve=3, chunk=4)

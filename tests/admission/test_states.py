@@ -20,7 +20,7 @@ SETS = [("full+mamba", "mamba"), ("swa+ssm", "ssm"), ("full+swa+mamba", "mamba")
 
 @pytest.mark.parametrize(("name", "state"), SETS)
 @pytest.mark.parametrize("resume_from", ["device", "host"])
-def test_with_any_number_of_states_who_is_admitted_can_copy_and_capture(
+def test_with_any_number_of_states_an_admitted_request_can_copy_and_capture(
     name: str, state: str, resume_from: str
 ) -> None:
     answers = []
@@ -79,7 +79,7 @@ def test_short_of_states_only_the_state_pool_is_named(name: str, state: str) -> 
     cache.close()
 
 
-def test_a_state_in_use_is_never_written_by_who_resumes_from_it() -> None:
+def test_a_state_in_use_is_never_written_by_a_request_that_resumes_from_it() -> None:
     cache = SETUPS["full+mamba"].open()
     server = Server(cache)
     server.serve(PROMPT)

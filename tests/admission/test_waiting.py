@@ -83,7 +83,7 @@ def test_a_retracted_request_goes_first_without_starting_anybodys_wait_again() -
     assert overtaken <= 3 + 2, "a retracted request reset the patience of the one behind it"
 
 
-def test_who_is_rejected_leaves_the_line() -> None:
+def test_a_rejected_request_leaves_the_line() -> None:
     queue: WaitingQueue[str] = WaitingQueue()
     for name in ("never fits", "next"):
         queue.append(name)

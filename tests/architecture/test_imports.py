@@ -104,7 +104,7 @@ def test_a_module_imports_only_its_own_layer_and_those_below() -> None:
     assert wrong == []
 
 
-def test_what_decides_imports_neither_memory_nor_plugins() -> None:
+def test_deciding_modules_import_neither_memory_nor_plugins() -> None:
     for module in MODULES:
         if not module.name.startswith(tuple(f"kvgraft.{name}" for name in PURE)):
             continue
@@ -127,7 +127,7 @@ def test_modules_import_one_another_in_no_circle() -> None:
 
 
 @pytest.mark.parametrize("source", [*COMPONENTS, *STORES], ids=lambda path: path.parent.name)
-def test_a_component_or_store_package_imports_only_what_is_public_and_no_other_package(
+def test_a_component_or_store_package_imports_only_public_modules_and_no_other_package(
     source: object,
 ) -> None:
     mine = modules(source)  # type: ignore[arg-type]
@@ -140,7 +140,7 @@ def test_a_component_or_store_package_imports_only_what_is_public_and_no_other_p
 
 
 @pytest.mark.parametrize("source", ENGINES, ids=lambda path: path.parent.name)
-def test_an_engine_imports_only_what_is_public_and_component_packages(source: object) -> None:
+def test_an_engine_imports_only_public_modules_and_component_packages(source: object) -> None:
     mine = modules(source)  # type: ignore[arg-type]
     own = frozenset(module.name for module in mine)
     packages = tuple(f"{path.name}." for each in COMPONENTS for path in each.glob("kvgraft_*"))
@@ -161,7 +161,7 @@ def test_replay_imports_the_core_and_no_other_package() -> None:
                 assert imported in own or imported in NAMES, f"{module.name} imports {imported}"
 
 
-def test_what_must_run_without_torch_does() -> None:
+def test_light_modules_run_without_torch() -> None:
     code = (
         "import importlib, sys\n"
         f"for name in {NO_TORCH!r}:\n"
@@ -198,7 +198,7 @@ def test_the_core_names_no_component() -> None:
     assert not found
 
 
-def test_what_decides_reads_no_clock_and_draws_no_random_number() -> None:
+def test_deciding_modules_read_no_clock_and_draw_no_random_number() -> None:
     """Recency is counted (T12), and equal states decide equally (D1)."""
     for module in MODULES:
         if module.name.startswith(("kvgraft.tree", "kvgraft.admission")):

@@ -31,7 +31,7 @@ def wrongly_listed(module: Module) -> str | None:
     return f"lists {missing}, which it does not have" if missing else None
 
 
-def test_a_module_offers_what_its_list_of_names_says() -> None:
+def test_a_module_offers_every_name_in_its_all() -> None:
     found = {module.name: wrongly_listed(module) for module in IMPORTABLE}
     assert {name: wrong for name, wrong in found.items() if wrong} == {}
 

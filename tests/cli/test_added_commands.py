@@ -61,7 +61,7 @@ def test_an_added_command_is_listed_and_runs(distribution) -> None:
         ("import sys; sys.exit(7)", "SystemExit: 7"),
     ],
 )
-def test_a_broken_one_takes_nothing_down_and_says_what_is_wrong(
+def test_a_broken_one_takes_nothing_down_and_names_its_fault(
     distribution, source: str, reason: str
 ) -> None:
     environment = distribution(source, hello="addon:hello")

@@ -46,7 +46,7 @@ def test_no_subcommand_and_a_wrong_one_exit_with_2() -> None:
     assert run(KVGRAFT).returncode == 2
 
 
-def test_components_are_listed_with_what_they_declare() -> None:
+def test_components_are_listed_with_their_declarations() -> None:
     rows = {row["name"]: row for row in json.loads(run(KVGRAFT, "components", "--json").stdout)}
     assert rows.keys() >= {"full", "swa", "mamba", "hisparse"}
     assert {
@@ -78,7 +78,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert done.stdout == b"["
 
 
-def test_what_is_used_wrongly_is_said_in_one_line() -> None:
+def test_wrong_use_is_refused_in_one_line() -> None:
     outcomes = refused(
         {
             "argument missing": ["check"],
@@ -135,7 +135,7 @@ LONG = "Leading(16), Chunk(8192)"
 SHOWN = "[0, 16) + [floor((b-1)/8192)*8192, b)"
 
 
-def test_a_table_in_a_pipe_is_as_wide_as_what_it_shows(
+def test_a_table_in_a_pipe_is_as_wide_as_its_content(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)

@@ -90,7 +90,7 @@ def test_a_command_runs_and_shows_these_lines(
     assert not missing
 
 
-def test_make_and_pip_are_told_what_is_there() -> None:
+def test_make_and_pip_commands_name_existing_targets_and_packages() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     others = [line for line, _ in shell_lines("README.md") if not line.startswith("kvgraft ")]
     assert others
@@ -110,7 +110,7 @@ def test_make_help_lists_every_target() -> None:
     assert sorted(listed) == sorted(phony.split())
 
 
-def test_make_nightly_runs_whatever_takes_long_and_says_what_failed() -> None:
+def test_make_nightly_runs_all_long_parts_and_names_the_failed_ones() -> None:
     alone = {"MAKEFLAGS": "", "MAKELEVEL": "", "MFLAGS": ""}  # make may run these tests
     done = run("make", "-n", "nightly", "STAMP=", cwd=ROOT, **alone)
     parts = ["== make long", "pytest -m long", "== make examples", "--hypothesis-profile=nightly"]

@@ -90,7 +90,7 @@ def test_links_lead_to_files_and_headings() -> None:
     assert not dead
 
 
-def test_python_blocks_parse_and_import_what_exists() -> None:
+def test_python_blocks_parse_and_import_existing_names() -> None:
     missing = []
     for block in blocks("python"):
         for node in ast.walk(ast.parse(block.text, named(block))):

@@ -40,7 +40,7 @@ def test_every_guarded_rule_is_broken_by_a_defect() -> None:
     assert {defect.rule for defect in DEFECTS.values()} == GUARDED.keys()
 
 
-def test_what_is_guarded_are_rules_of_the_contract_that_something_raises() -> None:
+def test_guarded_rules_are_rules_of_the_contract_and_each_is_raised() -> None:
     assert GUARDED.keys() <= RULES.keys()
     raised = set()
     for path in (ROOT / "core" / "src").rglob("*.py"):
@@ -49,7 +49,7 @@ def test_what_is_guarded_are_rules_of_the_contract_that_something_raises() -> No
     assert GUARDED.keys() <= raised
 
 
-def test_what_the_guard_raises_is_listed() -> None:
+def test_every_rule_that_the_guard_raises_is_listed() -> None:
     raised = set()
     for path in (ROOT / "core" / "src" / "kvgraft" / "guard").glob("*.py"):
         text = path.read_text(encoding="utf-8")

@@ -88,7 +88,7 @@ def test_anyone_can_register_wrappers_beside_the_guard() -> None:
     scene.close()
 
 
-def test_a_guard_says_what_it_looks_at_and_how_often_it_did() -> None:
+def test_a_guard_prints_its_sample_and_its_counts() -> None:
     scene = Scene(full_check=2)
     for _ in range(5):
         scene.cache.drain()

@@ -55,7 +55,7 @@ def wrong_hook(**hooks: object) -> Plugin:
     return oddities.package("mine", oddities.of_pages, **hooks)
 
 
-def test_the_model_of_a_component_is_what_it_declares() -> None:
+def test_the_model_of_a_component_equals_its_declaration() -> None:
     setup = setup_for(list(OPTIONS), OPTIONS)
     cache = open_cache(setup, Sizes(), PromptedTransferEngine())
     found = {each.name: each for each in model_components(cache.mounted)}
@@ -97,7 +97,7 @@ def expect_no_alarm(plugin: Plugin, n_examples: int) -> None:
 
 
 @pytest.mark.parametrize("plugin", UNUSUAL, ids=lambda plugin: plugin.name)
-def test_no_alarm_is_raised_about_what_is_unusual_and_legal(plugin: Plugin) -> None:
+def test_no_alarm_is_raised_about_unusual_legal_operations(plugin: Plugin) -> None:
     expect_no_alarm(plugin, 8)
 
 
@@ -212,7 +212,7 @@ def test_runs_add_up_and_the_first_broken_rule_counts() -> None:
     assert both.counts["begin"] == 2 * good.counts["begin"] + bad.counts["begin"]
 
 
-def test_equal_searches_do_the_same_whatever_was_imported_in_between(
+def test_equal_searches_do_the_same_after_any_imports_in_between(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     many = settings(SHORT, max_examples=60, stateful_step_count=3)

@@ -64,7 +64,7 @@ def windows_outlive_a_long_prompt(page_size: int = 1) -> None:
 
 
 @pytest.mark.parametrize("page_size", [1, 2])
-def test_windows_of_finished_conversations_outlive_what_a_long_prompt_leaves(
+def test_windows_of_finished_conversations_outlive_the_leavings_of_a_long_prompt(
     page_size: int,
 ) -> None:
     windows_outlive_a_long_prompt(page_size)
@@ -91,7 +91,7 @@ def test_an_identical_prompt_resumes_at_its_last_page_however_long_the_answer_wa
     harness.close()
 
 
-def test_a_decode_that_drops_what_points_need_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decode_that_drops_data_of_points_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RequestSlots, "is_worth_keeping", lambda self, request, page: False)
     monkeypatch.setattr(RequestSlots, "has_promise_left", lambda self, request, pages: False)
     harness = driven("full+swa", 1)
@@ -99,7 +99,7 @@ def test_a_decode_that_drops_what_points_need_is_found(monkeypatch: pytest.Monke
         serve(harness, (1,) * 8, 20)
 
 
-def test_aborting_keeps_what_was_left_behind() -> None:
+def test_aborting_keeps_data_left_behind() -> None:
     harness = driven("broad+near+far", 1)
     live = harness.begin(None, tuple(range(1, 21)), 1, CHUNK)
     harness.admit(live)

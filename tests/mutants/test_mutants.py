@@ -88,7 +88,7 @@ def test_the_kill_table_has_every_mutant_with_a_rule_that_may_be_named() -> None
     assert {row[3] for row in rows} <= {"state machine", "load", *CLAUSES, *drives}
 
 
-def test_the_kill_table_counts_what_it_lists() -> None:
+def test_the_kill_table_counts_its_own_rows() -> None:
     text = sections()[0]
     families = sorted({row[2][0] for row in table(text)})
     assert f"{len(table(text))} mutants; families named: {' '.join(families)}.\n" in text

@@ -144,7 +144,7 @@ def administrator(shared_environment: Environment) -> Administrator:
     return Administrator(shared_environment)
 
 
-def test_each_step_of_the_walk_changes_one_distribution_and_none_is_left_out() -> None:
+def test_each_step_of_the_walk_changes_one_distribution_and_all_are_changed() -> None:
     sets = [frozenset(names) for names in SUBSETS]
     assert len(set(sets)) == 2 ** len(COMPONENTS)
     assert all(len(one ^ other) == 1 for one, other in itertools.pairwise(sets))

@@ -112,13 +112,13 @@ def write(tmp_path: Path) -> Write:
 MEMINFO = "MemTotal:       16000000 kB\nMemFree: 1 kB\nMemAvailable:    8000000 kB\n"
 
 
-def test_the_machine_has_what_it_has_available(tmp_path: Path, write: Write) -> None:
+def test_the_machine_has_its_available_memory(tmp_path: Path, write: Write) -> None:
     write("proc/meminfo", MEMINFO)
     write("proc/self/cgroup", "0::/\n")
     assert host_available_nbytes(tmp_path) == 8_000_000 * 1024
 
 
-def test_a_control_group_leaves_its_limit_less_what_is_used(tmp_path: Path, write: Write) -> None:
+def test_a_control_group_leaves_its_limit_less_its_usage(tmp_path: Path, write: Write) -> None:
     write("proc/meminfo", MEMINFO)
     write("proc/self/cgroup", "0::/service/worker\n")
     group = "sys/fs/cgroup/service"

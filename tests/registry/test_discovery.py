@@ -262,7 +262,7 @@ def test_the_command_lists_a_broken_package_as_broken_with_its_reason(shelf: She
     assert "thrown: import failed: RuntimeError: no luck" in table.stdout
 
 
-def test_a_missing_component_is_an_error_that_says_what_is_installed(shelf: Shelf) -> None:
+def test_a_missing_component_is_an_error_that_lists_installed_ones(shelf: Shelf) -> None:
     done = shelf.run("-c", "from kvgraft.packages.registry import select; select(['sinks'])")
     assert (
         "component 'sinks' is not installed; installed: full, hisparse, mamba, swa; "

@@ -193,7 +193,7 @@ def test_a_load_back_that_fails_keeps_its_promise_and_can_be_tried_again() -> No
 
 
 @pytest.mark.parametrize("ending", ["checkpoint", "finish"])
-def test_a_request_that_cannot_share_what_it_computed_can_still_be_dropped(ending: str) -> None:
+def test_a_request_that_cannot_share_its_data_can_still_be_dropped(ending: str) -> None:
     scene = Scene(host_tokens=64)
     scene.cached(PROMPT[:8])
     request = scene.computed([*PROMPT[:8], *range(100, 116)])
@@ -203,7 +203,7 @@ def test_a_request_that_cannot_share_what_it_computed_can_still_be_dropped(endin
 
 
 @pytest.mark.parametrize("ending", ["checkpoint", "finish"])
-def test_what_is_computed_is_shared_even_if_its_backup_cannot_be_built(
+def test_computed_pages_are_shared_even_if_their_backup_cannot_be_built(
     ending: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene = Scene(host_tokens=64)
@@ -247,7 +247,7 @@ def test_a_release_that_fails_leaves_no_pin_behind(ending: str) -> None:
 
 
 @pytest.mark.parametrize("hook", ["commit_hicache_transfers", "abort_hicache_transfers"])
-def test_a_transfer_whose_end_cannot_be_told_has_ended_all_the_same(hook: str) -> None:
+def test_a_transfer_ends_even_if_its_last_hook_raises(hook: str) -> None:
     scene = Scene(host_tokens=64)
     scene.cache.finish(scene.computed(PROMPT))
     while scene.engine.pending:
@@ -371,7 +371,7 @@ ANSWERS_OF_ANOTHER_FORM: list[tuple[str, object, str]] = [
 
 
 @pytest.mark.parametrize(("hook", "answer", "rule"), ANSWERS_OF_ANOTHER_FORM)
-def test_an_answer_of_another_form_names_plugin_hook_rule_and_what_to_return(
+def test_an_answer_of_another_form_names_plugin_hook_rule_and_right_form(
     hook: str, answer: object, rule: str
 ) -> None:
     scene = Scene()

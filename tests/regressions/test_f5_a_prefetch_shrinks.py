@@ -107,7 +107,7 @@ def comes_whole(
 
 
 @pytest.mark.parametrize("setup", CASES, ids=IDS)
-def test_a_prefetch_that_does_not_fit_shrinks_to_what_all_components_can_resume_from(
+def test_a_prefetch_that_does_not_fit_shrinks_to_a_boundary_that_all_components_accept(
     setup: Setup,
 ) -> None:
     comes_whole(setup)
@@ -170,7 +170,7 @@ def test_with_the_bug_less_comes_or_nothing(
 
 
 @pytest.mark.parametrize("setup", CASES, ids=IDS)
-def test_the_guard_names_what_cannot_be_resumed_from(
+def test_the_guard_names_boundaries_that_cannot_be_resumed_from(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Fetch, "_accepted", lambda self, boundary: True)

@@ -47,7 +47,7 @@ def test_the_window_it_resumed_with_is_free_to_go_once_it_lies_behind(
 
 
 @pytest.mark.parametrize("names", [("swa",), ("full", "swa")])
-def test_it_shares_what_it_computed_though_all_it_resumed_with_is_gone(
+def test_it_shares_its_data_even_if_all_it_resumed_with_is_gone(
     names: tuple[str, ...],
 ) -> None:
     cache, server = cache_of(*names)

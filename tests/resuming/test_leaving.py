@@ -55,7 +55,7 @@ def left_slots(cache: Cache, component: str) -> int:
     return sum(len(cell.device) // 4 for cell in cells if cell.device and cell.stamp < 0)
 
 
-def test_what_is_left_behind_costs_no_promise() -> None:
+def test_data_left_behind_costs_no_promise() -> None:
     cache = window_cache()
     request = start(cache, LONG, reserve=300, chunk=512)
     seen = set()
@@ -72,7 +72,7 @@ def test_what_is_left_behind_costs_no_promise() -> None:
     cache.close()
 
 
-def test_another_request_resumes_from_what_a_running_one_left_behind() -> None:
+def test_another_request_resumes_from_data_a_running_one_left_behind() -> None:
     cache = window_cache()
     running = start(cache, LONG, reserve=64, chunk=1024)
     prefill(cache, running, until=4096)
@@ -94,7 +94,7 @@ def test_the_windows_of_finished_conversations_outlive_the_leavings_of_a_long_pr
     cache.close()
 
 
-def test_what_is_left_behind_goes_first_and_the_oldest_of_it() -> None:
+def test_data_left_behind_goes_first_oldest_first() -> None:
     cache = window_cache()
     serve(cache, range(500))
     serve(cache, LONG)
@@ -135,7 +135,7 @@ def test_tables_stay_as_they_are_while_two_requests_compute_the_same() -> None:
 
 
 @pytest.mark.parametrize("named", [(), 1000, [1000, 1400]])
-def test_a_boundary_the_engine_names_stays_when_what_is_left_behind_is_gone(named: Any) -> None:
+def test_a_boundary_the_engine_names_outlives_data_left_behind(named: Any) -> None:
     cache = window_cache()
     serve(cache, LONG[:1500], resume_at=named)
     cache.evict("swa", left_slots(cache, "swa"))
@@ -144,7 +144,7 @@ def test_a_boundary_the_engine_names_stays_when_what_is_left_behind_is_gone(name
     cache.close()
 
 
-def test_a_boundary_that_is_none_is_refused() -> None:
+def test_an_invalid_boundary_is_refused() -> None:
     cache = window_cache()
     for wrong in (-1, 11, "5", [3, None]):
         with pytest.raises(ConfigError, match=r"resume_at .* in a prompt of 10 tokens"):

@@ -95,7 +95,7 @@ def test_a_backend_that_cannot_be_used_says_why(shelf: Shelf, source: str, said:
     assert any(each.name == "file" and each.driver for each in discover_storage())
 
 
-def test_the_command_lists_backends_their_options_and_what_is_broken(shelf: Shelf) -> None:
+def test_the_command_lists_backends_their_options_and_broken_ones(shelf: Shelf) -> None:
     shelf.put("store-sound", MEMORY)
     shelf.put("store-broken", "DRIVER = 7", name="crooked")
     told = CliRunner().invoke(storage_command, ["drivers", "--json"])

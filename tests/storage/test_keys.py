@@ -69,7 +69,7 @@ def vectors() -> str:
     return "".join(f"{name} {digest.hex()}\n" for name, digest in names.items())
 
 
-def test_names_are_what_they_were_when_this_test_was_written() -> None:
+def test_names_are_the_same_as_when_this_test_was_written() -> None:
     assert vectors() == KNOWN
 
 
@@ -119,7 +119,7 @@ CHANGES = [
 ]
 
 
-def test_whatever_makes_data_differ_makes_every_name_differ() -> None:
+def test_every_difference_of_data_makes_every_name_differ() -> None:
     keys = {chain().address(page, "full").key for page in range(3)}
     for change in CHANGES:
         made = chain(**change)  # type: ignore[arg-type]
@@ -153,7 +153,7 @@ class Color(str, enum.Enum):
     RED = "red"
 
 
-def test_what_the_tree_takes_for_equal_has_one_encoding() -> None:
+def test_equal_namespaces_have_one_encoding() -> None:
     assert encode(Adapter("a", 1)) == encode(("a", 1))
     assert encode(Color.RED) == encode("red")
     assert encode("\ud800") != encode("\ud801")
@@ -165,7 +165,7 @@ def test_a_namespace_without_canonical_bytes_is_refused(value: object) -> None:
         PageChain(fingerprint(), value)
 
 
-def test_what_cannot_be_named_is_refused_in_one_line() -> None:
+def test_a_namespace_without_an_encoding_is_refused_in_one_line() -> None:
     deep: object = 1
     for _ in range(20):
         deep = (deep,)

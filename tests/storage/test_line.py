@@ -264,7 +264,9 @@ class Failing(MemoryBackend):
 
 
 @pytest.mark.parametrize("failing", [{"get"}, {"exists", "get"}, {"set"}])
-def test_what_always_fails_opens_the_breaker_whatever_else_succeeds(failing: set[str]) -> None:
+def test_a_verb_that_always_fails_opens_the_breaker_though_others_succeed(
+    failing: set[str],
+) -> None:
     """Between two failures the store says what it has, and takes or hands out data."""
     clock, backend = Clock(), Failing()
     storage = Storage(FINGERPRINT, backend, SupervisionLimits(cooldown_s=10), clock)
@@ -298,7 +300,7 @@ def test_what_always_fails_opens_the_breaker_whatever_else_succeeds(failing: set
     assert storage.close()
 
 
-def test_what_waits_is_down_at_once_when_the_breaker_opens() -> None:
+def test_waiting_calls_are_down_at_once_when_the_breaker_opens() -> None:
     clock, backend = Clock(), Hanging()
     limits = SupervisionLimits(deadline_s=5, n_workers=1, failure_limit=1)
     storage = Storage(FINGERPRINT, backend, limits, clock)

@@ -65,7 +65,7 @@ def test_other_lengths_are_found() -> None:
     ],
     ids=["key", "fingerprint", "component", "namespace"],
 )
-def test_what_is_whole_and_of_something_else_is_stale(header: bytes) -> None:
+def test_a_whole_payload_of_another_key_is_stale(header: bytes) -> None:
     assert status(header) is Status.STALE
 
 

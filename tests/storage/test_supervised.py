@@ -182,7 +182,9 @@ def test_a_trial_that_fails_makes_the_cooldown_longer() -> None:
         ([OK, True], "get: answered True, which is no Status"),
     ],
 )
-def test_what_a_backend_raises_or_answers_amiss_is_down_and_told(fault: object, said: str) -> None:
+def test_a_backends_exceptions_and_wrong_answers_are_down_and_reported(
+    fault: object, said: str
+) -> None:
     backend = Raising()
     storage = Storage(FINGERPRINT, backend)
     backend.fault = fault  # type: ignore[assignment]
@@ -195,7 +197,7 @@ def test_what_a_backend_raises_or_answers_amiss_is_down_and_told(fault: object, 
     assert storage.close()
 
 
-def test_what_is_wrong_is_counted_and_removed() -> None:
+def test_wrong_payloads_are_counted_and_removed() -> None:
     backend = MemoryBackend()
     storage = Storage(FINGERPRINT, backend)
     places = addresses(5)
@@ -269,7 +271,7 @@ def test_a_backend_gets_payloads_to_store_in_batches_of_the_size_it_likes() -> N
         Capabilities(synchronous="false"),  # type: ignore[arg-type]
     ],
 )
-def test_a_backend_that_does_not_say_what_it_can_do_is_not_attached(told: object) -> None:
+def test_a_backend_without_capabilities_is_not_attached(told: object) -> None:
     class Vague(MemoryBackend):
         capabilities = told  # type: ignore[assignment]
 
@@ -282,7 +284,7 @@ def test_a_backend_that_does_not_say_what_it_can_do_is_not_attached(told: object
     assert storage.close()
 
 
-def test_a_backend_that_fails_to_say_what_it_can_do_is_not_attached() -> None:
+def test_a_backend_whose_capabilities_raise_is_not_attached() -> None:
     class Failing(MemoryBackend):
         @property
         def capabilities(self) -> Capabilities:
@@ -397,7 +399,7 @@ def test_questions_are_answered_by_ticket() -> None:
     assert storage.close()
 
 
-def test_what_storage_imports_needs_no_torch() -> None:
+def test_storage_imports_no_torch() -> None:
     from ..commands import run
 
     code = "import sys, kvgraft.storage, kvgraft_file; assert 'torch' not in sys.modules"

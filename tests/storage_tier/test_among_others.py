@@ -25,7 +25,7 @@ def test_namespaces_that_were_only_looked_for_leave_nothing() -> None:
     cache.close()
 
 
-def test_who_shared_a_fetch_that_brought_nothing_looks_for_its_own() -> None:
+def test_a_prefetch_that_shared_an_empty_fetch_starts_its_own() -> None:
     """Two prompts begin with the same page, and only one of them is stored."""
     missing, there = [*range(2), *range(500, 531)], [*range(2), *range(600, 631)]
     cache = open_cache(FULL, stocked(FULL, there), settings(threshold_tokens=8), **LARGE)
@@ -37,7 +37,7 @@ def test_who_shared_a_fetch_that_brought_nothing_looks_for_its_own() -> None:
     cache.close()
 
 
-def test_what_a_backup_brings_at_the_same_time_is_kept_once() -> None:
+def test_pages_that_a_backup_brings_at_the_same_time_are_kept_once() -> None:
     engine = SteppedTransferEngine()
     cache = open_cache(FULL, stocked(FULL, PROMPT), engine=engine, **LARGE)
     server = Server(cache)
@@ -67,7 +67,7 @@ def test_what_a_backup_brings_at_the_same_time_is_kept_once() -> None:
     cache.close()
 
 
-def test_what_came_is_hung_below_what_is_being_loaded_back() -> None:
+def test_fetched_pages_are_inserted_below_pages_being_loaded_back() -> None:
     """Since the fetch began, half of it was computed, left DEVICE, and is on its way back there."""
     engine, shelf = SteppedTransferEngine(), stocked(FULL, PROMPT)
     cache = open_cache(FULL, shelf, engine=engine, **LARGE)

@@ -94,7 +94,7 @@ def anchor(cache: Cache, limit: int) -> int:
 
 @pytest.mark.parametrize("policy", [WritePolicy.WRITE_THROUGH, WritePolicy.WRITE_BACK])
 @pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS)
-def test_what_arrives_hangs_where_it_may_and_the_rest_stays_with_whoever_brought_it(
+def test_arriving_pages_are_inserted_where_allowed_and_the_caller_keeps_the_rest(
     setup: Setup, policy: WritePolicy
 ) -> None:
     for seed in range(SEEDS):
@@ -143,7 +143,7 @@ def test_what_arrives_hangs_where_it_may_and_the_rest_stays_with_whoever_brought
 
 
 @pytest.mark.parametrize("origin", ["fetched", "stored", "on its way there"])
-def test_what_a_node_gains_later_is_stored_as_well(origin: str) -> None:
+def test_data_that_a_node_gains_later_is_stored(origin: str) -> None:
     """Windows and states at boundaries where the store had none, on parts of what it has."""
     shelf = stocked(HYBRID, PROMPT)
     cache = open_cache(HYBRID, shelf, **LARGE)
@@ -177,7 +177,7 @@ def test_what_a_node_gains_later_is_stored_as_well(origin: str) -> None:
     cache.close()
 
 
-def test_what_was_on_host_before_is_not_taken_for_stored() -> None:
+def test_data_on_host_before_is_not_taken_for_stored() -> None:
     """The store has a state, and lost the pages that lie below it on HOST."""
     setup = installed("full", "mamba")
     shelf = stocked(setup, PROMPT)

@@ -41,7 +41,7 @@ def spoil(shelf: Shelf, key: bytes) -> None:
 
 
 @pytest.mark.parametrize("old", [0, 5])
-def test_a_prefetch_shrinks_to_what_is_promised_to_nobody(old: int) -> None:
+def test_a_prefetch_shrinks_to_the_slots_that_are_not_promised(old: int) -> None:
     """Free slots are not enough: an admitted request takes them later (A12)."""
     cache = open_cache(HISPARSE, stocked(HISPARSE, PROMPT), device_tokens=256, host_tokens=40)
     server = Server(cache)
@@ -61,7 +61,7 @@ def test_a_prefetch_shrinks_to_what_is_promised_to_nobody(old: int) -> None:
     cache.close()
 
 
-def test_nothing_is_evicted_for_what_exceeds_the_share() -> None:
+def test_nothing_is_evicted_for_pages_beyond_the_share() -> None:
     """Another prefetch holds twelve of sixteen pages: room is needed for four, and is there."""
     other = list(range(200, 225))
     shelf, (size,) = stocked(FULL, PROMPT, other), slab_nbytes(FULL)
@@ -82,7 +82,7 @@ def test_nothing_is_evicted_for_what_exceeds_the_share() -> None:
 
 
 @pytest.mark.parametrize("holder", ["prefetch", "store"])
-def test_what_was_promised_as_room_is_not_held_on_host(holder: str) -> None:
+def test_host_slots_promised_as_evictable_are_not_pinned(holder: str) -> None:
     """A prefix on HOST is room that can be made, until a fetch or a store holds it (A12)."""
     shelf = stocked(HISPARSE, PROMPT)
     given = settings(store="second-touch")
@@ -108,7 +108,7 @@ def test_what_was_promised_as_room_is_not_held_on_host(holder: str) -> None:
     cache.close()
 
 
-def test_the_threshold_counts_from_what_can_be_resumed_from() -> None:
+def test_the_threshold_counts_from_the_resumable_boundary() -> None:
     """Of ten stored pages eight are on DEVICE only: a fetch begins before them, and gains two."""
     shelf = stocked(FULL, PROMPT[:21])
     given = settings(threshold_tokens=6)
@@ -121,7 +121,7 @@ def test_the_threshold_counts_from_what_can_be_resumed_from() -> None:
 
 
 @pytest.mark.parametrize(("n_lost", "tokens"), [(2, 28), (3, 0)])
-def test_a_store_that_loses_what_it_promised_is_asked_three_times(n_lost: int, tokens: int) -> None:
+def test_a_store_that_loses_promised_keys_is_asked_three_times(n_lost: int, tokens: int) -> None:
     """At each boundary it turns out that the state is gone."""
     setup = installed("full", "mamba")
     shelf = stocked(setup, PROMPT, chunk=2)
@@ -136,7 +136,7 @@ def test_a_store_that_loses_what_it_promised_is_asked_three_times(n_lost: int, t
 
 
 @pytest.mark.parametrize(("n_slots_left", "tokens"), [(1, 2), (2, 28)])
-def test_what_is_fetched_instead_stays_in_the_share(n_slots_left: int, tokens: int) -> None:
+def test_pages_fetched_instead_stay_in_the_share(n_slots_left: int, tokens: int) -> None:
     """A state is gone; a shorter boundary takes another one, and two more pages of the window."""
     setup = installed("full", "swa", "mamba")
     shelf = stocked(setup, PROMPT, chunk=4)

@@ -141,7 +141,7 @@ def test_a_directory_that_becomes_read_only_is_down_until_it_is_not(tmp_path: Pa
 
 
 @pytest.mark.parametrize("verb", ["read", "write"])
-def test_a_disk_with_errors_costs_what_it_cannot_read_or_store(
+def test_a_disk_with_errors_costs_only_the_records_it_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     with traffic_on(tmp_path) as traffic:
@@ -233,7 +233,7 @@ def test_damage_while_a_cache_serves_and_between_is_a_miss(
     assert wrong or damage in (headless, foreign)
 
 
-def test_what_another_fingerprint_computed_is_never_read(tmp_path: Path) -> None:
+def test_data_of_another_fingerprint_is_never_read(tmp_path: Path) -> None:
     """Planted under the names of this one, whole in everything else."""
     prompt = PROMPTS[0]
     with traffic_on(tmp_path) as traffic:

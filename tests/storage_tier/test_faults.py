@@ -105,7 +105,7 @@ def test_a_dead_store_is_left_alone_and_asked_now_and_then_whether_it_is_back(
         traffic.finish()
 
 
-def test_what_was_computed_while_a_store_was_down_is_stored_when_it_is_back() -> None:
+def test_data_computed_while_a_store_was_down_is_stored_when_it_is_back() -> None:
     with traffic_over(HYBRID, settings(deadline_s=DEADLINE_S), Troubled, **LARGE) as traffic:
         failing(traffic, "set", Trouble.RAISES)
         traffic.serve(FRESH)
@@ -147,7 +147,7 @@ def test_a_cache_closes_in_time_over_a_store_that_does_not() -> None:
     backend.heal()
 
 
-def test_what_lies_above_data_on_its_way_to_a_store_is_promised_to_nobody() -> None:
+def test_ancestors_of_data_on_its_way_to_a_store_are_not_promised() -> None:
     """A node with HOST data below it is no victim: it must not count as room (A7, A12)."""
     given = settings(deadline_s=DEADLINE_S)
     with traffic_over(

@@ -34,7 +34,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[bytes, bytes]]:
 
 
 @pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS)
-def test_what_is_looked_for_computed_and_stored_is_hashed_once(
+def test_pages_looked_for_computed_and_stored_are_hashed_once(
     setup: Setup, hashed: Counter[tuple[bytes, bytes]]
 ) -> None:
     shelf = Shelf()

@@ -150,7 +150,7 @@ def test_a_small_prefetch_is_not_behind_a_large_one() -> None:
 
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS)
-def test_what_is_fetched_step_by_step_is_whole(setup: Setup) -> None:
+def test_pages_fetched_step_by_step_are_whole(setup: Setup) -> None:
     shelf = stocked(setup, PROMPT)
     with stepping(setup, shelf) as cache:
         server, key = Server(cache), TokenKey(PROMPT)
@@ -165,7 +165,7 @@ def test_what_is_fetched_step_by_step_is_whole(setup: Setup) -> None:
 
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("setup", [FULL, HYBRID], ids=["full", "hybrid"])
-def test_what_there_was_no_time_for_when_a_request_began_is_hung_later(setup: Setup) -> None:
+def test_pages_that_came_too_late_for_begin_are_inserted_later(setup: Setup) -> None:
     shelf = stocked(setup, PROMPT)
     with stepping(setup, shelf, prefetch="best-effort") as cache:
         prefetching, key = tier_of(cache).prefetching, TokenKey(PROMPT)
@@ -219,7 +219,7 @@ def test_the_books_balance_between_any_two_steps(setup: Setup) -> None:
         assert prefetch.gained_tokens
 
 
-def test_the_books_count_pins_of_what_was_stored_and_is_not_taken_in_yet() -> None:
+def test_the_books_count_pins_of_stored_data_until_the_store_answers() -> None:
     shelf = Shelf()
     with stepping(FULL, shelf) as cache:
         storing = tier_of(cache).storing

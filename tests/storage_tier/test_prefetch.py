@@ -43,7 +43,7 @@ def finish(server: Server, request: object) -> None:
 
 
 @pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS)
-def test_what_one_process_stored_another_one_hits(setup: Setup) -> None:
+def test_one_process_hits_data_that_another_stored(setup: Setup) -> None:
     shelf = stocked(setup, PROMPT)
     with serving(setup, shelf) as server:
         key = TokenKey(PROMPT)
@@ -71,7 +71,7 @@ def test_requests_run_while_a_store_hangs(setup: Setup) -> None:
         assert drained(server.cache, prefetch).gained_tokens == 2 * PAGES
 
 
-def test_best_effort_begins_with_what_has_come_and_frees_the_rest_once() -> None:
+def test_best_effort_begins_with_the_fetched_pages_and_frees_the_rest_once() -> None:
     shelf = stocked(HYBRID, PROMPT, synchronous=True)
     with serving(HYBRID, shelf, prefetch="best-effort") as server:
         before = ledgers(server.cache)
@@ -174,7 +174,7 @@ def test_a_request_that_begins_leaves_the_fetch_to_those_that_wait() -> None:
 
 
 @pytest.mark.parametrize("lost", range(PAGES))
-def test_a_page_that_is_gone_shortens_it_to_what_all_components_can_resume_from(lost: int) -> None:
+def test_a_missing_page_shortens_it_to_a_boundary_that_all_components_accept(lost: int) -> None:
     """The store says it has the page; what was asked for besides is of use, or freed once (S4)."""
     shelf = stocked(HYBRID, PROMPT, chunk=4)
     with serving(HYBRID, shelf) as server:
@@ -239,7 +239,7 @@ def test_prefetches_together_hold_no_more_of_host_than_they_may(pages: int) -> N
         assert drained(server.cache, both[0]).gained_tokens == 2 * pages
 
 
-def test_explaining_a_match_says_what_storage_gave() -> None:
+def test_explaining_a_match_names_the_pages_from_storage() -> None:
     shelf = stocked(HYBRID, PROMPT)
     with serving(HYBRID, shelf) as server:
         key = TokenKey(PROMPT)
@@ -254,7 +254,7 @@ def test_explaining_a_match_says_what_storage_gave() -> None:
         assert "nothing of full, swa, mamba is stored" in told.storage
 
 
-def test_a_store_that_is_detached_ends_what_is_under_way_and_another_takes_its_place() -> None:
+def test_detaching_a_store_ends_its_calls_and_another_takes_its_place() -> None:
     shelf, other = stocked(HYBRID, PROMPT), Shelf()
     with serving(HYBRID, shelf) as server:
         tier = tier_of(server.cache)
@@ -320,7 +320,7 @@ def test_planes_that_lie_elsewhere_in_a_slot_share_nothing(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("thing", [None, "x", 5, PROMPT])
-def test_what_is_no_key_no_prefetch_and_no_store_is_refused_in_a_line(thing: object) -> None:
+def test_wrong_keys_prefetches_and_stores_are_refused_in_a_line(thing: object) -> None:
     with serving(installed("full"), Shelf()) as server:
         tier = tier_of(server.cache)
         with pytest.raises(ConfigError, match="begun with a TokenKey, not a"):

@@ -122,7 +122,9 @@ def kill_again_and_again(directory: Path, kills: int) -> None:
     expect_clean(directory, ROOMY)
 
 
-def test_a_process_is_killed_again_and_again_and_what_it_flushed_is_there(tmp_path: Path) -> None:
+def test_a_process_is_killed_again_and_again_and_its_flushed_records_are_there(
+    tmp_path: Path,
+) -> None:
     kill_again_and_again(tmp_path, 2)
 
 

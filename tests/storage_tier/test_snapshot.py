@@ -69,7 +69,7 @@ def test_after_a_warm_restart_the_first_request_hits(setup: Setup, tmp_path: Pat
     cache.close()
 
 
-def test_what_was_used_last_comes_first_and_nothing_is_evicted_for_it(tmp_path: Path) -> None:
+def test_the_last_used_data_is_restored_first_and_evicts_nothing(tmp_path: Path) -> None:
     setup = installed("full")
     shelf = served(setup, tmp_path / "index")
     cache = open_cache(setup, shelf, device_tokens=256, host_tokens=48)
@@ -109,7 +109,7 @@ def test_where_host_is_full_the_rest_of_a_snapshot_is_left_alone(tmp_path: Path)
     cache.close()
 
 
-def test_a_request_that_shared_what_found_no_free_room_has_room_made(tmp_path: Path) -> None:
+def test_a_prefetch_that_shared_a_restoring_without_room_gets_room(tmp_path: Path) -> None:
     cache = full_host(tmp_path / "index", 1).cache
     tier = tier_of(cache)
     tier.load(tmp_path / "index")
@@ -121,7 +121,7 @@ def test_a_request_that_shared_what_found_no_free_room_has_room_made(tmp_path: P
     cache.close()
 
 
-def test_what_another_store_has_or_had_before_it_was_cleared_is_not_saved(tmp_path: Path) -> None:
+def test_data_of_another_store_or_of_before_a_clear_is_not_saved(tmp_path: Path) -> None:
     path, setup = tmp_path / "index", installed("full")
     cache = open_cache(setup, Shelf(), device_tokens=256, host_tokens=512)
     tier, server = tier_of(cache), Server(cache)
@@ -139,7 +139,7 @@ def test_what_another_store_has_or_had_before_it_was_cleared_is_not_saved(tmp_pa
     cache.close()
 
 
-def test_what_the_store_lost_meanwhile_is_a_miss(tmp_path: Path) -> None:
+def test_data_that_the_store_lost_meanwhile_is_a_miss(tmp_path: Path) -> None:
     shelf = served(HYBRID, tmp_path / "index")
     shelf.stored.clear()
     cache = open_cache(HYBRID, shelf, device_tokens=256, host_tokens=512)
@@ -269,7 +269,7 @@ def test_a_small_share_of_host_restores_one_boundary_after_the_other(tmp_path: P
     cache.close()
 
 
-def test_what_is_loaded_before_a_store_is_attached_waits_for_it(tmp_path: Path) -> None:
+def test_a_snapshot_loaded_before_a_store_is_attached_waits_for_it(tmp_path: Path) -> None:
     setup = installed("full")
     shelf = served(setup, tmp_path / "index")
     cache = setup.open(storage=settings(), device_tokens=256, host_tokens=512)

@@ -53,7 +53,7 @@ def close(server: Server) -> None:
 
 @pytest.mark.parametrize("setup", one_of_each_kind())
 @pytest.mark.parametrize("write", list(WritePolicy))
-def test_what_is_used_once_does_not_wear_the_disk(setup: Setup, write: WritePolicy) -> None:
+def test_data_used_once_is_not_written_to_disk(setup: Setup, write: WritePolicy) -> None:
     shelf = Ledger()
     server = opened(setup, shelf, StorePolicy.SECOND_TOUCH, policy=write, host_tokens=64)
     for start in range(1000, 1200, 40):
@@ -65,7 +65,7 @@ def test_what_is_used_once_does_not_wear_the_disk(setup: Setup, write: WritePoli
 
 @pytest.mark.parametrize("setup", one_of_each_kind())
 @pytest.mark.parametrize("write", [WritePolicy.WRITE_THROUGH, WritePolicy.WRITE_THROUGH_SELECTIVE])
-def test_what_is_used_twice_is_stored_once(setup: Setup, write: WritePolicy) -> None:
+def test_data_used_twice_is_stored_once(setup: Setup, write: WritePolicy) -> None:
     shelf = Ledger()
     server = opened(setup, shelf, StorePolicy.SECOND_TOUCH, policy=write)
     server.serve(PROMPT)
@@ -82,7 +82,7 @@ def test_what_is_used_twice_is_stored_once(setup: Setup, write: WritePolicy) -> 
     close(server)
 
 
-def test_the_prefix_before_what_is_used_twice_is_stored_with_it() -> None:
+def test_the_prefix_of_data_used_twice_is_stored_with_it() -> None:
     """Four nodes on the way, each inserted by a request of its own; only the last is hit."""
     shelf = Ledger()
     server = opened(FULL, shelf, StorePolicy.SECOND_TOUCH)
@@ -99,7 +99,7 @@ def test_the_prefix_before_what_is_used_twice_is_stored_with_it() -> None:
 
 
 @pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS)
-def test_write_through_stores_what_host_acknowledged(setup: Setup) -> None:
+def test_write_through_stores_data_that_host_acknowledged(setup: Setup) -> None:
     shelf = Ledger()
     server = opened(setup, shelf, StorePolicy.WRITE_THROUGH)
     server.serve(PROMPT)
@@ -115,7 +115,7 @@ def test_write_through_stores_what_host_acknowledged(setup: Setup) -> None:
 
 
 @pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS)
-def test_what_leaves_host_is_stored_while_its_slots_are_free_at_once(setup: Setup) -> None:
+def test_host_eviction_frees_slots_at_once_and_stores_a_copy(setup: Setup) -> None:
     shelf = Ledger()
     server = opened(setup, shelf, StorePolicy.HOST_EVICTION)
     cache = server.cache
@@ -143,7 +143,7 @@ def test_what_leaves_host_is_stored_while_its_slots_are_free_at_once(setup: Setu
     close(server)
 
 
-def test_copies_of_what_leaves_host_are_bounded() -> None:
+def test_copies_of_data_that_leaves_host_are_bounded() -> None:
     shelf = Ledger()
     size = FULL.open().mounted[0].component.host.slab_nbytes  # type: ignore[union-attr]
     cache = open_cache(
@@ -197,7 +197,7 @@ def test_data_on_its_way_to_the_store_stays_on_host_and_is_noted_on_both_parts_o
     close(server)
 
 
-def test_what_a_failing_store_did_not_take_is_stored_when_it_is_back() -> None:
+def test_data_that_a_failing_store_refused_is_stored_when_it_is_back() -> None:
     backend = Raising()
     backend.fault = OSError("no")
     cache = open_cache(FULL, backend, settings(), device_tokens=256, host_tokens=512)
@@ -223,7 +223,7 @@ def _raise(*given: object) -> Sequence[Status]:
     raise OSError("the store is gone")
 
 
-def test_what_came_from_the_store_does_not_go_there_again() -> None:
+def test_data_from_the_store_is_not_stored_again() -> None:
     shelf = Ledger()
     server = opened(HYBRID, shelf, StorePolicy.WRITE_THROUGH)
     server.serve(PROMPT)
@@ -281,7 +281,7 @@ def use(cache: Cache) -> None:
 
 
 @pytest.mark.parametrize("store", [StorePolicy.WRITE_THROUGH, StorePolicy.SECOND_TOUCH])
-def test_what_is_on_its_way_to_the_store_is_not_sent_again(store: StorePolicy) -> None:
+def test_data_on_its_way_to_the_store_is_not_sent_again(store: StorePolicy) -> None:
     shelf = Ledger()
     cache = on_its_way(shelf, store)
     cache.abort(cache.begin(TokenKey([*PROMPT[:10], 1, 2])))  # cuts the node
@@ -294,7 +294,7 @@ def test_what_is_on_its_way_to_the_store_is_not_sent_again(store: StorePolicy) -
     cache.close()
 
 
-def test_what_was_on_its_way_while_the_store_was_cleared_is_sent_when_it_is_used_again() -> None:
+def test_data_on_its_way_during_a_clear_is_sent_on_its_next_use() -> None:
     shelf = Ledger()
     cache = on_its_way(shelf)
     cleared = tier_of(cache).clear()
@@ -310,7 +310,7 @@ def test_what_was_on_its_way_while_the_store_was_cleared_is_sent_when_it_is_used
 
 
 @pytest.mark.parametrize("drained", [True, False])
-def test_what_is_on_its_way_to_host_when_a_store_is_detached_is_counted(*, drained: bool) -> None:
+def test_data_on_its_way_to_host_when_a_store_is_detached_is_counted(*, drained: bool) -> None:
     shelf = Ledger()
     server = opened(FULL, shelf, StorePolicy.WRITE_THROUGH)
     cache = server.cache
@@ -359,7 +359,7 @@ class Moody(Ledger):
 
 
 @pytest.mark.parametrize("store", [StorePolicy.WRITE_THROUGH, StorePolicy.SECOND_TOUCH])
-def test_what_a_full_store_refused_is_offered_again_when_it_is_used_again(
+def test_data_that_a_full_store_refused_is_offered_again_on_its_next_use(
     store: StorePolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shelf = Moody()
@@ -406,7 +406,7 @@ class SlowToClear(Ledger):
         super().clear()
 
 
-def test_what_is_stored_while_a_store_is_cleared_counts_as_gone() -> None:
+def test_data_stored_while_a_store_is_cleared_counts_as_gone() -> None:
     shelf = SlowToClear()
     server = opened(FULL, shelf, StorePolicy.WRITE_THROUGH)
     ticket = tier_of(server.cache).clear()

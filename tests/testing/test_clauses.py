@@ -155,7 +155,7 @@ def test_a_declared_mirror_that_is_missing_at_one_page_breaks_p8() -> None:
     assert said == "pages of 1, host memory of 1: declared, and no mirror is there"
 
 
-def test_a_mirror_as_large_as_the_device_whatever_the_host_has_breaks_p8() -> None:
+def test_a_mirror_that_ignores_the_hosts_size_breaks_p8() -> None:
     said = said_of(mirrored(lambda pages, device: device if pages else 0), SMALL)
     assert said == "pages of 1, host memory of 1: its mirror has 16 slots, there is room for 1"
 
@@ -252,7 +252,9 @@ def test_torch_imported_by_another_package_is_not_this_ones_fault(
         sys.modules.pop(name, None)
 
 
-def test_who_imports_torch_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_imports_torch_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put(tmp_path, TORCH)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

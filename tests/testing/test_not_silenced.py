@@ -84,7 +84,7 @@ def outcome(directory: Path, rule: str, *options: str) -> subprocess.CompletedPr
 
 @pytest.mark.long
 @pytest.mark.parametrize("rule", ["A7", "M8"])
-def test_what_only_one_of_two_processes_finds_is_reported(tmp_path: Path, rule: str) -> None:
+def test_a_finding_of_only_one_of_two_processes_is_reported(tmp_path: Path, rule: str) -> None:
     done = outcome(tmp_path, rule, "-n", "2")
     assert done.returncode == 1, done.stdout
     assert f"{rule}: " in done.stdout

@@ -339,7 +339,7 @@ def test_a_test_run_is_neither_silenced_nor_ended_by_a_component(tmp_path: Path,
     assert done.returncode != 0, done.stdout
 
 
-def test_a_suite_whose_process_ends_says_what_was_decided_and_leaves_the_rest_undecided(
+def test_a_suite_whose_process_ends_reports_decided_clauses_and_leaves_the_rest_undecided(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     suite = SuiteProcess("full", {}, "dev", {})

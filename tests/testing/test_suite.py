@@ -78,9 +78,7 @@ def refusals() -> dict[str, Refusal]:
 
 
 @pytest.mark.parametrize("option", REFUSED)
-def test_what_is_refused_is_its_givers_mistake_and_one_line(
-    refusals: dict[str, Refusal], option: str
-) -> None:
+def test_a_refusal_is_one_line_and_exits_with_2(refusals: dict[str, Refusal], option: str) -> None:
     status, output, errors = refusals[option]
     assert (status, output) == (2, "")
     assert errors.startswith(f"kvgraft: component {REFUSED[option]}")
@@ -184,7 +182,7 @@ def unloadable(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", BROKEN)
-def test_what_cannot_be_loaded_or_built_is_one_failure_under_the_rule_it_breaks_if_any(
+def test_a_component_that_cannot_be_loaded_or_built_is_one_failure_under_its_rule(
     unloadable: dict[str, list[dict[str, Any]]], case: str
 ) -> None:
     _, rule, said = BROKEN[case]
@@ -198,7 +196,7 @@ def test_what_cannot_be_loaded_or_built_is_one_failure_under_the_rule_it_breaks_
 @pytest.mark.parametrize(
     "given", [{"profile": "slow"}, {"options": ["window"]}, {"expected_failures": {"Z9": "typo"}}]
 )
-def test_what_is_no_components_to_refuse_is_refused_before_a_process_is_started(
+def test_bad_arguments_are_refused_before_a_process_is_started(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
 ) -> None:
     def start(*command: object, **options: object) -> None:
@@ -318,7 +316,7 @@ def test_a_hook_that_reads_its_query_by_place_breaks_p3(how: str) -> None:
     assert re.search("one field more", found.evidence)
 
 
-def test_where_a_requests_slots_run_out_it_is_said_what_it_was_admitted_with() -> None:
+def test_an_error_about_missing_slots_names_the_admitted_demand() -> None:
     def keeps_nothing_for_later(component: Any, query: Any) -> Demand:
         held = -(-query.computed // query.page_size)
         pages = -(-(query.computed + query.chunk) // query.page_size) - held
@@ -342,7 +340,7 @@ def test_an_extra_that_is_missing_is_named_with_the_way_to_get_it() -> None:
 
 
 @pytest.mark.long
-def test_whoever_waits_at_a_terminal_is_told_for_what_and_a_pipe_is_not() -> None:
+def test_a_terminal_shows_progress_and_a_pipe_does_not() -> None:
     command = [KVGRAFT, "check", "swa", "--option", "windw=3"]
     ours, theirs = os.openpty()
     with os.fdopen(ours, "rb", buffering=0) as terminal:

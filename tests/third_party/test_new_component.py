@@ -44,7 +44,7 @@ def written(kind: str, into: Path, name: str = "my-layers") -> Path:
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_new_package_passes_what_it_tells_its_author_to_run(
+def test_a_new_package_passes_the_commands_it_prints(
     workshop: Workshop, kind: str, tmp_path: Path
 ) -> None:
     printed = workshop.succeeds(f"kvgraft new-component my-layers --kind {kind}", tmp_path)
@@ -119,7 +119,7 @@ def test_a_new_package_is_strictly_typed(kind: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_a_new_package_fits_what_it_is_called(tmp_path: Path) -> None:
+def test_a_new_package_fits_its_name(tmp_path: Path) -> None:
     package = written("paged", tmp_path / "made" / "too", name="ring2-b")
     text = "".join(path.read_text() for path in package.rglob("*") if path.is_file())
     assert 'name = "kvgraft-ring2-b"' in text
@@ -195,7 +195,7 @@ def test_it_is_said_how_to_install_kvgraft_where_no_index_has_it(tmp_path: Path)
     assert readme.count("CUDA") == document.count("CUDA") == 1
 
 
-def test_help_says_what_is_written_and_pages_are_what_is_written_by_default(
+def test_help_says_that_nothing_is_overwritten_and_paged_is_the_default(
     tmp_path: Path,
 ) -> None:
     shown = subprocess.run(

@@ -69,7 +69,7 @@ def test_the_example_is_built_installed_listed_tested_replayed_and_removed(
     assert "component 'sinks' is not installed; installed: none" in gone.stderr
 
 
-def test_the_example_uses_what_is_public_and_nothing_else() -> None:
+def test_the_example_uses_only_public_names() -> None:
     allowed = OPEN_TO_PLUGINS | {"kvgraft.testing"}
     mine = modules(EXAMPLE / "src", EXAMPLE / "tests")
     own = {module.name for module in mine}

@@ -147,7 +147,7 @@ def test_a_childs_backup_is_not_published_when_its_parents_failed(name: str) -> 
     ("name", "narrow"),
     [("full+swa", "swa"), ("full+sinks", "sinks"), ("full+quartered+ssm", "quartered")],
 )
-def test_all_components_of_a_node_are_backed_up_or_none_is(name: str, narrow: str) -> None:
+def test_a_node_is_backed_up_for_all_components_or_not_at_all(name: str, narrow: str) -> None:
     cache = SETUPS[name].open(**{narrow: {"host_tokens": 2}})
     server = Server(cache)
     computed(server, PROMPT)
@@ -217,7 +217,7 @@ def test_policies_back_up_at_the_first_touch_the_second_or_at_eviction(
     ("name", "late"),
     [("full+swa", "swa"), ("full+sinks", "sinks"), ("full+mamba", "mamba"), ("swa+ssm", "ssm")],
 )
-def test_what_a_node_gains_after_its_backup_is_backed_up_as_well(name: str, late: str) -> None:
+def test_data_that_a_node_gains_after_its_backup_is_backed_up(name: str, late: str) -> None:
     cache = SETUPS[name].open(device_tokens=256, host_tokens=256)
     server = Server(cache)
     short = PROMPT[:10]

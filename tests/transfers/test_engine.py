@@ -112,7 +112,7 @@ def test_waiting_is_bounded(engine: CpuTransferEngine) -> None:
     fence.set()
 
 
-def test_closing_finishes_what_was_submitted() -> None:
+def test_closing_finishes_submitted_copies() -> None:
     engine = CpuTransferEngine(n_workers=2)
     copies = [copy(value=value) for value in range(1, 9)]
     tickets = [engine.submit([each]) for each in copies]

@@ -125,7 +125,7 @@ def test_two_requests_share_one_transfer_and_both_are_ready(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(SETUPS))
 @pytest.mark.parametrize("when", ["before it asked", "while it waited"])
-def test_a_shared_transfer_that_fails_fails_all_who_rely_on_it(name: str, when: str) -> None:
+def test_a_failed_shared_transfer_fails_all_requests_that_rely_on_it(name: str, when: str) -> None:
     cache, server = on_host(SETUPS[name])
     empty = ledgers(cache), tree_dump(cache)
     first = server.begin([*PROMPT, 1, 1])
@@ -170,7 +170,7 @@ def test_a_shared_transfer_that_fails_fails_all_who_rely_on_it(name: str, when: 
 
 
 @pytest.mark.parametrize("name", ["full", "full+swa", "full+swa+mamba", "hisparse"])
-def test_what_was_to_hang_below_a_load_that_failed_is_not_published(name: str) -> None:
+def test_pages_below_a_failed_load_are_not_published(name: str) -> None:
     """One request loads the first part, another the rest; the first part never arrives."""
     engine = PromptEngine()
     with SETUPS[name].open(device_tokens=256, host_tokens=256, engine=engine) as cache:

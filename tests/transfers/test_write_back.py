@@ -252,7 +252,7 @@ def test_asked_for_the_impossible_eviction_returns_short(name: str) -> None:
     cache.close()
 
 
-def test_what_is_on_its_way_to_host_keeps_what_hangs_below_it() -> None:
+def test_data_on_its_way_to_host_keeps_its_descendants() -> None:
     """A window's page leaves HOST above sequences whose own prefix is being copied."""
     engine = Late()
     engine.late = False

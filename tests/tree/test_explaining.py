@@ -64,7 +64,7 @@ def test_a_state_that_was_not_captured_is_missed_at_its_boundary() -> None:
     assert reasons(explanation)["state"] == "at 12: no state on any tier at this boundary"
 
 
-def test_what_must_come_from_the_host_shows_as_a_shorter_device_boundary() -> None:
+def test_pages_on_the_host_shorten_the_device_boundary() -> None:
     tree = open_tree("full")
     node = insert(tree, SEQUENCE)
     back_up(tree, node)

@@ -64,7 +64,7 @@ def test_extending_is_concatenating(parts: list[list[int]]) -> None:
     ],
     ids=repr,
 )
-def test_what_is_no_int32_token_is_refused_and_the_key_stays_as_it_was(tokens: Any) -> None:
+def test_a_token_that_is_no_int32_is_refused_and_the_key_stays_as_it_was(tokens: Any) -> None:
     key = TokenKey([5])
     with pytest.raises(ConfigError, match="int32"):
         key.extend(tokens)

@@ -107,7 +107,7 @@ def shapes_of(reaches: list[Reach]) -> list[ComponentShape]:
 
 
 @given(parts=st.lists(reaches, min_size=1, max_size=5))
-def test_in_the_trees_order_whatever_contains_another_comes_before_it(parts: list[Reach]) -> None:
+def test_in_the_trees_order_a_component_comes_before_those_it_contains(parts: list[Reach]) -> None:
     order = ordered(shapes_of(parts))
     assert order[0].reach.ends_at_boundary
     for position, later in enumerate(order):
@@ -160,7 +160,7 @@ def test_a_term_ends_at_every_boundary_or_says_that_it_does_not(term: Term, boun
 
 
 @pytest.mark.parametrize("reach", [Reach(Leading(4)), Reach(ChunkedLocal(8), Leading(2))])
-def test_components_of_which_none_ends_at_every_boundary_are_refused(reach: Reach) -> None:
+def test_components_are_refused_unless_one_ends_at_every_boundary(reach: Reach) -> None:
     with pytest.raises(ConfigError, match="leaves out the token before some boundaries; put it "):
         ordered([ComponentShape("head", reach)])
 
@@ -325,7 +325,7 @@ class Identity(Term):
         return True
 
 
-def test_what_derives_from_a_state_is_a_state() -> None:
+def test_a_term_derived_from_a_state_is_a_state() -> None:
     """It names no pages either: as anything else it would need nothing."""
     assert Reach(NamedState()).is_state
     with pytest.raises(ConfigError, match=r"StateAt\(\) stands alone"):

@@ -119,7 +119,7 @@ def test_a_receipt_is_released_once_and_on_its_own_tree() -> None:
     check_integrity(tree)
 
 
-def test_a_release_undoes_its_pins_whatever_split_the_nodes_in_between() -> None:
+def test_a_release_undoes_its_pins_after_any_split_in_between() -> None:
     tree = open_tree("full", "window", "state")
     node = insert(tree, SEQUENCE)
     before = ledgers(tree)
@@ -173,7 +173,7 @@ def test_pages_given_back_behind_a_window_are_not_freed_again() -> None:
     check_integrity(tree)
 
 
-def test_an_incoming_duplicate_is_freed_and_what_was_there_stays() -> None:
+def test_an_incoming_duplicate_is_freed_and_the_tree_keeps_its_own() -> None:
     tree = open_tree("full")
     first = insert(tree, SEQUENCE).cells[0].device
     again = insert(tree, SEQUENCE).cells[0].device

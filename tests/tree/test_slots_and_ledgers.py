@@ -98,7 +98,7 @@ def test_a_negative_promise_does_not_pass(ledger: Ledger) -> None:
         ledger.check()
 
 
-def test_headroom_is_what_is_free_or_evictable_and_not_promised(ledger: Ledger) -> None:
+def test_headroom_is_free_plus_evictable_less_promised(ledger: Ledger) -> None:
     account = Account(ledger)
     account.open(peak=5, remaining=9, load=1)
     assert ledger.headroom == 2

@@ -37,7 +37,7 @@ def digest(version: str) -> str:
 
 
 @pytest.mark.parametrize("version", DIGESTS)
-def test_what_is_frozen_is_what_it_was(version: str) -> None:
+def test_frozen_files_are_unchanged(version: str) -> None:
     found = digest(version)
     assert found == DIGESTS[version], (
         f"a file below {FROZEN / version} was edited; it stands for what others wrote for API "

@@ -237,7 +237,7 @@ def test_the_next_major_version_refuses_components_of_this_one() -> None:
         load_plugin("newer", Newer(), contract=next_major)
 
 
-def test_what_a_component_of_1_0_sees_is_the_same_on_a_newer_core() -> None:
+def test_a_component_of_1_0_sees_the_same_names_on_a_newer_core() -> None:
     assert breaks(recorded("1.0"), surface(FUTURE, "1.0")) == []
 
 

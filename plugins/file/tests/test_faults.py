@@ -25,7 +25,7 @@ OK, MISS, FULL = Status.OK, Status.MISS, Status.FULL
 SIZE = 9000
 
 
-def test_a_full_disk_is_full_and_what_is_there_can_be_read(
+def test_a_full_disk_is_full_and_its_records_can_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage = Storage(FINGERPRINT, open_store(tmp_path, 1 << 20, 1 << 16))
@@ -133,7 +133,7 @@ def test_a_directory_that_not_even_root_can_write_to_is_refused() -> None:
         ("file:{0}?capacity", "write OPTION=VALUE&OPTION=VALUE"),
     ],
 )
-def test_what_cannot_be_opened_is_one_line(tmp_path: Path, url: str, said: str) -> None:
+def test_a_store_that_cannot_be_opened_is_one_line(tmp_path: Path, url: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as refused:
         open_storage(url.format(tmp_path))
     assert "\n" not in str(refused.value)
@@ -203,7 +203,7 @@ def test_where_nothing_can_be_gained_nothing_is_evicted(tmp_path: Path) -> None:
     assert storage.close()
 
 
-def test_what_is_no_file_is_no_segment_whatever_it_is_called(tmp_path: Path) -> None:
+def test_a_special_file_is_no_segment_under_any_name(tmp_path: Path) -> None:
     (tmp_path / "0000000000000001.kvseg").mkdir()
     (tmp_path / "0000000000000002.kvseg").symlink_to("nowhere")
     (tmp_path / "ffffffffffffffff.kvseg").write_bytes(bytes(8192))
@@ -219,7 +219,7 @@ def test_what_is_no_file_is_no_segment_whatever_it_is_called(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("record", [0, 2, 3], ids=["the first", "one behind", "past the middle"])
 @pytest.mark.parametrize("how", ["overwritten", "zeroed", "cut"])
-def test_what_is_gone_behind_a_record_is_found(tmp_path: Path, how: str, record: int) -> None:
+def test_missing_data_behind_a_record_is_found(tmp_path: Path, how: str, record: int) -> None:
     storage = Storage(FINGERPRINT, open_store(tmp_path))
     assert stored(storage, addresses(6), SIZE) == [OK] * 6
     assert storage.close()

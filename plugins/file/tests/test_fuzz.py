@@ -339,7 +339,7 @@ def test_a_segment_that_says_it_is_of_4_gib_takes_no_longer_to_open(
     store.close()
 
 
-def test_a_segment_that_says_it_is_larger_than_any_is_none(stocked: Path, tmp_path: Path) -> None:
+def test_a_segment_that_claims_too_large_a_size_is_not_read(stocked: Path, tmp_path: Path) -> None:
     directory = tmp_path / "store"
     shutil.copytree(stocked, directory)
     target = Target(segments(directory)[0], random.Random(1), ())

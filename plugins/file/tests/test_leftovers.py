@@ -230,7 +230,7 @@ def test_a_lock_that_is_no_regular_file_is_refused(
 
 
 @every_kind
-def test_what_is_no_regular_file_is_neither_a_segment_nor_a_leftover(
+def test_a_special_file_is_neither_a_segment_nor_a_leftover(
     tmp_path: Path, kind: Callable[[Path], None]
 ) -> None:
     directory = tmp_path / "store"

@@ -54,7 +54,7 @@ def _held(path: Path) -> int:
     return os.open(path, os.O_RDONLY)
 
 
-def test_what_was_in_the_blocks_before_does_not_come_back_when_the_writer_dies(
+def test_old_content_of_blocks_does_not_come_back_when_the_writer_dies(
     tmp_path: Path,
 ) -> None:
     directory, left = tmp_path / "one", tmp_path / "left"
@@ -73,7 +73,7 @@ def test_what_was_in_the_blocks_before_does_not_come_back_when_the_writer_dies(
     expect_clean(left)
 
 
-def test_who_knows_an_evicted_record_misses_it_and_harms_nothing_by_removing_it(
+def test_reading_or_removing_an_evicted_record_is_a_miss_and_harms_nothing(
     tmp_path: Path,
 ) -> None:
     writer, reader, remover = opened(tmp_path), opened(tmp_path), opened(tmp_path)

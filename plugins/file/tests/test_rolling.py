@@ -217,7 +217,7 @@ def test_closing_waits_for_the_writes_to_a_segment(
     again.close()
 
 
-def test_what_is_written_to_a_segment_that_was_left_and_cleared_is_gone(tmp_path: Path) -> None:
+def test_records_written_to_a_segment_that_was_left_and_cleared_are_gone(tmp_path: Path) -> None:
     backend = open_store(tmp_path, 8 * SEGMENT, SEGMENT)
     with held(backend, [0]) as slow:
         assert store(backend, range(1, 6)) == [OK] * 5
@@ -245,7 +245,7 @@ def test_a_segment_is_sealed_when_the_last_of_its_writes_has_ended(tmp_path: Pat
     backend.close()
 
 
-def test_who_waits_for_room_goes_on_when_the_store_is_cleared(tmp_path: Path) -> None:
+def test_a_write_that_waits_for_room_goes_on_when_the_store_is_cleared(tmp_path: Path) -> None:
     backend = open_store(tmp_path, 2 * SEGMENT, SEGMENT)
     with held(backend, [0]) as first:
         assert store(backend, [1, 2]) == [OK, OK]
@@ -260,7 +260,7 @@ def test_who_waits_for_room_goes_on_when_the_store_is_cleared(tmp_path: Path) ->
     backend.close()
 
 
-def test_who_waits_for_room_gives_up_at_the_deadline(tmp_path: Path) -> None:
+def test_a_write_that_waits_for_room_gives_up_at_the_deadline(tmp_path: Path) -> None:
     backend = open_store(tmp_path, 2 * SEGMENT, SEGMENT)
     with held(backend, [0]), held(backend, [3]):
         assert store(backend, [1]) == [OK]
@@ -270,7 +270,7 @@ def test_who_waits_for_room_gives_up_at_the_deadline(tmp_path: Path) -> None:
     backend.close()
 
 
-def test_who_waits_for_room_stores_it_or_is_told_when_the_store_is_closed(tmp_path: Path) -> None:
+def test_a_write_that_waits_for_room_is_stored_or_told_of_the_stores_close(tmp_path: Path) -> None:
     backend = open_store(tmp_path, 2 * SEGMENT, SEGMENT)
     told: list[list[Status] | str] = []
 
@@ -370,7 +370,7 @@ def test_a_segment_that_cannot_be_cut_is_let_go_of_all_the_same(
     again.close()
 
 
-def test_what_was_begun_and_never_written_to_is_no_segment(tmp_path: Path) -> None:
+def test_a_file_that_was_never_written_to_is_no_segment(tmp_path: Path) -> None:
     backend = open_store(tmp_path, 3 * SEGMENT, SEGMENT)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Writer, "_append", lambda *_: None)

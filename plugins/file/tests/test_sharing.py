@@ -61,7 +61,7 @@ def test_four_processes_for_longer(tmp_path: Path) -> None:
     expect_sound(tmp_path, share(tmp_path, 4, 3000))
 
 
-def test_what_one_opener_evicts_or_clears_the_other_misses(tmp_path: Path) -> None:
+def test_one_opener_misses_records_that_the_other_evicts_or_clears(tmp_path: Path) -> None:
     one = Storage(FINGERPRINT, open_store(tmp_path, 1 << 19, 1 << 16))
     other = Storage(FINGERPRINT, open_store(tmp_path, 1 << 19, 1 << 16))
     places = addresses(100)

@@ -128,7 +128,7 @@ def expect_whole(directory: Path, n_records: int) -> None:
     store.close()
 
 
-def test_what_another_is_writing_is_not_there_until_it_is_written(tmp_path: Path) -> None:
+def test_another_writers_record_is_missing_until_it_is_written(tmp_path: Path) -> None:
     inside, go_on = threading.Event(), threading.Event()
 
     def pause() -> None:
@@ -151,7 +151,7 @@ def test_what_another_is_writing_is_not_there_until_it_is_written(tmp_path: Path
 
 
 @pytest.mark.parametrize("seen", [0, 2])
-def test_what_a_writer_that_was_killed_had_begun_is_not_there(tmp_path: Path, seen: int) -> None:
+def test_unfinished_records_of_a_killed_writer_are_missing(tmp_path: Path, seen: int) -> None:
     storage = opened(tmp_path)
     assert stored(storage, PLACES[30:31], SIZE) == [OK]
     killed_while_writing(tmp_path, 2)
@@ -164,7 +164,7 @@ def test_what_a_writer_that_was_killed_had_begun_is_not_there(tmp_path: Path, se
     expect_whole(tmp_path, 4)
 
 
-def test_who_opens_the_store_of_a_writer_that_was_killed_finds_what_is_whole(
+def test_opening_the_store_of_a_killed_writer_finds_its_whole_records(
     tmp_path: Path,
 ) -> None:
     killed_while_writing(tmp_path, 2)
@@ -176,7 +176,7 @@ def test_who_opens_the_store_of_a_writer_that_was_killed_finds_what_is_whole(
     expect_whole(tmp_path, 2)
 
 
-def test_what_a_disk_failed_to_write_is_not_there_for_others(tmp_path: Path) -> None:
+def test_records_that_a_disk_failed_to_write_are_missing_for_others(tmp_path: Path) -> None:
     def fail() -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -192,7 +192,7 @@ def test_what_a_disk_failed_to_write_is_not_there_for_others(tmp_path: Path) -> 
     expect_whole(tmp_path, 2)
 
 
-def test_what_one_process_is_told_is_there_is_durable_when_it_flushed(
+def test_keys_reported_as_there_are_durable_after_a_flush(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer, other = opened(tmp_path), opened(tmp_path)
@@ -230,7 +230,7 @@ def test_a_segment_that_is_being_reclaimed_is_not_found_again_meanwhile(
     assert storage.close()
 
 
-def test_while_one_scans_what_a_dead_writer_left_others_find_nothing_torn(tmp_path: Path) -> None:
+def test_others_find_nothing_torn_while_one_scans_a_dead_writers_segment(tmp_path: Path) -> None:
     killed_while_writing(tmp_path, 2)
     (path,) = segments(tmp_path)
     scanning = DiskFile(path, direct=False)
@@ -244,7 +244,7 @@ def test_while_one_scans_what_a_dead_writer_left_others_find_nothing_torn(tmp_pa
     expect_whole(tmp_path, 2)
 
 
-def test_what_a_dead_writer_flushed_stays_whatever_its_headers_say(tmp_path: Path) -> None:
+def test_flushed_records_of_a_dead_writer_stay_with_any_headers(tmp_path: Path) -> None:
     """A backend moves bytes: a header of another format is not its business."""
     child = os.fork()
     if not child:
@@ -313,7 +313,7 @@ def test_a_segment_that_is_sealed_while_it_is_looked_at_is_not_cut(
     assert other.close()
 
 
-def test_what_waits_to_be_written_is_not_when_the_store_is_closed(tmp_path: Path) -> None:
+def test_waiting_writes_are_dropped_when_the_store_is_closed(tmp_path: Path) -> None:
     inside, go_on = threading.Event(), threading.Event()
 
     def pause() -> None:
@@ -383,7 +383,7 @@ def test_a_write_that_fails_in_front_of_another_leaves_no_damage_and_hides_nothi
 
 @pytest.mark.parametrize("ending", ["closed", "killed"])
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_what_the_disk_does_not_give_for_a_while_is_a_miss_for_that_while(
+def test_a_read_error_is_a_miss_for_as_long_as_it_lasts(
     tmp_path: Path, ending: str, place: int
 ) -> None:
     child = os.fork()
@@ -409,7 +409,7 @@ def test_what_the_disk_does_not_give_for_a_while_is_a_miss_for_that_while(
     expect_whole(tmp_path, 3)
 
 
-def test_what_the_disk_does_not_give_is_left_alone_for_long(
+def test_records_with_read_errors_are_not_retried_before_the_backoff_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvgraft_file.segment.RETRY_BACKOFF", 1e9)
@@ -437,7 +437,7 @@ def test_where_the_disk_gives_no_segment_at_all_there_are_misses(tmp_path: Path)
     assert storage.close()
 
 
-def test_a_late_removal_of_what_was_never_written_removes_nothing_else(tmp_path: Path) -> None:
+def test_a_late_removal_of_an_unwritten_record_removes_nothing_else(tmp_path: Path) -> None:
     """A reader has taken in a record whose write then failed, and removes it when it reads it."""
     writer, reader = opened(tmp_path), open_store(tmp_path, CAPACITY, SEGMENT)
     assert stored(writer, PLACES[:1], SIZE) == [OK]
@@ -510,7 +510,7 @@ def test_every_record_of_a_write_that_failed_is_removed(tmp_path: Path) -> None:
         assert each.close()
 
 
-def test_writes_that_fail_evict_nothing_but_what_their_first_segment_takes(tmp_path: Path) -> None:
+def test_failing_writes_evict_only_for_their_first_segment(tmp_path: Path) -> None:
     writer = open_store(tmp_path, CAPACITY, SEGMENT)
     storage = Storage(FINGERPRINT, writer)
     for first in range(0, 12, 3):

@@ -550,7 +550,7 @@ def test_an_abort_during_a_load_back_gives_the_hot_slots_back_before_the_copy_en
 # --- finding the component and its slots ----------------------------------------------------------
 
 
-def test_a_cache_without_the_component_has_none_to_find() -> None:
+def test_a_cache_without_the_component_finds_no_component() -> None:
     cache = Cache(CacheConfig(components={"full": {}}, page_size=PAGE, device_tokens=40))
     with pytest.raises(ConfigError, match="'hisparse' is not among the cache's: full; name it"):
         SparseComponent.of(cache)

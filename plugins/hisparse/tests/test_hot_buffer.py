@@ -480,7 +480,7 @@ def test_the_least_recently_selected_rows_make_room_first() -> None:
     assert sorted(buffer.resident_tokens(0).tolist()) == [0, 1, 8, 10, 12, 13, 14, 15]
 
 
-def test_a_selection_never_evicts_what_it_selects_itself() -> None:
+def test_a_selection_never_evicts_its_own_rows() -> None:
     pool, hot, host = make_pool()
     buffer = open_buffer(pool, hot, host, hot_tokens=4, n_pages=4)
     truth = decode(pool, buffer, 16)
@@ -556,7 +556,7 @@ def test_a_position_outside_the_sequence_is_refused_by_name() -> None:
             buffer.swap_in(0, select(0, token))
 
 
-def test_a_prefix_hit_moves_no_row_and_later_selections_move_only_what_they_select() -> None:
+def test_a_prefix_hit_moves_no_row_and_later_selections_move_only_selected_rows() -> None:
     pool, hot, host = make_pool(layers=(0, 1))
     host.slab.copy_(torch.randint(0, 256, host.slab.shape, dtype=torch.uint8))
     before = [bits(plane) for plane in hot.planes]

@@ -42,5 +42,5 @@ def test_thinned_checkpoints_are_among_those_a_shorter_prompt_captures() -> None
     assert set(few) & set(many) == {8, 16}
 
 
-def test_a_pool_without_room_for_checkpoints_captures_none() -> None:
+def test_a_pool_without_room_for_checkpoints_captures_no_state() -> None:
     assert rule(interval=1, most=0).boundaries(view(anchor=0, base=5, limit=9)) == ()

@@ -40,7 +40,7 @@ OPTIONS = (
         ("mooncake:host?timeout_s=0", "option timeout_s='0': give more than 0"),
     ],
 )
-def test_what_cannot_be_a_store_is_refused_in_one_line(url: str, said: str) -> None:
+def test_an_impossible_store_is_refused_in_one_line(url: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as refused:
         open_storage(url)
     assert "\n" not in str(refused.value)

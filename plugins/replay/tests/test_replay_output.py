@@ -27,7 +27,7 @@ def test_json_on_standard_output_is_alone_there(name: str) -> None:
     assert "token hit rate" in done.stderr
 
 
-def test_what_was_there_keeps_its_permissions_and_its_links(tmp_path: Path) -> None:
+def test_a_replaced_file_keeps_its_permissions_and_its_links(tmp_path: Path) -> None:
     file, link = tmp_path / "result.json", tmp_path / "latest.json"
     file.write_text("old")
     file.chmod(0o640)
@@ -61,7 +61,7 @@ write_whole(sys.argv[1], "half")
 """
 
 
-def test_what_a_killed_writer_left_goes_with_the_next_result(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_writer_go_with_the_next_result(tmp_path: Path) -> None:
     file = tmp_path / "result.json"
     assert run(sys.executable, "-c", KILLED, str(file)).returncode == 9
     assert not file.exists()
@@ -70,7 +70,7 @@ def test_what_a_killed_writer_left_goes_with_the_next_result(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_a_replay_that_is_refused_leaves_what_was_there(tmp_path: Path) -> None:
+def test_a_refused_replay_leaves_old_files_alone(tmp_path: Path) -> None:
     old, new = tmp_path / "old.json", tmp_path / "new.html"
     old.write_text("old")
     done = replay("--json", old, "--html", new, "--component", "sinks")

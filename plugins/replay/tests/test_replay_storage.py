@@ -37,7 +37,7 @@ def replayed(tmp_path: Path) -> Replay:
     return _replayed
 
 
-def test_a_second_process_hits_from_storage_what_the_first_one_stored(
+def test_a_second_process_hits_data_that_the_first_one_stored(
     replayed: Replay, tmp_path: Path
 ) -> None:
     page = tmp_path / "report.html"
@@ -58,7 +58,7 @@ def test_the_storage_part_of_the_result_has_the_fields_its_schema_names(replayed
     assert storage["after"]["details"]["segments"] >= 1
 
 
-def test_what_a_small_store_evicts_is_in_the_result_and_the_report(tmp_path: Path) -> None:
+def test_evictions_of_a_small_store_are_in_the_result_and_the_report(tmp_path: Path) -> None:
     store, path, page = tmp_path / "store", tmp_path / "result.json", tmp_path / "report.html"
     store.mkdir()
     url = f"file:{store}?capacity=128KiB"

@@ -57,5 +57,5 @@ def test_a_state_without_a_slot_is_skipped_and_counted() -> None:
     assert sum(points["skipped"].values()) > 0
 
 
-def test_full_attention_alone_has_none() -> None:
+def test_full_attention_alone_has_no_resume_points() -> None:
     assert replayed({"full": {}})["resume_points"] is None

@@ -113,7 +113,7 @@ def untimed(result: ReplayResult) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("components", [FULL, HYBRID, SPARSE], ids=["full", "hybrid", "sparse"])
-def test_a_second_replay_hits_what_the_first_one_stored(
+def test_a_second_replay_hits_data_that_the_first_one_stored(
     stored: Replay, components: dict[str, dict[str, Any]]
 ) -> None:
     first = stored(chats(), components)
@@ -132,7 +132,7 @@ def test_a_second_replay_hits_what_the_first_one_stored(
 
 
 @pytest.mark.parametrize("components", [FULL, HYBRID], ids=["full", "hybrid"])
-def test_hits_of_all_tiers_and_what_is_computed_add_up(
+def test_hits_of_all_tiers_and_computed_tokens_add_up(
     stored: Replay, components: dict[str, dict[str, Any]]
 ) -> None:
     stored(chats(), components)
@@ -168,7 +168,7 @@ def test_two_requests_that_share_a_prefetch_share_its_hits(stored: Replay) -> No
     assert result["component_hits"]["full"]["storage_slots"] == found // PAGE
 
 
-def test_what_host_lost_of_a_deferred_request_is_fetched_again(
+def test_pages_that_host_lost_of_a_deferred_request_are_fetched_again(
     stored: Replay, tmp_path: Path
 ) -> None:
     workload = asked_twice()
@@ -266,7 +266,7 @@ def test_other_pool_sizes_and_rates_share_a_store(stored: Replay) -> None:
     assert stored(chats(), FULL, **LARGE)["hit_tokens"]["storage"] > 0
 
 
-def test_what_is_used_once_is_not_stored_on_second_touch(stored: Replay) -> None:
+def test_data_used_once_is_not_stored_on_second_touch(stored: Replay) -> None:
     result = stored(one_shot())
     assert result["computed_tokens"] == result["input_tokens"]
     assert counts(result)["stores"]["nodes"] == 0
@@ -276,7 +276,7 @@ def test_what_is_used_once_is_not_stored_on_second_touch(stored: Replay) -> None
     assert after["records"] == 12 * (620 // PAGE)
 
 
-def test_what_leaves_the_host_comes_back_within_one_replay(stored: Replay) -> None:
+def test_data_that_leaves_the_host_comes_back_within_one_replay(stored: Replay) -> None:
     result = stored(chats(), storage={"store": StorePolicy.HOST_EVICTION})
     assert result["hit_tokens"]["storage"] > 0
 
@@ -328,7 +328,7 @@ def test_prefetches_shrink_to_the_memory_they_may_hold(stored: Replay) -> None:
     assert 0 < less["hit_tokens"]["storage"] < whole["hit_tokens"]["storage"]
 
 
-def test_a_workloads_arrival_times_do_not_matter_to_whose_data_it_is(stored: Replay) -> None:
+def test_a_workloads_arrival_times_are_not_in_the_fingerprint(stored: Replay) -> None:
     workload = chats()
     later = [dataclasses.replace(each, arrival_s=each.arrival_s * 2) for each in workload.requests]
     stored(workload)

@@ -301,7 +301,7 @@ def test_a_limit_reads_that_many_requests_and_no_line_more(write: Write) -> None
     assert [len(one) for one in workload.sessions] == [2, 1]
 
 
-def test_gzip_and_plain_files_read_the_same_whatever_their_names(write: Write) -> None:
+def test_gzip_and_plain_files_read_the_same_under_any_name(write: Write) -> None:
     lines = [chat(600, 9, [0, 1]), chat(1200, 9, [0, 2, 3], at=7)]
     packed = write(*lines, name="trace.jsonl.gz")
     renamed = packed.rename(packed.with_name("renamed.jsonl"))
@@ -338,7 +338,7 @@ GOOD_CALL = call(0, 64, 1, [1, 1])
         ({**GOOD, "timestamp": 3.5}, ":2: 'timestamp' goes back from 10 to 4"),
     ],
 )
-def test_a_damaged_line_is_named_with_its_number_and_what_is_wrong(
+def test_a_damaged_line_is_named_with_its_number_and_fault(
     write: Write, line: object, expected: str
 ) -> None:
     path = write(GOOD, line)
@@ -408,7 +408,7 @@ def test_a_damaged_archive_is_an_error_of_its_line(tmp_path: Path) -> None:
         (b"{}\n", ":1: unknown trace format, fields: none"),
     ],
 )
-def test_a_file_that_is_no_trace_says_what_it_is_instead(
+def test_a_file_that_is_no_trace_is_refused_with_its_own_format(
     tmp_path: Path, content: bytes, expected: str
 ) -> None:
     path = tmp_path / "file"

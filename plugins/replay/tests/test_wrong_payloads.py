@@ -49,7 +49,7 @@ def abort_hicache_transfers(component, query):
 """
 
 
-def test_bytes_that_are_not_what_was_stored_count_as_mismatches_and_exit_with_1(
+def test_bytes_that_differ_from_the_stored_ones_count_as_mismatches_and_exit_with_1(
     tmp_path: Path,
 ) -> None:
     shelf = Shelf(tmp_path)

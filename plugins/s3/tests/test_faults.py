@@ -138,7 +138,7 @@ def test_statuses_of_a_call_are_each_requests_own(scripted: Scripted) -> None:
     store.close()
 
 
-def test_what_came_by_the_deadline_counts_when_a_neighbour_did_not(scripted: Scripted) -> None:
+def test_data_that_came_by_the_deadline_counts_if_its_neighbour_did_not(scripted: Scripted) -> None:
     here, late = addresses(2)
     answers = {here.key.hex(): Answer(200, record(here, SIZE)), late.key.hex(): None}
     server = scripted(lambda verb, path: answers.get(path.rpartition("/")[2], NO_SUCH_KEY))

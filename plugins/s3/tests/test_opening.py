@@ -37,7 +37,7 @@ OPTIONS = "options: endpoint, region, connections, timeout_s, retries"
         ("s3:pages?endpoint=http://key:secret@h", "endpoint has credentials; set AWS_"),
     ],
 )
-def test_what_cannot_be_a_store_is_refused_in_one_line(url: str, said: str) -> None:
+def test_an_impossible_store_is_refused_in_one_line(url: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as refused:
         open_storage(url)
     assert "\n" not in str(refused.value)

@@ -52,7 +52,7 @@ def test_a_value_is_one_object_named_by_its_key_in_hex(
     assert storage.close()
 
 
-def test_what_is_damaged_is_told_apart_found_by_verify_and_removed(
+def test_kinds_of_damage_are_told_apart_found_by_verify_and_removed(
     moto: MotoServer, prefix: str, store: StorageBackend
 ) -> None:
     places = addresses(7)
@@ -114,7 +114,7 @@ def test_a_store_at_the_root_of_a_bucket_leaves_its_neighbours_alone(moto: MotoS
     assert storage.close()
 
 
-def test_what_another_process_stores_is_read_whole_or_missed(moto: MotoServer, prefix: str) -> None:
+def test_another_processs_records_are_read_whole_or_missed(moto: MotoServer, prefix: str) -> None:
     url = moto.url(prefix)
     writers = [subprocess.Popen([*STIRRING, url, str(SIZE)]) for _ in range(2)]
     storage = Storage(FINGERPRINT, open_storage(url))

@@ -59,7 +59,7 @@ def test_a_window_that_is_not_whole_pages_keeps_every_page_it_touches() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, DEEPSEEK_V3])
-def test_a_slot_takes_one_page_whatever_the_window(options: dict[str, Any]) -> None:
+def test_a_slot_takes_one_page_with_any_window(options: dict[str, Any]) -> None:
     sizes = {
         built({**options, "window": window}).component.device.slot_nbytes for window in (16, 64)
     }

@@ -46,7 +46,7 @@ def test_a_latent_is_kept_as_one_row(tiny):
     assert (options["kind"], options["latent_dim"], options["rope_dim"]) == ("mla", 16, 8)
 
 
-def test_a_window_keeps_what_the_next_token_sees(tiny):
+def test_a_window_keeps_the_tokens_that_the_next_one_sees(tiny):
     for family, window in (("gemma3_text", 48), ("llama4_text", 48), ("gpt_oss", 40)):
         components = read_architecture(tiny(family), sparse_on_host=False).components
         assert components["swa"]["window"] == window - 1

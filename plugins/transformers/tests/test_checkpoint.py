@@ -87,7 +87,7 @@ def test_a_hub_that_must_not_be_asked_is_told_in_one_line(tmp_path):
     assert said.count("\n") == 1
 
 
-def test_what_can_be_no_name_is_told_in_one_line(tmp_path):
+def test_an_impossible_name_is_refused_in_one_line(tmp_path):
     said = refusal("some/model/deeper", tmp_path)
     assert said.startswith("kvgraft: model 'some/model/deeper' is no directory here and cannot be ")
     assert said.count("\n") == 1

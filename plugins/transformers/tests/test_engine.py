@@ -335,7 +335,7 @@ def test_the_coldest_temperature_is_greedy(tiny, open_engine, tokens):
 
 @given(st.data())
 @settings(deadline=None, max_examples=15)
-def test_whatever_comes_and_goes_every_finished_answer_is_right(data):
+def test_every_finished_answer_is_right_as_requests_come_and_go(data):
     torch.set_num_threads(1)
     family = data.draw(st.sampled_from(["gemma3_text", "lfm3", "qwen3_next"]), "family")
     model = build_tiny_model(family, dtype=torch.float64)

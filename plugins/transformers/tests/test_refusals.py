@@ -64,7 +64,7 @@ def test_a_prompt_with_padding_tokens_is_refused_unless_they_are_meant(tiny, ope
         ({"pixel_values": torch.ones(1, 3, 8, 8)}, "pixel_values: a prefix is found by its tokens"),
     ],
 )
-def test_what_would_make_a_token_depend_on_more_than_the_tokens_before_it_is_refused(
+def test_input_that_makes_tokens_depend_on_anything_but_earlier_tokens_is_refused(
     tiny, open_memory, tokens, arguments, reason
 ):
     model = tiny("llama")
@@ -120,7 +120,9 @@ def test_beams_are_refused(tiny, open_memory, tokens):
         (lambda cache: cache.__deepcopy__({}), "cannot be copied"),
     ],
 )
-def test_what_a_shared_cache_cannot_do_is_refused(tiny, open_memory, tokens, family, call, reason):
+def test_impossible_calls_on_a_shared_cache_are_refused(
+    tiny, open_memory, tokens, family, call, reason
+):
     session = open_memory(tiny(family)).session(tokens(20))
     with pytest.raises(SessionError, match=reason):
         call(session.cache)
@@ -176,7 +178,7 @@ def test_a_session_on_another_model_or_a_closed_memory_is_refused(tiny, open_mem
         ([], "request of 0 tokens"),
     ],
 )
-def test_what_is_no_token_is_refused(tiny, open_memory, ids, reason):
+def test_invalid_tokens_are_refused(tiny, open_memory, ids, reason):
     with pytest.raises(ConfigError, match=reason):
         open_memory(tiny("llama")).session(ids)
 
@@ -211,7 +213,7 @@ def test_settings_that_cannot_work_are_refused(tiny, settings, reason):
 
 @pytest.mark.parametrize("opened", [ModelMemory, Engine], ids=lambda each: each.__name__)
 @pytest.mark.parametrize("model", ["gemma", None, torch.nn.Linear(2, 2), PreTrainedModel])
-def test_what_is_no_model_is_refused_with_how_to_load_one(opened, model):
+def test_an_object_that_is_no_model_is_refused_with_how_to_load_one(opened, model):
     with pytest.raises(ConfigError) as refused:
         opened.open(model, device_tokens=64)
     kind = type(model).__name__

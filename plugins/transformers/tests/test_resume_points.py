@@ -170,9 +170,7 @@ def test_a_request_to_the_engine_names_where_others_go_on(named, tiny, open_memo
 
 
 @pytest.mark.parametrize("named", [-1, 11, [4, 11], "5", 2.5, [None]])
-def test_a_position_that_is_none_is_refused_before_anything_is_held(
-    named, tiny, open_memory, tokens
-):
+def test_an_invalid_position_is_refused_before_anything_is_held(named, tiny, open_memory, tokens):
     memory = open_memory(tiny("qwen3_next"))
     engine = Engine(memory, EngineSettings(chunk_tokens=512))
     line = r"resume_at .* is no position in a prompt of 10 tokens; give tokens from its start"
@@ -237,7 +235,7 @@ def test_a_completion_names_where_others_go_on(post, tokens):
 
 
 @pytest.mark.parametrize("named", [-1, "five", [2.5], {"at": 3}, 484])
-def test_a_position_that_is_none_is_a_bad_request(named, post, tokens):
+def test_an_invalid_position_is_a_bad_request(named, post, tokens):
     reply = post("/v1/completions", {"prompt": tokens(483), "resume_at": named})
     assert reply.status_code == 400
     assert reply.json()["error"]["param"] == "resume_at"
@@ -261,7 +259,7 @@ def lengths_of(model: PreTrainedModel) -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("family", ["mamba2", "bamba", "lfm2"])
-def test_generate_goes_on_behind_what_is_cached_whoever_gives_the_whole_prompt(
+def test_generate_goes_on_behind_cached_tokens_for_every_caller_that_gives_the_whole_prompt(
     family, tiny, open_memory, tokens
 ):
     model, prompt = tiny(family), tokens(330)
@@ -276,7 +274,7 @@ def test_generate_goes_on_behind_what_is_cached_whoever_gives_the_whole_prompt(
 
 
 @pytest.mark.parametrize("case", one_of_each_kind())
-def test_two_sessions_with_one_prompt_share_pages_and_read_what_is_theirs(
+def test_two_sessions_with_one_prompt_share_pages_and_read_their_own(
     case, tiny, open_memory, tokens, run, poison
 ):
     """Pages that the other one shared first take the place of a session's own, which are freed."""

@@ -57,7 +57,7 @@ def test_a_refusal_gives_the_models_own_reason(family, reason):
     assert reason in refusal(build_family(family))
 
 
-def test_a_model_that_sees_what_comes_is_refused_as_not_causal():
+def test_a_model_that_sees_later_tokens_is_refused_as_not_causal():
     config = BertConfig(
         hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2
     )

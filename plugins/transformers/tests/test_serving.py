@@ -81,7 +81,7 @@ def test_the_model_is_listed(client):
     assert client.models.retrieve("tiny-gemma").owned_by == "kvgraft"
 
 
-def test_a_completion_is_what_transformers_says(client, expected):
+def test_a_completion_equals_that_of_transformers(client, expected):
     prompt = "def parse(text):\n    return"
     reply = client.completions.create(
         model="tiny-gemma", prompt=prompt, max_tokens=20, temperature=0
@@ -108,7 +108,7 @@ def test_a_second_turn_is_served_from_the_cache_and_says_so(client):
     assert second.usage.total_tokens == second.usage.prompt_tokens + 8
 
 
-def test_a_stream_says_the_same_as_the_whole(client):
+def test_a_stream_gives_the_same_text_as_the_whole_answer(client):
     asked = {
         "model": "tiny-gemma",
         "messages": [SYSTEM, {"role": "user", "content": "Größe? 大小?"}],
@@ -259,7 +259,7 @@ def test_the_client_library_raises_its_own_errors(client):
         ("GET", "/v2/anything", b"", 404, "GET /v2/anything: not found"),
     ],
 )
-def test_what_is_no_request_gets_the_apis_error_too(server, method, path, body, status, message):
+def test_an_invalid_http_request_gets_the_apis_error(server, method, path, body, status, message):
     reply = httpx.request(method, f"{server.url}{path}", content=body)
     assert reply.status_code == status
     assert message in reply.json()["error"]["message"]
@@ -283,7 +283,7 @@ def test_a_client_that_gives_up_waiting_frees_everything(server):
     assert server.wait_until_nothing_is_held()["kvgraft_aborted_total"] == before + 1
 
 
-def test_health_says_what_is_served(server):
+def test_health_names_the_served_model(server):
     reply = httpx.get(f"{server.url}/health")
     assert reply.json() == {"status": "ok", "model": "tiny-gemma"}
 
@@ -456,7 +456,7 @@ def test_a_device_that_is_not_there_is_one_line_before_anything_is_loaded(
     assert "loading" not in capsys.readouterr().err
 
 
-def test_an_element_type_that_is_none_is_refused_with_those_that_are(checkpoint):
+def test_an_unknown_element_type_is_refused_with_the_known_ones(checkpoint):
     with pytest.raises(click.BadParameter, match="'foo' is not one of 'auto', 'bfloat16', 'float"):
         serve.main([str(checkpoint), "--dtype", "foo"], standalone_mode=False)
 
@@ -491,7 +491,7 @@ def test_impossible_sizes_are_one_line(checkpoint):
     assert line == "chunk_tokens 100 is not a multiple of page_size 64; use 64"
 
 
-def test_the_help_names_what_each_option_counts():
+def test_the_help_names_the_unit_of_each_option():
     said = serve.get_help(click.Context(serve, info_name="serve", max_content_width=200))
     metavars = dict(re.findall(r"--([a-z-]+) ([A-Z]+)", said))
     in_tokens = {option for option, metavar in metavars.items() if metavar == "TOKENS"}

@@ -181,7 +181,7 @@ def test_a_session_that_does_not_fit_says_which_pool_is_short(tiny, open_memory,
     memory.session(tokens(100, seed=2)).abort()
 
 
-def test_decoding_beyond_the_reserve_says_what_to_do(tiny, open_memory, tokens):
+def test_decoding_beyond_the_reserve_names_the_next_action(tiny, open_memory, tokens):
     model = tiny("llama")
     memory = open_memory(model, device_tokens=96)
     prompt = tokens(60)
@@ -305,7 +305,7 @@ def test_a_sparse_model_moves_less_than_it_would_densely(tiny, open_memory, toke
     assert session.rows_dense == 4 * sum(range(192, 200))
 
 
-def test_memories_and_sessions_print_what_they_are(tiny, open_memory, tokens):
+def test_memories_and_sessions_print_their_state(tiny, open_memory, tokens):
     memory = open_memory(tiny("llama"))
     prompt = tokens(40)
     with memory.session(prompt) as session:

@@ -67,7 +67,7 @@ def damage_payloads(directory: Path) -> int:
 
 
 @pytest.mark.parametrize("case", one_of_each_kind())
-def test_a_cold_memory_resumes_from_what_was_stored_with_the_same_bits(
+def test_a_cold_memory_resumes_from_stored_data_with_the_same_bits(
     case, tiny, opened, run, tokens, poison, tmp_path
 ):
     family, _, sparse = case.partition("+")
@@ -97,7 +97,7 @@ def test_a_cold_memory_resumes_from_what_was_stored_with_the_same_bits(
         memory.cache.check_integrity()
 
 
-def test_what_is_used_twice_is_stored_and_the_rest_is_not(tiny, opened, run, tokens):
+def test_data_used_twice_is_stored_and_the_rest_is_not(tiny, opened, run, tokens):
     model, prompt = tiny("gemma3_text"), tokens(PROMPT)
     for session_number in range(2):
         with opened(model, {"store": StorePolicy.SECOND_TOUCH}) as memory:
@@ -114,7 +114,7 @@ def test_what_is_used_twice_is_stored_and_the_rest_is_not(tiny, opened, run, tok
             assert session.storage_tokens == 0
 
 
-def test_what_must_not_share_does_not(tiny, opened, run, tokens):
+def test_different_models_share_no_data(tiny, opened, run, tokens):
     prompt = tokens(PROMPT)
     with opened(tiny("llama")) as memory, memory.session(prompt, namespace="a") as session:
         run(memory.model, prompt, session)
@@ -171,7 +171,7 @@ def test_weights_are_hashed_piece_by_piece_wherever_they_are_cut(monkeypatch):
     assert digest_weights(model) == digest
 
 
-def test_what_computes_is_part_of_whose_data_it_is(monkeypatch):
+def test_the_numerics_are_part_of_the_fingerprint(monkeypatch):
     model = build_tiny_model("llama")
     said = {name_numerics(model)}
     model.config._attn_implementation = "eager"
@@ -185,7 +185,7 @@ def test_what_computes_is_part_of_whose_data_it_is(monkeypatch):
     assert len(said) == 4
 
 
-def test_weights_that_cannot_be_hashed_are_one_line_that_says_what_to_give(opened):
+def test_weights_that_cannot_be_hashed_are_one_line_with_the_setting_to_give(opened):
     with torch.device("meta"):
         model = build_tiny_model("llama")
     with pytest.raises(ConfigError, match=r"weight 'lm_head.weight' cannot be hashed .* 'weights'"):

@@ -158,7 +158,7 @@ def test_a_request_storage_keeps_waiting_holds_up_nobody(opened, shelf, tokens):
     assert (slow.tokens, slow.storage_tokens) == (answer, 128)
 
 
-def test_no_step_waits_for_storage_and_none_is_hot(opened, shelf, tokens):
+def test_no_step_waits_for_storage_or_spins(opened, shelf, tokens):
     stocked(opened, prompt := tokens(130))
     engine = opened()
     shelf.gate.clear()
@@ -188,7 +188,7 @@ def test_a_request_given_up_while_storage_is_asked_leaves_nothing(opened, shelf,
     assert tier_of(engine).counts()["prefetch in vain"] == 1
 
 
-def test_closing_an_engine_gives_up_what_storage_is_asked_for(opened, shelf, tokens):
+def test_closing_an_engine_gives_up_its_prefetches(opened, shelf, tokens):
     stocked(opened, prompt := tokens(130))
     engine = opened()
     shelf.gate.clear()
@@ -198,7 +198,7 @@ def test_closing_an_engine_gives_up_what_storage_is_asked_for(opened, shelf, tok
     assert engine.memory.cache.closed
 
 
-def test_closing_an_engine_waits_for_what_is_still_to_be_stored(opened, shelf, tokens):
+def test_closing_an_engine_waits_for_data_still_to_be_stored(opened, shelf, tokens):
     engine = opened()
     shelf.store_gate.clear()
     engine.generate([GenerationRequest(prompt := tokens(130), 6, ignore_end=True)])

@@ -37,7 +37,7 @@ def answer(server: Server) -> tuple[str, int, int]:
 
 
 @pytest.mark.long
-def test_a_second_server_answers_from_what_the_first_one_stored(checkpoint, tmp_path):
+def test_a_second_server_answers_from_data_that_the_first_one_stored(checkpoint, tmp_path):
     store = tmp_path / "store"
     store.mkdir()
     storage = ("--storage", f"file:{store}?capacity=64MiB", "--guard", "on")

@@ -84,7 +84,7 @@ def fast(kind: str) -> Tokenizer:
 @pytest.mark.parametrize("kind", ["byte-level", *BACKENDS])
 @settings(deadline=None, max_examples=50)  # the first example builds the tokenizer
 @given(data=st.data())
-def test_a_stream_says_what_decoding_all_tokens_says(kind, data):
+def test_a_stream_gives_the_text_of_all_tokens_decoded_at_once(kind, data):
     n_tokens = 512 if kind == "byte-level" else 300
     some = st.integers(0, n_tokens + 3)  # a model may have tokens its tokenizer does not
     few = st.sampled_from(data.draw(st.lists(some, min_size=1, max_size=4)))
@@ -154,7 +154,7 @@ def test_the_text_ends_before_the_first_stop_string(text, stops):
     assert stopped == bool(ends)
 
 
-def test_what_may_become_a_stop_string_is_held_back():
+def test_text_that_may_become_a_stop_string_is_held_back():
     stream = TextStream(tokenizer(), ["ENDE"])
     said = [stream.push(token) for token in tokenizer().encode("xENDy")]
     assert "".join(said) == "xENDy"

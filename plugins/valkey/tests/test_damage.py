@@ -145,7 +145,7 @@ def test_another_keys_value_is_stale() -> None:
 
 
 @pytest.mark.parametrize("part", Names._fields)
-def test_what_is_no_string_is_corrupt_and_gives_way(part: str) -> None:
+def test_a_key_of_another_type_is_corrupt_and_is_replaced(part: str) -> None:
     places = addresses(3)
     with supervised(url()) as storage:
         stored(storage, places, SIZE)
@@ -162,7 +162,7 @@ def test_what_is_no_string_is_corrupt_and_gives_way(part: str) -> None:
 
 
 @pytest.mark.parametrize("part", Names._fields)
-def test_what_is_no_string_where_a_long_value_was_is_a_miss_and_stored_again(part: str) -> None:
+def test_a_key_of_another_type_in_a_long_values_place_is_a_miss_and_stored_again(part: str) -> None:
     (place,) = addresses(1)
     with supervised(url()) as storage:
         stored(storage, [place], LONG)
@@ -174,7 +174,7 @@ def test_what_is_no_string_where_a_long_value_was_is_a_miss_and_stored_again(par
         assert fetched(storage, [place], LONG) == [OK]
 
 
-def test_an_empty_value_is_as_good_as_none() -> None:
+def test_an_empty_value_counts_as_missing() -> None:
     (place,) = addresses(1)
     with supervised(url()) as storage:
         plant(place, b"")

@@ -176,7 +176,7 @@ def test_calls_without_a_deadline_end_too(server: Server) -> None:
         until(store.healthy)
 
 
-def test_what_a_server_says_after_the_deadline_reaches_no_buffer(server: Server) -> None:
+def test_a_servers_answer_after_the_deadline_reaches_no_buffer(server: Server) -> None:
     size = 300_000
     with opened(url(server)) as store:
         assert list(store.set_from([bytes(32)], [room(size)], 5.0)) == [OK]
@@ -205,7 +205,7 @@ def test_a_store_can_be_closed_while_a_call_hangs(server: Server) -> None:
         server.resume()
 
 
-def test_a_full_server_says_full_and_serves_what_it_has() -> None:
+def test_a_full_server_says_full_and_serves_its_values() -> None:
     places = addresses(60)
     with supervised(url(shared.full()), QUICK) as storage:
         told = [stored(storage, [place], 250_000)[0] for place in places]

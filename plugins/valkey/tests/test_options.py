@@ -61,7 +61,7 @@ def test_a_location_names_servers(location: str, servers: list[tuple[str, int]])
         ("valkey:a?password_env=KVGRAFT_NO_SUCH", "password_env='KVGRAFT_NO_SUCH': there is no"),
     ],
 )
-def test_what_cannot_be_is_one_line_that_names_the_field(url: str, said: str) -> None:
+def test_an_impossible_option_is_one_line_that_names_the_field(url: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as refused:
         open_storage(url)
     assert "\n" not in str(refused.value)

@@ -32,7 +32,7 @@ BASES = {"single": lambda: shared.single().url + "?", "cluster": lambda: shared.
 
 
 @pytest.mark.parametrize("base", BASES)
-def test_two_clients_see_what_the_other_stored_and_removed(base: str) -> None:
+def test_two_clients_see_each_others_writes_and_removals(base: str) -> None:
     url = f"{BASES[base]()}prefix=both:"
     places = addresses(20)
     with supervised(url) as one, supervised(url) as other:
@@ -84,7 +84,7 @@ def test_keys_of_others_are_neither_counted_nor_removed() -> None:
 
 
 @pytest.mark.parametrize("part", Names._fields)
-def test_what_servers_evicted_half_of_is_none_until_it_is_stored_again(part: str) -> None:
+def test_a_value_that_servers_half_evicted_is_a_miss_until_it_is_stored_again(part: str) -> None:
     places = addresses(3)
     server = shared.single()
     with supervised(f"{server.url}?prefix=half:") as storage:

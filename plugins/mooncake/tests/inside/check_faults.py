@@ -89,7 +89,7 @@ def test_closing_while_a_call_hangs_ends_well(master: Master) -> None:
     until(lambda: storage.n_abandoned == 0, 60)
 
 
-def test_what_is_gone_with_its_owner_is_never_read(master: Master) -> None:
+def test_values_lost_with_their_owner_are_never_read(master: Master) -> None:
     owner = Donor("64MiB")
     storage = supervised()
     places = addresses(40, first=100)

@@ -56,7 +56,7 @@ def test_a_value_is_header_and_payload_under_its_key_in_hex(
     assert storage.close()
 
 
-def test_what_is_damaged_is_told_apart_found_by_verify_and_replaced(
+def test_kinds_of_damage_are_told_apart_found_by_verify_and_replaced(
     store: MooncakeBackend, raw: Any
 ) -> None:
     places = addresses(6)
@@ -120,7 +120,7 @@ def test_memory_of_a_supervised_store_is_registered_once(store: MooncakeBackend)
     assert storage.close()
 
 
-def test_what_other_processes_store_and_remove_is_read_whole_or_not_at_all(url: str) -> None:
+def test_other_processes_records_are_read_whole_or_not_at_all(url: str) -> None:
     writers = [
         subprocess.Popen([*STIRRING, url, str(SIZE)], stderr=subprocess.DEVNULL) for _ in range(2)
     ]

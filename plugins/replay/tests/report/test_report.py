@@ -506,7 +506,7 @@ def test_a_result_of_a_version_without_a_storage_tier_is_still_reported(
     assert "cached on host" in terminal(result)
 
 
-def test_what_storage_did_is_told_with_its_reasons(result: ReplayResult) -> None:
+def test_the_report_tells_storage_events_with_their_reasons(result: ReplayResult) -> None:
     pages = Page(render_html(result)).text, terminal(result, width=100)
     for text in (text.replace("\u00a0", " ") for text in pages):
         for words in (
@@ -571,7 +571,7 @@ def test_an_interval_without_requests_has_no_hit_rate(result: ReplayResult) -> N
     assert rate["at"] == load["at"][:40] + load["at"][60:]
 
 
-def test_what_all_requests_share_alike_has_a_mean_and_no_percentiles(result: ReplayResult) -> None:
+def test_work_that_all_requests_share_has_a_mean_and_no_percentiles(result: ReplayResult) -> None:
     result["cpu_us_per_request"] = {
         "match": {"p50": 1.0, "p99": 2.0, "mean": 1.5},
         "poll": {"p50": 3.0, "p99": 3.0, "mean": 3.0},
