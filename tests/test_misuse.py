@@ -376,7 +376,10 @@ def test_an_object_that_is_no_request_is_named(call: Call, given: object, guard:
         with pytest.raises(LeaseError) as refused:
             call(cache, given)
         kind = type(given).__name__
-        assert str(refused.value) == f"a {kind} is no request; give what Cache.begin returned"
+        assert (
+            str(refused.value)
+            == f"a {kind} is no request; give the request that Cache.begin returned"
+        )
         assert cache.admit(running).admitted
         cache.abort(running)
         cache.check_integrity()
@@ -422,8 +425,11 @@ def test_a_guard_leaves_refusals_to_the_cache(call: str, n_tokens: object, guard
         (lambda c: c.evict("full", 1, "device"), "evict: tier 'device'; give Tier.DEVICE or"),
         (lambda c: c.evict("full", 1, Tier.STORAGE), "evict: tier <Tier.STORAGE: 'storage'>; give"),
         (lambda c: c.evict(5, 1), "component 5 is not in this cache; it has: full"),
-        (lambda c: c.begin(TokenKey([1, 2]), prefetch=5), "storage.prefetch` returned, not a int"),
-        (lambda c: c.storage.cancel(None), "`cache.storage.prefetch` returned, not a NoneType"),
+        (
+            lambda c: c.begin(TokenKey([1, 2]), prefetch=5),
+            "a int is no prefetch; give the one that",
+        ),
+        (lambda c: c.storage.cancel(None), "a NoneType is no prefetch; give the one that"),
         (lambda c: c.storage.prefetch([1, 2]), "begun with a TokenKey, not a list"),
         (lambda c: c.explain(None), "begun with a TokenKey, not a NoneType"),
     ],

@@ -134,12 +134,12 @@ BROKEN = {
     "wrapper": (
         SOUND
         + "\n@hookimpl(wrapper=True)\ndef budget_contribution(component, query):\n    yield\n",
-        "budget_contribution is marked @hookimpl(wrapper=...); only whoever looks on wraps hooks",
+        "budget_contribution is marked @hookimpl(wrapper=...); only observers wrap hooks",
     ),
     "old wrapper": (
         SOUND
         + "\n@hookimpl(hookwrapper=True)\ndef budget_contribution(component, query):\n    yield\n",
-        "budget_contribution is marked @hookimpl(hookwrapper=...); only whoever looks on",
+        "budget_contribution is marked @hookimpl(hookwrapper=...); only observers wrap",
     ),
     "optional hook": (
         SOUND

@@ -279,6 +279,6 @@ def test_wrong_bytes_are_told_in_words() -> None:
     assert violation is not None
     assert re.fullmatch(
         r"device slot \d+, layer 1 plane 'v', should hold the page that ends the \d+ tokens \d+"
-        r"( in namespace '\w+')?; it holds (what is in rows that nobody owns: .*|the page that .*)",
+        r"( in namespace '\w+')?; it holds (rows without an owner: .*|the page that .*)",
         violation.evidence,
     )

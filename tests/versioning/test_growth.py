@@ -243,7 +243,7 @@ def test_a_component_of_1_0_sees_the_same_names_on_a_newer_core() -> None:
 
 def test_removal_is_announced_for_a_later_major_version() -> None:
     for removal in ("1.2", "2.1", "1.0"):
-        with pytest.raises(ValueError, match="is no later major one"):
+        with pytest.raises(ValueError, match="is no later major version"):
             deprecated("1.2", removal=removal, advice="stop")
 
 

@@ -46,7 +46,7 @@ class WritePolicy(str, enum.Enum):
 
 
 class GuardMode(str, enum.Enum):
-    """How much of what a cache does is checked against the contract while it serves."""
+    """The share of a cache's operations that the guard checks while it serves."""
 
     OFF = "off"
     """Nothing; it costs nothing."""

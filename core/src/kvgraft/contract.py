@@ -209,7 +209,9 @@ def deprecated(
     """
     mark = Deprecation(ApiVersion.parse(version), ApiVersion.parse(removal), advice, renamed_to)
     if mark.removal.minor or mark.removal.major <= mark.since.major:
-        raise ValueError(f"removal {removal} of what {version} deprecates is no later major one")
+        raise ValueError(
+            f"removal {removal} is no later major version than {version}, which deprecates"
+        )
 
     def mark_function(function: _F) -> _F:
         vars(function)[_DEPRECATED] = mark

@@ -49,7 +49,7 @@ RULES = {
     "I1": "Each incoming slot is adopted or freed once.",
     "I2": "An insert frees nothing the tree owns.",
     "I3": "Slots given back behind a window are not freed again.",
-    "I4": "Reviving a tombstone changes no slot somebody reads.",
+    "I4": "Reviving a tombstone changes no slot that a request reads.",
     "I5": "A checkpoint pins anew before it releases.",
     "I6": "Only data that all components can cache is cached.",
     "I7": "A finished request donates its state.",

@@ -288,7 +288,7 @@ def test_the_command_shows_verifies_and_clears(tmp_path: Path) -> None:
     status, told = command("verify", "--json", url)
     assert (status, len(json.loads(told)["damaged"])) == (1, 1)
     asked = CliRunner().invoke(storage_command, ["clear", url])
-    assert str(asked.exception) == "nothing removed: nobody answered; add --yes"
+    assert str(asked.exception) == "nothing removed: no answer; add --yes"
     refused = CliRunner().invoke(storage_command, ["clear", url], input="n\n")
     assert str(refused.exception) == "nothing removed"
     assert segments(tmp_path)

@@ -219,7 +219,7 @@ def test_an_object_that_is_no_model_is_refused_with_how_to_load_one(opened, mode
     kind = type(model).__name__
     assert str(refused.value) == (
         f"model {model!r:.60} is a {kind}, no model of transformers; load it with "
-        "AutoModelForCausalLM.from_pretrained(...) and give what that returns"
+        "AutoModelForCausalLM.from_pretrained(...) and give that model"
     )
 
 

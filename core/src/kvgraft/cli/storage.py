@@ -175,7 +175,7 @@ def _ask(question: str) -> None:
             return
     except click.Abort:
         if not sys.stdin.isatty():
-            raise ConfigError("nothing removed: nobody answered; add --yes") from None
+            raise ConfigError("nothing removed: no answer; add --yes") from None
         raise
     raise ConfigError("nothing removed")
 

@@ -38,7 +38,7 @@ GUARDED: dict[str, str] = {
     "I8": "A failed operation leaves ledgers balanced, and as they were if nothing was done yet.",
     "I9": "Data left behind is the tree's, and goes first in its pool, the oldest first.",
     "I10": "Points are where they must be; pages and states are kept there by all or by none.",
-    "I11": "A point that was given up is counted and kept by nobody.",
+    "I11": "A point that was given up is counted and not kept.",
     "I12": "Data left behind costs no promise; demands cover points ahead; grids their share.",
     "L1": "Pins are those of the receipts, page by page; a segment is released as it was acquired.",
     "L2": "A segment is released once.",

@@ -294,7 +294,7 @@ class Leavings:
         first = adopted & ~worth & ~behind & ~copied
         self._raise_for(request, component, "I9", first, "was left behind and does not go first")
         early = adopted & behind & (stamps < self._newest[index])
-        self._raise_for(request, component, "I9", early, "goes before what was left behind earlier")
+        self._raise_for(request, component, "I9", early, "goes before data left behind earlier")
         if (adopted & behind).any():
             self._newest[index] = int(stamps[adopted & behind].max())
         return Departed(int(adopted.sum()) * size, int(freed.sum()) * size)

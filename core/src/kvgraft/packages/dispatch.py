@@ -258,7 +258,7 @@ def _check_component(plugin: Plugin, component: object) -> None:
     if component.private and not hasattr(plugin.implementation, "budget_contribution"):
         raise PluginError(
             plugin.name,
-            "has private pools but no budget_contribution says what a request takes",
+            "has private pools but no budget_contribution; implement it",
             "H7",
         )
     pools = [pool.name for pool in component.private]

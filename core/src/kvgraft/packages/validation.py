@@ -15,8 +15,8 @@ from kvgraft.errors import PluginError
 __all__ = ["implemented_hooks"]
 
 MARKS = {
-    "wrapper": "only whoever looks on wraps hooks, see docs/guard.md",
-    "hookwrapper": "only whoever looks on wraps hooks, see docs/guard.md",
+    "wrapper": "only observers wrap hooks, see docs/guard.md",
+    "hookwrapper": "only observers wrap hooks, see docs/guard.md",
     "optionalhook": "a hook that the core does not know would never run",
     "specname": "give the function the hook's name",
 }

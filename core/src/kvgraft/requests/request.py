@@ -197,7 +197,9 @@ def whole(n_tokens: object, call: str) -> int:
 
 def no_request(given: object) -> LeaseError:
     """The refusal of what is no request."""
-    return LeaseError(f"a {type(given).__name__} is no request; give what Cache.begin returned")
+    return LeaseError(
+        f"a {type(given).__name__} is no request; give the request that Cache.begin returned"
+    )
 
 
 def expect_key(key: Any) -> TokenKey:

@@ -170,7 +170,7 @@ def _capabilities(backend: StorageBackend) -> Capabilities:
     try:
         told: object = _guarded(lambda: backend.capabilities)
     except BackendFailure as failure:
-        raise ConfigError(f"storage: {name} does not say what it can do: {failure}") from failure
+        raise ConfigError(f"storage: {name} does not give its capabilities: {failure}") from failure
     if not isinstance(told, Capabilities):
         kind = type(told).__name__
         raise ConfigError(

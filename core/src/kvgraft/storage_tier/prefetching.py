@@ -285,8 +285,8 @@ class Prefetching:
     def _expect(self, prefetch: object) -> None:
         if not isinstance(prefetch, Prefetch):
             raise LeaseError(
-                f"a prefetch is what `cache.storage.prefetch` returned, not a "
-                f"{type(prefetch).__name__}"
+                f"a {type(prefetch).__name__} is no prefetch; give the one that "
+                "cache.storage.prefetch returned"
             )
         if prefetch._owner is not self:
             raise LeaseError("the prefetch belongs to another cache; use the one that started it")

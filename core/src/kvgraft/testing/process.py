@@ -117,14 +117,14 @@ class SuiteProcess(Suite):
         """Results of no clause: other rules found broken, and expectations."""
         if self._end is not None:
             return []
-        answer = self._ask({"verdict": True}, "when it was asked what else is broken")
+        answer = self._ask({"verdict": True}, "when it was asked for other broken rules")
         return [self._told()] if answer is None else list(map(Result.of_json, answer["results"]))
 
     def finding(self) -> Result | None:
         """The finding that leaves clauses undecided."""
         answer = None
         if self._end is None:
-            answer = self._ask({"finding": True}, "when it was asked what is broken")
+            answer = self._ask({"finding": True}, "when it was asked for broken rules")
         if answer is None:
             return self._told()
         return None if answer["finding"] is None else Result.of_json(answer["finding"])
@@ -133,7 +133,7 @@ class SuiteProcess(Suite):
         """The clause that reports what leaves others undecided, if one is asked."""
         if self._end is not None:
             return None
-        answer = self._ask({"told by": True}, "when it was asked what is broken")
+        answer = self._ask({"told by": True}, "when it was asked for broken rules")
         ident: str | None = None if answer is None else answer["ident"]
         return ident
 

@@ -215,7 +215,9 @@ class DiskFile:
         end = time.monotonic() + LOCK_S
         while not self.try_lock():
             if time.monotonic() > end:
-                raise TimeoutError(errno.ETIMEDOUT, "somebody keeps it locked", str(self.path))
+                raise TimeoutError(
+                    errno.ETIMEDOUT, "another process keeps it locked", str(self.path)
+                )
             time.sleep(PAUSE_S)
 
     def unlock(self) -> None:

@@ -35,5 +35,5 @@ def _verify(segment: Segment) -> VerifyReport:
                 damaged.append(Damage(where, record.key.hex(), reason))
     if segment.unreadable:
         where = f"{segment.file.path}@{segment.tail}"
-        damaged.append(Damage(where, "", "the disk does not give what is here and behind it"))
+        damaged.append(Damage(where, "", "the disk cannot read from here on"))
     return VerifyReport(n_records, nbytes, tuple(damaged))

@@ -176,7 +176,7 @@ def save(result: ReplayResult, targets: Mapping[str, Target]) -> None:
     type=TokenCount(min=0),
     default=0,
     show_default=True,
-    help="Least distance of two cuts of a prefill for its states: what an extra pass costs.",
+    help="Least distance of two cuts of a prefill for its states: the cost of an extra pass.",
 )
 @storage_options
 @click.option("--users", type=click.IntRange(min=1), help="Closed loop with that many users.")
@@ -232,7 +232,7 @@ def save(result: ReplayResult, targets: Mapping[str, Target]) -> None:
     type=click.Choice(["full", "sampled", "off"]),
     default="full",
     show_default=True,
-    help="How much of what is reused is compared byte by byte. With off and no --storage, pools "
+    help="Share of the reused data that is compared byte by byte. With off and no --storage, pools "
     "take no memory.",
 )
 @click.option(
@@ -240,7 +240,7 @@ def save(result: ReplayResult, targets: Mapping[str, Target]) -> None:
     type=click.Choice([mode.value for mode in GuardMode]),
     default=GuardMode.OFF.value,
     show_default=True,
-    help="How much of what the cache does is checked against the contract; see docs/guard.md.",
+    help="Share of the cache's operations checked against the contract; see docs/guard.md.",
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of everything random.")
 @click.option(

@@ -29,7 +29,7 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Verify(enum.Enum):
-    """How much of what is reused is compared."""
+    """The share of reused data that is compared."""
 
     FULL = "full"
     SAMPLED = "sampled"

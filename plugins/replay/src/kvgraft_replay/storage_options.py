@@ -33,7 +33,7 @@ OPTIONS = {
         "--storage",
         metavar="URL",
         help="A store behind the host, as file:PATH. Another replay of the same workload and "
-        "components finds there what this one stored. Needs --host-tokens.",
+        "components finds this one's data there. Needs --host-tokens.",
     ),
     "store": click.option(
         "--store-policy",

@@ -57,7 +57,7 @@ def watch_forward(memory: ModelMemory) -> Callable[[], None]:
         kwargs = _without_cached(cache, kwargs)
         tokens = kwargs.get("input_ids", args[0] if args else None)
         if not isinstance(tokens, torch.Tensor):
-            raise SessionError("a session's tokens decide what can be shared: pass input_ids")
+            raise SessionError("a session finds shared data by its tokens: pass input_ids")
         if torch.is_grad_enabled():
             raise SessionError("pools keep no gradients; run the model under torch.no_grad()")
         if kwargs.get("use_cache") is False:
@@ -212,7 +212,7 @@ def _check_arguments(cache: SessionCache, n_new: int, arguments: dict[str, Any])
     for name, value in arguments.items():
         if isinstance(value, torch.Tensor) and name not in HARMLESS:
             raise SessionError(
-                f"{name}: a prefix is found by its tokens alone, what else goes into it cannot be "
+                f"{name}: a prefix is found by its tokens alone, so other input cannot be "
                 "shared; run this input without a session"
             )
     starts = torch.tensor([session.computed for session in cache.sessions])[:, None]
@@ -225,7 +225,7 @@ def _check_arguments(cache: SessionCache, n_new: int, arguments: dict[str, Any])
         hidden = (mask.to("cpu").bool() != expected).nonzero()
         if len(hidden):
             raise SessionError(
-                f"attention_mask hides token {int(hidden[0, 1])}, and what is computed behind it "
+                f"attention_mask hides token {int(hidden[0, 1])}, and data computed behind it "
                 "would be shared; give ones (generate hides padding tokens of a prompt by itself)"
             )
     positions = arguments.get("position_ids")

@@ -420,7 +420,7 @@ def _expect_model(model: object) -> None:
     if not isinstance(model, PreTrainedModel):
         raise ConfigError(
             f"model {model!r:.60} is a {type(model).__name__}, no model of transformers; load it "
-            "with AutoModelForCausalLM.from_pretrained(...) and give what that returns"
+            "with AutoModelForCausalLM.from_pretrained(...) and give that model"
         )
 
 

@@ -122,7 +122,7 @@ def probe_model(model: PreTrainedModel) -> Probe:
         ) from error
     if not torch.equal(expected, disturbed):
         raise UnsupportedModelError(
-            model, "keeps a state outside its cache: what it says depends on what ran in between"
+            model, "keeps a state outside its cache: its output depends on the passes in between"
         )
     return Probe(layers, own)
 

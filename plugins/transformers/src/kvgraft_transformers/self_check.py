@@ -306,7 +306,7 @@ class _Trial:
                     else ""
                 )
                 raise _DiffersError(
-                    "is not causal: what it says about a token changes with the tokens behind it "
+                    "is not causal: its output for a token changes with the tokens behind it "
                     f"(by {float(distances.median()):.1g}), so no prefix can be reused{advice}"
                 )
             noise = max(noise, float(distances.max()))

@@ -48,7 +48,7 @@ def _served(cache: Cache, tokens: range, ending: str) -> Request | None:
     return request
 
 
-@clause("H5", "A prefix hit moves what DEVICE needs and nothing else.", needs=_at_home_on_host)
+@clause("H5", "A prefix hit moves only the data that DEVICE needs.", needs=_at_home_on_host)
 def a_hit_leaves_the_canonical_copy_where_it_is(subject: Subject) -> None:
     mounted = subject.mount(subject.page_size)
     component = mounted.component

@@ -154,9 +154,7 @@ def nothing_moves_before_the_engine_moves_it(subject: Subject) -> None:
                 )
 
 
-@clause(
-    "R5", "What was backed up comes back whole, whatever slots it is given.", needs=_whole_on_host
-)
+@clause("R5", "Backed-up data comes back whole, into any slots.", needs=_whole_on_host)
 def data_survives_the_round_trip(subject: Subject) -> None:
     for page_size in subject.page_sizes:
         mounted = subject.mount(page_size)

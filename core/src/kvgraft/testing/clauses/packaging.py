@@ -66,7 +66,7 @@ import os, sys, traceback, importlib_metadata
 from kvgraft.contract import ENTRY_POINT_GROUP
 
 if "torch" in sys.modules:
-    sys.exit("torch is imported before any component: by kvgraft, or by what Python starts with")
+    sys.exit("torch is imported before any component: by kvgraft, or by Python's start-up")
 
 class Noticed:
     def find_spec(self, name, path=None, target=None):

@@ -110,7 +110,7 @@ def shared_books(subject: Subject) -> ContractViolation | None:
     return None
 
 
-@clause("T9", "What one cache does changes nothing that another one holds.")
+@clause("T9", "One cache changes nothing that another one holds.")
 def caches_disturb_nobody(subject: Subject) -> None:
     found = shared_books(subject)
     if found is not None:

@@ -25,12 +25,12 @@ def hooks_return_at_once(subject: Subject) -> None:
     _raise(subject.unusable, "P9")
 
 
-@clause("P10", "The process goes on, whatever is asked.")
+@clause("P10", "The process goes on after every call.")
 def the_process_goes_on(subject: Subject) -> None:
     _raise(subject.unusable, "P10")
 
 
-@clause("P10", "Code of kvgraft, and of what drives it, is left as it is.")
+@clause("P10", "The code of kvgraft and of its drivers is not changed.")
 def nothing_is_replaced(subject: Subject) -> None:
     expect(not subject.replaced, "P10", subject, subject.replaced)
 

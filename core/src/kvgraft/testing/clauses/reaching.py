@@ -79,7 +79,7 @@ def a_page_that_was_left_is_not_needed_again(subject: Subject) -> None:
                 subject,
                 f"{term!r} needs token {again and again[0]} at boundary {later} and not at "
                 f"{earlier}, where a request that goes on to {later} may resume; a reach holds "
-                "what all later tokens will read",
+                "the data that all later tokens will read",
             )
 
 

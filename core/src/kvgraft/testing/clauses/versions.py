@@ -30,7 +30,7 @@ print(next(iter(points)).load().declare_component().api_version)
 """
 
 
-@clause("P3", "The API version is a literal, not whatever the installed core has.")
+@clause("P3", "The API version is a literal, not the installed core's version.")
 def the_api_version_is_a_literal(subject: Subject) -> None:
     here = subject.plugin.declaration.api_version
     elsewhere = _declared_beside_another_core(subject)

@@ -251,7 +251,7 @@ class Harness:
             return
         except Exception as error:
             raise as_violation(error, "allocate") from error
-        said = f"{live.name} may run, what it waits for has not arrived"
+        said = f"{live.name} may run, but its load-back has not arrived"
         self.judge.fail("R7", None, said)
 
     def restart(self, live: Live) -> None:

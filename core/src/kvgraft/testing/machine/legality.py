@@ -257,7 +257,7 @@ class _Losses:
                 return
         older = self._older(view, possible[0])
         left = any(used < 0 for used, _ in older)
-        what = "what was left behind" if left else "what was used less recently"
+        what = "data left behind" if left else "data used less recently"
         said = ", ".join(f"{page} at {used}" for used, page in older)
         why = f"of {possible}, which were short, {what} stayed: {said}"
         self.judge.fail("I9" if left else "T7", possible[0], f"{where}; {why}")

@@ -57,13 +57,13 @@ class Line:
             self._expect(
                 one is due and not stopped,
                 f"number {one.number} is tried, number {due.number if due else 'none'} was due"
-                + (f", and somebody was overtaken {MAX_OVERTAKEN} times" if stopped else ""),
+                + (f", and a request was overtaken {MAX_OVERTAKEN} times" if stopped else ""),
             )
             if not self._tried(one):
                 stopped = stopped or one.overtaken >= MAX_OVERTAKEN
         self._expect(
             stopped or not expected,
-            f"{[one.number for one in expected]} were not tried; nobody had been overtaken "
+            f"{[one.number for one in expected]} were not tried; no request had been overtaken "
             f"{MAX_OVERTAKEN} times",
         )
 

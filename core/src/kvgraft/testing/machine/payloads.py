@@ -209,7 +209,7 @@ class Payloads:
     def _decode(self, name: str, tier: str, rows: _Rows, found: npt.NDArray[Any]) -> str:
         """The meaning of bytes, read as this plane's or as another's of the pool."""
         if (found == rows.poison).all():
-            return "what is in rows that nobody owns: it was never written, or freed meanwhile"
+            return "rows without an owner: it was never written, or freed meanwhile"
         said = self._owner_of(rows, found)
         if said is not None:
             return said

@@ -30,7 +30,7 @@ PAUSE_S = 0.02
 """Between two looks at what another opener did."""
 
 
-@storage_clause("S8", "What was removed or cleared is gone, and nothing else is.")
+@storage_clause("S8", "Removed and cleared keys are gone, and no others.")
 def remove_and_clear(subject: StorageSubject) -> None:
     addresses, payloads = subject.addresses(6), subject.payloads([SIZE] * 6)
     with subject.store() as store, subject.supervised(store) as storage:
@@ -40,11 +40,11 @@ def remove_and_clear(subject: StorageSubject) -> None:
         told, _ = subject.get(storage, addresses, [SIZE] * 6)
         subject.expect_statuses("S8", "get after remove of two", told, [MISS] * 2 + [OK] * 4)
         subject.expect_statuses(
-            "S8", "set of what was removed", subject.set(storage, addresses, payloads), [OK] * 6
+            "S8", "set of removed keys", subject.set(storage, addresses, payloads), [OK] * 6
         )
         told, found = subject.get(storage, addresses, [SIZE] * 6)
-        subject.expect_statuses("S8", "get of what was stored anew", told, [OK] * 6)
-        subject.expect(found == payloads, "S9", "what was stored anew came back changed")
+        subject.expect_statuses("S8", "get of keys stored anew", told, [OK] * 6)
+        subject.expect(found == payloads, "S9", "data stored anew came back changed")
         store.clear()
         told, _ = subject.get(storage, addresses, [SIZE] * 6)
         subject.expect_statuses("S8", "get after clear", told, [MISS] * 6)
@@ -62,7 +62,7 @@ def components_apart(subject: StorageSubject) -> None:
         subject.expect_statuses("S8", "get of another component", told, [MISS] * 4)
 
 
-@storage_clause("S9", "A store counts what is in it, and finds nothing wrong with it.")
+@storage_clause("S9", "A store counts its content, and finds no fault in it.")
 def stats_and_verify(subject: StorageSubject) -> None:
     addresses, payloads = subject.addresses(8), subject.payloads([SIZE] * 8)
     with subject.store() as store, subject.supervised(store) as storage:
@@ -111,7 +111,7 @@ def too_large(subject: StorageSubject) -> None:
         subject.expect_statuses("S9", "get of one that was too long", told, [OK, MISS, OK])
 
 
-@storage_clause("S9", "What flush acknowledged is there when the store is opened again.", "durable")
+@storage_clause("S9", "Flushed data is there when the store is opened again.", "durable")
 def durable(subject: StorageSubject) -> None:
     addresses, payloads = subject.addresses(8), subject.payloads([SIZE] * 8)
     with subject.place() as directory:
@@ -136,7 +136,7 @@ def _expect_there(subject: StorageSubject, directory: object, when: str) -> None
     subject.expect(found == payloads, "S9", f"a payload changed, opened again {when}")
 
 
-@storage_clause("S8", "Two openers of one store see what the other stored and removed.", "shared")
+@storage_clause("S8", "Two openers of one store see each other's writes and removals.", "shared")
 def shared(subject: StorageSubject) -> None:
     addresses, payloads = subject.addresses(4), subject.payloads([SIZE] * 4)
     with subject.place() as directory:
@@ -145,12 +145,14 @@ def shared(subject: StorageSubject) -> None:
         with subject.supervised(first) as one, subject.supervised(second) as other:
             subject.set(one, addresses, payloads)
             subject.expect(
-                _settles(subject, other, OK), "S8", "what one stored, the other does not find"
+                _settles(subject, other, OK), "S8", "the other opener does not find a stored key"
             )
             _, found = subject.get(other, addresses, [SIZE] * 4)
             subject.expect(found == payloads, "S9", "the other reads other bytes")
             one.remove(addresses).wait(subject.deadline_s)
-            subject.expect(_settles(subject, other, MISS), "S8", "the other finds what was removed")
+            subject.expect(
+                _settles(subject, other, MISS), "S8", "the other opener finds a removed key"
+            )
 
 
 def _settles(subject: StorageSubject, storage: Storage, wanted: Status) -> bool:
@@ -177,7 +179,7 @@ def closing(subject: StorageSubject) -> None:
         subject.expect(store.healthy() is not True, "S11", "a closed store is healthy")
 
 
-@storage_clause("S11", "What a store cannot do it says, and pinned keys stay.")
+@storage_clause("S11", "A store claims only its capabilities, and pinned keys stay.")
 def pinning(subject: StorageSubject) -> None:
     addresses, payloads = subject.addresses(2), subject.payloads([SIZE] * 2)
     keys = [address.key for address in addresses]

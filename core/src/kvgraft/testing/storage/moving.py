@@ -26,7 +26,7 @@ OK, MISS = Status.OK, Status.MISS
 GUARD = 64
 
 
-@storage_clause("S9", "What was stored comes back whole, whatever its length.")
+@storage_clause("S9", "Stored data comes back whole, at any length.")
 def round_trip(subject: StorageSubject) -> None:
     addresses, payloads = subject.addresses(len(SIZES)), subject.payloads(SIZES)
     with subject.store() as store, subject.supervised(store) as storage:
@@ -150,7 +150,7 @@ def passed_deadline(subject: StorageSubject) -> None:
         subject.expect(told[0] is not Status.DOWN, "S10", "a deadline that passed took it down")
 
 
-@storage_clause("S9", "Threads that store and fetch at the same time disturb nobody.")
+@storage_clause("S9", "Threads that store and fetch at the same time do not disturb each other.")
 def several_threads(subject: StorageSubject) -> None:
     sizes = [2000 + 100 * number for number in range(16)]
     faults: list[str] = []

@@ -42,7 +42,7 @@ TOKENS = TokenCount(min=1)
     help="Port; 0 for any free one.",
 )
 @click.option("--name", help="Name clients ask for; MODEL's last part by default.")
-@click.option("--api-key", envvar="KVGRAFT_API_KEY", help="What clients must send as their key.")
+@click.option("--api-key", envvar="KVGRAFT_API_KEY", help="Key that clients must send.")
 @click.option("--device", default="cpu", show_default=True, help="Torch device of the model.")
 @click.option(
     "--dtype",
@@ -91,7 +91,7 @@ TOKENS = TokenCount(min=1)
 @click.option(
     "--storage",
     metavar="URL",
-    help="Keep what the host has beyond this process, as in file:PATH?capacity=10GiB.",
+    help="Store that keeps the host's data beyond this process: file:PATH?capacity=10GiB.",
 )
 @click.option(
     "--store-policy",
