@@ -78,8 +78,8 @@ class Cache(RequestTables):
         points: counts resume points by kind: `made`, `used`, `skipped`, `lost`.
         guard: what checks rules while it serves; None when the guard is off.
         requests: requests that have begun and not ended, by their `id()`.
-        checkpoints: calls of `checkpoint` that shared something.
-        declined_checkpoints: calls of `checkpoint` that found no headroom (A12).
+        publisher: counts `checkpoints` that shared something, and `declined_checkpoints` that found
+            no headroom (A12).
         closed: whether `close` was called.
 
     Raises:
