@@ -17,6 +17,7 @@ SURVIVORS: dict[str, str] = {
     "a continuing chunk takes what others were promised": _TIGHT,
     "a load-back shared with another stays promised": "costs headroom, which is not predicted",
     "its own prefix on its way is not counted": "the request waits longer and is admitted later",
+    "its own prefix counts as room": "whoever waits alone for ever is too rare among random calls",
     "the last private row is never given": "no reference component uses its last private row",
     "a node goes although a receipt is anchored there": "pins keep it nearly always",
     "namespaces that are false are one": "found under M9: explaining raises first",
