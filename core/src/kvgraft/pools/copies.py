@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 import torch
@@ -53,7 +54,7 @@ def pair_planes(component: Component, query: TransferQuery) -> list[PlaneCopy]:
             copies.append(PlaneCopy(spec.layer, lanes, partner, device_rows, host_rows))
         else:
             copies.append(PlaneCopy(spec.layer, partner, lanes, host_rows, device_rows))
-    copies.sort(key=lambda copy: copy.layer)
+    copies.sort(key=attrgetter("layer"))
     return copies
 
 

@@ -12,7 +12,6 @@ from kvgraft.transfers.journal import Journal
 from kvgraft.tree import operations
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.holding import hold_host, let_go_of_host
-from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import Node
 from kvgraft.tree.pinning import Receipt
 from kvgraft.tree.tree import Tree
@@ -88,7 +87,9 @@ class Backups:
     def _make_room(self, node: Node, components: list[TreeComponent]) -> bool:
         """Room on HOST for a node, and not out of what is above it: without that it is no use."""
         short = [
-            component for component in components if _host(component).free < component.n_slots(node)
+            component
+            for component in components
+            if component.host is not None and component.host.free < component.n_slots(node)
         ]
         if not short:
             return True
@@ -102,11 +103,6 @@ class Backups:
             )
         finally:
             let_go_of_host(self.tree, above)
-
-
-def _host(component: TreeComponent) -> Ledger:
-    assert component.host is not None
-    return component.host
 
 
 def _with_gaps_above(tree: Tree, anchor: Node, nodes: list[Node], since: int) -> list[Node]:

@@ -11,7 +11,7 @@ from kvgraft.errors import ContractViolation
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.packages.hook_results import are_spans, shown
 from kvgraft.requests.backup import Backups
-from kvgraft.requests.parts import StatePart, new_parts
+from kvgraft.requests.parts import Part, StatePart
 from kvgraft.requests.request import NO_PAGES, Limited, Request
 from kvgraft.requests.resume_points import ResumePoints
 from kvgraft.tree import matching, operations, pinning
@@ -76,7 +76,6 @@ class Leases:
             for component in tree.components
             if not component.is_state and not component.is_prefix_closed
         ]
-        self._pins_host = any(component.home_is_host for component in tree.components)
         self._cannot_copy = any(
             component.is_state and not component.can_copy for component in tree.components
         )
@@ -104,7 +103,7 @@ class Leases:
             else:
                 host_from = matching.missing_from(tree, found)
         anchor = matching.anchor_node(tree, found)
-        receipt = self._acquire(anchor, 0 if self._pins_host else host_from)
+        receipt = self._acquire(anchor, 0 if self.tree.homes_on_host else host_from)
         if receipt is None:
             limited = Limited.CROWDED
             found = self._shorten(found, 0)
@@ -167,7 +166,7 @@ class Leases:
                 if not component.is_prefix_closed:
                     segment = segment_ahead(component, anchor.end, position)
                     ahead[component.index] = common_pages(segment, (Span(0, shared),))
-        host_from = 0 if self._pins_host else None
+        host_from = 0 if self.tree.homes_on_host else None
         receipt = None
         if locks is not None:
             receipt = self._pin(anchor, host_from, locks, list(ahead), enforce=True)
@@ -209,11 +208,16 @@ class Leases:
     # -- inside
 
     def _set_parts(self, request: Request) -> None:
-        request.parts = parts = new_parts(self.tree.components)
-        request.bounded_parts = [parts[index] for index in self._bounded]
-        request.state_parts = (
-            [part for part in parts if isinstance(part, StatePart)] if self.tree.has_state else ()
-        )
+        parts: list[Part] = []
+        states: list[StatePart] = []
+        for component in self.tree.components:
+            if component.is_state:
+                states.append(StatePart(component))
+                parts.append(states[-1])
+            else:
+                parts.append(Part(component))
+        request.parts, request.state_parts = parts, states
+        request.bounded_parts = [parts[at] for at in self._bounded] if self._bounded else ()
 
     def _shorten(self, found: Match, limit: int) -> Match:
         path = matching.Path(found.path, found.anchor)

@@ -11,7 +11,7 @@ from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.inserting import Run
 from kvgraft.types import Demand
 
-__all__ = ["Due", "Part", "StatePart", "new_parts"]
+__all__ = ["Due", "Part", "StatePart"]
 
 NO_DEMAND = Demand(0, 0)
 """Of a request that was not asked about yet."""
@@ -143,10 +143,3 @@ class StatePart(Part):
         """The slots of all states held."""
         slots = (self.live, self.tracked, *self.captured.values())
         return [slot for slot in slots if slot is not None]
-
-
-def new_parts(components: Iterable[TreeComponent]) -> list[Part]:
-    """A part per component, without promises and slots."""
-    return [
-        StatePart(component) if component.is_state else Part(component) for component in components
-    ]

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
+from operator import attrgetter
 
 from kvgraft.errors import TransferError
 from kvgraft.packages.dispatch import Hook, Mounted
@@ -101,7 +102,7 @@ class Journal:
                     built = mounted.build_hicache_transfers(query)
                 queries.append((mounted, query))
                 copies += pair_planes(mounted.component, query) if built is None else built
-            copies.sort(key=lambda copy: copy.layer)
+            copies.sort(key=attrgetter("layer"))
             ticket = self.engine.submit(copies, fence)
         except BaseException:
             operations.abort(self.tree, operation)

@@ -153,7 +153,7 @@ def acquire_node(tree: Tree, node: Node, components: Sequence[TreeComponent]) ->
     node.receipts += 1
     # A canonical copy on HOST stays as long as the component's pins on DEVICE: no victim, and so
     # not evictable in the ledger either.
-    host_from = 0 if any(component.home_is_host for component in tree.components) else None
+    host_from = 0 if tree.homes_on_host else None
     receipt = Receipt(node, segments, host_from)
     if host_from is not None:
         for component, segment in zip(tree.components, segments):
@@ -230,7 +230,7 @@ def release_host(tree: Tree, receipt: Receipt) -> None:
 
 def release_host_copy(tree: Tree, receipt: Receipt) -> None:
     """Give up the HOST part where DEVICE has the data; kept for components at home on HOST."""
-    if not any(component.home_is_host for component in tree.components):
+    if not tree.homes_on_host:
         release_host(tree, receipt)
 
 

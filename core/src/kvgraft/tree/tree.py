@@ -91,6 +91,7 @@ class Tree:
             1 << component.index for component in self.components if component.is_state
         )
         self.has_state = bool(self.states)
+        self.homes_on_host = any(component.home_is_host for component in self.components)
         self.observer: HostObserver | None = None
         self.lost_points: dict[PointKind, int] = dict.fromkeys(PointKind, 0)
         self.roots: dict[object, Node] = {}
