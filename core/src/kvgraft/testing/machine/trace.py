@@ -43,7 +43,7 @@ class Trace:
 
 
 def demanded(request: Request) -> str:
-    """What a request was admitted with."""
+    """The demand that a request was admitted with."""
     return ", ".join(
         f"{part.demand.now} now + {part.demand.later} later of {part.component.name}"
         for part in request.parts
