@@ -248,7 +248,7 @@ class Cache(RequestTables):
     def restart(self, request: Request) -> None:
         """Match again, as if new; after a failed load-back as deep as DEVICE alone allows (R5).
 
-        What it holds is given up; the request must be admitted again.
+        Its slots and pins are given up; the request must be admitted again.
         """
         self._expect_own(request)
         if request.stage is Stage.CLOSED:

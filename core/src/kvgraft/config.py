@@ -68,7 +68,7 @@ class StorePolicy(str, enum.Enum):
 
 
 class PrefetchPolicy(str, enum.Enum):
-    """How long a queued request waits for what STORAGE has of it (S6)."""
+    """The time a queued request waits for its data from STORAGE (S6)."""
 
     BEST_EFFORT = "best-effort"
     """Not at all: it begins with what has come."""

@@ -1,8 +1,8 @@
 """The contract's version, what belongs to it since when, and what a component may be capable of.
 
-A core keeps its own version of the contract and every older one of the same major version. What a
-minor version adds is marked where it stands, so that a component is held to the version it was
-written for:
+A core keeps its own version of the contract and every older one of the same major version.
+Additions of a minor version are marked where they stand, so that a component is held to the version
+it was written for:
 
     @hookspec(firstresult=True)
     @since("1.1")                   # the hook

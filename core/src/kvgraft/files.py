@@ -91,8 +91,8 @@ def replace_file(path: Path, content: bytes, mode: int = 0o600) -> None:
     """Put a file in place of whatever has its name, whole or not at all.
 
     A reader sees the old one or the new one, also after the machine stopped. Links are followed;
-    what is replaced gives its owner, where that is allowed, and its permissions. What a writer of
-    the same file left unfinished is removed.
+    what is replaced gives its owner, where that is allowed, and its permissions. Unfinished files
+    of other writers of the same file are removed.
 
     Args:
         path: where.
@@ -157,7 +157,7 @@ def create_unfinished(directory: Path, subject: str, mode: int = 0o600) -> tuple
 def remove_unfinished(directory: Path, subject: str, former: str = r"(?!)") -> None:
     """Remove files that are not whole and that nobody has locked.
 
-    What cannot be opened, or is no regular file, is left alone.
+    Files that cannot be opened, and special files, are left alone.
 
     Args:
         directory: where.

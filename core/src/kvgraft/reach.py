@@ -60,7 +60,7 @@ def _check_term(term: object) -> None:
 
 
 def _answers(term: Term, boundary: int, page_size: int) -> str | None:
-    """How an answer of the term is not of its form; None if all are."""
+    """The fault in the form of a term's answers; None if there is none."""
     spans: Sequence[Any] = term.pages(boundary, page_size)
     held: set[int] = set()
     try:

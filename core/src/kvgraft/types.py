@@ -41,7 +41,7 @@ class Kind(enum.Enum):
 
 
 class Direction(enum.Enum):
-    """Which way a transfer moves data."""
+    """The direction of a transfer."""
 
     BACKUP = "backup"
     LOAD_BACK = "load_back"
@@ -90,8 +90,8 @@ class ComponentDeclaration:
         home: the tier that holds the canonical copy. With HOST, a cell exists only while its host
             slots do, and its device slots are what a hit additionally needs on the device.
         capabilities: `"host_mirror"` (can be backed up and loaded back) and `"copy_on_write"`
-            (a state can be copied for a request that will write to it). What is missing is
-            not asked for (P8).
+            (a state can be copied for a request that will write to it). The core uses no capability
+            that is missing (P8).
     """
 
     name: str

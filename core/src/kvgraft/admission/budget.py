@@ -1,8 +1,8 @@
 """Deciding who may run: demands against headroom, pool by pool (A1 to A13).
 
 A request's demand is opened as promises on the ledgers. Pins, admissions and checkpoints that
-would take headroom below zero are refused, so a promise can always be turned into slots: whatever
-is not free is evictable. That is soundness (A7) without looking at any component.
+would take headroom below zero are refused, so a promise can always be turned into slots: slots that
+are not free are evictable. That is soundness (A7) without looking at any component.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ class Budget:
     def fitting_chunk(self, request: Request, tokens: int) -> int:
         """`tokens`, or the largest page-aligned part that the pools can give; 0 if none (A5).
 
-        What was promised at admission is given without asking.
+        Slots promised at admission are given without asking.
         """
         page_size = self.tree.page_size
         for part in request.parts:

@@ -235,7 +235,7 @@ class Admitting:
             )
 
     def _check_promises(self, request: Request, was: Reading, now: Reading) -> None:
-        """What was demanded is promised, and private slots are there (A1)."""
+        """The demand is promised, and private slots are there (A1)."""
         for at, part in enumerate(request.parts):
             account, demand = part.account, part.demand
             before, after = was.counts[at], now.counts[at]

@@ -54,7 +54,7 @@ class Pool(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What the books said at one moment, by position in `Books.pools`.
+    """The books at one moment, by position in `Books.pools`.
 
     Attributes:
         counts: of every pool.
@@ -98,11 +98,11 @@ class Books:
         ]
 
     def read(self) -> Reading:
-        """What the books say now; O(pools)."""
+        """The books now; O(pools)."""
         return Reading(self._counts(), [tuple(causes.values()) for causes in self._evictions])
 
     def read_after(self, was: Reading, *, left: bool) -> Reading:
-        """What they say after an operation; `was` itself if it changed none of them.
+        """The books after an operation; `was` itself if it changed none of them.
 
         Args:
             was: what they said before it.

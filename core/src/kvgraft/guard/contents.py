@@ -101,7 +101,7 @@ class Contents:
             self._kept[tier, component.index, slot] = found
 
     def check_path(self, request: Request) -> None:
-        """What a match found holds the bytes it was shared with (B3, T9)."""
+        """Matched pages hold the bytes they were shared with (B3, T9)."""
         node, left = request.receipt.anchor, NODES
         while node.parent is not None and left:
             for component, cell in zip(self.tree.components, node.cells):

@@ -1,4 +1,4 @@
-"""What an operation that raises leaves behind (I8, R2, A7)."""
+"""Checks of operations that raise (I8, R2, A7)."""
 
 from __future__ import annotations
 

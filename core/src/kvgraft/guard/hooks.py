@@ -132,7 +132,7 @@ class HookGuard:
     def release_component_lock(
         self, component: Component, segment: Sequence[Span]
     ) -> Generator[None, None, None]:
-        """What is released was acquired, is as it was then (L1), and is released once (L2)."""
+        """A released segment was acquired, is unchanged (L1), and is released once (L2)."""
         acquired, spans, times = self.locks.get(id(segment), (None, None, 0))
         if acquired is not segment:
             raise ContractViolation(

@@ -50,7 +50,7 @@ class Leases:
         }
 
     def check_match(self, request: Request) -> None:
-        """What was just matched is there and pinned, and it is the request's own prefix.
+        """A match's pages are there and pinned, and are the request's own prefix.
 
         Raises:
             ContractViolation: M1 for other tokens or data on no tier, M3 for data that is not on
@@ -95,7 +95,7 @@ class Leases:
             node = node.parent
 
     def check(self, request: Request, moment: Moment) -> None:
-        """What the request was promised is where it must be, and pinned.
+        """A request's promised data is in its place, and pinned.
 
         Raises:
             ContractViolation: the rule that fits what is missing and when.

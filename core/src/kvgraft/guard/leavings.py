@@ -27,7 +27,7 @@ Pages = npt.NDArray[np.int32]
 """Slots of consecutive pages from the first one on, `[n_pages, slots_per_page]`; -1 for none."""
 
 SMALL_TOKENS = 64
-"""What a decode leaves behind, it may collect up to here, and give back instead."""
+"""Tokens left behind that a decode may collect, or give back instead."""
 
 GRID_SHARE = 8
 """Bytes of the base component for each byte of a grid's points, at least (I12)."""
@@ -41,7 +41,7 @@ DEEPEST_STAMP = 1 << 62
 
 
 class Belongings(NamedTuple):
-    """What a request owns and what the tree has of its sequence, at one moment.
+    """A request's own slots and the tree's slots of its sequence, at one moment.
 
     Attributes:
         own: by paged component, slots that are the request's.
@@ -133,7 +133,7 @@ class Leavings:
     # -- before and after
 
     def see(self, request: Request) -> Belongings:
-        """What it owns and the tree has of its sequence, now; O(pages)."""
+        """Its own slots and the tree's of its sequence, now; O(pages)."""
         n_pages = request.allocated
         nodes, end = follow(self.tree, request.key, n_pages)
         own: dict[int, Pages] = {}
@@ -192,7 +192,7 @@ class Leavings:
     def check(
         self, request: Request, was: Belongings, end: int | None, *, evicted: bool
     ) -> dict[int, Departed]:
-        """What left the request is the tree's where it must be, and counts as what it is there.
+        """Data that left the request is the tree's where it must be, and counts as it must there.
 
         Args:
             request: whose; its points are those that it has now.

@@ -1,4 +1,4 @@
-"""What is handed to the transfer engine, and when it is published (B1, B2, B3, L8, R2)."""
+"""Checks of copies handed to the transfer engine and published (B1, B2, B3, L8, R2)."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class Moves:
         )
 
     def _check_demoted(self, operation: Operation) -> None:
-        """What leaves DEVICE with a victim is copied first, windows and states included (E4)."""
+        """Data that leaves DEVICE with a victim is copied first, windows and states too (E4)."""
         copied = {pair.component.index for pair in operation.pairs}
         for node, component, on_host in self._left:
             if (
@@ -180,7 +180,7 @@ class Moves:
                 )
 
     def _check_hangs(self, operation: Operation) -> None:
-        """What is above has a copy on HOST, or one on its way (B1)."""
+        """The node above has a copy on HOST, or one on its way (B1)."""
         parent = operation.nodes[0].parent
         if parent is None or parent.parent is None or not self.tree.prefix_closed_host:
             return
@@ -205,7 +205,7 @@ class Moves:
                 )
 
     def _check_published(self, node: Node) -> None:
-        """What was backed up does not hang below a gap (B1)."""
+        """Backed-up data does not lie below a gap (B1)."""
         parent = node.parent
         if parent is None or parent.parent is None or not self.tree.prefix_closed_host:
             return

@@ -1,4 +1,4 @@
-"""What the tree holds of a sequence, page by page, and what a reach needs of it, token by token.
+"""The tree's pages of a sequence, and the tokens of it that a reach needs.
 
 A second opinion: it compares tokens from the root on and tries every boundary, and shares no code
 with matching, pinning or the planning of load-backs.
@@ -26,7 +26,7 @@ NONE = b"\xff" * SLOT_BYTES
 
 
 class Shelf(NamedTuple):
-    """What a tree holds of a sequence.
+    """The tree's pages of a sequence.
 
     Attributes:
         n_pages: how far nodes follow it.

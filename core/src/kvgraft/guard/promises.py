@@ -292,7 +292,7 @@ class Promises:
     def check_within(
         self, request: Request, n_tokens: int, peaks: list[int], *, spare: bool
     ) -> None:
-        """What was admitted is given out of the promise, not of what is left over (A7, A1).
+        """Admitted slots come out of the promise, not out of the rest (A7, A1).
 
         `spare` where a state that nobody foresaw was due: it takes a slot that is left over.
         """

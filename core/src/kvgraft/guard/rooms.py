@@ -1,4 +1,4 @@
-"""What leaves a pool when room is made (E1, E2, E3, E5, E6, L5, R3).
+"""Checks of victims when room is made (E1, E2, E3, E5, E6, L5, R3).
 
 Everything that is evicted goes through `Evictor` of `kvgraft.requests.eviction`, one pool and one
 target at a time. So each call can be compared with what the operation needs and with what the
@@ -203,7 +203,7 @@ class Rooms:
     def _check_losses(
         self, component: TreeComponent, tier: range, was: Reading, now: Reading
     ) -> None:
-        """What left was chosen or went along as it may, and the books say the same."""
+        """Evicted data was chosen or went along as it may, and the books agree."""
         copies = self.write_back and tier is self._device
         if not self._inside:
             # Within a demotion the room on HOST is part of the room on DEVICE.
@@ -258,7 +258,7 @@ class Rooms:
     def _check_books(
         self, component: TreeComponent, at: int, before: Counts, after: Counts, grown: int
     ) -> None:
-        """What became free was evictable, and is what the counters say (E1, L5, E6)."""
+        """Freed slots were evictable, and the counters agree (E1, L5, E6)."""
         freed = after[FREE] - before[FREE]
         same = before[PINNED] == after[PINNED] and before[IN_FLIGHT] == after[IN_FLIGHT]
         if same and freed == before[EVICTABLE] - after[EVICTABLE] == grown:

@@ -90,7 +90,7 @@ class Running:
         return after
 
     def allocate(self, request: Request, n_tokens: int) -> After:
-        """What was promised is given (A7); what is refused changes nothing (A5)."""
+        """Promised slots are given (A7); a refusal changes nothing (A5)."""
         watched, size = self.watched, self.tree.page_size
         pages = max(0, -(-(request.computed + n_tokens) // size) - request.allocated)
         first = request.allocated
@@ -293,7 +293,7 @@ class Running:
     def _check_left(
         self, request: Request, left: Belongings | None, was: Reading, now: Reading
     ) -> dict[int, Departed]:
-        """What left the request in an operation went where it must, if anything did."""
+        """Data that left the request in an operation, if any, went where it must."""
         if left is None:
             return {}
         evicted = self._evicted(was, now)
@@ -316,7 +316,7 @@ class Running:
         }
 
     def _check_none_evicted(self, what: str, was: Reading, now: Reading) -> None:
-        """What it handed over aside, it changes nothing (A5)."""
+        """Apart from data it handed over, it changes nothing (A5)."""
         for at in range(self.books.n_device):
             if was.left[at] != now.left[at]:
                 raise ContractViolation(
@@ -349,7 +349,7 @@ class Running:
     def _check_headroom(
         self, name: str, falls: Sequence[int], rooms: list[int], now: Reading
     ) -> None:
-        """What a request hands to the tree costs nobody a slot (I12)."""
+        """Data that a request hands to the tree costs no other request a slot (I12)."""
         for at, (room, later, fall) in enumerate(zip(rooms, self._headrooms(now), falls)):
             if later < room - fall:
                 pool = self.books.pools[at]

@@ -43,7 +43,7 @@ class _Seen(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """What a request has to share.
+    """Data that a request has to share.
 
     Attributes:
         cached: the boundary it has shared everything up to already, in pages.
@@ -153,7 +153,7 @@ class Shares:
         self._due.pop(id(request), None)
 
     def check_others(self, but: Request | None) -> None:
-        """What other requests read stays what it is (I4, T10, L5, M7)."""
+        """Data that other requests read stays unchanged (I4, T10, L5, M7)."""
         requests = [each for each in self.cache.requests.values() if each is not but]
         if not self.follows:
             return
@@ -262,7 +262,7 @@ class Shares:
         self._note(request, now)
 
     def _check_slid(self, request: Request, page: int, tables: dict[int, Table]) -> None:
-        """What the reach needs of the prefix is pinned still, or the request's own (L3)."""
+        """Pages of the prefix that the reach needs are still pinned, or the request's own (L3)."""
         for component in self._paged:
             held = tables[component.index][:: component.slots_per_page]
             for low, high in needed(component, page, self.tree.page_size):
@@ -290,7 +290,7 @@ class Shares:
     # -- what is shared
 
     def offer(self, request: Request, *, ending: bool) -> Offer:
-        """What a checkpoint or an end has to offer (I6, I7)."""
+        """The offer of a checkpoint or an end (I6, I7)."""
         self._check_namespace(request)
         page, rest = divmod(request.computed, self.tree.page_size)
         best = at_least = page
@@ -328,7 +328,7 @@ class Shares:
         )
 
     def _check_namespace(self, request: Request) -> None:
-        """What it shares goes into its own namespace's tree (T11)."""
+        """Shared data goes into its own namespace's tree (T11)."""
         node = request.receipt.anchor
         while node.parent is not None:
             node = node.parent
@@ -355,7 +355,7 @@ class Shares:
         return True
 
     def check_shared(self, request: Request, offer: Offer, end: int, *, evicted: bool) -> None:
-        """What was shared is in the tree, in the slots it was computed in (I1, I2, I6, I7).
+        """Shared data is in the tree, in the slots it was computed in (I1, I2, I6, I7).
 
         Args:
             request: the request.

@@ -13,7 +13,7 @@ __all__ = ["watch_splits"]
 
 
 class _Cell(NamedTuple):
-    """What a cell held, whose slots are cut, and what both parts keep."""
+    """A cell before a split: the slots that are cut, and the values that both parts keep."""
 
     device: bytes | None
     host: bytes | None

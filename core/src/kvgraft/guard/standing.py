@@ -1,4 +1,4 @@
-"""What holds after every operation, whichever it was (T8, T9, A12, I2, B3, R2, H8, L1, M7)."""
+"""Checks that hold after every operation (T8, T9, A12, I2, B3, R2, H8, L1, M7)."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Tiering:
         return apart
 
     def _around_begin(self, begin: Callable[..., Any]) -> Callable[..., Any]:
-        """What has come for a request is published before it is matched, and only matched then."""
+        """A request's fetched pages are published before it is matched, and only matched then."""
 
         @wraps(begin)
         def call(key: Any, **named: Any) -> Any:
@@ -122,7 +122,7 @@ class Tiering:
         return list(self.tier.prefetching._flying.values())
 
     def _check_in_flight(self) -> None:
-        """What prefetches hold is counted, below the cap, and is their slots' (S2, S5)."""
+        """Slots that prefetches hold are counted, and below the cap (S2, S5)."""
         prefetching = self.tier.prefetching
         held = dict.fromkeys((component.name for component in self.cache.tree.components), 0)
         nbytes = 0

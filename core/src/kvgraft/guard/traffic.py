@@ -1,4 +1,4 @@
-"""What goes to the store and comes back: names, lengths and places (S2, S4, S5, S8).
+"""Checks of data to and from the store: names, lengths and places (S2, S4, S5, S8).
 
 Every step of every prefetch goes through one place, and so does whatever is stored. A step sees
 part of a prefetch: each call of the store is compared with the pages it is made for, and each
@@ -175,7 +175,7 @@ class Traffic:
     # -- names
 
     def _call_of(self, fetch: Fetch, what: str) -> _Call:
-        """What a prefetch asks for now."""
+        """The call that a prefetch makes now."""
         chain = self._watched[fetch].chain
         parts = [(part.component, part.pages) for part in fetch._asked]
         last = max((int(pages.max()) + 1 for _, pages in parts), default=0)
@@ -184,7 +184,7 @@ class Traffic:
         return _Call(f"a prefetch from page {fetch.start}: {what}", chain, parts)
 
     def _call_for(self, node: Node, components: Sequence[TreeComponent]) -> _Call:
-        """What is stored of a node; its path is hashed anew where the last one's does not lead."""
+        """The call that stores a node; its path is hashed anew where needed."""
         path = [node]
         while (above := path[-1].parent) is not None:
             path.append(above)
@@ -235,7 +235,7 @@ class Traffic:
             own[part.pages - fetch.start] = slots.reshape(len(part.pages), -1)
 
     def _watch(self, fetch: Fetch) -> None:
-        """What it publishes is in its place (S5), and every component can resume from it (S4)."""
+        """Published pages are in their places (S5), and every component can resume there (S4)."""
         chain = PageChain(self.tier.fingerprint, fetch.key.namespace)
         self._watched[fetch] = _Fetched(chain, [np.full_like(each, -1) for each in fetch._slots])
         arrive, reached = fetch._arrive, fetch.reached

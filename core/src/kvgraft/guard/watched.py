@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["After", "Holdings", "Watched", "holdings"]
 
 After = Callable[[Any, Reading, Reading], None]
-"""What is checked when an operation is over: its result, the books before it and after it."""
+"""A check after an operation, of its result and the books before and after it."""
 
 MAKES_ROOM = frozenset({"load_back", "allocate", "checkpoint", "evict"})
 """Operations that evict on DEVICE; `computed` does too where it is given states."""
@@ -96,7 +96,7 @@ class Watched:
 
 
 class Holdings(NamedTuple):
-    """What a request has of each pool, by position in `Books.pools`.
+    """A request's slots of each pool, by position in `Books.pools`.
 
     Attributes:
         promised: slots it may still take.

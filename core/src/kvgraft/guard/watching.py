@@ -95,7 +95,7 @@ class Guard:
         )
 
     def _steps(self) -> dict[str, Callable[..., After]]:
-        """What is checked of each operation."""
+        """The checks of each operation."""
         admitting, running = Admitting(self.watched), self.running
         return {
             "begin": admitting.begin,
@@ -259,7 +259,7 @@ def watch(cache: Cache) -> Guard:
 def _prepared(
     prepare: Callable[..., After], operation: Callable[..., Any], *given: Any, **named: Any
 ) -> After:
-    """What to check of an operation; it refuses arguments of other types in its own words."""
+    """The checks of an operation; it refuses arguments of other types in its own words."""
     try:
         return prepare(*given, **named)
     except ContractViolation:

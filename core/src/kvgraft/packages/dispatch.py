@@ -117,7 +117,7 @@ def _wrap(plugin: Plugin, wrappers: Sequence[object]) -> pluggy.PluginManager:
     manager.add_hookspecs(hookspecs)
 
     def marked(hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        # What an adapter takes shows in no signature of its own; pluggy reads the spec's.
+        # An adapter's arguments show in no signature of its own; pluggy reads the spec's.
         @hookspecs.hookimpl
         @wraps(getattr(hookspecs, hook))
         def call(*values: Any) -> Any:

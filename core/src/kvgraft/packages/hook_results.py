@@ -1,7 +1,7 @@
 """Checks of hooks' answers, made where hooks are called.
 
 The core reads fields of these answers on its hot path and hands them on; a wrong type would show
-far from the component that gave it. What an answer means, such as a match that is too long, is
+far from the component that gave it. An answer's meaning, such as a match that is too long, is
 judged where it is used.
 """
 

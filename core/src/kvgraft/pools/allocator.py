@@ -1,4 +1,4 @@
-"""Which rows of a pool are free.
+"""Allocates rows of a pool.
 
 Slots travel through kvgraft as `bytes` holding native int32 values: one small immutable object
 per node and component, split and joined with slices, turned into an index tensor once per copy.

@@ -1,4 +1,4 @@
-"""How much memory is there to take, before pools take it.
+"""Measures the available memory before pools take it.
 
 The kernel promises more memory than it has and ends a process that makes use of the promise,
 without a word. So the core asks first.

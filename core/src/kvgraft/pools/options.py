@@ -22,7 +22,7 @@ fp8 values with their scales in one row: give the row's bytes as its dimension."
 
 
 class LayerOptions(ComponentOptions):
-    """Which layers of the model a component serves.
+    """The layers of the model that a component serves.
 
     Attributes:
         n_layers: number of layers.

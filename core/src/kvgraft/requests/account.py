@@ -10,9 +10,9 @@ __all__ = ["Account"]
 class Account:
     """A promise on a ledger.
 
-    A request never holds more than `peak` private slots of the pool at a time. What it holds and
-    what it is still promised add up to at most that; slots it gives back renew the promise as long
-    as it has pages to compute. Kept in the pool's slots.
+    A request never holds more than `peak` private slots of the pool at a time. Its held and
+    promised slots add up to at most that; slots it gives back renew the promise as long as it has
+    pages to compute. Kept in the pool's slots.
 
     Attributes:
         ledger: the pool's books.
@@ -78,7 +78,7 @@ class Account:
         self.load = 0
 
     def renewal(self, n: int) -> int:
-        """How far the promise rises when `n` held slots go to the tree or back to the pool."""
+        """The rise of the promise when `n` held slots go to the tree or back to the pool."""
         target = self.peak - self.held + n
         target = min(target, self.remaining)
         return target - self.promised if target > self.promised else 0

@@ -1,4 +1,4 @@
-"""Which nodes are backed up, and when (B1, B2, B6, B7)."""
+"""Decides which nodes are backed up, and when (B1, B2, B6, B7)."""
 
 from __future__ import annotations
 

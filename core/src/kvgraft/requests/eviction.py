@@ -65,7 +65,7 @@ class Evictor:
         return component.host.free >= n_slots
 
     def _demote(self, component: TreeComponent, n_slots: int) -> None:
-        """Evict with a backup first; what HOST cannot take is dropped, so that room is made.
+        """Evict with a backup first; data that HOST cannot take is dropped, so that room is made.
 
         Waits for the copies, at most `timeout_s` in all; what is still missing then is taken from
         other victims, unbacked: a slow or failed backup never blocks device progress (E4).

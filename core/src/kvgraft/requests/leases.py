@@ -27,7 +27,7 @@ __all__ = ["Leases", "Locks"]
 
 
 class Locks(NamedTuple):
-    """What components want pinned at a boundary.
+    """Components' answers about pins at a boundary.
 
     Attributes:
         segments: per component that has an answer of its own, by its index.
@@ -154,10 +154,10 @@ class Leases:
     def repin(self, request: Request, anchor: Node, shared: int, locks: Locks | None) -> None:
         """New pins at `anchor`; the caller releases the old receipt afterwards (I5).
 
-        Of bounded reaches up to page `shared`: behind it the request has its own. What it left
-        behind is not pinned: it is evictable already, so others' promises may count on it (A12).
-        So may be a state, of which it has a live one, and what a component wants pinned besides:
-        where they are promised it goes without.
+        Of bounded reaches up to page `shared`: behind it the request has its own. Data it left
+        behind is not pinned: it is evictable already, so others' promises may count on it (A12). So
+        may be a state, of which it has a live one, and what a component wants pinned besides: where
+        they are promised it goes without.
         """
         position = request.computed // self.tree.page_size
         ahead: list[tuple[Span, ...] | None] = [None] * len(self.tree.components)
@@ -274,7 +274,7 @@ class Leases:
         """Pin a match; None, with nothing pinned or locked, if that would break a promise."""
         locks = self.lock(anchor.end)
         if host_from is not None and locks is not None:
-            # What a load-back brings besides the reaches is pinned on HOST as well (M4).
+            # The pages that a load-back brings besides the reaches are pinned on HOST as well (M4).
             starts = [span.start for segment in locks.segments.values() for span in segment]
             host_from = min([host_from, *starts])
         receipt = self._pin(anchor, host_from, locks, None, enforce=True)

@@ -1,4 +1,4 @@
-"""What a request computed becomes the tree's: shared, pinned and backed up, or left behind.
+"""Publishes a request's pages in the tree: shared, pinned and backed up, or left behind.
 
 Contract: I1 to I12.
 """

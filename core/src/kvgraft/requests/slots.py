@@ -32,7 +32,7 @@ NO_PAGE = 1 << 40
 
 
 class Going(NamedTuple):
-    """What a request that goes on keeps to itself while it publishes other pages; in pages.
+    """Pages that a running request keeps private while it publishes others.
 
     Attributes:
         position: where it goes on; what bounded reaches cover there stays private.
@@ -405,7 +405,7 @@ class RequestSlots:
     # -- everything
 
     def take_out(self, request: Request, end: int, going: Going | None = None) -> list[Holding]:
-        """What the request offers to the tree up to boundary `end`; the rest stays private.
+        """The request's offer to the tree up to boundary `end`; the rest stays private.
 
         Args:
             request: whose pages and states.

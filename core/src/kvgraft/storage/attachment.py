@@ -32,7 +32,7 @@ class Attachment:
         clock: seconds that only grow.
 
     Raises:
-        ConfigError: the backend does not say what it can do.
+        ConfigError: the backend does not give its capabilities.
 
     Attributes:
         calls: the backend's calls.
@@ -216,7 +216,7 @@ class Attachment:
             for breaker in self.breakers.values():
                 breaker.trip()
         if job is self._close_job:
-            # Whatever still runs has had its time; the backend is told as soon as a worker can.
+            # Calls that still run have had their time; the backend is told as soon as a worker can.
             late = Job(self.ticket(0), CLOSE, (0, 0), access=Access.WRITE)
             self._line.put_first(late, lambda staging: self._run_close(late))
             self._let_go()

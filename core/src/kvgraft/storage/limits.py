@@ -1,4 +1,4 @@
-"""How much a backend may cost before it is left alone."""
+"""Limits after which a backend is left alone."""
 
 from __future__ import annotations
 

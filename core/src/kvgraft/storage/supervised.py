@@ -154,7 +154,7 @@ class Storage:
     ) -> StorageTicket:
         """Fetch payloads into buffers of exactly their length; OK means verified, all of it (S9).
 
-        What turns out to be wrong is removed and counted. Addresses and `Buffers` that are made on
+        Wrong values are removed and counted. Addresses and `Buffers` that are made on
         demand are made on a worker's thread, call by call.
 
         Args:
@@ -230,7 +230,7 @@ class Storage:
     def _known(
         self, attachment: Attachment, job: Job, addresses: Sequence[Address]
     ) -> frozenset[int]:
-        """Which of a job's keys the store says it has: a hint, and its failure one of reads."""
+        """The keys of a job that the store says it has: a hint; its failure counts as a read's."""
         if not attachment.breakers[Access.READ].lets_pass:
             return frozenset()
         job.asks, job.access = "exists", Access.READ

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Count", "Job", "Phase", "StorageTicket"]
 
 STEP_S = 0.02
-"""How often `wait` looks at the clock."""
+"""Seconds between two looks of `wait` at the clock."""
 
 
 Count = Callable[[str, Sequence[Status]], None]

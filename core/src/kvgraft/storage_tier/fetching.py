@@ -5,7 +5,7 @@
                  └───┘
 
 Memory is reserved once the store said what it has: for the deepest boundary that fits and that
-every component can resume from. What came is published up to such a boundary, or not at all.
+every component can resume from. Fetched pages are published up to such a boundary, or not at all.
 
 All of it is done in steps, between which requests run, nodes are split and evicted, and the fetch
 itself may be stopped. None takes longer the longer the sequence is: pages are named, asked for,

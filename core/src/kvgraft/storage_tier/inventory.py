@@ -1,6 +1,6 @@
-"""Which boundaries could be resumed from, given what is where (S3, S4).
+"""Finds the boundaries that can be resumed from, from the places of pages (S3, S4).
 
-What must be fetched is counted up, page by page and component by component; after that a boundary
+The pages to fetch are summed up, page by page and component by component; after that a boundary
 is looked at in O(components), whatever its reach. Both are done a block of pages at a time.
 """
 
@@ -212,7 +212,7 @@ class Inventory:
     def _counts(
         self, component: TreeComponent, sums: npt.NDArray[np.int32], low: int, end: int
     ) -> npt.NDArray[np.int32] | None:
-        """How many of some pages are needed at each boundary `[low, end)`, as `_spans` says.
+        """The number of some pages needed at each boundary `[low, end)`, as `_spans` says.
 
         None for a reach that must be asked about each.
         """

@@ -202,7 +202,7 @@ class Prefetching:
     def take(self, prefetch: Prefetch, key: TokenKey, time: Slice) -> None:
         """The request of `key` begins: publish what has come for it (S5, S6).
 
-        What there is no time for now is published in the polls that follow.
+        Pages for which there is no time now are published in the polls that follow.
 
         Raises:
             LeaseError: it was cancelled, or is of another sequence or cache.
@@ -337,7 +337,7 @@ class Prefetching:
         prefetch.fetch = fetch
 
     def _fetching(self, page: tuple[int, bytes]) -> Fetch | None:
-        """Who fetches a page, or hangs it into the tree just now."""
+        """The fetch that brings a page, or inserts it into the tree just now."""
         hanging = (each for each in self._turns if each.phase is Phase.HANGING)
         return self._by_page.get(page) or next(
             (each for each in hanging if each.next == page), None
@@ -388,7 +388,7 @@ class Prefetching:
             fetch.draining = None
 
     def _ended(self, fetch: Fetch) -> None:
-        """Who waits for it is told, one after the other."""
+        """Tell the prefetches that wait for a fetch, one after the other."""
         self._drain(fetch)
         del self._flying[id(fetch)]
         self._turns.remove(fetch)

@@ -1,6 +1,6 @@
-"""How long the storage tier may hold up the scheduler's thread at once.
+"""Limits the time that the storage tier takes at once on the scheduler's thread.
 
-Whatever costs time for every page is done in steps, none of which takes more than a fraction of a
+Work per page is done in steps, none of which takes more than a fraction of a
 millisecond. A call goes on with steps until its slice of time is spent, everybody one step in
 turn; what is left is for the next call.
 """

@@ -150,7 +150,7 @@ class Storing:
     def poll(self) -> None:
         """See what was stored, and what is to be sent again; never waits.
 
-        What a store did not take because it failed is sent again once the breaker is closed (S7).
+        Data that a store refused because it failed is sent again once the breaker is closed (S7).
         """
         if any(sent.ticket.settled or sent.ticket.cancelled for sent in self._sent):
             sent = self._sent

@@ -160,7 +160,7 @@ class StorageTier:
     def clear(self) -> StorageTicket:
         """Remove everything from the store; what was known to be there is forgotten.
 
-        What is stored until the ticket is done may be removed or not; it counts as removed.
+        Data stored until the ticket is done may be removed or not; it counts as removed.
         """
         self.client.forget_store()
         self._clearing = self.client.ask("clear", lambda store: store.clear(), access=Access.WRITE)
@@ -189,7 +189,7 @@ class StorageTier:
     def save(self, path: str | Path) -> int:
         """Write down what of the tree is in the store; returns the nodes written.
 
-        What is still on its way to HOST or to the store is not in it: `Cache.drain` first.
+        Data still on its way to HOST or to the store is not in it: `Cache.drain` first.
 
         Raises:
             SnapshotError: the file cannot be written; the cache was closed.

@@ -384,7 +384,7 @@ def open_suite(
         ConfigError: as `check_component` says.
         Unusable: a component that cannot be loaded or built.
     """
-    # What needs no component is refused before a process is started.
+    # Bad arguments are refused before a process is started.
     _given(options)
     profile_named(profile)
     _expectations(expected_failures)

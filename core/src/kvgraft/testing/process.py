@@ -1,6 +1,6 @@
 """The suite in a process of its own, asked over pipes.
 
-Whatever a component's code does there, such as ending the process, replacing standard output or a
+If a component's code does harm there, such as ending the process, replacing standard output or a
 test framework's functions, the process that asks sees that an answer is missing and says so.
 """
 
@@ -79,7 +79,7 @@ class SuiteProcess(Suite):
         self.name = name
         self._end: str | None = None
         self._process, self._answers = _start()
-        # Whoever forgets to close it leaves nothing behind.
+        # If it is not closed it still leaves nothing behind.
         self._stop = weakref.finalize(self, _stop, self._process, self._answers)
         given = {
             "options": options,

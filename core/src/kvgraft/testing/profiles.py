@@ -1,4 +1,4 @@
-"""How hard the state machine looks."""
+"""Profiles: the effort of the state machine."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ __all__ = ["BROKEN", "Result", "Status"]
 
 
 class Status(str, enum.Enum):
-    """How a clause ended."""
+    """The outcome of a clause."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -21,7 +21,7 @@ class Status(str, enum.Enum):
 
 
 BROKEN = frozenset({Status.FAILED, Status.EXPECTED_FAILURE})
-"""How a clause ends whose rule is broken."""
+"""The outcomes of a clause whose rule is broken."""
 
 BAD = frozenset({Status.FAILED, Status.UNEXPECTED_PASS})
 

@@ -76,7 +76,7 @@ def ordered(shapes: Sequence[ComponentShape]) -> list[ComponentShape]:
         )
 
     def containers(shape: ComponentShape) -> int:
-        """How many reaches strictly contain this one; more than any of those have."""
+        """Number of reaches that strictly contain this one; more than any of those have."""
         return sum(
             other.reach.contains(shape.reach) and not shape.reach.contains(other.reach)
             for other in shapes
@@ -175,7 +175,7 @@ class TreeComponent:
         self.host_evictions: dict[Cause, int] = dict.fromkeys(CAUSES, 0)
 
     def stored_between(self, first: int, end: int) -> int:
-        """How many of the pages `[first, end)` of a running request get slots."""
+        """Number of the pages `[first, end)` of a running request that get slots."""
         stored = self.stored_pages
         return end - first if end <= stored else max(0, stored - first)
 

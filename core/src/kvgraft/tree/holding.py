@@ -1,6 +1,6 @@
 """Pins on HOST alone, for data on its way to or from STORAGE (S1, L8).
 
-What is held may leave DEVICE meanwhile; the copy on HOST stays, and so does the node.
+Held data may leave DEVICE meanwhile; the copy on HOST stays, and so does the node.
 """
 
 from __future__ import annotations

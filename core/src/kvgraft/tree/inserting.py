@@ -330,8 +330,8 @@ def _take_host(tree: Tree, node: Node, component: TreeComponent, slots: bytes) -
 def _take(tree: Tree, node: Node, component: TreeComponent, slots: bytes, *, is_left: bool) -> None:
     """The node's empty cell adopts a request's DEVICE slots, as the youngest of its kind.
 
-    What was just computed is not the next victim, however old its node is. What HOST has a copy of
-    was used before: it is not left behind.
+    Data that was just computed is not the next victim, even on an old node. Data with a copy on
+    HOST was used before: it is not left behind.
     """
     cell = node.cells[component.index]
     behind = is_left and cell.host is None

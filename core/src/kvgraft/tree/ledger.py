@@ -1,4 +1,4 @@
-"""Who owns the slots of one pool (T8).
+"""The ledger of one pool: the owners of its slots (T8).
 
     free + evictable + pinned + private + in_flight == capacity
 
@@ -9,8 +9,8 @@
     in_flight   reserved by a transfer that is not acknowledged yet
 
 `promised` stands beside the equation: slots that admission promised to requests which have not
-taken them yet. What may still be given away is the headroom, `free + evictable - promised`; every
-operation that lowers it checks first, so that a promise can always be kept (A7, A12).
+taken them yet. Slots that may still be given away are the headroom, `free + evictable - promised`;
+every operation that lowers it checks first, so that a promise can always be kept (A7, A12).
 """
 
 from __future__ import annotations

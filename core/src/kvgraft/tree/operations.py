@@ -106,7 +106,7 @@ def _leave(tree: Tree, operation: Operation) -> None:
 def needs_backup(tree: Tree, node: Node) -> list[TreeComponent]:
     """Components whose data on `node` is on DEVICE only and can be mirrored (B7).
 
-    What a running request left behind is not worth a copy until somebody uses it (I9).
+    Data that a running request left behind is not worth a copy until a request uses it (I9).
     """
     return [
         component
@@ -170,7 +170,7 @@ def begin_demotion(
 ) -> Operation | None:
     """Victims leave DEVICE through HOST (write-back, E4); None if HOST is short.
 
-    What was left behind is not worth a copy: it is deleted, or goes `along` with a victim of the
+    Data left behind is not worth a copy: it is deleted, or goes `along` with a victim of the
     component whose pool is `short`.
 
     The DEVICE slots belong to the operation until the copy ends, whichever way it ends.
@@ -221,7 +221,7 @@ def segment_nodes(component: TreeComponent, receipt: Receipt) -> list[Node]:
 def load_plan(receipt: Receipt, components: tuple[TreeComponent, ...]) -> list[list[Node]]:
     """Per component, the nodes a load-back from the receipt's anchor fills, root first (R1).
 
-    What is already on its way is left out (R6).
+    Data already on its way is left out (R6).
     """
     if receipt.host_from is None:
         return [[] for _ in components]

@@ -168,9 +168,9 @@ def acquire_node(tree: Tree, node: Node, components: Sequence[TreeComponent]) ->
 def advance(tree: Tree, receipt: Receipt, anchor: Node, boundary: int) -> None:
     """Move a receipt from page `boundary` down to `anchor`: a request published pages (I5).
 
-    `anchor` is below the receipt's own, or the same node, grown in place. What needs every page is
-    pinned on the new nodes too. Of the rest the request holds its own slots there, or left them
-    behind. O(new nodes).
+    `anchor` is below the receipt's own, or the same node, grown in place. Components that need
+    every page are pinned on the new nodes too. Of the rest the request holds its own slots there,
+    or left them behind. O(new nodes).
     """
     held = receipt.anchor
     held.receipts -= 1

@@ -140,8 +140,8 @@ class Directory:
     def remove_unfinished(self) -> None:
         """Remove what nobody finishes any more; under the lock.
 
-        Segments are made under it, so their writer died, whatever process it was. What somebody has
-        locked all the same is left alone.
+        Segments are made under it, so their writer died, whatever process it was. Files that are
+        locked all the same are left alone.
         """
         self.open_files.opening(lambda: remove_unfinished(self.path, SUBJECT, FORMER))
 

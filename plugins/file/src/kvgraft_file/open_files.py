@@ -1,4 +1,4 @@
-"""How many files of a store are open: the rest of the process needs descriptors too.
+"""Bounds the open files of a store: the rest of the process needs descriptors too.
 
 Only what is locked has to stay open: segments this process writes to, and one that it reclaims or
 scans for a writer that died. Every other segment is opened again when it is read.

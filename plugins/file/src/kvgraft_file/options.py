@@ -21,7 +21,7 @@ MAX_SEGMENTS = 1024
 
 
 class FileOptions(StorageOptions):
-    """How large a store may become, and in what pieces.
+    """The size of a store and of its pieces.
 
     Attributes:
         capacity: bytes of all segments in the directory, whoever wrote them.

@@ -1,4 +1,4 @@
-"""How a value lies in a segment: a block that describes it, then the payload, padded to a block.
+"""The layout of a value in a segment: a block that describes it, then the padded payload.
 
     offset  bytes
          0      8  magic: a live record, or a removed one

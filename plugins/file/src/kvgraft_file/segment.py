@@ -5,12 +5,12 @@
 
 A writer has more than one of them active while writes to full ones are on their way.
 
-What is being written is locked as well, byte for byte, and so is the first block as long as the
+Bytes are locked while they are written, and so is the first block as long as the
 writer lives: a record's block may be there before the payload behind it is, and nobody else takes
 the record in until all of it is written. A writer that died may have left one like that, so
 whoever scans its segment under the lock reads the payloads too, while others wait.
 
-What a write that failed left is marked removed, record by record. A writer that died may have left
+The records of a failed write are marked removed. A writer that died may have left
 nothing in front of what is whole; then a gap stands there, a record that was never anything else
 than removed.
 
@@ -64,7 +64,7 @@ CHUNK_NBYTES = 1 << 20
 """Read at once while looking for the next record behind damage."""
 
 RETRY_BACKOFF = 20
-"""How much longer what the disk does not give is left alone than it took to say so."""
+"""After a read error, wait this multiple of the failed read's duration before retrying."""
 
 
 class Segment:
@@ -196,8 +196,8 @@ class Segment:
     def news(self) -> Iterator[tuple[int, Record]]:
         """Records behind `tail`, with their offsets; what is not all written ends them.
 
-        A segment without a writer is read to its end, past what is damaged, and sealed. What the
-        disk does not give ends it too, changes nothing, and is tried again the next time.
+        A segment without a writer is read to its end, past what is damaged, and sealed. A read
+        error ends it too, changes nothing, and the read is tried again the next time.
 
         Raises:
             FileNotFoundError: it is gone.

@@ -99,7 +99,7 @@ class HotPool:
         return {layer: tuple(pairs) for layer, pairs in layers.items()}
 
     def check_rows(self, layer: int, rows: Sequence[torch.Tensor]) -> int:
-        """How many tokens `rows` has: one tensor `[n_new, *row_shape]` per plane of the layer.
+        """The number of tokens of `rows`: one tensor `[n_new, *row_shape]` per plane of the layer.
 
         Raises:
             ConfigError: another shape or dtype than the planes, or no token at all.

@@ -1,4 +1,4 @@
-"""Which token sits in which hot row: the bookkeeping of one request in one layer, without its data.
+"""The map of tokens to hot rows of one request in one layer, without the data.
 
 Tables are tensors on the device of the hot rows, so that a selection is one gather.
 """
@@ -17,7 +17,7 @@ NEVER = torch.iinfo(torch.int64).max
 
 
 class RowMap:
-    """Which token sits in which row of one layer, and when each row was last selected.
+    """The map of tokens to rows of one layer, and each row's last selection.
 
     Every table has one entry more than it needs, at its end and hence at index -1: padding reads
     it, and evicting an empty row writes it. It says -1 for ever, so neither needs a branch.

@@ -14,7 +14,7 @@ __all__ = ["CheckpointRule"]
 
 
 class CheckpointRule(NamedTuple):
-    """Which boundaries to capture; all in pages.
+    """The boundaries to capture; all in pages.
 
     Attributes:
         interval: distance between regular checkpoints; None for none.

@@ -12,7 +12,7 @@ __all__ = ["MambaOptions"]
 
 
 class MambaOptions(LayerOptions):
-    """How many states there are, what one looks like and where requests leave them.
+    """The number and shape of states, and the places where requests leave them.
 
     A state does not grow with the sequence, so pools are sized in states; `device_tokens` and
     `host_tokens` only set the defaults. The default shapes take 224 bytes per state, for replaying

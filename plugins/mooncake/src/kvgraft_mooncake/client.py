@@ -140,7 +140,7 @@ class Client:
     def remove(self, names: Sequence[str], *, leased: bool = False) -> list[int]:
         """Remove, those under a lease only if told to; per name 0 or a code.
 
-        What is removed under a lease may be in the middle of being read or stored, and its memory
+        A value removed under a lease may be in the middle of a read or a store, and its memory
         become another value's.
         """
         return self._call(lambda store: store.batch_remove(list(names), leased))

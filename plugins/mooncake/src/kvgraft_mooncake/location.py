@@ -2,7 +2,7 @@
 
     NAMESPACE/abcd…         a key in hex
 
-Whatever is called otherwise belongs to somebody else.
+Values of other names belong to others.
 """
 
 from __future__ import annotations

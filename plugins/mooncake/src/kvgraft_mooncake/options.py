@@ -14,7 +14,7 @@ __all__ = ["MooncakeOptions"]
 
 
 class MooncakeOptions(StorageOptions):
-    """How a process takes part in a store.
+    """A process's part in a store.
 
     Attributes:
         protocol: what payloads travel by.

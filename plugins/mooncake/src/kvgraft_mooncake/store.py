@@ -27,7 +27,7 @@ __all__ = ["MooncakeBackend"]
 
 EVICTION_S = 0.1
 PAUSE_S = 0.05
-"""How long, and how often, the master is given time to make room, which it does when asked to.
+"""Seconds, and times, that the master is given to make room, which it does when asked to.
 
 Every attempt costs a twentieth of what is stored, even for a value that would never fit.
 """
@@ -120,7 +120,7 @@ class MooncakeBackend(StorageBackend):
     def remove(self, keys: Sequence[bytes]) -> Sequence[Status]:
         """Remove, also what may be being read: such a reader finds out by the checksum.
 
-        What is being stored this moment counts as not there: its memory is still written to.
+        A value that is being stored this moment counts as missing: its memory is still written to.
         """
         return self._remove(self._names(keys))
 

@@ -1,4 +1,4 @@
-"""Which later request continues an earlier one, and so what the earlier one's output was.
+"""Finds the request that continues an earlier one, and so the earlier one's output.
 
 Traces name the blocks of prompts only. An output, and the part of a prompt behind its last whole
 block, shows up again in the prompt of the conversation's next turn: that turn's prompt starts with

@@ -27,7 +27,7 @@ __all__ = ["EngineModel", "ReplayEngine"]
 
 @dataclass(frozen=True, slots=True)
 class EngineModel:
-    """How fast the pretended engine is.
+    """The speed of the pretended engine.
 
     Attributes:
         prefill_tokens_s: prompt tokens computed per second, all requests together.

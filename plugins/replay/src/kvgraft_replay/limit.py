@@ -1,4 +1,4 @@
-"""Which sessions a closed loop plays, and whom that leaves without one."""
+"""Chooses the sessions of a closed loop, and names the users left without one."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def write_rows(pool: Pool, slots: npt.NDArray[np.int64], stamps: npt.NDArray[np.
 
 
 def matching_rows(pool: Pool, slots: npt.NDArray[np.int64], stamps: npt.NDArray[np.int64]) -> int:
-    """How many of the slots hold exactly their stamp's pattern, in every plane."""
+    """The number of slots that hold exactly their stamp's pattern, in every plane."""
     rows = torch.from_numpy(slots)
     good = torch.ones(len(slots), dtype=torch.bool)
     for spec, tensor in zip(pool.specs, pool.lanes):

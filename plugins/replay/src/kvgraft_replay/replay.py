@@ -33,7 +33,7 @@ INTEGRITY_CHECKS = 20
 
 @dataclass(slots=True)
 class ReplaySettings:
-    """How to replay.
+    """Settings of a replay.
 
     Attributes:
         cache: settings of the cache, as for `Cache.open`; whose data it stores is filled in.

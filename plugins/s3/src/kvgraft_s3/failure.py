@@ -1,6 +1,6 @@
 """The status of a key for an exception of obstore, and its one line for people.
 
-obstore has one exception for most failures. What came of a request is in its text: the answer of
+obstore has one exception for most failures. The outcome of a request is in its text: the answer of
 the server above the line `Debug source:`, what the operating system said below.
 """
 

@@ -2,8 +2,7 @@
 
     PREFIX/ab/cd/abcd…          a key in hex, behind its first two bytes
 
-The directories are for stores that keep objects as files. Whatever is called otherwise belongs to
-somebody else.
+The directories are for stores that keep objects as files. Objects of other names belong to others.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ __all__ = ["Architecture", "LayerPlan", "read_architecture"]
 
 @dataclass(frozen=True, slots=True)
 class LayerPlan:
-    """Who keeps what one layer needs.
+    """The components that keep one layer's data.
 
     Attributes:
         index: the layer's number in the model.

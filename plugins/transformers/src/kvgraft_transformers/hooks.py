@@ -204,7 +204,7 @@ def _session_cache(kwargs: dict[str, Any]) -> SessionCache | None:
 def _check_arguments(cache: SessionCache, n_new: int, arguments: dict[str, Any]) -> None:
     """Refuse what would make a token's data depend on more than the tokens before it.
 
-    Whoever shares that data later knows the tokens alone.
+    A request that shares the data later knows the tokens alone.
 
     Raises:
         SessionError: hidden tokens, other positions, or tensors that are no tokens.

@@ -28,7 +28,7 @@ from kvgraft.config import StorageSettings
 __all__ = ["digest_weights", "name_model", "name_numerics", "storage_options"]
 
 LAYOUT = 1
-"""How this package lays a model's data out in pools; another number shares nothing."""
+"""Version of this package's layout of a model's data in pools; versions share nothing."""
 
 PIECE_NBYTES = 64 << 20
 """Bytes of a weight that are brought to the host and hashed at a time."""

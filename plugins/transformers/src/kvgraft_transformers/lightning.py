@@ -1,7 +1,7 @@
 """Lightning attention: models that accept no cache but one of a class of their own.
 
 transformers' MiniMax keeps its states in a list beside the layers of a dynamic cache and insists on
-that class, `MiniMaxCache`. What it calls are two methods. Here they are answered from the layers
+that class, `MiniMaxCache`. It calls two methods. Here they are answered from the layers
 transformers has for recurrences, so that everything else treats these states like any other's.
 That also tells the cache's length where the first layer is such a state: transformers' own class
 says 0 there, and continues with more than one token behind a mask that is too short.

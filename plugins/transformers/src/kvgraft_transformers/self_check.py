@@ -87,7 +87,7 @@ NOT_CHECKED = SelfCheck(0, None)
 
 
 class _Plan(NamedTuple):
-    """How long things are in one trial."""
+    """Lengths in one trial."""
 
     page: int
     shared: int
@@ -289,7 +289,7 @@ class _Trial:
         )
 
     def _measure_noise(self, tokens: list[int], expected: torch.Tensor) -> None:
-        """How far one pass is from another that is a little shorter.
+        """The distance between a pass and one that is a little shorter.
 
         Raises:
             _DiffersError: almost every token; it sees what comes behind it.

@@ -79,7 +79,7 @@ class SessionCache(Cache):
     # -- around a forward pass
 
     def before_cut(self, n_new: int) -> int:
-        """How many of the next `n_new` tokens to compute in one pass, so that states are kept.
+        """Number of the next `n_new` tokens to compute in one pass, so that states are kept.
 
         All of them where no session has a resume point among them that needs a state.
         """

@@ -1,4 +1,4 @@
-"""Which transformers this package was verified with."""
+"""The versions of transformers that this package was verified with."""
 
 from __future__ import annotations
 

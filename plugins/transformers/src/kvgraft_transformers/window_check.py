@@ -1,6 +1,6 @@
 """Masks of windows, compared at their edge however wide they are.
 
-What a token sees behind a window does not depend on how the keys came to be. So a few tokens are
+A token's view behind a window does not depend on the origin of the keys. So a few tokens are
 computed, and for the rest the caches claim a past of made-up keys and values,
 drawn when a layer asks for them: once all of them, as in one pass, and once those of the window,
 as a session has them. The model's own mask must make both the same.

@@ -1,7 +1,7 @@
 """One client of a server, or of a cluster, that any thread may use.
 
-What goes wrong comes out as a builtin: `TimeoutError`, or `ConnectionError` with the reason. What
-a server refuses of a batch, a command at a time, stands among the answers as a `RequestError`.
+Failures come out as builtin exceptions: `TimeoutError`, or `ConnectionError` with the reason. A
+command of a batch that a server refuses stands among the answers as a `RequestError`.
 """
 
 from __future__ import annotations

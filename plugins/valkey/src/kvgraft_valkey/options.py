@@ -17,7 +17,7 @@ FORM = "write valkey:HOST:PORT, for a cluster also valkey:HOST:PORT,HOST:PORT"
 
 
 class ValkeyOptions(StorageOptions):
-    """How to reach the servers, and what to call what is stored there.
+    """Options for reaching the servers, and for the names of stored values.
 
     A URL holds no password, because URLs are printed; `password_env` names where one is.
 

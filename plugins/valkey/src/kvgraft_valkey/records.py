@@ -1,4 +1,4 @@
-"""How a value lies on the servers: two strings of one slot, and the runs one round trip carries.
+"""The form of a value on the servers: two strings of one slot, and runs per round trip.
 
 Header and payload have keys of their own, so that a payload goes to and from the caller's memory
 as it is; in one string, each way would cost a copy that puts them in a row or takes them apart.

@@ -179,7 +179,7 @@ LONG_PAGES = (50, 100, 400, 800)
 """Pages of prompts that are much longer than a small window."""
 
 MAX_DEMAND_FACTOR = 2
-"""How many times the core's demand a component may ask for, and eight pages more."""
+"""A component may ask for this multiple of the core's demand, and eight pages more."""
 
 
 def _long(page_size: int) -> Iterator[DemandQuery]:

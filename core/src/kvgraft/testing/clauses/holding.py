@@ -17,7 +17,7 @@ from kvgraft.types import DemandQuery, Direction, LockQuery, MatchView, Transfer
 __all__ = ["collections_in", "memory", "owned", "use"]
 
 DEEPEST = 6
-"""How far from the component something is looked for."""
+"""Depth to which objects are followed from the component."""
 
 
 def owned(component: Component) -> dict[int, str]:

@@ -1,4 +1,4 @@
-"""How a component package presents itself (P)."""
+"""Clauses about a component package's declaration and imports (P)."""
 
 from __future__ import annotations
 

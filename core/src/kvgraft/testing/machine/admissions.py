@@ -28,7 +28,7 @@ class Admissions:
     def left_alone(
         self, live: Live, standing: dict[str, Any], pinned: list[tuple[Any, ...]] | None
     ) -> None:
-        """Whoever is not admitted is as before, and so is the tree; `pinned` if not matched again.
+        """A refused request is as before, and so is the tree; `pinned` if not matched again.
 
         A chunk that could never fit has shrunk to whole pages, and then points ahead, or all but
         one, are given up (A6, A10).

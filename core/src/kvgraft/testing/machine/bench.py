@@ -278,7 +278,7 @@ class Bench:
         self.act("poll", self.cache.poll, acknowledges=True)
 
     def _check_given_up(self, name: str, pressure: Pressure) -> None:
-        """Whoever gave up waiting had nothing else to evict (E4)."""
+        """An eviction that gave up waiting had no other victim (E4)."""
         short = [
             self.model.component(part)
             for part, needed in pressure.device.items()

@@ -75,7 +75,7 @@ class ModelComponent:
         return any(part.kind == "all" for part in self.parts)
 
     def stored_pages(self, first: int, end: int, page_size: int) -> int:
-        """How many of the pages `[first, end)` of a running request get slots."""
+        """Number of the pages `[first, end)` of a running request that get slots."""
         return sum(page * page_size < self.stored_tokens for page in range(first, end))
 
 

@@ -59,7 +59,7 @@ def _plain(value: Any) -> Any:
 
 
 def pins(cache: Cache) -> list[tuple[Any, ...]]:
-    """Who holds what in the tree: pins, receipts and transfers of every node."""
+    """The holds on the tree: pins, receipts and transfers of every node."""
     return [
         (
             *(node.ident, node.start, node.end, node.receipts, len(node.operations or ())),

@@ -82,7 +82,7 @@ class _PagedPackage:
 
 
 class StateOptions(ComponentOptions):
-    """How many states there are.
+    """The number of states.
 
     Attributes:
         states: on DEVICE.
@@ -163,7 +163,7 @@ def references() -> tuple[Plugin, Plugin, Plugin]:
 def narrow_window() -> Plugin:
     """The reference window beside a component that pins more than its reach.
 
-    What a component pins must lie inside what wider ones pin (T6), so its company is narrow.
+    A component's pins must lie inside those of wider ones (T6), so its company is narrow.
     """
     return paged_plugin("reference_window", Reach(Trailing(1)))
 

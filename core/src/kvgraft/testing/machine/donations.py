@@ -45,7 +45,7 @@ class Donations:
             offer = publishing.offer(live, leaving, tables)
             publishing.note(before, offer, made_room=name == "checkpoint")
             position = live.computed // self.model.page_size
-            # What it left behind earlier may count as used when it ends, or may not.
+            # Data it left behind earlier may count as used when it ends, or may not.
             since = NEVER if name == "finish" else 0
             locked = locks(bench.calls, boundary)
             bench.recency.resumed(live.sequence, boundary, bench.seen, position, since, locked)

@@ -61,7 +61,7 @@ def drive(
 ) -> Drive:
     """Drive components through the real core, in random order, against a brute-force model.
 
-    Nothing is printed and nothing stored. What breaks a rule does not escape as an exception.
+    Nothing is printed and nothing stored. A broken rule does not escape as an exception.
 
     Args:
         subject: the component set, see `setup_for`.

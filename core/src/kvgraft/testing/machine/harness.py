@@ -263,7 +263,7 @@ class Harness:
         before = bench.seen
         limit = self.leases.limit(live.prompt)
         if request.load_failed:
-            # What HOST did not deliver is not asked for again (R5).
+            # Pages that HOST did not deliver are not asked for again (R5).
             limit = min(limit, request.device_tokens // size)
         # Its own pins and pages go first.
         live.anchor = live.computed = 0

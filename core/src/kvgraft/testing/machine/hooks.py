@@ -1,6 +1,6 @@
 """Hook calls between the core and the components, watched.
 
-What a hook answers is the component's own decision, so the model takes it from here: it checks
+A hook's answer is the component's own decision, so the model takes it from here: it checks
 what the hook was told, and that the core does with the answer what the contract says.
 """
 

@@ -134,7 +134,7 @@ class Leases:
         )
 
     def known(self, seen: Snapshot, sequence: Prefix, limit: int) -> int:
-        """How deep, in pages, others have computed a sequence: what needs every page is there."""
+        """The depth, in pages, to which others have computed a sequence, with every page there."""
         pages = seen.known()
         there = [seen.readable(each) for each in self.bench.resuming.everything]
         page = 0

@@ -24,7 +24,7 @@ __all__ = ["Pressure", "check_losses", "remaining_victims"]
 
 @dataclass
 class Pressure:
-    """Which pools an operation may make room in.
+    """The pools in which an operation may make room.
 
     Attributes:
         device: slots asked for per component; a pool is short if it has fewer free.
@@ -204,7 +204,8 @@ class _Losses:
             for name in tier.holders(tier.before, view)
             if name not in losers and tier.remade(name, view)
         ]
-        # What came to HOST when it left DEVICE may have been evicted there in the same operation.
+        # Data that came to HOST when it left DEVICE may have been evicted there in the same
+        # operation.
         passed = [
             name
             for name in tier.parts

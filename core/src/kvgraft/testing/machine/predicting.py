@@ -101,7 +101,7 @@ class Predictor:
     ) -> dict[str, set[Prefix]]:
         """Per component, pages a load-back brings: not on DEVICE, nor on the way there.
 
-        What a component wants pinned besides its reach comes along where HOST has it.
+        Pages that a component pins besides its reach come along where HOST has them.
         """
         missing = {}
         for component in self.model.components:

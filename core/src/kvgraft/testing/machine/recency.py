@@ -96,8 +96,8 @@ class Recency:
         """A request resumes at a boundary, or continues from there having got to `position`.
 
         Then it is certain to use only what it reaches from both. One that ended there is certain
-        to have used the pages it computed, `since` on. What components want pinned besides, as
-        in `locked`, may count as used.
+        to have used the pages it computed, `since` on. Pages that components pin besides, as in
+        `locked`, may count as used.
         """
         self.clock += 1
         for component in self.model.components:

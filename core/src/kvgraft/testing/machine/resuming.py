@@ -1,7 +1,7 @@
 """Where requests can be resumed from, by definition (I9 to I12).
 
 A boundary can be resumed from if every component has there what it needs. Some boundaries are
-resume points: what they need is worth keeping. Whatever else bounded reaches leave behind is kept
+resume points: what they need is worth keeping. Other data that bounded reaches leave behind is kept
 too, until its memory is needed. No tree, no slots: sets of page numbers and nothing else.
 """
 

@@ -12,7 +12,7 @@ __all__ = ["clocks_moved"]
 
 @contextmanager
 def clocks_moved(seconds: float) -> Iterator[None]:
-    """Whoever asks the module `time` is told a later time."""
+    """Make the module `time` give a later time."""
     with ExitStack() as stack:
         for name in ("time", "monotonic", "perf_counter"):
             for clock, unit in ((name, 1.0), (f"{name}_ns", 1e9)):

@@ -1,8 +1,8 @@
 """Whether code changed kvgraft, or what drives it, under the suite's feet (P10).
 
-A component that is checked runs beside the suite. What it could silence is noted before its code
-runs: every function and class of kvgraft and of Hypothesis, kvgraft's constants, and the calls
-that end a process. Whatever is another one later is named, and put back.
+A component that is checked runs beside the suite. Functions it could silence are noted before its
+code runs: every function and class of kvgraft and of Hypothesis, kvgraft's constants, and the calls
+that end a process. Every object that is another one later is named, and put back.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def check_storage(
     deadline_s: float = 10.0,
     progress: Callable[[Result], None] = lambda result: None,
 ) -> list[Result]:
-    """Run every clause on one backend. What is in the store is removed.
+    """Run every clause on one backend. The store's content is removed.
 
     Args:
         store: a URL in which `{directory}` stands for an empty directory, or what opens a store

@@ -23,7 +23,7 @@ class StorageContract:
         class TestMine(StorageContract):
             url = "mine:{directory}?capacity=4MiB"
 
-    A subclass sets data and nothing else. What is in the store is removed.
+    A subclass sets data and nothing else. The store's content is removed.
 
     Attributes:
         url: names the store; `{directory}` stands for an empty directory.

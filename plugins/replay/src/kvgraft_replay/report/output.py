@@ -106,7 +106,7 @@ def expect_distinct(targets: Sequence[tuple[str, Target]], inputs: Sequence[Name
 def write_whole(path: Name, text: str) -> None:
     """Write a file as UTF-8, whole or not at all.
 
-    What was there is replaced in one step and keeps its owner and permissions; links are followed.
+    An old file is replaced in one step and keeps its owner and permissions; links are followed.
     A pipe or another device is written to directly.
 
     Raises:

@@ -114,7 +114,7 @@ def has_unserved(result: ReplayResult) -> bool:
 
 
 def headline(result: ReplayResult) -> str:
-    """How many requests were replayed, and served where these are fewer."""
+    """The number of requests replayed, and of those served if fewer."""
     of, requests = result["workload"]["requests"], result["requests"]
     served = result.get("served", requests)
     text = f"{count(requests)} of {count(of)} request{'s' if of != 1 else ''}"

@@ -132,7 +132,7 @@ class Engine:
     def step(self) -> list[NewToken]:
         """Compute what fits one step; the tokens that came out of it.
 
-        A pass of the model that fails ends its requests as `FAILED`. What raises here is the
+        A pass of the model that fails ends its requests as `FAILED`. An exception here is the
         engine's or the cache's own error; tokens computed before it come with the next step.
         """
         out, schedule = self._out, self.schedule

@@ -20,7 +20,7 @@ COLDEST = 1e-5
 
 
 class Sampling(BaseModel):
-    """How the next token is chosen.
+    """Settings for choosing the next token.
 
     Attributes:
         temperature: 0 takes the most likely token; otherwise logits are divided by it.

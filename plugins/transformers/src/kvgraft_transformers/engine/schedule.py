@@ -1,4 +1,4 @@
-"""Who runs, who waits, who makes room.
+"""Decides which requests run, wait or make room.
 
     fetching ─ prefetch ready ─► waiting ─ begin, admit ─► loading ─ arrived ─► running ─► finished
        ▲                          │  ▲                                            │

@@ -1,4 +1,4 @@
-"""How an engine runs, and what it counts."""
+"""Settings and counts of an engine."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class _Request(BaseModel):
         return [value] if isinstance(value, int) else value
 
     def sampling(self, index: int) -> Sampling:
-        """How the answer with this number is drawn."""
+        """The sampling of the answer with this number."""
         seed = None if self.seed is None else (self.seed + index) % 2**63
         return Sampling(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, seed=seed)
 

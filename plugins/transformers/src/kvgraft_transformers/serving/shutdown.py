@@ -1,4 +1,4 @@
-"""How the server ends: requests are refused first, then given time, then told.
+"""The end of the server: requests are refused first, then given time, then told.
 
     signal      new requests get 503, running ones go on
     grace over  those that are left get 503, or an error event in their stream
@@ -19,7 +19,7 @@ from kvgraft_transformers.serving.worker import EngineWorker
 __all__ = ["DrainingServer"]
 
 LAST_WORDS_S = 2.0
-"""How long clients may take to read why their requests ended."""
+"""Seconds in which clients may read why their requests ended."""
 
 
 class DrainingServer(uvicorn.Server):

@@ -132,9 +132,9 @@ def _turns(messages: Sequence[Message]) -> list[dict[str, str]]:
 class TextStream:
     """The text of a growing list of tokens, piece by piece, up to a stop string.
 
-    All pieces together are the text of all tokens. What may still change is held back: characters
-    whose bytes are incomplete; a run of byte tokens, which one wrong byte turns into replacement
-    characters altogether; and what could be the beginning of a stop string.
+    All pieces together are the text of all tokens. Text that may still change is held back:
+    characters whose bytes are incomplete; a run of byte tokens, which one wrong byte turns into
+    replacement characters altogether; and what could be the beginning of a stop string.
 
     Only the last tokens are decoded at each step:
 
@@ -217,7 +217,7 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How many characters at the end of `text` may be the beginning of `stop`."""
+    """Number of characters at the end of `text` that may be the beginning of `stop`."""
     for length in range(min(len(stop) - 1, len(text)), 0, -1):
         if stop.startswith(text[len(text) - length :]):
             return length

@@ -1,8 +1,8 @@
 """A small engine that writes down what a component answers and what a cache with it does.
 
 It imports the core and nothing of the suite, so that it also runs where no suite is: as a program
-in a process of its own, from a copy of this folder. What it asks and serves is the same every
-time; so is what it writes down, unless the component looks at more than what it is told.
+in a process of its own, from a copy of this folder. Its calls and requests are the same every time;
+so is what it writes down, unless the component looks at more than what it is told.
 
 timing     how long hooks take, and what is noted
 asking     everything that a component can be asked, on its own

@@ -34,7 +34,7 @@ def main() -> None:
     end_forks(lambda: note("forked", "", ""))
     note("calling", "declare_component", "")
     watch(select([job["name"]])[0], options, note)
-    # Whatever threads a component left behind are not waited for.
+    # Threads that a component left behind are not waited for.
     os._exit(0)
 
 

@@ -131,7 +131,7 @@ def _slots(numbers: list[int]) -> bytes:
 
 
 def _allocated(allocator: Any) -> str:
-    """Which slots come, in which order, before and after some are given back."""
+    """The order of slots, before and after some are given back."""
     first, second = allocator.allocate(3), allocator.allocate(2)
     for slots in (first, second):
         if slots is not None:

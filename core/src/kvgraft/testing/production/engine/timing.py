@@ -1,4 +1,4 @@
-"""How long hooks take, and what is noted."""
+"""Times hooks and notes the slow ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BLOCKS_S = 0.1
 """Seconds after which a hook has blocked; a hook computes for some microseconds."""
 
 TIMES = 5
-"""How often in a row a hook is that slow before it is said to block: a busy machine is not."""
+"""Slow calls in a row after which a hook blocks; a busy machine is not slow as often."""
 
 HANGS_S = 20.0
 """Seconds after which a hook is not waited for any longer."""
