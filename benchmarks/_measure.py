@@ -1,4 +1,4 @@
-"""What every benchmark shares: the unit, the clock, the heading and the table.
+"""Common parts of the benchmarks: the unit, the clock, the heading and the table.
 
 The unit is one `bytes ==` of 128K int32 tokens: two distinct 512 KiB buffers with equal random
 content. Machines and moments differ; a cost in units, both taken in one run, differs less.

@@ -1,4 +1,4 @@
-"""What the size of the tree costs: evicting one node, matching, pinning and inserting.
+"""The cost of the tree's size: evicting one node, matching, pinning and inserting.
 
 Trees of 1K to 1M nodes, one page each: conversations of ten turns below one shared prompt. No
 tensors: `kvgraft.tree` with ledgers alone. Conversations were grown in turns, so that neighbours in

@@ -29,7 +29,7 @@ BAR = 1024
 
 
 class Count(NamedTuple):
-    """What to count: a component set, a node size, how many nodes, and how."""
+    """A case to count: a component set, a node size, the number of nodes, and the method."""
 
     names: tuple[str, ...]
     pages: int

@@ -1,4 +1,4 @@
-"""What a prefetch costs the scheduler's thread: its longest `prefetch`, `poll` and `begin`.
+"""A prefetch's cost on the scheduler's thread: its longest `prefetch`, `poll` and `begin`.
 
 A prompt is stored by one cache and prefetched by another, over a store in memory, so that no disk
 is in it; then 64 prompts are prefetched at once that share all but their last pages with it, one

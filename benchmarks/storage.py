@@ -223,7 +223,7 @@ def show(case: Case, rounds: int) -> None:
 
 
 def bar(size: int, what: str, other: str) -> float | None:
-    """What a ratio must be; None where nothing is asked."""
+    """The bar of a ratio; None where there is none."""
     if other == "page":
         return TIMES if size == BARRED_PER_PAGE and what == "write" else None
     return WITHIN if size in BARRED_RAW else None

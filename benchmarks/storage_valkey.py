@@ -114,7 +114,7 @@ def in_two(work: Callable[[int, int], None]) -> None:
 
 
 def timed(operation: Callable[[], None]) -> Cost:
-    """What an operation costs."""
+    """The cost of an operation."""
     wall, cpu = perf_counter(), process_time()
     operation()
     return Cost(perf_counter() - wall, process_time() - cpu)

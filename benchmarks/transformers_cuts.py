@@ -1,4 +1,4 @@
-"""What it costs to cut a prefill for its states: the time of an extra pass, in tokens.
+"""The cost of cutting a prefill for its states: the time of an extra pass, in tokens.
 
 A prompt of 1,000 tokens is computed in one pass, cut at 960 (where an identical prompt resumes,
 with pages of 64), and cut at 576 as well (where it leaves what another one computed). An extra pass

@@ -140,7 +140,7 @@ def turns(conversations: int) -> Iterator[Turn]:
 
 
 class Pass(NamedTuple):
-    """What one pass over the workload measured; ns of CPU."""
+    """Measurements of one pass over the workload; ns of CPU."""
 
     costs: list[float]
     scale: Scale

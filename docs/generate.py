@@ -75,7 +75,7 @@ def compared_rules() -> set[str]:
 
 
 def enforcers() -> dict[str, list[str]]:
-    """What enforces each rule; an empty list where nothing does."""
+    """The enforcers of each rule; an empty list where there are none."""
     integrity, named, compared = integrity_rules(), tests(), compared_rules()
     found: dict[str, list[str]] = {}
     for rule in RULES:

@@ -27,7 +27,7 @@ OUTSIDE = {
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href"}
-"""What a browser fetches on its own."""
+"""References that a browser fetches on its own."""
 
 
 def outside() -> dict[str, str]:
@@ -92,7 +92,7 @@ class Loads(HTMLParser):
 
 
 def loads(site: Path) -> list[str]:
-    """What the pages and style sheets of a built site load from other hosts."""
+    """URLs that the pages and style sheets of a built site load from other hosts."""
     found: list[str] = []
     for path in sorted(site.rglob("*.html")):
         parser = Loads()

@@ -84,7 +84,7 @@ def overview(rows: list[Progress]) -> Table:
 
 
 def storage_table(rows: list[Progress]) -> Table:
-    """What the second process came to."""
+    """The second process's result."""
     table = Table(
         title="A second process begins cold: the last questions",
         box=box.SIMPLE_HEAD,

@@ -44,7 +44,7 @@ PAGE, CHUNK = 16, 64
 LIMITS = EngineSettings(chunk_tokens=CHUNK, step_tokens=192, max_running=8, reserve_tokens=1)
 
 POLICIES = {"prefetch": "wait-complete", "threshold_tokens": 2 * PAGE}
-"""What is used a second time is stored; nothing is left to how fast a disk is."""
+"""Data used a second time is stored; the disk's speed decides nothing."""
 
 SYSTEM = (
     "You are a librarian. You know where every book stands, who borrowed it, and when it is due; "
@@ -135,7 +135,7 @@ SHOWS = (
 
 
 class Again(NamedTuple):
-    """What a process came to that began with nothing but the store.
+    """The result of a process that began with only the store.
 
     Attributes:
         family: the architecture.
@@ -154,7 +154,7 @@ class Again(NamedTuple):
 
 @dataclass
 class Progress:
-    """What is known of one architecture so far; the table's row and the report's data.
+    """One architecture's results so far; the table's row and the report's data.
 
     Attributes:
         prompts: the newest of each conversation.
@@ -316,7 +316,7 @@ class Conversations:
 
 
 def report(row: Progress) -> ReplayResult:
-    """What happened, in the shape every report reads."""
+    """The results, in the form that every report reads."""
     engine = row.engine
     assert engine is not None
     cache, totals = engine.memory.cache, engine.totals

@@ -1,1 +1,1 @@
-"""What spans distributions."""
+"""Tests across distributions."""

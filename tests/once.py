@@ -1,4 +1,4 @@
-"""What all processes of a run of tests share is made by the first that needs it."""
+"""Objects that all processes of a test run share; the first that needs one makes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `make demo` runs, with one of its architectures."""
+"""The demo of `make demo`, with one of its architectures."""
 
 from __future__ import annotations
 

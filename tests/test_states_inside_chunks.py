@@ -82,7 +82,7 @@ def held_state(cache: Cache, name: str, slot: int) -> list[torch.Tensor]:
 
 
 def states_at(cache: Cache, request: Request, positions: Sequence[int]) -> Planes:
-    """What the kernels give at these positions, of every component."""
+    """The kernels' states at these positions, of every component."""
     tokens = request.key.tokens(0, request.key.n_tokens).tolist()
     return {name: {at: state_of(cache, name, tokens[:at]) for at in positions} for name in STATES}
 

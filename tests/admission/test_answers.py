@@ -1,4 +1,4 @@
-"""What admission says, and what it leaves behind when it says no (A6, A8, A9, A11)."""
+"""Admission's answers, and its traces after a refusal (A6, A8, A9, A11)."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_requests_that_load_the_same_pages_are_promised_them_once(name: str) -> 
 
 
 def test_a_prefix_on_its_way_counts_as_one_that_is_there() -> None:
-    """What never fits beside its own prefix is told so at once, not once the prefix arrives."""
+    """A request that never fits beside its own prefix is told so before the prefix arrives."""
     engine = PromptEngine()
     with SETUPS["full"].open(device_tokens=40, host_tokens=64, engine=engine) as cache:
         server = Server(cache)

@@ -12,7 +12,7 @@ LARGER = 8
 
 
 def test_slots_taken_early_are_not_promised_again() -> None:
-    """What is promised never exceeds a slot for each page ahead and one in reserve."""
+    """Promises never exceed a slot for each page ahead and one in reserve."""
     config = CacheConfig(components={"window": {}}, page_size=1, device_tokens=32)
     cache = Cache(config, plugins=[paged_plugin("window", Reach(Trailing(4)), mirrored=False)])
     request = cache.begin(TokenKey(range(PROMPT)), chunk=2)

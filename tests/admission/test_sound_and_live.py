@@ -1,4 +1,4 @@
-"""Whoever is admitted gets its slots; whoever fits is admitted in the end (A7, A8, A12)."""
+"""Admitted requests get their slots; those that fit are admitted in the end (A7, A8, A12)."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the sources may say: who imports whom, and what is public."""
+"""Rules for the sources: imports and public names."""

@@ -42,7 +42,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 """A layer imports itself and what stands above it in this list."""
 
 PURE = ("tree", "admission.decision", "admission.demand", "admission.waiting", "requests.account")
-"""What decides knows neither memory nor plugins."""
+"""Deciding modules: they know neither memory nor plugins."""
 
 OUTSIDE_PURE = ("pools", "transfers", "packages", "requests", "cache", "hookspecs")
 

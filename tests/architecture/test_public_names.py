@@ -1,4 +1,4 @@
-"""What a module offers is what it says it offers."""
+"""A module's `__all__` lists exactly its public names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IMPORTABLE = [module for module in ALL if find_spec(module.name.partition(".")[0
 
 
 def wrongly_listed(module: Module) -> str | None:
-    """What is wrong with a module's `__all__`; None if nothing is."""
+    """The fault of a module's `__all__`; None if it has none."""
     exported = module.exported()
     if exported is None:
         names = module.public()

@@ -1,1 +1,1 @@
-"""What the documents claim: commands run, examples print what they say, links lead somewhere."""
+"""The documents' claims: commands run, examples print their output, links lead somewhere."""

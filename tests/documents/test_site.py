@@ -127,7 +127,7 @@ def test_the_reference_has_every_public_name_once() -> None:
 
 
 def resolved(name: str) -> object:
-    """What a dotted name stands for."""
+    """The object of a dotted name."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError:
@@ -149,13 +149,13 @@ def test_every_public_method_of_an_engines_classes_has_a_docstring() -> None:
 
 
 def documented_attributes(owner: type) -> list[str]:
-    """What stands before the colons under `Attributes:` in a class's docstring."""
+    """The names before the colons under `Attributes:` in a class's docstring."""
     section = re.search(r"^Attributes:\n((?:    .*\n?|\n)+)", inspect.getdoc(owner) or "", re.M)
     return re.findall(r"^    (\S[^:]*):", section[1], re.MULTILINE) if section else []
 
 
 def attributes(owner: type) -> set[str]:
-    """What instances of a class have, as far as its source and its bases say."""
+    """Attributes of a class's instances, as far as its source and its bases say."""
     assigned = re.findall(r"\bself\.(\w+)", inspect.getsource(owner))
     annotated = (name for base in owner.__mro__ for name in inspect.get_annotations(base))
     return {*dir(owner), *annotated, *assigned}

@@ -38,7 +38,7 @@ NEVER = 1_000_000
 
 
 class Patch(Protocol):
-    """What puts a defect in; `pytest.MonkeyPatch` is one."""
+    """Puts a defect in; `pytest.MonkeyPatch` is one such object."""
 
     def setattr(self, target: object, name: str, value: object) -> None: ...
 
@@ -190,7 +190,7 @@ class Scene:
     # -- answers of a component that moves its own data
 
     def copies(self, query: TransferQuery) -> list[PlaneCopy]:
-        """What the window's data takes to move, rightly."""
+        """The copies that move the window's data, rightly."""
         return pair_planes(self.mounted("window").component, query)
 
     def mounted(self, name: str) -> Any:

@@ -54,7 +54,7 @@ def empty(scene: Scene, tier: Tier) -> None:
 
 
 def come(scene: Scene) -> None:
-    """What was asked for has come."""
+    """The requested data has come."""
     tier = scene.cache.storage
     assert tier is not None
     assert tier.drain(10)

@@ -1,4 +1,4 @@
-"""What `drive` says to whoever calls it: counts, a broken rule, and the calls that show it."""
+"""Results of `drive`: counts, a broken rule, and the calls that show it."""
 
 from __future__ import annotations
 

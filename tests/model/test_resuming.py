@@ -1,4 +1,4 @@
-"""What requests leave behind, driven by hand: calls drawn one by one seldom last that long."""
+"""Data that requests leave behind, driven by hand: random calls seldom last that long."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_windows_of_finished_conversations_outlive_the_leavings_of_a_long_prompt
 
 
 def test_windows_pushed_out_by_a_long_prompt_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is left behind counts as used, so that older windows leave before it."""
+    """Data left behind counts as used, so that older windows leave before it."""
     monkeypatch.setattr(inserting, "LEFT_BEHIND", 0)
     with pytest.raises(ContractViolation, match=r"small.* left device"):
         windows_outlive_a_long_prompt()

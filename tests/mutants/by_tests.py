@@ -41,7 +41,7 @@ TESTS = (
     "tests/storage_tier/test_storing.py",
     "tests/storage_tier/test_full_host.py",
 )
-"""What is run, in this order: where a defect in the core shows first, and the quick ones first."""
+"""Tests to run, in this order: first those that show a defect soonest, and quick ones."""
 
 LONGEST_S = 900.0
 TABLE = ROOT / "docs" / "mutants.md"
@@ -57,7 +57,7 @@ first of the tests that fails on each. Written by `make mutants`; one alone:
 
 
 class Verdict(NamedTuple):
-    """What became of a bad core.
+    """The outcome of a bad core.
 
     Attributes:
         test: the first test that failed; empty if none did.

@@ -302,7 +302,7 @@ def pages(tokens: int, query: DemandQuery) -> int:
 
 
 def demand(query: DemandQuery) -> Demand:
-    """What the window needs: the chunk and one page more now, the window while it goes on."""
+    """The window's need: the chunk and one page more now, the window while it goes on."""
     held = pages(query.computed, query)
     step = pages(query.computed + query.chunk, query) - held
     total = pages(query.total, query) - held + 1

@@ -44,7 +44,7 @@ EXAMPLES = 100
 def edited(
     function: Callable[..., Any], old: str, new: str
 ) -> Callable[[pytest.MonkeyPatch], None]:
-    """What puts `new` where `old` stands in a function, for everybody who has it already."""
+    """Replaces `old` by `new` in a function, also for modules that have imported it."""
 
     def put_in(patch: pytest.MonkeyPatch) -> None:
         plain = cast(FunctionType, inspect.unwrap(function))

@@ -47,7 +47,7 @@ ODD = {
 
 
 class Kill(NamedTuple):
-    """What found a defect.
+    """The check that found a defect.
 
     Attributes:
         rule: the rule that was named.
@@ -61,7 +61,7 @@ class Kill(NamedTuple):
 
 
 def first_failure(package: Package) -> Kill | None:
-    """What the suite reports first: when loading, by a clause, or by the state machine."""
+    """The suite's first report: when loading, by a clause, or by the state machine."""
     try:
         plugin = load_plugin(NAME, package.implementation(NAME))
         checker = Checker(plugin, profile="ci")
@@ -90,7 +90,7 @@ def check_package(package: Package, profile: str = "ci") -> list[Result]:
 
 
 def find_in_core(mutant: CoreMutant) -> Kill | None:
-    """What the state machine finds first when the defect is in the core; None if nothing."""
+    """The state machine's first finding with the defect in the core; None if there is none."""
     kinds = [each for each in references() if each.name.split("_")[1] in mutant.kinds]
     kinds += [
         load_plugin(kind, ODD[kind].implementation(kind)) for kind in mutant.kinds if kind in ODD

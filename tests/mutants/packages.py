@@ -61,7 +61,7 @@ def planes(page_size: int = 1) -> list[PlaneSpec]:
 
 @dataclass(frozen=True)
 class Package:
-    """What a mutant is made of: declaration, pools, hooks.
+    """The parts of a mutant: declaration, pools, hooks.
 
     Attributes:
         kind: paged or state.

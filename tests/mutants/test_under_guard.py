@@ -23,7 +23,7 @@ FOUND_AT_ONCE = (
 
 
 def judged(*names: str) -> dict[str, str]:
-    """What the guard names for some bad cores; `-` for nothing."""
+    """The rules that the guard names for some bad cores; `-` for none."""
     done = run(sys.executable, "-m", "tests.mutants.under_guard", *names, cwd=ROOT, timeout_s=7200)
     rows = re.findall(r"^ *[\d.]+ s +(\S+)  (.+?)(?: \*)?$", done.stdout, re.MULTILINE)
     return {name: rule for rule, name in rows}

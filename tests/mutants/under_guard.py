@@ -39,7 +39,7 @@ count, nor does what the core raises without a guard. Written by `make mutants`.
 
 
 class Verdict(NamedTuple):
-    """What became of a bad core.
+    """The outcome of a bad core.
 
     Attributes:
         rule: the rule the guard named; empty if it was silent.

@@ -127,7 +127,7 @@ class Administrator:
         self.installed = subset
 
     def probe(self) -> dict[str, Any]:
-        """What a process in the environment finds, away from the source tree."""
+        """The findings of a process in the environment, away from the source tree."""
         directory = self.environment.directory
         removed = sorted(set(COMPONENTS) - self.installed)
         done = run(

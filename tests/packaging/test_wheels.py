@@ -1,4 +1,4 @@
-"""What the wheels hold, and that each component works alone with the core (P1)."""
+"""The content of the wheels; each component works alone with the core (P1)."""
 
 from __future__ import annotations
 

@@ -213,7 +213,7 @@ BROKEN = {
 
 @pytest.fixture(scope="module")
 def full_of_broken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str | None]]:
-    """What is found where every broken package is installed at once."""
+    """The packages found where every broken package is installed at once."""
     shelf = Shelf(tmp_path_factory.mktemp("broken"))
     for case, (source, _) in BROKEN.items():
         name = case.replace(" ", "_")

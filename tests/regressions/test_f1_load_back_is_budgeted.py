@@ -41,7 +41,7 @@ has moved on, in time for the last of those it was promised, so one forgotten go
 
 
 class Resumed(NamedTuple):
-    """What became of the request: the answer, and its host hits in the squeezed component."""
+    """The request's outcome: the answer, and its host hits in the squeezed component."""
 
     outcome: Outcome
     host_slots: int

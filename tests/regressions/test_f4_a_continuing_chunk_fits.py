@@ -116,7 +116,7 @@ Bug = Callable[[pytest.MonkeyPatch], None]
 
 
 def _tokens_left(budget: Budget, request: Request) -> int:
-    """What the field's budget counted: tokens of the pool, those that make no page included."""
+    """The budget of the original bug: tokens of the pool, those that make no page included."""
     page_size = budget.tree.page_size
     lefts = []
     for part in request.parts:

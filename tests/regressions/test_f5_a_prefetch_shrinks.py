@@ -138,7 +138,7 @@ def give_up_whole(patch: pytest.MonkeyPatch) -> None:
 
 
 def shrink_to_what_no_state_ends(patch: pytest.MonkeyPatch) -> None:
-    """What the field's fix left open: a length that a component cannot resume from."""
+    """The gap in the original fix: a length that a component cannot resume from."""
 
     plan_of = Fetch._plan
 

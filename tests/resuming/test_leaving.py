@@ -1,4 +1,4 @@
-"""What requests leave behind, and the points they keep (I9 to I12)."""
+"""Data that requests leave behind, and the points they keep (I9 to I12)."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ def ledgers(cache: Cache) -> dict[tuple[str, str], tuple[int, ...]]:
 
 
 def tree_dump(cache: Cache) -> list[tuple[object, ...]]:
-    """What the tree holds, page by page: splits do not show, anything else does."""
+    """The tree's content, page by page: splits do not show, anything else does."""
     dump: list[tuple[object, ...]] = []
     for node in cache.tree.nodes():
         path = []

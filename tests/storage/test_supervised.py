@@ -1,4 +1,4 @@
-"""Whatever a backend does, the scheduler sees misses in time, and goes on (S6, S9, S10, S11)."""
+"""With any backend the scheduler sees misses in time, and goes on (S6, S9, S10, S11)."""
 
 from __future__ import annotations
 

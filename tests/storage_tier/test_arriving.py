@@ -1,4 +1,4 @@
-"""What came from a store is hung where it may be, and noted as what it is."""
+"""Data from a store is inserted where allowed, and marked as stored."""
 
 from __future__ import annotations
 

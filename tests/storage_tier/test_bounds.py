@@ -1,4 +1,4 @@
-"""What the storage tier may take: slots promised to nobody, its share of bytes, few round trips."""
+"""Limits of the storage tier: slots not promised, its share of bytes, few round trips."""
 
 from __future__ import annotations
 

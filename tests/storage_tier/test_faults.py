@@ -1,4 +1,4 @@
-"""Whatever a store does, serving goes on, nothing wrong is read and the books balance (S10)."""
+"""With any faults of a store serving goes on, data is right and the books balance (S10)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ STORIES: dict[Trouble, Callable[[str], list[str]]] = {
 
 
 def failing(traffic: Traffic, verb: str, trouble: Trouble) -> Troubled:
-    """What two prompts compute is in the store and nowhere else; then it begins to fail."""
+    """Two prompts' data is in the store and nowhere else; then the store begins to fail."""
     for prompt in PROMPTS[:2]:
         traffic.serve(prompt)
     traffic.empty()

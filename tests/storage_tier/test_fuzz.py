@@ -155,7 +155,7 @@ class Fuzzed:
         assert len(self.right) >= 4
 
     def told(self) -> list[tuple[object, int, bytes]]:
-        """What is in the file."""
+        """The file's content."""
         found = read_snapshot(self.path, self.cache.tree.page_size, self.tier.fingerprint.digest)
         return [_told(each) for each in found]
 

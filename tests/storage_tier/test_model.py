@@ -1,4 +1,4 @@
-"""What a prefetch brings equals its definition, whatever is stored, held and short (S1 to S5)."""
+"""A prefetch brings the data its definition says, in every situation (S1 to S5)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Known(NamedTuple):
 
 
 def shelf_of(setup: Setup) -> Shelf:
-    """What a cache computed for the prompt in chunks of four tokens; made once per set."""
+    """A cache's data for the prompt, in chunks of four tokens; made once per set."""
     if setup.name not in SHELVES:
         SHELVES[setup.name] = stocked(setup, PROMPT, chunk=4)
     return SHELVES[setup.name].copy()

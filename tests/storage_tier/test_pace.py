@@ -285,7 +285,7 @@ def test_a_call_counts_no_more_than_a_block_of_pages(
 
 @pytest.mark.usefixtures("small_pieces")
 def test_a_node_that_is_there_is_not_cut_where_a_piece_ends() -> None:
-    """What DEVICE has in one node stays one, though it comes to HOST in pieces."""
+    """A node on DEVICE stays one, though it comes to HOST in pieces."""
     cache = open_cache(FULL, stocked(FULL, [*PROMPT, 1, 2]), policy=WritePolicy.WRITE_BACK, **LARGE)
     Server(cache).serve(PROMPT)
     assert cache.tree.n_nodes == 1

@@ -44,7 +44,7 @@ def serving(
 
 
 def outcome(process: subprocess.Popen[str]) -> dict[str, int]:
-    """What it counted; it must have ended well."""
+    """Its counts; it must have ended well."""
     out, errors = process.communicate(timeout=250)
     assert process.returncode == 0, errors
     return json.loads(out)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""What goes to a store, when, and how often."""
+"""Which data goes to a store, when, and how often."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ VERBS = ("exists", "get", "set")
 
 
 class Trouble(str, enum.Enum):
-    """What a call does instead of its work."""
+    """Faults of a call, instead of its work."""
 
     HANGS = "hangs"
     """Until the store is healed."""
@@ -135,7 +135,7 @@ class Troubled(MemoryBackend):
 
 
 def _scribbled(value: Value) -> Status:
-    """What was never stored, handed out as if it were whole."""
+    """Data that was never stored, handed out as if it were whole."""
     value.payload[: len(value.payload)] = bytes([7]) * len(value.payload)
     return Status.OK
 

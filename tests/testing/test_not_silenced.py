@@ -1,4 +1,4 @@
-"""What the suite found is reported: whoever asks, in however many processes, whatever is set."""
+"""The suite's findings are reported to every caller, in any number of processes."""
 
 from __future__ import annotations
 

@@ -264,7 +264,7 @@ def test_code_of_kvgraft_that_a_component_replaces_is_named_and_put_back(
 
 
 def checked(directory: Path, source: str) -> list[dict[str, Any]]:
-    """What `kvgraft check` says about an installed component, failures only."""
+    """The output of `kvgraft check` about an installed component, failures only."""
     shelf = put(directory, source)
     code = "import sys; from kvgraft.cli.app import main; sys.exit(main())"
     done = shelf.run("-c", code, "check", "thrown", "--profile", "dev", "--json")

@@ -141,7 +141,7 @@ def test_components_of_sound_terms_pass_the_whole_suite(term: Term) -> None:
 
 
 def test_a_component_with_a_term_of_no_kind_is_refused_by_its_name(tmp_path: Path) -> None:
-    """What the core does not know as a term it must not take for one that needs nothing."""
+    """The core must not take an unknown term for one that needs nothing."""
     source = COMPONENT.format(name="thrown").replace(
         "Reach(Everything())", "Reach(type('MyTerm', (), {'tokens': 512})())"
     )

@@ -68,7 +68,7 @@ REFUSED = {
     "device_tokens=1": "'swa': option device_tokens: 1 tokens make no page of 2; give 2 or more",
     "": "'nothing' is not installed; installed: ",
 }
-"""What `kvgraft check` says, by option of `swa`, or about a component that is not there."""
+"""Outputs of `kvgraft check`, by option of `swa`, or for a missing component."""
 
 
 @pytest.fixture(scope="module")

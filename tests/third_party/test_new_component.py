@@ -130,7 +130,7 @@ def test_a_new_package_fits_its_name(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What is said about names and places that cannot be, each with exit status 2."""
+    """Errors about impossible names and places, each with exit status 2."""
     place = tmp_path_factory.mktemp("refusals")
     (place / "file").write_text("kept")
     (place / "kvgraft-taken").mkdir()

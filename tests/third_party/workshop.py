@@ -69,7 +69,7 @@ class Workshop(Environment):
         return wheel
 
     def listed(self) -> dict[str, dict[str, Any]]:
-        """What `kvgraft components` says, by name."""
+        """The output of `kvgraft components`, by name."""
         rows = json.loads(self.succeeds("kvgraft components --json", self.directory))
         return {row["name"]: row for row in rows}
 

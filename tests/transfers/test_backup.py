@@ -283,7 +283,7 @@ def _settled(cache: Cache) -> None:
 
 
 def test_room_for_a_backup_is_not_made_of_the_backup_above_it() -> None:
-    """What hangs below it would be of no use, and both copies would be gone."""
+    """Its descendants would be of no use, and both copies would be gone."""
     with Cache.open(
         {"full": {"n_layers": 1}}, page_size=1, device_tokens=64, host_tokens=16, load=None
     ) as cache:

@@ -153,7 +153,7 @@ def test_when_only_stuck_backups_could_make_room_the_allocation_fails_without_a_
 
 
 class Late(PromptEngine):
-    """Whoever waits for a copy waits in vain while it is `late`."""
+    """Waiting for a copy is in vain while it is `late`."""
 
     late = True
 

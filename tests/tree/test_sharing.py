@@ -1,4 +1,4 @@
-"""What requests share: nodes of one namespace, pins that survive, pages counted once."""
+"""Sharing between requests: nodes of one namespace, pins that survive, pages counted once."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def _forget_description(component: Component) -> None:
 @hookspec(firstresult=True)
 @since("1.2")
 def _weigh_request(component: Component, query: DemandQuery) -> Demand | None:
-    """What was `budget_contribution`."""
+    """The successor of `budget_contribution`."""
 
 
 @hookspec(firstresult=True)
@@ -155,7 +155,7 @@ class Newer:
 
 
 def longer(query: Any) -> Any:
-    """What a hook is asked, with a field that did not exist when it was written."""
+    """A hook's query, with a field that did not exist when the hook was written."""
     make: Callable[..., Any] = namedtuple
     return make(type(query).__name__, (*query._fields, "added"))(*query, "later")
 

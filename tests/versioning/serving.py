@@ -13,7 +13,7 @@ __all__ = ["Served", "serve"]
 
 
 class Served(NamedTuple):
-    """What a request found and left; tokens.
+    """A request's hits and its data left behind, in tokens.
 
     Attributes:
         anchor: the prefix it resumed from.

@@ -1,4 +1,4 @@
-"""What a component can see of the core, as plain data that can be recorded and compared.
+"""The names of the core that a component sees, as plain data to record and compare.
 
 `python -m tests.versioning.surface` prints it. It has two parts: the contract (hooks, arguments,
 capabilities), which says itself since when a thing is there, and the shapes (what crosses a hook,
@@ -30,7 +30,7 @@ CROSSING = (
     *("ComponentDeclaration", "ComponentMatch", "Demand", "DemandQuery", "Direction", "Kind"),
     *("LockQuery", "MatchView", "Span", "Tier", "TransferQuery"),
 )
-"""What hooks are given and answer."""
+"""Queries and answers of hooks."""
 
 BLOCKS = (
     *("AttentionOptions", "ComponentOptions", "LayerOptions", "Dtype", "Reach"),
@@ -38,10 +38,10 @@ BLOCKS = (
     *("BudgetError", "ConfigError", "ContractViolation", "IntegrityError"),
     *("COPY_ON_WRITE", "HOST_MIRROR", "hookimpl"),
 )
-"""What components are written with."""
+"""Names that components are written with."""
 
 COPIES = ("PlaneCopy", "pair_planes")
-"""What a component that moves its data itself is written with."""
+"""Names for components that move their data themselves."""
 
 READABLE = (property, types.MemberDescriptorType)
 """Attributes that a class offers: a slot is read as a property is."""
@@ -52,7 +52,7 @@ Surface = dict[str, Any]
 
 
 def surface(contract: Contract = CURRENT, version: str | None = None) -> Surface:
-    """What a component written for `version` sees; that of the contract itself by default."""
+    """The surface for components of `version`; by default the contract's own."""
     seen_by = contract.version if version is None else ApiVersion.parse(version)
     return {
         "api": str(seen_by),

@@ -1,4 +1,4 @@
-"""What a minor version adds does not reach components written before it (P3, P6).
+"""Additions of a minor version do not reach components written before it (P3, P6).
 
 The contract of `future.py` is loaded by the loader of this core.
 """

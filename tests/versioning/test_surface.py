@@ -1,4 +1,4 @@
-"""What components see of the core is recorded for every version of the contract."""
+"""The names of the core that components see are recorded for every version of the contract."""
 
 from __future__ import annotations
 

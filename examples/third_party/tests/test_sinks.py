@@ -1,4 +1,4 @@
-"""What is this component's own: the middle of a prompt is given back, its two ends are enough."""
+"""This component's own behaviour: a prompt's middle is given back, its two ends suffice."""
 
 from __future__ import annotations
 

@@ -243,7 +243,7 @@ def n_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def expect_sound(store: FileBackend) -> None:
-    """What was stored is read as it was, or missed; anything else can be stored."""
+    """Stored records are read unchanged, or missed; others can be stored."""
     for number, size in enumerate(SIZES):
         found = room(size)
         (status,) = store.get_into([PLACES[number].key], [found], 10.0)

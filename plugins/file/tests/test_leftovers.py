@@ -1,4 +1,4 @@
-"""What processes leave behind, or have instead of a file, keeps nobody from opening a store."""
+"""Leftovers of processes and special files do not keep a store from being opened."""
 
 from __future__ import annotations
 

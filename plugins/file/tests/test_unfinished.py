@@ -38,7 +38,7 @@ RECORD = 4096 + 12288
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the disk does not give is tried again at once."""
+    """A read error is retried at once."""
     monkeypatch.setattr("kvgraft_file.segment.RETRY_BACKOFF", 0)
 
 

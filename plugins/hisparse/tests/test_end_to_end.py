@@ -57,7 +57,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def computed(plane: str, layer: int, tokens: list[int], start: int, end: int) -> torch.Tensor:
-    """What the model computes at positions `[start, end)`; float32 `[n, *shape]`."""
+    """The model's data at positions `[start, end)`; float32 `[n, *shape]`."""
     rows = []
     for position in range(start, end):
         seed = hash((list(SHAPES).index(plane), layer, *tokens[: position + 1])) & (2**62 - 1)

@@ -115,7 +115,7 @@ def served(
 
 
 class Model:
-    """What one layer of one request must hold: a list of rows, handled one token at a time."""
+    """The expected rows of one layer of one request, handled one token at a time."""
 
     def __init__(self, n_rows: int) -> None:
         self.n_rows = n_rows

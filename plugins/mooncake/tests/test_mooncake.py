@@ -50,7 +50,7 @@ def test_no_part_is_left_out() -> None:
 
 
 def failure(inside: list[str], part: Path) -> str:
-    """What a part says if it does not pass; empty if it does."""
+    """The output of a part that does not pass; empty if it does."""
     done = subprocess.run(
         [*inside, sys.executable, str(INSIDE / "run.py"), str(part)],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""What a URL may say, and what is refused in one line before a master is asked."""
+"""Options of a URL, and refusals in one line before a master is asked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a replay says of resume points is what the cache did with them."""
+"""A replay's counts of resume points agree with the cache's."""
 
 from __future__ import annotations
 

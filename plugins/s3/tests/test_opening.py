@@ -1,4 +1,4 @@
-"""What a URL may say, and what is refused in one line."""
+"""Options of a URL, and refusals in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is in a bucket: damaged, foreign, of others, and a lot."""
+"""Objects in a bucket: damaged, foreign, of others, and many."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ TOKENS, CHUNK, NEW = 84, 16, 6
 
 
 class Verdict(NamedTuple):
-    """What became of a family.
+    """The outcome of a family.
 
     Attributes:
         kind: "exact", "exact, no padding", "refused" or "wrong".

@@ -55,7 +55,7 @@ def open_engine() -> Iterator[Opener]:
 
 
 def greedy(model: PreTrainedModel, prompt: list[int], n: int) -> list[int]:
-    """What transformers itself answers."""
+    """The answer of transformers itself."""
     ids = torch.tensor(prompt)[None]
     answer = model.generate(
         ids,

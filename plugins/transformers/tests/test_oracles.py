@@ -1,4 +1,4 @@
-"""What a model says with a reused prefix is what it says without one."""
+"""A model's output is the same with and without a reused prefix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a session refuses, in one line each."""
+"""Refusals of a session, in one line each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What opening a model tries: sessions against one pass of the plain model."""
+"""The self-check when a model is opened: sessions against one pass of the plain model."""
 
 from __future__ import annotations
 

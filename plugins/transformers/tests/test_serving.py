@@ -64,7 +64,7 @@ def client(server: Server) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="module")
 def expected(checkpoint: Path):
-    """What transformers itself answers: text of `n` greedy tokens behind a prompt."""
+    """The answer of transformers itself: text of `n` greedy tokens behind a prompt."""
     model = build_tiny_model("gemma3_text", dtype=torch.float64)
     tokenizer = build_tiny_tokenizer()
 
@@ -414,7 +414,7 @@ def test_the_default_length_of_a_chat_fits_the_pools(locked):
 
 
 def refused(*arguments: str | Path) -> str:
-    """What the command says of input it cannot use, in this process: it loads torch each time."""
+    """The command's error for bad input, in this process: it loads torch each time."""
     with pytest.raises(ConfigError) as refusal:
         serve.main([str(each) for each in arguments], standalone_mode=False)
     line = str(refusal.value)

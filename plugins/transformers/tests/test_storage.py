@@ -1,4 +1,4 @@
-"""What one memory stored, another one with the same weights resumes from, to the bit."""
+"""A memory resumes, to the bit, from data that another one with equal weights stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the server does when the model fails."""
+"""The server when the model fails."""
 
 from __future__ import annotations
 

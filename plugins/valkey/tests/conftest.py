@@ -11,6 +11,6 @@ from . import shared
 
 @pytest.fixture(scope="session", autouse=True)
 def servers_end() -> Iterator[None]:
-    """Whatever was started for several tests."""
+    """Servers started for several tests."""
     yield
     shared.close()

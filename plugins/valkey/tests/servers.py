@@ -85,7 +85,7 @@ class Server:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def ask(self, *words: bytes | str | int) -> object:
-        """What it answers to one command, over a connection of its own.
+        """Its answer to one command, over a connection of its own.
 
         Raises:
             Refused: with an error.
@@ -180,7 +180,7 @@ class Cluster:
         )
 
     def id_of(self, server: Server) -> bytes:
-        """What the cluster calls a server."""
+        """The cluster's name of a server."""
         return _bytes(server.ask("CLUSTER", "MYID"))
 
     def owner(self, key: bytes) -> Server:
@@ -194,7 +194,7 @@ class Cluster:
         raise AssertionError("nobody has the key's slot")
 
     def ask(self, command: str, key: bytes, *words: bytes | str | int) -> object:
-        """What the owner of a key answers."""
+        """The answer of a key's owner."""
         return self.owner(key).ask(command, key, *words)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Whatever stands under our keys, wrong bytes are never handed out, and verify finds them all."""
+"""Wrong bytes under our keys are never handed out, and verify finds them all."""
 
 from __future__ import annotations
 

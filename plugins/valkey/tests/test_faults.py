@@ -37,7 +37,7 @@ OK, MISS, FULL = Status.OK, Status.MISS, Status.FULL
 SIZE = 9000
 DEADLINE_S = 0.4
 SLACK_S = 2.0
-"""What a busy machine may add to a deadline; far below what a call that waits would take."""
+"""Seconds that a busy machine may add to a deadline; far below those of a waiting call."""
 QUICK = SupervisionLimits(
     deadline_s=DEADLINE_S, failure_limit=2, cooldown_s=0.05, cooldown_limit_s=0.2
 )

@@ -1,4 +1,4 @@
-"""What a URL may say, and what is refused before any server is asked."""
+"""Options of a URL, and refusals before any server is asked."""
 
 from __future__ import annotations
 

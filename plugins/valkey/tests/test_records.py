@@ -1,4 +1,4 @@
-"""What values are called on a server, how they go together, and what lengths mean."""
+"""Names, batches and lengths of values on a server."""
 
 from __future__ import annotations
 

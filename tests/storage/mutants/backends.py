@@ -179,7 +179,7 @@ class ClearsNothing(Kept):
 
 
 class NeverAgain(Kept):
-    """What was removed once cannot be stored any more."""
+    """A key that was removed once cannot be stored any more."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)

@@ -27,7 +27,7 @@ def test_a_mutant_is_killed(mutant: type[Kept]) -> None:
 
 
 class HangsInMyMemory(Hangs):
-    """What it was lent does not come back in time either."""
+    """Memory lent to it does not come back in time either."""
 
     @property
     def capabilities(self) -> Capabilities:

@@ -19,7 +19,7 @@ SIZE = 9000
 URL = "mooncake:127.0.0.1/faults"
 DEADLINE_S = 0.5
 SLACK_S = 5.0
-"""What a busy machine may add to a deadline."""
+"""Seconds that a busy machine may add to a deadline."""
 
 
 @pytest.fixture(autouse=True)

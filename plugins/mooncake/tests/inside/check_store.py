@@ -1,4 +1,4 @@
-"""What is in a store: damaged, foreign, of others; and what a URL may say."""
+"""Values in a store: damaged, foreign, of others; and options of a URL."""
 
 from __future__ import annotations
 
