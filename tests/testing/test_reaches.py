@@ -14,6 +14,7 @@ from kvgraft import (
     ChunkedLocal,
     ConfigError,
     ContractViolation,
+    Everything,
     GuardMode,
     Leading,
     Reach,
@@ -94,12 +95,86 @@ class Cut(BlockSparse):
         return self.block
 
 
+FAR_TOKENS = 20_000
+"""Behind this many the next ones are wrong; what they are before is all right."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetsFar(Trailing):
+    """Far behind, a token of its window is on no page that it names."""
+
+    def pages(self, boundary: int, page_size: int) -> Sequence[Span]:
+        (span,) = Trailing.pages(self, boundary, page_size)
+        lost = boundary * page_size > FAR_TOKENS and span.end - span.start > 1
+        return [Span(span.start + lost, span.end)]
+
+
+@dataclass(frozen=True, slots=True)
+class CapsFar(Everything):
+    """It names no page behind a number that fits 17 bits."""
+
+    def pages(self, boundary: int, page_size: int) -> Sequence[Span]:
+        return [Span(0, min(boundary, 1 << 17))]
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnsFar(Strided):
+    """Far behind, the window is twice as wide: what was left is needed again."""
+
+    def needs(self, boundary: int, token: int) -> bool:
+        if boundary > FAR_TOKENS:
+            return boundary - token <= 40_000
+        return Strided.needs(self, boundary, token)
+
+
+@dataclass(frozen=True, slots=True)
+class GreedyFar(Leading):
+    """It says that it contains every window; it does so until a window has left the head."""
+
+    def contains(self, other: Term) -> bool:
+        return isinstance(other, Trailing) or self == other
+
+
+@dataclass(frozen=True, slots=True)
+class EndsFar(Everything):
+    """Far behind, the token before a boundary is not needed."""
+
+    def needs(self, boundary: int, token: int) -> bool:
+        return boundary <= FAR_TOKENS or token < boundary - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SlimFar(Everything):
+    """Its width grows no further than to a number of 17 bits."""
+
+    def width(self, boundary: int, page_size: int) -> int:
+        return min(boundary, 1 << 17)
+
+
 WRONG = {
     "pages are left out": (Forgets(6, 2), reaching.a_reach_names_the_pages_of_its_tokens, "M1"),
     "pages come back": (Returns(3), reaching.a_page_that_was_left_is_not_needed_again, "M1"),
     "width is too small": (Slim(6, 2), reaching.a_width_is_not_exceeded, "A4"),
     "contains too much": (Greedy(6, 2), reaching.containment_holds_token_by_token, "E3"),
     "ends before": (Endless(4, 1), reaching.a_reach_ends_where_it_says, "M1"),
+    "pages are left out far behind": (
+        *(ForgetsFar(64), reaching.a_reach_names_the_pages_of_its_tokens),
+        "M1",
+    ),
+    "pages are capped far behind": (
+        *(CapsFar(), reaching.a_reach_names_the_pages_of_its_tokens),
+        "M1",
+    ),
+    "pages come back far behind": (
+        *(ReturnsFar(6, 2), reaching.a_page_that_was_left_is_not_needed_again),
+        "M1",
+    ),
+    "contains too much far behind": (
+        *(GreedyFar(FAR_TOKENS), reaching.containment_holds_token_by_token),
+        "E3",
+    ),
+    "ends before far behind": (EndsFar(), reaching.a_reach_ends_where_it_says, "M1"),
+    "width is too small far behind": (SlimFar(), reaching.a_width_is_not_exceeded, "A4"),
     "stores too little": (Cut(4, 2), reaching.a_reach_ends_where_it_says, "M1"),
 }
 
