@@ -43,9 +43,11 @@ def test_one_table_of_the_readme_lists_every_distribution() -> None:
 def test_the_glossarys_words_are_one_table_in_order() -> None:
     lines = (ROOT / "docs/glossary.md").read_text(encoding="utf-8").splitlines()
     at = lines.index("| word | meaning |")
-    assert not [line for line in lines[:at] if line.startswith("| ")]
-    rows = itertools.takewhile(lambda line: line.startswith("| "), lines[at + 2 :])
-    words = [row.split("|")[1].strip() for row in rows]
+    end = lines.index("", at) if "" in lines[at:] else len(lines)
+    rows = [lines[at], *lines[at + 2 : end]]
+    assert all(row.startswith("| ") for row in rows)
+    assert not any(line.startswith("| ") for line in lines[:at])
+    words = [row.split("|")[1].strip() for row in rows[1:]]
     assert words == sorted(words, key=str.casefold)
     kinds = {"branch", "cut", "grid", "repeat"}
     assert kinds <= set(words)
