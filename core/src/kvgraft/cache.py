@@ -486,7 +486,7 @@ class Cache(RequestTables):
             )
 
     def _waits_for(self, request: Request) -> Waiting:
-        """Who holds slots beside a request that is deferred."""
+        """The holders of slots beside a deferred request."""
         stages = [each.stage for each in self.requests.values() if each is not request]
         running = stages.count(Stage.ADMITTED)
         return Waiting(

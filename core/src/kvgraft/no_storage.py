@@ -1,4 +1,4 @@
-"""What `Cache.storage` is in a cache without a storage tier."""
+"""`Cache.storage` in a cache without a storage tier."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Shortage(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """Who holds the slots that a deferred request lacks.
+    """The holders of the slots that a deferred request lacks.
 
     While any of these is above zero the request has something to wait for, even if no request
     runs; where all are zero it would wait for ever.

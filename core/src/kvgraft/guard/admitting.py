@@ -269,7 +269,7 @@ class Admitting:
                 )
 
     def _check_reasons(self, request: Request, decision: Decision) -> None:
-        """Who is not admitted hears which pool is short by how much (A8)."""
+        """A refused request learns which pool is short, and by how much (A8)."""
         shortages = decision.shortages
         short = [each for each in shortages if each.needed > each.available]
         if not short or len(short) < len(shortages):

@@ -23,7 +23,7 @@ __all__ = ["HostObserver", "Tree"]
 
 
 class HostObserver(Protocol):
-    """Who is told what comes to HOST, leaves it, or is used again: the next tier."""
+    """The next tier's view of HOST: told which data comes, leaves or is used again."""
 
     def host_filled(self, node: Node) -> None:
         """A component's data on `node` is on HOST now."""
