@@ -35,7 +35,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("transfers", "storage"),
     ("requests",),
     ("admission", "storage_tier"),
-    ("guard", "assembly", "cache", "no_storage"),
+    ("no_storage",),
+    ("parts",),
+    ("guard",),
+    ("assembly",),
+    ("cache",),
     ("testing", "scaffold"),
     ("cli", "pytest_plugin"),
 )

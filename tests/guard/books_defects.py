@@ -238,9 +238,9 @@ def a_host_eviction_that_takes_device_data(put: Patch) -> None:
 @breaks("B3")
 def a_backup_acknowledged_before_it_ran(put: Patch) -> None:
     def hasty(self: Journal) -> int:
-        queue = self._queues[Direction.BACKUP]
+        queue = self.queues[Direction.BACKUP]
         while queue:
-            self._end(queue.popleft())
+            self.acknowledge(queue.popleft())
         return 0
 
     scene = Scene(host_tokens=64)

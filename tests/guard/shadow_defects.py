@@ -220,7 +220,9 @@ def a_decode_that_gives_back_what_a_point_needs(put: Patch) -> None:
 @breaks("I11")
 def a_point_given_up_and_not_counted(put: Patch) -> None:
     put.setattr(
-        ResumePoints, "skip", lambda self, request, page: request.points.pop(page, None) and None
+        ResumePoints,
+        "skip",
+        lambda self, request, page, *_: request.points.pop(page, None) and None,
     )
     scene = Scene(state=True)
     request = scene.admitted(PROMPT)

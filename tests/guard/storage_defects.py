@@ -121,7 +121,7 @@ def a_boundary_published_without_its_window(put: Patch) -> None:
 def slots_of_a_prefetch_given_up_that_nobody_frees(put: Patch) -> None:
     def keep(self: Fetch, component: TreeComponent, pages: Mask) -> None:
         n_slots = self._slots[component.index][pages].size
-        self.nbytes -= self.scene.slabs.nbytes[component.index] * n_slots
+        self.nbytes -= self.context.slabs.nbytes[component.index] * n_slots
         others = ~pages
         self._wanted[component.index] &= others
         self._arrived[component.index] &= others

@@ -595,7 +595,7 @@ change(
     "a failed transfer counts as delivered",
     TWO,
     "R5 R7 M7 L6",
-    Journal._end,
+    Journal.acknowledge,
     "    transfer.failed = True\n",
     "",
 )
@@ -604,9 +604,9 @@ change(
     TWO,
     "B1 B3 T5",
     Journal.poll,
-    "        while queue and queue[0].ticket.done:\n            self._end(queue.popleft())\n",
+    "        while queue and queue[0].ticket.done:\n            self.acknowledge(queue.popleft())\n",
     "        for each in [each for each in queue if each.ticket.done]:\n"
-    "            queue.remove(each)\n            self._end(each)\n",
+    "            queue.remove(each)\n            self.acknowledge(each)\n",
 )
 change(
     "the transfer in front ends with the one behind it",
@@ -644,7 +644,7 @@ change(
     "a commit is told twice",
     "builder",
     "R2 B3 R7",
-    Journal._end,
+    Journal.acknowledge,
     "counters.completed += 1\n",
     'counters.completed += 1; _call(transfer.queries, "commit_hicache_transfers")\n',
 )

@@ -2,61 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kvgraft.config import CacheConfig, GuardMode, WritePolicy
+from kvgraft.config import CacheConfig, GuardMode
 from kvgraft.errors import ConfigError, KvgraftError
-from kvgraft.no_storage import NoStorage
 from kvgraft.packages.dispatch import Mounted, mount
 from kvgraft.packages.registry import Plugin, select
+from kvgraft.parts import OPTIONAL_PARTS, Parts, optional
 from kvgraft.pools import BuildContext
 from kvgraft.pools.available import AvailableMemory, available_nbytes
 from kvgraft.pools.plan import PoolPlan
-from kvgraft.requests.eviction import Evictor
 from kvgraft.sizes import format_nbytes
-from kvgraft.transfers import CpuTransferEngine, NoPayloadTransferEngine, TransferEngine
 from kvgraft.tree.component import ordered
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
 
-if TYPE_CHECKING:
-    from kvgraft.cache import Cache
-    from kvgraft.guard import Guard, HookGuard
-    from kvgraft.storage_tier import StorageTier
-    from kvgraft.transfers.cuda import CudaTransferEngine
-
-__all__ = [
-    "OPTIONAL_PARTS",
-    "build_guard",
-    "build_storage_tier",
-    "build_tree",
-    "default_engine",
-    "mount_all",
-    "size_pools",
-]
-
-OPTIONAL_PARTS = {
-    "storage tier": "kvgraft.storage_tier:StorageTier",
-    "guard": "kvgraft.guard:watch",
-    "hook guard": "kvgraft.guard:HookGuard",
-    "CUDA transfers": "kvgraft.transfers.cuda:CudaTransferEngine",
-}
-"""Parts of a cache that are imported only when a configuration asks for them."""
+__all__ = ["OPTIONAL_PARTS", "build_tree", "mount_all", "parts_of", "size_pools"]
 
 MOST_PAGES = 2**31
 """Slots are numbered with int32."""
+
+
+def parts_of(config: CacheConfig) -> Parts:
+    """The parts that the settings ask for: as they are, or the guard's.
+
+    The one place that names the guard; it is loaded where it is switched on.
+    """
+    if config.guard is GuardMode.OFF:
+        return Parts(config)
+    guarded: type[Parts] = optional("guard")
+    return guarded(config)
 
 
 def mount_all(
     config: CacheConfig,
     plugins: Sequence[Plugin] = (),
     available: AvailableMemory = available_nbytes,
+    parts: Parts | None = None,
 ) -> list[Mounted]:
     """The configured components, built, in the tree's order.
 
@@ -66,6 +52,7 @@ def mount_all(
         config: names the components, as `package` or `package@label`.
         plugins: packages used instead of installed ones of the same name.
         available: says how much memory there is.
+        parts: names what runs around the components' hooks; by default nothing does.
 
     Raises:
         ConfigError: a component that is not installed, an empty label, or pools larger than the
@@ -74,7 +61,7 @@ def mount_all(
     """
     _check_device(config)
     plan = PoolPlan(available, payload=config.payload)
-    mounted = _build(config, _chosen(config, plugins), plan)
+    mounted = _build(config, _chosen(config, plugins), plan, parts or Parts(config))
     plan.settle()
     return [mounted[shape.name] for shape in ordered([each.shape for each in mounted.values()])]
 
@@ -117,7 +104,7 @@ def _largest(
         nonlocal refused
         plan = PoolPlan(payload=False)
         try:
-            _build(sized(n_pages), chosen, plan)
+            _build(sized(n_pages), chosen, plan, Parts(config))
         except KvgraftError as error:
             refused = error
             return None
@@ -159,7 +146,9 @@ def _chosen(config: CacheConfig, plugins: Sequence[Plugin]) -> dict[str, Plugin]
     return {name: replace(available[package], name=name) for name, package in packages.items()}
 
 
-def _build(config: CacheConfig, chosen: Mapping[str, Plugin], plan: PoolPlan) -> dict[str, Mounted]:
+def _build(
+    config: CacheConfig, chosen: Mapping[str, Plugin], plan: PoolPlan, parts: Parts
+) -> dict[str, Mounted]:
     """Every component over pools that are part of the plan."""
     context = BuildContext(
         page_size=config.page_size,
@@ -172,7 +161,7 @@ def _build(config: CacheConfig, chosen: Mapping[str, Plugin], plan: PoolPlan) ->
     for name, plugin in chosen.items():
         with plan.building(name):
             mounted[name] = mount(
-                plugin, config.components[name], context, _wrappers(plugin, config)
+                plugin, config.components[name], context, parts.hook_wrappers(plugin)
             )
     return mounted
 
@@ -183,36 +172,6 @@ def _package(name: str) -> str:
     if at and not (package and label):
         raise ConfigError(f"component {name!r}: write package@label, both parts named")
     return package
-
-
-def _wrappers(plugin: Plugin, config: CacheConfig) -> list[object]:
-    """Hook wrappers for a component."""
-    if config.guard is GuardMode.OFF:
-        return []
-    hook_guard: type[HookGuard] = _optional("hook guard")
-    return [hook_guard(plugin, ask_twice=config.guard is GuardMode.ON)]
-
-
-def build_guard(cache: Cache) -> Guard | None:
-    """Build the guard over a cache's operations; None if its configuration asks for none."""
-    if cache.config.guard is GuardMode.OFF:
-        return None
-    watch: Callable[[Cache], Guard] = _optional("guard")
-    return watch(cache)
-
-
-def build_storage_tier(
-    config: CacheConfig, tree: Tree, mounted: Sequence[Mounted], evictor: Evictor
-) -> StorageTier | NoStorage:
-    """The tier behind HOST, with its store opened, where the configuration has a storage.
-
-    Raises:
-        ConfigError: a store that cannot be opened, or components that cannot be stored.
-    """
-    if config.storage is None:
-        return NoStorage()
-    storage_tier: type[StorageTier] = _optional("storage tier")
-    return storage_tier(tree, mounted, evictor, config.storage)
 
 
 def _check_device(config: CacheConfig) -> None:
@@ -229,9 +188,7 @@ def _check_device(config: CacheConfig) -> None:
         raise ConfigError("setting payload=False: storage keeps payloads; leave one of them out")
 
 
-def build_tree(
-    config: CacheConfig, mounted: Sequence[Mounted]
-) -> tuple[Tree, list[tuple[Ledger, ...]]]:
+def build_tree(parts: Parts, mounted: Sequence[Mounted]) -> tuple[Tree, list[tuple[Ledger, ...]]]:
     """The tree over the components' pools, and the ledgers of their private pools."""
     device = {
         each.name: Ledger(each.name, Tier.DEVICE, each.component.device.allocator)
@@ -246,27 +203,5 @@ def build_tree(
         tuple(Ledger(each.name, Tier.DEVICE, pool.allocator) for pool in each.component.private)
         for each in mounted
     ]
-    tree = Tree(
-        config.page_size,
-        [each.shape for each in mounted],
-        device,
-        host,
-        prefix_closed_host=config.write_policy is not WritePolicy.WRITE_BACK,
-    )
+    tree = parts.tree([each.shape for each in mounted], device, host)
     return tree, private
-
-
-def default_engine(config: CacheConfig) -> TransferEngine:
-    """Worker threads for CPU pools, side streams for CUDA pools, nothing without payload."""
-    if not config.payload:
-        return NoPayloadTransferEngine()
-    if torch.device(config.device).type == "cuda":
-        cuda_engine: type[CudaTransferEngine] = _optional("CUDA transfers")
-        return cuda_engine(config.device)
-    return CpuTransferEngine()
-
-
-def _optional(part: str) -> Any:
-    """Import one of `OPTIONAL_PARTS`."""
-    module, _, name = OPTIONAL_PARTS[part].partition(":")
-    return getattr(import_module(module), name)

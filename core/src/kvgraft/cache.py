@@ -23,20 +23,13 @@ from typing import TYPE_CHECKING, Any
 
 from kvgraft.admission.budget import Budget
 from kvgraft.admission.decision import Decision, Outcome, Waiting
-from kvgraft.assembly import (
-    build_guard,
-    build_storage_tier,
-    build_tree,
-    default_engine,
-    mount_all,
-    size_pools,
-)
+from kvgraft.assembly import build_tree, mount_all, parts_of, size_pools
 from kvgraft.config import CacheConfig, parse_config
 from kvgraft.errors import ConfigError, LeaseError
 from kvgraft.packages.registry import Plugin
+from kvgraft.parts import Parts
 from kvgraft.pools.available import AvailableMemory, available_nbytes
 from kvgraft.requests.backup import Backups
-from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.leases import Leases
 from kvgraft.requests.load_back import LoadBacks
 from kvgraft.requests.parts import Part
@@ -46,7 +39,7 @@ from kvgraft.requests.resume_points import ResumePoints, resume_pages
 from kvgraft.requests.slots import InnerStates, RequestSlots
 from kvgraft.requests.tables import RequestTables
 from kvgraft.sizes import expect_count
-from kvgraft.transfers import Fence, Journal, Transfer, TransferEngine
+from kvgraft.transfers import Fence, Transfer, TransferEngine
 from kvgraft.tree import pinning
 from kvgraft.tree.explaining import Explanation, explain
 from kvgraft.tree.integrity import Held, SlotOwner, check_integrity
@@ -68,6 +61,7 @@ class Cache(RequestTables):
         transfers: engine for copies between tiers; by default worker threads on the CPU and side
             streams on CUDA.
         available: says how much memory pools may take; by default what the machine has available.
+        parts: makes the parts of the cache; by default what the settings ask for.
 
     Attributes:
         config: the settings it runs with; sizes that were given in bytes are tokens here.
@@ -87,6 +81,11 @@ class Cache(RequestTables):
         PluginError: a component that cannot be used.
     """
 
+    def __new__(cls, config: CacheConfig, *, parts: Parts | None = None, **_: Any) -> Cache:
+        """The class is one of the parts: its operations may be looked at."""
+        made: Cache = object.__new__((parts or parts_of(config)).operations(cls))
+        return made
+
     def __init__(
         self,
         config: CacheConfig,
@@ -94,15 +93,15 @@ class Cache(RequestTables):
         plugins: Sequence[Plugin] = (),
         transfers: TransferEngine | None = None,
         available: AvailableMemory = available_nbytes,
+        parts: Parts | None = None,
     ) -> None:
         self.config = config = size_pools(config, plugins)
-        self.mounted = mount_all(config, plugins, available)
-        self.tree, self.private = build_tree(config, self.mounted)
-        engine = transfers if transfers is not None else default_engine(config)
-        self.journal = Journal(self.tree, self.mounted, engine)
-        self.evictor = Evictor(
-            self.tree, self.journal, config.write_policy, config.transfer_timeout_s
-        )
+        parts = parts or parts_of(config)
+        self.mounted = mount_all(config, plugins, available, parts)
+        self.tree, self.private = build_tree(parts, self.mounted)
+        engine = transfers if transfers is not None else parts.engine()
+        self.journal = parts.journal(self.tree, self.mounted, engine)
+        self.evictor = parts.evictor(self.tree, self.journal)
         self.backups = Backups(self.tree, self.journal, self.evictor, config.write_policy)
         self.points = ResumePoints(
             self.tree,
@@ -118,9 +117,9 @@ class Cache(RequestTables):
         self.publisher = Publisher(
             self.tree, self.slots, self.leases, self.backups, self.journal, self.points
         )
-        self.storage = build_storage_tier(config, self.tree, self.mounted, self.evictor)
+        self.storage = parts.storage(self.tree, self.mounted, self.evictor)
         self.closed = False
-        self.guard = build_guard(self)
+        self.guard = parts.ready(self)
 
     @classmethod
     def open(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from kvgraft.guard.guarded import GUARDED
 from kvgraft.guard.hooks import HookGuard
-from kvgraft.guard.watching import Guard, watch
+from kvgraft.guard.parts import GuardedParts
+from kvgraft.guard.watching import Guard
 
-__all__ = ["GUARDED", "Guard", "HookGuard", "watch"]
+__all__ = ["GUARDED", "Guard", "GuardedParts", "HookGuard"]

@@ -51,8 +51,6 @@ class Contents:
         self._kept: dict[tuple[Tier, int, int], int] = {}
         self._sources: dict[int, list[tuple[PlaneCopy, list[int], int]]] = {}
         self._planes = [self._shared_plane(each.component) for each in cache.mounted]
-        if self._payload:
-            self._watch(cache.tree)
 
     def _shared_plane(self, component: Component) -> tuple[Any, Any]:
         """Rows of a plane that pool and mirror both have: those of the pool, and of the mirror."""
@@ -66,31 +64,16 @@ class Contents:
                 return lanes, mirror.get((spec.layer, spec.name))
         return None, None
 
-    def _watch(self, tree: Any) -> None:
-        put_device, extend_device, put_host = tree.put_device, tree.extend_device, tree.put_host
-
-        def device(node: Node, component: TreeComponent, slots: bytes) -> None:
-            put_device(node, component, slots)
-            self._keep(Tier.DEVICE, node, component, slots)
-
-        def more(node: Node, component: TreeComponent, slots: bytes) -> None:
-            extend_device(node, component, slots)
-            self._keep(Tier.DEVICE, node, component, slots)
-
-        def host(node: Node, component: TreeComponent, slots: bytes) -> None:
-            put_host(node, component, slots)
-            self._keep(Tier.HOST, node, component, slots)
-
-        tree.put_device, tree.extend_device, tree.put_host = device, more, host
-
     def _sum(self, tier: Tier, component: TreeComponent, slot: int) -> int | None:
         lanes = self._planes[component.index][0 if tier is Tier.DEVICE else 1]
         if lanes is None or slot >= len(lanes):
             return None
         return crc32(lanes[slot].cpu().contiguous().numpy().tobytes())
 
-    def _keep(self, tier: Tier, node: Node, component: TreeComponent, slots: bytes) -> None:
+    def arrived(self, tier: Tier, component: TreeComponent, slots: bytes) -> None:
         """Data arrived: note the first row; what the slots held before is of no use."""
+        if not self._payload:
+            return
         for each in memoryview(slots).cast("i"):
             self._kept.pop((tier, component.index, each), None)
         if self.cache.journal.fence is not None or component.home_is_host or not slots:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from kvgraft.config import WritePolicy
 from kvgraft.errors import ContractViolation
 from kvgraft.guard.hooks import HookGuard
 from kvgraft.guard.watched import Watched
 from kvgraft.pools.allocator import SLOT_BYTES
-from kvgraft.transfers import Fence, Journal, Transfer
+from kvgraft.transfers import Fence, Transfer
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.integrity import check_transfers
 from kvgraft.tree.node import Node
@@ -18,6 +17,8 @@ from kvgraft.tree.operations import Operation
 from kvgraft.types import Direction
 
 __all__ = ["Moves"]
+
+Submit = Callable[[Operation, Direction, Fence | None], Transfer]
 
 BACKS_UP = {
     WritePolicy.WRITE_THROUGH: frozenset({"checkpoint", "finish", "begin", "admit", "restart"}),
@@ -44,27 +45,20 @@ class Moves:
         self.tree = cache.tree
         self.hooks = hooks
         self.is_looking = is_looking
-        self._journal = cache.journal
         self._left: list[tuple[Node, TreeComponent, bool]] = []
-        self._watch_leaving(cache.tree)
-        setattr(cache.journal, "submit", self.submit)  # noqa: B010 - on this instance alone
-        setattr(cache.journal, "_end", self.end)  # noqa: B010
 
-    def _watch_leaving(self, tree: Any) -> None:
-        """Note what gives up its DEVICE slots, and whether HOST has it."""
-        detach = tree.detach_device
-
-        def detach_device(node: Node, component: TreeComponent) -> bytes:
-            cell = node.cells[component.index]
-            # Left behind and used by nobody since, it is not worth a copy (I9).
-            self._left.append((node, component, cell.host is not None or cell.stamp < 0))
-            slots: bytes = detach(node, component)
-            return slots
-
-        tree.detach_device = detach_device
+    def leaves(self, node: Node, component: TreeComponent) -> None:
+        """A cell is to give up its DEVICE slots: note whether HOST has its data."""
+        cell = node.cells[component.index]
+        # Left behind and used by nobody since, it is not worth a copy (I9).
+        self._left.append((node, component, cell.host is not None or cell.stamp < 0))
 
     def submit(
-        self, operation: Operation, direction: Direction, fence: Fence | None = None
+        self,
+        submit: Submit,
+        operation: Operation,
+        direction: Direction,
+        fence: Fence | None,
     ) -> Transfer:
         """`Journal.submit`, once the operation is sound."""
         if self.is_looking():
@@ -80,7 +74,7 @@ class Moves:
         for hook in self.hooks:
             hook.moves_begin()
         try:
-            transfer = Journal.submit(self._journal, operation, direction, fence)
+            transfer = submit(operation, direction, fence)
         except BaseException:
             for hook in self.hooks:
                 hook.moves_failed()
@@ -89,11 +83,11 @@ class Moves:
             self.watched.contents.submitted(transfer)
         return transfer
 
-    def end(self, transfer: Transfer) -> None:
-        """`Journal._end`, if the copies have ended; then what it published."""
+    def end(self, acknowledge: Callable[[Transfer], None], transfer: Transfer) -> None:
+        """`Journal.acknowledge`, if the copies have ended; then what it published."""
         operation = transfer.operation
         if not self.is_looking() or operation is None:
-            Journal._end(self._journal, transfer)
+            acknowledge(transfer)
             return
         if not transfer.ticket.done:
             raise ContractViolation(
@@ -112,7 +106,7 @@ class Moves:
             for component, cell in zip(self.tree.components, node.cells)
             if cell.incoming is not None and cell.incoming.operation is operation
         ]
-        Journal._end(self._journal, transfer)
+        acknowledge(transfer)
         for node in nodes if operation.to_host else ():
             self._check_published(node)
         for node, component in () if operation.to_host or transfer.failed else arriving:

@@ -7,8 +7,8 @@ books said before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NoReturn
 
 from kvgraft.config import WritePolicy
 from kvgraft.errors import ContractViolation
@@ -22,7 +22,6 @@ from kvgraft.guard.books import (
     Reading,
 )
 from kvgraft.guard.order import Order
-from kvgraft.requests.eviction import Evictor
 from kvgraft.tree.component import CAUSES, TreeComponent
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import Node
@@ -30,7 +29,10 @@ from kvgraft.tree.node import Node
 if TYPE_CHECKING:
     from kvgraft.cache import Cache
 
-__all__ = ["Rooms"]
+__all__ = ["MakeRoom", "Rooms"]
+
+MakeRoom = Callable[[TreeComponent, int], bool]
+"""Frees slots of one pool until so many are free; whether they are."""
 
 DEMOTED, DELETED, CASCADE, LEAF = (
     CAUSES.index(cause) for cause in ("demoted", "deleted", "cascade", "leaf")
@@ -62,44 +64,36 @@ class Rooms:
         self._victims = _Victims()
         self._order = Order(cache.tree)
         self._demoting = False
-        self._evictor = cache.evictor
-        setattr(cache.evictor, "free_device", self.free_device)  # noqa: B010 - on this instance alone
-        setattr(cache.evictor, "free_host", self.free_host)  # noqa: B010
-        self._watch_victims(cache.tree)
 
-    def _watch_victims(self, tree: Any) -> None:
-        """Listen to what the tree is told of data that leaves it."""
-        sink, drop, remove = tree.sink_device, tree.drop_host, tree.remove_dead
-        victims, order = self._victims, self._order
+    # -- what the tree is told of data that leaves it
 
-        def sink_device(node: Node, n_cells: int) -> None:
-            self.left = True
-            if victims.take(node, on_device=True):
-                gone = [
-                    component
-                    for component, had in zip(tree.components, order.held(node))
-                    if had and node.cells[component.index].device is None
-                ]
-                order.take(node, gone, on_device=True)
-            elif victims.active:
-                order.went(node)
-            elif self._demoting and order.watching:
-                order.take(node, None, on_device=True)
-            sink(node, n_cells)
+    def sinks(self, node: Node) -> None:
+        """Cells of a node lost their DEVICE data."""
+        self.left = True
+        order = self._order
+        if self._victims.take(node, on_device=True):
+            gone = [
+                component
+                for component, had in zip(self.tree.components, order.held(node))
+                if had and node.cells[component.index].device is None
+            ]
+            order.take(node, gone, on_device=True)
+        elif self._victims.active:
+            order.went(node)
+        elif self._demoting and order.watching:
+            order.take(node, None, on_device=True)
 
-        def drop_host(node: Node, component: TreeComponent, cause: str) -> None:
-            self.left = True
-            if victims.take(node, on_device=False):
-                order.take(node, None, on_device=False)
-            elif victims.active:
-                order.went(node)
-            drop(node, component, cause)
+    def drops(self, node: Node) -> None:
+        """A cell of a node is to lose its HOST data."""
+        self.left = True
+        if self._victims.take(node, on_device=False):
+            self._order.take(node, None, on_device=False)
+        elif self._victims.active:
+            self._order.went(node)
 
-        def remove_dead(node: Node) -> None:
-            victims.freed(node)
-            remove(node)
-
-        tree.sink_device, tree.drop_host, tree.remove_dead = sink_device, drop_host, remove_dead
+    def removes(self, node: Node) -> None:
+        """All that a victim takes along is gone."""
+        self._victims.freed(node)
 
     def expect(self, needs: Sequence[int], *, host_too: bool, loading: bool = False) -> None:
         """An operation begins that may make room on DEVICE for `needs`, per component.
@@ -116,11 +110,11 @@ class Rooms:
 
     # -- the two ways to make room
 
-    def free_device(self, component: TreeComponent, n_slots: int) -> bool:
+    def free_device(self, free: MakeRoom, component: TreeComponent, n_slots: int) -> bool:
         """`Evictor.free_device`, and what it did."""
         ledger = component.device
         if not self.active or n_slots <= ledger.free:
-            return Evictor.free_device(self._evictor, component, n_slots)
+            return free(component, n_slots)
         if n_slots > self._needs[component.index]:
             self._raise_not_needed(component, n_slots, self._needs[component.index])
         was = self.books.read()
@@ -130,7 +124,7 @@ class Rooms:
         self._demoting = self.write_back
         self._order.begin(component, on_device=True, exact=not self.write_back)
         try:
-            made = Evictor.free_device(self._evictor, component, n_slots)
+            made = free(component, n_slots)
         finally:
             self._inside = self._demoting = False
             self._victims.end()
@@ -147,11 +141,11 @@ class Rooms:
             )
         return made
 
-    def free_host(self, component: TreeComponent, n_slots: int) -> bool:
+    def free_host(self, free: MakeRoom, component: TreeComponent, n_slots: int) -> bool:
         """`Evictor.free_host`, and what it did."""
         ledger = component.host
         if not self.active or ledger is None or n_slots <= ledger.free:
-            return Evictor.free_host(self._evictor, component, n_slots)
+            return free(component, n_slots)
         if not self._host_too:
             self._raise_not_needed(component, n_slots, 0)
         was = self.books.read()
@@ -160,7 +154,7 @@ class Rooms:
         if not inside:
             self._order.begin(component, on_device=False, exact=True)
         try:
-            made = Evictor.free_host(self._evictor, component, n_slots)
+            made = free(component, n_slots)
         finally:
             self._inside = inside
             self._victims.end()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kvgraft.errors import ContractViolation
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
 
-__all__ = ["watch_splits"]
+__all__ = ["check_split", "read_node"]
 
 
 class _Cell(NamedTuple):
@@ -21,7 +21,7 @@ class _Cell(NamedTuple):
     kept: tuple[object, ...]
 
 
-class _Was(NamedTuple):
+class Before(NamedTuple):
     """A node before it is split."""
 
     key: bytes
@@ -34,9 +34,10 @@ class _Was(NamedTuple):
     cells: list[_Cell]
 
 
-def _read(node: Node) -> _Was:
+def read_node(node: Node) -> Before:
+    """What a node holds."""
     names = node.names
-    return _Was(
+    return Before(
         node.key,
         node.start,
         node.end,
@@ -56,21 +57,9 @@ def _read(node: Node) -> _Was:
     )
 
 
-def watch_splits(tree: Any) -> None:
-    """Compare every split of a tree with the node it cuts."""
-    split = tree.split
-
-    def watched(node: Node, at: int) -> Node:
-        was = _read(node)
-        upper: Node = split(node, at)
-        _check(tree, was, upper, node, at)
-        return upper
-
-    tree.split = watched
-
-
-def _check(tree: Tree, was: _Was, upper: Node, lower: Node, at: int) -> None:
-    above, below = _read(upper), _read(lower)
+def check_split(tree: Tree, was: Before, upper: Node, lower: Node, at: int) -> None:
+    """A split at page `at` keeps all that the node held (T10, B5)."""
+    above, below = read_node(upper), read_node(lower)
     shape = (above.start, above.end, below.start, below.end, above.key + below.key)
     linked = lower.parent is upper and list(upper.each_child()) == [lower]
     if shape != (was.start, at, at, was.end, was.key) or not linked:

@@ -1,122 +1,114 @@
 """The storage tier of a guarded cache (S1, S2, S5); `kvgraft.guard.traffic` has the rest.
 
-What the tier does is an operation of its own: it runs before or behind the cache's, not inside, so
-that each is held to what it may change.
+What the tier does is an operation of its own, also in the middle of the cache's: each is held to
+what it may change itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
-from functools import wraps
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvgraft.errors import ContractViolation
-from kvgraft.guard.traffic import Traffic
+from kvgraft.guard.traffic import GuardedClient, GuardedPrefetching, GuardedStoring, Traffic
+from kvgraft.guard.watching import Guard
 from kvgraft.pools.allocator import SLOT_BYTES
-from kvgraft.requests.request import expect_key
+from kvgraft.storage import StorageBackend, StorageTicket
+from kvgraft.storage_tier import Prefetch, Restoring, StorageTier
 from kvgraft.storage_tier.fetching import Fetch
 from kvgraft.storage_tier.inventory import backed_on_host
-from kvgraft.tree.operations import Operation
+from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.segments import default_segment
 
 if TYPE_CHECKING:
     from kvgraft.cache import Cache
-    from kvgraft.storage_tier import StorageTier
 
-__all__ = ["Tiering"]
+__all__ = ["GuardedTier", "Tiering"]
 
-OPERATIONS = ("prefetch", "cancel", "attach", "detach", "clear", "load")
-"""Of the tier, besides `poll`, `drain` and what happens when a request begins."""
+
+class GuardedTier(StorageTier):
+    """A storage tier whose steps are looked at, each by itself."""
+
+    new_client = GuardedClient
+    new_storing = GuardedStoring
+    new_prefetching = GuardedPrefetching
+    tiering: Tiering | None = None
+
+    def watch(self, tiering: Tiering) -> None:
+        """From here on its steps are looked at."""
+        self.tiering = tiering
+        for part in (self.client, self.storing, self.prefetching):
+            assert isinstance(part, (GuardedClient, GuardedStoring, GuardedPrefetching))
+            part.traffic = tiering.traffic
+
+    def _step(self) -> AbstractContextManager[None]:
+        return self.tiering.step() if self.tiering is not None else nullcontext()
+
+    def attach(self, backend: StorageBackend) -> None:
+        with self._step():
+            super().attach(backend)
+
+    def detach(self, deadline_s: float | None = None) -> StorageTicket:
+        with self._step():
+            return super().detach(deadline_s)
+
+    def clear(self) -> StorageTicket:
+        with self._step():
+            return super().clear()
+
+    def prefetch(self, key: TokenKey) -> Prefetch:
+        with self._step():
+            return super().prefetch(key)
+
+    def cancel(self, prefetch: Prefetch) -> None:
+        with self._step():
+            super().cancel(prefetch)
+
+    def load(self, path: str | Path) -> Restoring:
+        with self._step():
+            return super().load(path)
+
+    def before_begin(self, key: TokenKey, prefetch: Prefetch | None) -> None:
+        with self._step():
+            super().before_begin(key, prefetch)
+
+    def poll(self) -> None:
+        with self._step():
+            super().poll()
+
+    def drain(self, timeout_s: float) -> bool:
+        with self._step():
+            return super().drain(timeout_s)
 
 
 class Tiering:
-    """Watches a cache's storage tier.
+    """Checks what the steps of one storage tier leave behind.
 
     Args:
-        cache: the cache; its methods must be wrapped already.
-        operations: transfers in flight between DEVICE and HOST.
-        is_looking: whether an operation of the cache is looked at now.
-        outside: what is done within it changes the books outside of the cache's operations.
-        period: how many calls of the store there are to one whose addresses are compared.
+        cache: the cache.
+        tier: its storage tier.
+        guard: says what is in flight between DEVICE and HOST, and keeps operations apart.
+
+    Attributes:
+        traffic: what is asked of the store.
     """
 
-    def __init__(
-        self,
-        cache: Cache,
-        tier: StorageTier,
-        operations: Callable[[], Iterable[Operation]],
-        is_looking: Callable[[], bool],
-        outside: Callable[[], AbstractContextManager[None]],
-        period: int,
-    ) -> None:
+    def __init__(self, cache: Cache, tier: StorageTier, guard: Guard) -> None:
         self.cache = cache
         self.tier = tier
-        self.operations = operations
-        self.is_looking = is_looking
-        self.outside = outside
-        Traffic(tier, period)
-        poll, drain = tier.poll, tier.drain
-        for name in OPERATIONS:
-            setattr(tier, name, self._step(getattr(tier, name)))
-        setattr(tier, "poll", self._apart(self._step(poll), None))  # noqa: B010
-        setattr(tier, "drain", self._apart(self._step(drain), True))  # noqa: B010
-        self._before_begin = self._step(tier.before_begin)
-        setattr(tier, "before_begin", self._apart(tier.before_begin, None))  # noqa: B010
-        setattr(cache, "begin", self._around_begin(cache.begin))  # noqa: B010
-        setattr(cache, "poll", self._before(cache.poll))  # noqa: B010
-        setattr(cache, "drain", self._behind(cache.drain))  # noqa: B010
+        self.guard = guard
+        self.traffic = Traffic(tier, guard.period)
 
-    # -- apart from the cache's operations
-
-    def _apart(self, call: Callable[..., Any], otherwise: object) -> Callable[..., Any]:
-        """Nothing, inside an operation of the cache that is looked at."""
-
-        @wraps(call)
-        def apart(*given: Any, **named: Any) -> Any:
-            return otherwise if self.is_looking() else call(*given, **named)
-
-        return apart
-
-    def _around_begin(self, begin: Callable[..., Any]) -> Callable[..., Any]:
-        """A request's fetched pages are published before it is matched, and only matched then."""
-
-        @wraps(begin)
-        def call(key: Any, **named: Any) -> Any:
-            self._before_begin(expect_key(key), named.get("prefetch"))
-            return begin(key, **named)
-
-        return call
-
-    def _before(self, poll: Callable[[], int]) -> Callable[[], int]:
-        @wraps(poll)
-        def call() -> int:
-            self.tier.poll()
-            return poll()
-
-        return call
-
-    def _behind(self, drain: Callable[[], bool]) -> Callable[[], bool]:
-        @wraps(drain)
-        def call() -> bool:
-            ended = drain()
-            return self.tier.drain(self.cache.config.transfer_timeout_s) and ended
-
-        return call
-
-    # -- what is checked
-
-    def _step(self, operation: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(operation)
-        def call(*given: Any, **named: Any) -> Any:
-            with self.outside():
-                result = operation(*given, **named)
-                self._check_in_flight()
-                for fetch in self._fetches():
-                    self._check_start(fetch)
-            return result
-
-        return call
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """A step of the tier; what it holds afterwards is counted and pinned."""
+        with self.guard.step():
+            yield
+            self._check_in_flight()
+            for fetch in self._fetches():
+                self._check_start(fetch)
 
     def _fetches(self) -> list[Fetch]:
         return list(self.tier.prefetching._flying.values())
@@ -139,7 +131,7 @@ class Tiering:
                 f"prefetches hold {nbytes} bytes of HOST, {prefetching.nbytes_in_flight} are "
                 f"counted, {cap} allowed",
             )
-        for operation in self.operations():
+        for operation in self.guard.watched.operations():
             for node in operation.nodes if operation.to_host else ():
                 for component, cell in zip(self.cache.tree.components, node.cells):
                     if cell.incoming is not None and cell.incoming.operation is operation:

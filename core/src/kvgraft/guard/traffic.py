@@ -7,8 +7,9 @@ piece that is hung into the tree with the slots that the store was given for it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import wraps
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -17,18 +18,22 @@ import numpy.typing as npt
 
 from kvgraft.errors import ContractViolation
 from kvgraft.guard.paths import deepest, look
-from kvgraft.storage import Address
+from kvgraft.storage import Address, Storage, StorageTicket
 from kvgraft.storage.keys import PageChain
+from kvgraft.storage.memory import Buffers
 from kvgraft.storage_tier.fetching import Fetch
 from kvgraft.storage_tier.naming import labels
+from kvgraft.storage_tier.prefetching import Prefetching
 from kvgraft.storage_tier.slabs import Rows
+from kvgraft.storage_tier.storing import Storing
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
+from kvgraft.tree.pinning import Receipt
 
 if TYPE_CHECKING:
     from kvgraft.storage_tier import StorageTier
 
-__all__ = ["Traffic"]
+__all__ = ["GuardedClient", "GuardedFetch", "GuardedPrefetching", "GuardedStoring", "Traffic"]
 
 Pages = npt.NDArray[np.int64]
 
@@ -85,92 +90,57 @@ class Traffic:
         self._sent: tuple[Node, Sequence[TreeComponent]] | None = None
         self._tokens = b""
         self._chain = PageChain(tier.fingerprint)
-        storage: Any = tier.client
-        storing: Any = tier.storing
-        prefetching: Any = tier.prefetching
-        storage.exists = self._looking(storage.exists)
-        storage.get = self._fetching(storage.get)
-        storage.set = self._storing(storage.set)
-        storing._send = self._sending(storing._send)
-        prefetching._step = self._stepping(prefetching._step)
+        self._calls = Counter[str]()
 
     # -- who calls the store
 
-    def _stepping(self, step: Callable[[Fetch], bool]) -> Callable[[Fetch], bool]:
-        @wraps(step)
-        def stepped(fetch: Fetch) -> bool:
-            if fetch not in self._watched:
-                self._watch(fetch)
-            self._fetch = fetch
-            try:
-                return step(fetch)
-            finally:
-                self._fetch = None
+    @contextmanager
+    def stepping(self, fetch: Fetch) -> Iterator[None]:
+        """A step of one prefetch: what the store is asked for belongs to it."""
+        if fetch not in self._watched:
+            chain = PageChain(self.tier.fingerprint, fetch.key.namespace)
+            places = [np.full_like(each, -1) for each in fetch._slots]
+            self._watched[fetch] = _Fetched(chain, places)
+        self._fetch = fetch
+        try:
+            yield
+        finally:
+            self._fetch = None
 
-        return stepped
-
-    def _sending(self, send: Callable[..., None]) -> Callable[..., None]:
-        @wraps(send)
-        def sent(
-            node: Node, receipt: object, components: Sequence[TreeComponent], buffers: object
-        ) -> None:
-            self._sent = node, components
-            try:
-                send(node, receipt, components, buffers)
-            finally:
-                self._sent = None
-
-        return sent
+    @contextmanager
+    def sending(self, node: Node, components: Sequence[TreeComponent]) -> Iterator[None]:
+        """A node is sent to the store."""
+        self._sent = node, components
+        try:
+            yield
+        finally:
+            self._sent = None
 
     # -- calls of the store
 
-    def _looking(self, exists: Callable[..., Any]) -> Callable[..., Any]:
-        due = self._in_turn()
+    def looks(self, addresses: Sequence[Address]) -> None:
+        """The store is to be asked what it has."""
+        if self._fetch is not None and self._is_due("exists"):
+            self._compare(addresses, self._call_of(self._fetch, "looked for"))
 
-        @wraps(exists)
-        def looked(addresses: Sequence[Address], *given: Any, **named: Any) -> Any:
-            if self._fetch is not None and due():
-                self._compare(addresses, self._call_of(self._fetch, "looked for"))
-            return exists(addresses, *given, **named)
+    def fetches(self, addresses: Sequence[Address], buffers: Any) -> None:
+        """The store is to give payloads."""
+        fetch = self._fetch
+        if fetch is not None:
+            self._check_worth(fetch)
+            self._note_places(fetch, buffers)
+            if self._is_due("get"):
+                self._compare(addresses, self._call_of(fetch, "fetched"))
 
-        return looked
+    def stores(self, addresses: Sequence[Address]) -> None:
+        """The store is to take payloads."""
+        if self._sent is not None and self._is_due("set"):
+            self._compare(addresses, self._call_for(*self._sent))
 
-    def _fetching(self, get: Callable[..., Any]) -> Callable[..., Any]:
-        due = self._in_turn()
-
-        @wraps(get)
-        def fetched(addresses: Sequence[Address], buffers: Any, *given: Any, **named: Any) -> Any:
-            fetch = self._fetch
-            if fetch is not None:
-                self._check_worth(fetch)
-                self._note_places(fetch, buffers)
-                if due():
-                    self._compare(addresses, self._call_of(fetch, "fetched"))
-            return get(addresses, buffers, *given, **named)
-
-        return fetched
-
-    def _storing(self, put: Callable[..., Any]) -> Callable[..., Any]:
-        due = self._in_turn()
-
-        @wraps(put)
-        def stored(addresses: Sequence[Address], *given: Any, **named: Any) -> Any:
-            if self._sent is not None and due():
-                self._compare(addresses, self._call_for(*self._sent))
-            return put(addresses, *given, **named)
-
-        return stored
-
-    def _in_turn(self) -> Callable[[], bool]:
-        """Says whether a call is looked at; each kind is counted by itself."""
-        count = 0
-
-        def due() -> bool:
-            nonlocal count
-            count += 1
-            return count % self._period == 0
-
-        return due
+    def _is_due(self, call: str) -> bool:
+        """Whether a call is looked at; each kind is counted by itself."""
+        self._calls[call] += 1
+        return self._calls[call] % self._period == 0
 
     # -- names
 
@@ -234,33 +204,28 @@ class Traffic:
             own = places[part.component.index]
             own[part.pages - fetch.start] = slots.reshape(len(part.pages), -1)
 
-    def _watch(self, fetch: Fetch) -> None:
-        """Published pages are in their places (S5), and every component can resume there (S4)."""
-        chain = PageChain(self.tier.fingerprint, fetch.key.namespace)
-        self._watched[fetch] = _Fetched(chain, [np.full_like(each, -1) for each in fetch._slots])
-        arrive, reached = fetch._arrive, fetch.reached
+    def arrives(self, fetch: Fetch, arrive: Callable[[int], bool], end: int) -> bool:
+        """A piece is hung into the tree: each page is in its place (S5)."""
+        if fetch not in self._watched:
+            return arrive(end)
+        since, had = fetch.tip.end, [mask.copy() for mask in fetch._arrived]
+        went_on = arrive(end)
+        if went_on:
+            self._check_places(fetch, since, had)
+        return went_on
 
-        def arrived(end: int) -> bool:
-            since, had = fetch.tip.end, [mask.copy() for mask in fetch._arrived]
-            went_on = arrive(end)
-            if went_on:
-                self._check_places(fetch, since, had)
-            return went_on
-
-        def published(boundary: int) -> None:
-            before = fetch.boundary
-            reached(boundary)
-            shelf = look(self.tree, fetch.key, boundary)
-            anchor = deepest(self.tree, shelf, boundary, device_only=False)
-            if before < boundary and anchor < boundary:
-                raise ContractViolation(
-                    "S4",
-                    None,
-                    f"a prefetch published page {boundary}; the components accept {anchor}",
-                )
-
-        watched: Any = fetch
-        watched._arrive, watched.reached = arrived, published
+    def publishes(self, fetch: Fetch, reached: Callable[[int], None], boundary: int) -> None:
+        """A boundary is published: every component can resume from it (S4)."""
+        before = fetch.boundary
+        reached(boundary)
+        shelf = look(self.tree, fetch.key, boundary)
+        anchor = deepest(self.tree, shelf, boundary, device_only=False)
+        if before < boundary and anchor < boundary:
+            raise ContractViolation(
+                "S4",
+                None,
+                f"a prefetch published page {boundary}; the components accept {anchor}",
+            )
 
     def _check_places(self, fetch: Fetch, since: int, had: list[npt.NDArray[np.bool_]]) -> None:
         """Pages the tree took stand in the slots they arrived in (S5).
@@ -291,3 +256,89 @@ class Traffic:
                         f"they arrived in, page {first + int(taken.argmax())} the first",
                     )
             node = node.parent
+
+
+class GuardedClient(Storage):
+    """A store's client whose calls are compared with what they are made for."""
+
+    traffic: Traffic | None = None
+
+    def exists(
+        self, addresses: Sequence[Address], deadline_s: float | None = None
+    ) -> StorageTicket:
+        if self.traffic is not None:
+            self.traffic.looks(addresses)
+        return super().exists(addresses, deadline_s)
+
+    def get(
+        self,
+        addresses: Sequence[Address],
+        buffers: Sequence[object] | Buffers,
+        deadline_s: float | None = None,
+    ) -> StorageTicket:
+        if self.traffic is not None:
+            self.traffic.fetches(addresses, buffers)
+        return super().get(addresses, buffers, deadline_s)
+
+    def set(
+        self,
+        addresses: Sequence[Address],
+        buffers: Sequence[object] | Buffers,
+        deadline_s: float | None = None,
+        *,
+        only_missing: bool = False,
+    ) -> StorageTicket:
+        if self.traffic is not None:
+            self.traffic.stores(addresses)
+        return super().set(addresses, buffers, deadline_s, only_missing=only_missing)
+
+
+class GuardedStoring(Storing):
+    """What is stored, with the node it is stored of."""
+
+    traffic: Traffic | None = None
+
+    def _send(
+        self,
+        node: Node,
+        receipt: Receipt | None,
+        components: Sequence[TreeComponent],
+        buffers: Buffers | Sequence[memoryview],
+    ) -> None:
+        if self.traffic is None:
+            super()._send(node, receipt, components, buffers)
+            return
+        with self.traffic.sending(node, components):
+            super()._send(node, receipt, components, buffers)
+
+
+class GuardedFetch(Fetch):
+    """A prefetch at work, whose pages are compared with where they arrived."""
+
+    traffic: Traffic | None = None
+
+    def _arrive(self, end: int) -> bool:
+        if self.traffic is None:
+            return super()._arrive(end)
+        return self.traffic.arrives(self, super()._arrive, end)
+
+    def reached(self, boundary: int) -> None:
+        if self.traffic is None:
+            super().reached(boundary)
+        else:
+            self.traffic.publishes(self, super().reached, boundary)
+
+
+class GuardedPrefetching(Prefetching):
+    """Prefetches whose steps are told apart."""
+
+    new_fetch = GuardedFetch
+    traffic: Traffic | None = None
+
+    def _step(self, fetch: Fetch) -> bool:
+        if self.traffic is None:
+            return super()._step(fetch)
+        if isinstance(fetch, GuardedFetch):
+            fetch.traffic = self.traffic
+        with self.traffic.stepping(fetch):
+            return super()._step(fetch)

@@ -66,7 +66,7 @@ class Watched:
         self.books = Books(cache)
         self.rooms = Rooms(cache, self.books)
         self.leases = Leases(cache)
-        self.queues = tuple(cache.journal._queues.values())
+        self.queues = tuple(cache.journal.queues.values())
         policy = self.policy = cache.config.write_policy
         self.write_back = policy is WritePolicy.WRITE_BACK
         makes_room = MAKES_ROOM | ({"computed"} if cache.config.states_inside_chunks else set())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from kvgraft.config import GuardMode
@@ -15,16 +14,15 @@ from kvgraft.guard.failing import Attempt, Failing
 from kvgraft.guard.hooks import HookGuard
 from kvgraft.guard.moves import Moves
 from kvgraft.guard.running import Running
-from kvgraft.guard.splits import watch_splits
 from kvgraft.guard.standing import Standing
-from kvgraft.guard.tiering import Tiering
 from kvgraft.guard.watched import After, Watched
 from kvgraft.requests.request import Request, Stage
+from kvgraft.tree.pinning import Receipt
 
 if TYPE_CHECKING:
     from kvgraft.cache import Cache
 
-__all__ = ["Guard", "watch"]
+__all__ = ["Guard"]
 
 FEWEST_OPERATIONS = 8
 """Operations between two recomputations of all books of a small cache."""
@@ -33,12 +31,42 @@ SLOTS_A_CHECK = 64
 """Slots for which a recomputation is one operation rarer: its cost per operation is bounded."""
 
 
+class _Looked:
+    """An operation that is looked at.
+
+    Attributes:
+        name, request, given, named: what is called, whose it is, and with what.
+        receipt: the request's before.
+        was: the books before.
+        after: what is checked when it is over.
+    """
+
+    __slots__ = ("after", "given", "name", "named", "receipt", "request", "was")
+
+    def __init__(
+        self,
+        name: str,
+        request: Request | None,
+        given: tuple[Any, ...],
+        named: dict[str, Any],
+        was: Reading,
+    ) -> None:
+        self.name = name
+        self.request = request
+        self.given = given
+        self.named = named
+        self.receipt: Receipt | None = None
+        self.was = was
+        self.after: After | None = None
+
+
 class Guard:
     """Watches one cache; see `docs/guard.md`.
 
-    It wraps the cache's methods, on that instance alone. What it costs per operation depends on the
-    number of pools, and on the length of the path where a lease is looked at. The books after an
-    operation are those before the next one: whoever changes them in between is found out there.
+    The guarded parts of the cache call it (`kvgraft.guard.parts`). What it costs per operation
+    depends on the number of pools, and on the length of the path where a lease is looked at. The
+    books after an operation are those before the next one: whoever changes them in between is found
+    out there.
 
     Args:
         cache: the cache, just built.
@@ -70,22 +98,10 @@ class Guard:
         slots = sum(pool.ledger.capacity for pool in self.books.pools)
         self._full_every = config.guard_full_check or max(FEWEST_OPERATIONS, slots // SLOTS_A_CHECK)
         self._until_full = self._full_every
-        watch_splits(cache.tree)
-        Moves(self.watched, hooks, lambda: self._looking)
-        poll = cache.poll
-        for name, prepare in self._steps().items():
-            setattr(cache, name, self._wrapped(name, getattr(cache, name), prepare))
-        setattr(cache, "poll", self._while_in_flight(poll, cache.poll))  # noqa: B010
-        if cache.storage:
-            Tiering(
-                cache,
-                cache.storage,
-                self.watched.operations,
-                lambda: self._looking,
-                self._outside,
-                self.period,
-            )
-        setattr(cache, "close", self._closing(cache.close))  # noqa: B010 - on this instance alone
+        self.moves = Moves(self.watched, hooks, lambda: self._looking)
+        self._steps = self._checks()
+        self._counts = dict.fromkeys(self._steps, 0)
+        self._current: _Looked | None = None
 
     def __repr__(self) -> str:
         every = "every operation" if self.period == 1 else f"every {self.period}th call of each"
@@ -94,8 +110,8 @@ class Guard:
             f"one after {self._full_every}>"
         )
 
-    def _steps(self) -> dict[str, Callable[..., After]]:
-        """The checks of each operation."""
+    def _checks(self) -> dict[str, Callable[..., After]]:
+        """What is checked of each operation."""
         admitting, running = Admitting(self.watched), self.running
         return {
             "begin": admitting.begin,
@@ -113,95 +129,117 @@ class Guard:
             "evict": running.evict,
         }
 
-    def _wrapped(
-        self, name: str, operation: Callable[..., Any], prepare: Callable[..., After]
-    ) -> Callable[..., Any]:
-        """An operation that is looked at every `period` times; what it calls is part of it."""
-        period, count = self.period, 0
-        read, read_after = self.books.read, self.books.read_after
-        standing, rooms, running = self.standing, self.watched.rooms, self.running
+    def look(self, name: str, operation: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        """Run an operation, and look at it every `period` times; what it calls is part of it."""
+        self._counts[name] += 1
+        first = given[0] if given else None
+        request = first if isinstance(first, Request) else None
+        if self._counts[name] < self.period or self._looking or self._is_foreign(request):
+            return operation(*given, **named)
+        self._counts[name] = 0
+        self.looked_at += 1
+        if self.period == 1:
+            self.running.clock = self.looked_at
+        try:
+            return self._looked(name, operation, request, given, named)
+        except ContractViolation:
+            self._broken = True
+            raise
 
-        @wraps(operation)
-        def call(*given: Any, **named: Any) -> Any:
-            nonlocal count
-            count += 1
-            first = given[0] if given else named.get("request")
-            request = first if isinstance(first, Request) else None
-            if count < period or self._looking or self._is_foreign(request):
-                return operation(*given, **named)
-            count = 0
-            self.looked_at += 1
-            if period == 1:
-                running.clock = self.looked_at
-            was, self._last = self._last, None
-            if was is None:
-                was = read()
-            self.watched.operation = name
-            try:
-                after = _prepared(prepare, operation, *given, **named)
-                receipt = request.receipt if request is not None else None
-                self._looking = True
-                try:
-                    result = operation(*given, **named)
-                except ContractViolation:
-                    raise
-                except Exception as error:
-                    self._check_failed(Attempt(name, request, receipt, was), error)
-                    raise
-                finally:
-                    self._looking = rooms.active = False
-                now = read_after(was, left=rooms.left)
-                standing.check(name, was, now)
-                after(result, was, now)
-                standing.check_losses(name, request, was, now)
-                self.watched.shares.check_others(request)
-                if request is not None:
-                    self.watched.promises.check_accounts(request)
-                self._until_full -= 1
-                if self._until_full <= 0:
-                    self._check_all()
-            except ContractViolation:
-                self._broken = True
-                raise
-            if period == 1:
-                self._last = now
-            return result
-
-        return call
+    def _looked(
+        self,
+        name: str,
+        operation: Callable[..., Any],
+        request: Request | None,
+        given: tuple[Any, ...],
+        named: dict[str, Any],
+    ) -> Any:
+        was, self._last = self._last, None
+        seen = _Looked(name, request, given, named, was or self.books.read())
+        try:
+            self._begins(seen)
+        except ContractViolation:
+            raise
+        except Exception:
+            operation(*given, **named)  # refuses arguments of other types in its own words
+            raise
+        self._looking, self._current = True, seen
+        try:
+            result = operation(*given, **named)
+        except ContractViolation:
+            raise
+        except Exception as error:
+            self._check_failed(Attempt(name, request, seen.receipt, seen.was), error)
+            raise
+        finally:
+            self._looking = self.watched.rooms.active = False
+            self._current = None
+        now = self._ends(seen)
+        assert seen.after is not None
+        seen.after(result, seen.was, now)
+        self._check_losses(seen, now)
+        self.watched.shares.check_others(request)
+        if request is not None:
+            self.watched.promises.check_accounts(request)
+        self._until_full -= 1
+        if self._until_full <= 0:
+            self._check_all()
+        if self.period == 1:
+            self._last = now
+        return result
 
     def _is_foreign(self, request: Request | None) -> bool:
         """Whether another cache began a request: this one refuses it."""
         if request is None or request.stage is Stage.CLOSED:
             return False
-        return self.watched.cache.requests.get(id(request)) is not request
+        return self.cache.requests.get(id(request)) is not request
 
-    def _while_in_flight(
-        self, poll: Callable[[], int], looked_at: Callable[[], int]
-    ) -> Callable[[], int]:
-        """A poll has nothing to do, and is not looked at, where nothing is in flight."""
-        queues = self.watched.queues
+    def _begins(self, seen: _Looked) -> None:
+        """What is read and expected before an operation."""
+        self.watched.operation = seen.name
+        seen.after = self._steps[seen.name](*seen.given, **seen.named)
+        seen.receipt = seen.request.receipt if seen.request is not None else None
 
-        @wraps(poll)
-        def call() -> int:
-            return looked_at() if any(queues) else poll()
+    def _ends(self, seen: _Looked) -> Reading:
+        """The books now; they balance, and changed as they may."""
+        now = self.books.read_after(seen.was, left=self.watched.rooms.left)
+        self.standing.check(seen.name, seen.was, now)
+        return now
 
-        return call
+    def _check_losses(self, seen: _Looked, now: Reading) -> None:
+        self.standing.check_losses(seen.name, seen.request, seen.was, now)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """A step of the storage tier: an operation of its own, also in the middle of the cache's.
+
+        What the cache's did up to it is looked at before, and it begins anew behind it: so each is
+        held to what it may change itself.
+        """
+        seen, looking, self._current = self._current, self._looking, None
+        try:
+            if seen is not None:
+                self._check_losses(seen, self._ends(seen))
+            self._looking = self.watched.rooms.active = False
+            self._last = None
+            try:
+                yield
+            finally:
+                self._last = None
+                if seen is not None:
+                    seen.was = self.books.read()
+                    self._begins(seen)
+        except ContractViolation:
+            self._broken = True
+            raise
+        finally:
+            self._looking, self._current = looking, seen
 
     def _check_failed(self, attempt: Attempt, error: Exception) -> None:
         try:
             self.failing.check(attempt, error)
         except ContractViolation as violation:
             raise violation from error
-
-    @contextmanager
-    def _outside(self) -> Iterator[None]:
-        """The books change now, outside of the cache's operations."""
-        self._last = None
-        try:
-            yield
-        except ContractViolation:
-            self._broken = True
-            raise
 
     def _check_all(self) -> None:
         """Recompute every book (T1 to T10, A12)."""
@@ -211,17 +249,13 @@ class Guard:
 
     # -- the end
 
-    def _closing(self, close: Callable[[], None]) -> Callable[[], None]:
-        @wraps(close)
-        def call() -> None:
-            close()
-            if self._broken:
-                return  # what was found is on its way up
-            if not self.cache.journal.n_in_flight:
-                self._check_all()
-                self._check_ended()
-
-        return call
+    def closed(self) -> None:
+        """The cache was closed: what is left of it is in order."""
+        if self._broken:
+            return  # what was found is on its way up
+        if not self.cache.journal.n_in_flight:
+            self._check_all()
+            self._check_ended()
 
     def _check_ended(self) -> None:
         """Each built transfer ended (R2), and each segment was released (L1)."""
@@ -239,31 +273,3 @@ class Guard:
                     f"{len(hook.locks)} segments were acquired and not released: "
                     f"{[each[1] for each in hook.locks.values()]}",
                 )
-
-
-def watch(cache: Cache) -> Guard:
-    """Wrap a cache's operations; its hooks are wrapped where it was built with a guard.
-
-    Called by the cache itself if its configuration asks for a guard.
-    """
-    hooks = [
-        plugin
-        for each in cache.mounted
-        if each.manager is not None
-        for plugin in each.manager.get_plugins()
-        if isinstance(plugin, HookGuard)
-    ]
-    return Guard(cache, hooks)
-
-
-def _prepared(
-    prepare: Callable[..., After], operation: Callable[..., Any], *given: Any, **named: Any
-) -> After:
-    """The checks of an operation; it refuses arguments of other types in its own words."""
-    try:
-        return prepare(*given, **named)
-    except ContractViolation:
-        raise
-    except Exception:
-        operation(*given, **named)
-        raise

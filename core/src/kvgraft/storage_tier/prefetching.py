@@ -144,6 +144,9 @@ class Prefetching:
         in_vain: why they gained nothing, numbers left out, and how often.
     """
 
+    new_fetch: type[Fetch] = Fetch
+    """What a prefetch at work is; a subclass names another."""
+
     def __init__(
         self, context: TierContext, settings: StorageSettings, clock: Callable[[], float]
     ) -> None:
@@ -317,7 +320,7 @@ class Prefetching:
             if not self.context.client.attached:
                 self._finish(prefetch, "no store is attached")
                 return
-            fetch = Fetch(self.context, key, found, limit, threshold, spare=prefetch.spare)
+            fetch = self.new_fetch(self.context, key, found, limit, threshold, spare=prefetch.spare)
             other = None if alone else self._fetching(fetch.first)
             prefetch.joined = other is not None
             if other is not None:

@@ -102,6 +102,11 @@ class StorageTier:
         ConfigError: a store that cannot be opened, or components that cannot be stored.
     """
 
+    new_client: type[Storage] = Storage
+    new_storing: type[Storing] = Storing
+    new_prefetching: type[Prefetching] = Prefetching
+    """What its parts are made of; a subclass names others."""
+
     def __init__(
         self,
         tree: Tree,
@@ -118,13 +123,13 @@ class StorageTier:
         limits = SupervisionLimits(
             deadline_s=settings.deadline_s, queue_timeout_s=settings.queue_timeout_s
         )
-        self.client = Storage(self.fingerprint, limits=limits, clock=clock)
+        self.client = self.new_client(self.fingerprint, limits=limits, clock=clock)
         naming = Naming(tree, self.fingerprint)
         self.context = TierContext(
             tree, evictor, self.client, naming, Slabs(mounted), settings.deadline_s
         )
-        self.storing = Storing(self.context, settings, clock)
-        self.prefetching = Prefetching(self.context, settings, clock)
+        self.storing = self.new_storing(self.context, settings, clock)
+        self.prefetching = self.new_prefetching(self.context, settings, clock)
         self.restoring: Restoring | None = None
         self._turns = deque([self.prefetching.step, self.storing.step])
         self._clearing: StorageTicket | None = None

@@ -69,6 +69,10 @@ class Journal:
 
     Acknowledgements of one direction are taken in the order of submission, so a child's backup is
     never published before its parent's (B1).
+
+    Attributes:
+        queues: transfers in flight, by direction, in the order of submission.
+        counters: transfers so far, by direction.
     """
 
     def __init__(self, tree: Tree, mounted: Sequence[Mounted], engine: TransferEngine) -> None:
@@ -77,12 +81,12 @@ class Journal:
         self.fence: Fence | None = None
         """The latest point of the computation the engine named; copies to HOST wait for it (B4)."""
         self._mounted = mounted
-        self._queues: dict[Direction, deque[Transfer]] = {
+        self.queues: dict[Direction, deque[Transfer]] = {
             Direction.BACKUP: deque(),
             Direction.LOAD_BACK: deque(),
         }
         names = [each.name for each in mounted]
-        self.counters = {direction: Counters(names) for direction in self._queues}
+        self.counters = {direction: Counters(names) for direction in self.queues}
 
     def submit(
         self, operation: Operation, direction: Direction, fence: Fence | None = None
@@ -113,52 +117,53 @@ class Journal:
             counters.slots[mounted.name] += len(query.device_slots) // SLOT_BYTES
         counters.started += 1
         transfer = Transfer(operation, ticket, direction, queries)
-        self._queues[direction].append(transfer)
+        self.queues[direction].append(transfer)
         return transfer
 
     def poll(self) -> int:
         """Take in finished transfers; returns how many ended. Never waits."""
         ended = 0
-        for queue in self._queues.values():
+        for queue in self.queues.values():
             while queue and queue[0].ticket.done:
-                self._end(queue.popleft())
+                self.acknowledge(queue.popleft())
                 ended += 1
         return ended
 
     def drain(self, timeout_s: float) -> bool:
         """Wait for everything in flight, at most `timeout_s` seconds in all; whether it ended."""
-        return self.settle([each for queue in self._queues.values() for each in queue], timeout_s)
+        return self.settle([each for queue in self.queues.values() for each in queue], timeout_s)
 
     def settle(self, transfers: Sequence[Transfer], timeout_s: float) -> bool:
         """Wait for some transfers and those before them, at most `timeout_s` seconds in all."""
         deadline = time.monotonic() + timeout_s
         for transfer in transfers:
-            queue = self._queues[transfer.direction]
+            queue = self.queues[transfer.direction]
             while not transfer.ended and queue:
                 if not queue[0].ticket.wait(max(0.0, deadline - time.monotonic())):
                     break
-                self._end(queue.popleft())
+                self.acknowledge(queue.popleft())
         return all(transfer.ended for transfer in transfers)
 
     @property
     def n_in_flight(self) -> int:
         """Transfers not acknowledged yet."""
-        return sum(len(queue) for queue in self._queues.values())
+        return sum(len(queue) for queue in self.queues.values())
 
     def operations(self) -> list[Operation]:
         """Operations in flight between DEVICE and HOST, for integrity checks."""
-        transfers = [transfer for queue in self._queues.values() for transfer in queue]
+        transfers = [transfer for queue in self.queues.values() for transfer in queue]
         return [each.operation for each in transfers if each.operation is not None]
 
     def find(self, operation: Operation) -> Transfer:
         """The transfer that carries an operation."""
-        for queue in self._queues.values():
+        for queue in self.queues.values():
             for transfer in queue:
                 if transfer.operation is operation:
                     return transfer
         raise TransferError("an operation of the tree has no transfer; report this")
 
-    def _end(self, transfer: Transfer) -> None:
+    def acknowledge(self, transfer: Transfer) -> None:
+        """A transfer of its queue ended: commit it, or abort it if it failed (R2)."""
         operation, transfer.operation = transfer.operation, None
         assert operation is not None
         counters = self.counters[transfer.direction]

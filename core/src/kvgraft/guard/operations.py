@@ -1,0 +1,111 @@
+"""A cache whose operations are looked at, one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from kvgraft.guard.watching import Guard
+from kvgraft.types import Tier
+
+if TYPE_CHECKING:
+    from kvgraft.admission.decision import Decision
+    from kvgraft.cache import Cache as _Operations
+    from kvgraft.requests.request import Request
+    from kvgraft.requests.slots import InnerStates
+    from kvgraft.storage_tier import Prefetch
+    from kvgraft.transfers import Fence, Transfer
+    from kvgraft.tree.keys import TokenKey
+else:
+    _Operations = object
+
+__all__ = ["GuardedOperations", "guarded_operations"]
+
+
+class GuardedOperations(_Operations):
+    """What a cache does, with the guard around each operation."""
+
+    guard: Guard
+
+    def begin(
+        self,
+        key: TokenKey,
+        *,
+        reserve: int = 0,
+        chunk: int | None = None,
+        prefetch: Prefetch | None = None,
+        resume_at: int | Sequence[int] | None = (),
+    ) -> Request:
+        found: Request = self.guard.look(
+            "begin",
+            super().begin,
+            key,
+            reserve=reserve,
+            chunk=chunk,
+            prefetch=prefetch,
+            resume_at=resume_at,
+        )
+        return found
+
+    def admit(self, request: Request) -> Decision:
+        decision: Decision = self.guard.look("admit", super().admit, request)
+        return decision
+
+    def load_back(self, request: Request, fence: Fence | None = None) -> list[Transfer]:
+        started: list[Transfer] = self.guard.look("load_back", super().load_back, request, fence)
+        return started
+
+    def restart(self, request: Request) -> None:
+        self.guard.look("restart", super().restart, request)
+
+    def next_chunk(self, request: Request, limit: int | None = None) -> int:
+        n_tokens: int = self.guard.look("next_chunk", super().next_chunk, request, limit)
+        return n_tokens
+
+    def allocate(self, request: Request, n_tokens: int) -> bool:
+        given: bool = self.guard.look("allocate", super().allocate, request, n_tokens)
+        return given
+
+    def computed(
+        self,
+        request: Request,
+        n_tokens: int,
+        fence: Fence | None = None,
+        states: InnerStates | None = None,
+    ) -> None:
+        self.guard.look("computed", super().computed, request, n_tokens, fence, states)
+
+    def checkpoint(self, request: Request, fence: Fence | None = None) -> bool:
+        shared: bool = self.guard.look("checkpoint", super().checkpoint, request, fence)
+        return shared
+
+    def finish(self, request: Request, fence: Fence | None = None) -> int:
+        cached: int = self.guard.look("finish", super().finish, request, fence)
+        return cached
+
+    def abort(self, request: Request) -> None:
+        self.guard.look("abort", super().abort, request)
+
+    def poll(self) -> int:
+        # A poll has nothing to do, and is not looked at, where nothing is in flight.
+        if not any(self.guard.watched.queues):
+            return super().poll()
+        ended: int = self.guard.look("poll", super().poll)
+        return ended
+
+    def drain(self) -> bool:
+        all_ended: bool = self.guard.look("drain", super().drain)
+        return all_ended
+
+    def evict(self, component: str, n_slots: int, tier: Tier = Tier.DEVICE) -> int:
+        freed: int = self.guard.look("evict", super().evict, component, n_slots, tier)
+        return freed
+
+    def close(self) -> None:
+        super().close()
+        self.guard.closed()
+
+
+def guarded_operations(plain: type[Any]) -> type[Any]:
+    """`plain`, with the guard around its operations."""
+    return type(plain.__name__, (GuardedOperations, plain), {"__doc__": plain.__doc__})

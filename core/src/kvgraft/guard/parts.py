@@ -1,0 +1,179 @@
+"""The guarded parts of a cache: each calls the part it stands for, with checks around the call.
+
+The guard itself comes last, when all parts are there; until then they do what the plain ones do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from kvgraft.config import CacheConfig, GuardMode
+from kvgraft.guard.hooks import HookGuard
+from kvgraft.guard.operations import guarded_operations
+from kvgraft.guard.splits import check_split, read_node
+from kvgraft.guard.tiering import GuardedTier, Tiering
+from kvgraft.guard.watching import Guard
+from kvgraft.no_storage import NoStorage
+from kvgraft.packages.dispatch import Mounted
+from kvgraft.packages.registry import Plugin
+from kvgraft.parts import Parts
+from kvgraft.requests.eviction import Evictor
+from kvgraft.storage_tier import StorageTier
+from kvgraft.transfers import Fence, Journal, Transfer, TransferEngine
+from kvgraft.tree.component import Cause, ComponentShape, TreeComponent
+from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.node import Node
+from kvgraft.tree.operations import Operation
+from kvgraft.tree.tree import Tree
+from kvgraft.types import Direction, Tier
+
+if TYPE_CHECKING:
+    from kvgraft.cache import Cache
+
+__all__ = ["GuardedEvictor", "GuardedJournal", "GuardedParts", "GuardedTree"]
+
+
+class GuardedTree(Tree):
+    """A tree that tells the guard what comes to its nodes, leaves them, and how they are cut."""
+
+    guard: Guard | None = None
+
+    def split(self, node: Node, at: int) -> Node:
+        was = read_node(node)
+        upper = super().split(node, at)
+        check_split(self, was, upper, node, at)
+        return upper
+
+    def put_device(self, node: Node, component: TreeComponent, slots: bytes) -> None:
+        super().put_device(node, component, slots)
+        if self.guard is not None:
+            self.guard.watched.contents.arrived(Tier.DEVICE, component, slots)
+
+    def extend_device(self, node: Node, component: TreeComponent, slots: bytes) -> None:
+        super().extend_device(node, component, slots)
+        if self.guard is not None:
+            self.guard.watched.contents.arrived(Tier.DEVICE, component, slots)
+
+    def put_host(self, node: Node, component: TreeComponent, slots: bytes) -> None:
+        super().put_host(node, component, slots)
+        if self.guard is not None:
+            self.guard.watched.contents.arrived(Tier.HOST, component, slots)
+
+    def detach_device(self, node: Node, component: TreeComponent) -> bytes:
+        if self.guard is not None:
+            self.guard.moves.leaves(node, component)
+        return super().detach_device(node, component)
+
+    def sink_device(self, node: Node, n_cells: int) -> None:
+        if self.guard is not None:
+            self.guard.watched.rooms.sinks(node)
+        super().sink_device(node, n_cells)
+
+    def drop_host(self, node: Node, component: TreeComponent, cause: Cause) -> None:
+        if self.guard is not None:
+            self.guard.watched.rooms.drops(node)
+        super().drop_host(node, component, cause)
+
+    def remove_dead(self, node: Node) -> None:
+        if self.guard is not None:
+            self.guard.watched.rooms.removes(node)
+        super().remove_dead(node)
+
+
+class GuardedJournal(Journal):
+    """A journal whose transfers are compared with what the tree reserved for them."""
+
+    guard: Guard | None = None
+
+    def submit(
+        self, operation: Operation, direction: Direction, fence: Fence | None = None
+    ) -> Transfer:
+        if self.guard is None:
+            return super().submit(operation, direction, fence)
+        return self.guard.moves.submit(super().submit, operation, direction, fence)
+
+    def acknowledge(self, transfer: Transfer) -> None:
+        if self.guard is None:
+            super().acknowledge(transfer)
+        else:
+            self.guard.moves.end(super().acknowledge, transfer)
+
+
+class GuardedEvictor(Evictor):
+    """An evictor that is held to what the operation needs."""
+
+    guard: Guard | None = None
+
+    def free_device(self, component: TreeComponent, n_slots: int) -> bool:
+        if self.guard is None:
+            return super().free_device(component, n_slots)
+        return self.guard.watched.rooms.free_device(super().free_device, component, n_slots)
+
+    def free_host(self, component: TreeComponent, n_slots: int) -> bool:
+        if self.guard is None:
+            return super().free_host(component, n_slots)
+        return self.guard.watched.rooms.free_host(super().free_host, component, n_slots)
+
+
+class GuardedParts(Parts):
+    """Makes the parts of a guarded cache, and the guard when they are all there."""
+
+    def __init__(self, config: CacheConfig) -> None:
+        super().__init__(config)
+        self._watched: list[GuardedTree | GuardedJournal | GuardedEvictor] = []
+        self._tier: GuardedTier | None = None
+
+    def hook_wrappers(self, plugin: Plugin) -> list[object]:
+        return [HookGuard(plugin, ask_twice=self.config.guard is GuardMode.ON)]
+
+    def tree(
+        self, shapes: Sequence[ComponentShape], device: dict[str, Ledger], host: dict[str, Ledger]
+    ) -> Tree:
+        tree = GuardedTree(
+            self.config.page_size,
+            shapes,
+            device,
+            host,
+            prefix_closed_host=self.prefix_closed_host,
+        )
+        self._watched.append(tree)
+        return tree
+
+    def journal(self, tree: Tree, mounted: Sequence[Mounted], engine: TransferEngine) -> Journal:
+        journal = GuardedJournal(tree, mounted, engine)
+        self._watched.append(journal)
+        return journal
+
+    def evictor(self, tree: Tree, journal: Journal) -> Evictor:
+        evictor = GuardedEvictor(
+            tree, journal, self.config.write_policy, self.config.transfer_timeout_s
+        )
+        self._watched.append(evictor)
+        return evictor
+
+    def storage(
+        self, tree: Tree, mounted: Sequence[Mounted], evictor: Evictor
+    ) -> StorageTier | NoStorage:
+        if self.config.storage is None:
+            return NoStorage()
+        self._tier = GuardedTier(tree, mounted, evictor, self.config.storage)
+        return self._tier
+
+    def operations(self, plain: type[Any]) -> type[Any]:
+        return guarded_operations(plain)
+
+    def ready(self, cache: Cache) -> Guard:
+        hooks = [
+            plugin
+            for each in cache.mounted
+            if each.manager is not None
+            for plugin in each.manager.get_plugins()
+            if isinstance(plugin, HookGuard)
+        ]
+        guard = Guard(cache, hooks)
+        for part in self._watched:
+            part.guard = guard
+        if self._tier is not None:
+            self._tier.watch(Tiering(cache, self._tier, guard))
+        return guard

@@ -1,0 +1,133 @@
+"""Makes the parts of a cache, so that others can be handed in.
+
+A cache asks for its parts once, when it is built, and replaces nothing afterwards. The guard is
+such a factory: its parts are those below with checks around them (`kvgraft.guard`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from kvgraft.config import CacheConfig, WritePolicy
+from kvgraft.no_storage import NoStorage
+from kvgraft.packages.dispatch import Mounted
+from kvgraft.packages.registry import Plugin
+from kvgraft.requests.eviction import Evictor
+from kvgraft.transfers import (
+    CpuTransferEngine,
+    Journal,
+    NoPayloadTransferEngine,
+    TransferEngine,
+)
+from kvgraft.tree.component import ComponentShape
+from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.tree import Tree
+
+if TYPE_CHECKING:
+    from kvgraft.storage_tier import StorageTier
+    from kvgraft.transfers.cuda import CudaTransferEngine
+
+__all__ = ["OPTIONAL_PARTS", "Parts", "Watcher", "optional"]
+
+OPTIONAL_PARTS = {
+    "storage tier": "kvgraft.storage_tier:StorageTier",
+    "guard": "kvgraft.guard:GuardedParts",
+    "CUDA transfers": "kvgraft.transfers.cuda:CudaTransferEngine",
+}
+"""Parts of a cache that are imported only when a configuration asks for them."""
+
+
+def optional(part: str) -> Any:
+    """Import one of `OPTIONAL_PARTS`."""
+    module, _, name = OPTIONAL_PARTS[part].partition(":")
+    return getattr(import_module(module), name)
+
+
+class Watcher(Protocol):
+    """What looks on while a cache serves.
+
+    Attributes:
+        looked_at: operations that were looked at.
+        full_checks: how often all books were recomputed.
+    """
+
+    looked_at: int
+    full_checks: int
+
+
+class Parts:
+    """The parts of a cache as they are.
+
+    A subclass makes parts of its own; they keep the promises of those they stand for.
+
+    Args:
+        config: the cache's settings.
+    """
+
+    def __init__(self, config: CacheConfig) -> None:
+        self.config = config
+
+    def hook_wrappers(self, plugin: Plugin) -> list[object]:
+        """Plugins with hook wrappers to run around a component's hooks."""
+        del plugin
+        return []
+
+    def tree(
+        self, shapes: Sequence[ComponentShape], device: dict[str, Ledger], host: dict[str, Ledger]
+    ) -> Tree:
+        """The prefix tree over the components' ledgers."""
+        return Tree(
+            self.config.page_size,
+            shapes,
+            device,
+            host,
+            prefix_closed_host=self.prefix_closed_host,
+        )
+
+    @property
+    def prefix_closed_host(self) -> bool:
+        """Whether data on HOST has no gap above it: unless it came there by write-back."""
+        return self.config.write_policy is not WritePolicy.WRITE_BACK
+
+    def engine(self) -> TransferEngine:
+        """Worker threads for CPU pools, side streams for CUDA pools, nothing without payload."""
+        if not self.config.payload:
+            return NoPayloadTransferEngine()
+        if torch.device(self.config.device).type == "cuda":
+            cuda_engine: type[CudaTransferEngine] = optional("CUDA transfers")
+            return cuda_engine(self.config.device)
+        return CpuTransferEngine()
+
+    def journal(self, tree: Tree, mounted: Sequence[Mounted], engine: TransferEngine) -> Journal:
+        """The transfers in flight."""
+        return Journal(tree, mounted, engine)
+
+    def evictor(self, tree: Tree, journal: Journal) -> Evictor:
+        """What makes room."""
+        return Evictor(tree, journal, self.config.write_policy, self.config.transfer_timeout_s)
+
+    def storage(
+        self, tree: Tree, mounted: Sequence[Mounted], evictor: Evictor
+    ) -> StorageTier | NoStorage:
+        """The tier behind HOST, with its store opened, where the configuration has a storage.
+
+        Raises:
+            ConfigError: a store that cannot be opened, or components that cannot be stored.
+        """
+        if self.config.storage is None:
+            return NoStorage()
+        storage_tier: type[StorageTier] = optional("storage tier")
+        return storage_tier(tree, mounted, evictor, self.config.storage)
+
+    def operations(self, plain: type[Any]) -> type[Any]:
+        """The class of the cache itself: `plain`, or a subclass of it."""
+        return plain
+
+    def ready(self, cache: Any) -> Watcher | None:
+        """The cache has all its parts; what it answers is `Cache.guard`."""
+        del cache
+        return None
