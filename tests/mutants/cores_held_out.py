@@ -604,7 +604,8 @@ change(
     TWO,
     "B1 B3 T5",
     Journal.poll,
-    "        while queue and queue[0].ticket.done:\n            self.acknowledge(queue.popleft())\n",
+    "        while queue and queue[0].ticket.done:\n"
+    "            self.acknowledge(queue.popleft())\n",
     "        for each in [each for each in queue if each.ticket.done]:\n"
     "            queue.remove(each)\n            self.acknowledge(each)\n",
 )
