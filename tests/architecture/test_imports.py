@@ -36,7 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("requests",),
     ("admission", "storage_tier"),
     ("no_storage",),
-    ("parts",),
+    ("parts_factory",),
     ("guard",),
     ("assembly",),
     ("cache",),

@@ -9,8 +9,8 @@ import pytest
 
 from kvgraft import Cache, CacheConfig, TokenKey
 from kvgraft.config import GuardMode
-from kvgraft.guard import GuardedParts
-from kvgraft.parts import Parts
+from kvgraft.guard import GuardedPartsFactory
+from kvgraft.parts_factory import PartsFactory
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.leases import Leases
 from kvgraft.storage_tier.prefetching import Prefetching
@@ -101,7 +101,7 @@ def test_no_attribute_of_a_guarded_part_stands_for_a_method() -> None:
     scene.close()
 
 
-class Counting(Parts):
+class Counting(PartsFactory):
     """Hands in an engine, and counts what it made."""
 
     def __init__(self, config: CacheConfig) -> None:
@@ -121,7 +121,7 @@ def test_a_cache_is_made_of_the_parts_that_it_is_given() -> None:
         assert type(cache) is Cache
         assert cache.guard is None
     config = config.model_copy(update={"guard": GuardMode.ON})
-    with Cache(config, parts=GuardedParts(config)) as cache:
+    with Cache(config, parts=GuardedPartsFactory(config)) as cache:
         assert isinstance(cache, Cache)
         assert cache.guard is not None
         cache.drain()

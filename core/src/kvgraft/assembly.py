@@ -11,7 +11,7 @@ from kvgraft.config import CacheConfig, GuardMode
 from kvgraft.errors import ConfigError, KvgraftError
 from kvgraft.packages.dispatch import Mounted, mount
 from kvgraft.packages.registry import Plugin, select
-from kvgraft.parts import OPTIONAL_PARTS, Parts, optional
+from kvgraft.parts_factory import OPTIONAL_PARTS, PartsFactory, optional
 from kvgraft.pools import BuildContext
 from kvgraft.pools.available import AvailableMemory, available_nbytes
 from kvgraft.pools.plan import PoolPlan
@@ -27,14 +27,14 @@ MOST_PAGES = 2**31
 """Slots are numbered with int32."""
 
 
-def parts_of(config: CacheConfig) -> Parts:
+def parts_of(config: CacheConfig) -> PartsFactory:
     """The parts that the settings ask for: as they are, or the guard's.
 
     The one place that names the guard; it is loaded where it is switched on.
     """
     if config.guard is GuardMode.OFF:
-        return Parts(config)
-    guarded: type[Parts] = optional("guard")
+        return PartsFactory(config)
+    guarded: type[PartsFactory] = optional("guard")
     return guarded(config)
 
 
@@ -42,7 +42,7 @@ def mount_all(
     config: CacheConfig,
     plugins: Sequence[Plugin] = (),
     available: AvailableMemory = available_nbytes,
-    parts: Parts | None = None,
+    parts: PartsFactory | None = None,
 ) -> list[Mounted]:
     """The configured components, built, in the tree's order.
 
@@ -61,7 +61,7 @@ def mount_all(
     """
     _check_device(config)
     plan = PoolPlan(available, payload=config.payload)
-    mounted = _build(config, _chosen(config, plugins), plan, parts or Parts(config))
+    mounted = _build(config, _chosen(config, plugins), plan, parts or PartsFactory(config))
     plan.settle()
     return [mounted[shape.name] for shape in ordered([each.shape for each in mounted.values()])]
 
@@ -104,7 +104,7 @@ def _largest(
         nonlocal refused
         plan = PoolPlan(payload=False)
         try:
-            _build(sized(n_pages), chosen, plan, Parts(config))
+            _build(sized(n_pages), chosen, plan, PartsFactory(config))
         except KvgraftError as error:
             refused = error
             return None
@@ -147,7 +147,7 @@ def _chosen(config: CacheConfig, plugins: Sequence[Plugin]) -> dict[str, Plugin]
 
 
 def _build(
-    config: CacheConfig, chosen: Mapping[str, Plugin], plan: PoolPlan, parts: Parts
+    config: CacheConfig, chosen: Mapping[str, Plugin], plan: PoolPlan, parts: PartsFactory
 ) -> dict[str, Mounted]:
     """Every component over pools that are part of the plan."""
     context = BuildContext(
@@ -188,7 +188,9 @@ def _check_device(config: CacheConfig) -> None:
         raise ConfigError("setting payload=False: storage keeps payloads; leave one of them out")
 
 
-def build_tree(parts: Parts, mounted: Sequence[Mounted]) -> tuple[Tree, list[tuple[Ledger, ...]]]:
+def build_tree(
+    parts: PartsFactory, mounted: Sequence[Mounted]
+) -> tuple[Tree, list[tuple[Ledger, ...]]]:
     """The tree over the components' pools, and the ledgers of their private pools."""
     device = {
         each.name: Ledger(each.name, Tier.DEVICE, each.component.device.allocator)

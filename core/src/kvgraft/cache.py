@@ -27,7 +27,7 @@ from kvgraft.assembly import build_tree, mount_all, parts_of, size_pools
 from kvgraft.config import CacheConfig, parse_config
 from kvgraft.errors import ConfigError, LeaseError
 from kvgraft.packages.registry import Plugin
-from kvgraft.parts import Parts
+from kvgraft.parts_factory import PartsFactory
 from kvgraft.pools.available import AvailableMemory, available_nbytes
 from kvgraft.requests.backup import Backups
 from kvgraft.requests.leases import Leases
@@ -81,7 +81,7 @@ class Cache(RequestTables):
         PluginError: a component that cannot be used.
     """
 
-    def __new__(cls, config: CacheConfig, *, parts: Parts | None = None, **_: Any) -> Cache:
+    def __new__(cls, config: CacheConfig, *, parts: PartsFactory | None = None, **_: Any) -> Cache:
         """The class is one of the parts: its operations may be looked at."""
         made: Cache = object.__new__((parts or parts_of(config)).operations(cls))
         return made
@@ -93,7 +93,7 @@ class Cache(RequestTables):
         plugins: Sequence[Plugin] = (),
         transfers: TransferEngine | None = None,
         available: AvailableMemory = available_nbytes,
-        parts: Parts | None = None,
+        parts: PartsFactory | None = None,
     ) -> None:
         self.config = config = size_pools(config, plugins)
         parts = parts or parts_of(config)

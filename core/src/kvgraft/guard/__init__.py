@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from kvgraft.guard.guarded import GUARDED
 from kvgraft.guard.hooks import HookGuard
-from kvgraft.guard.parts import GuardedParts
+from kvgraft.guard.parts import GuardedPartsFactory
 from kvgraft.guard.watching import Guard
 
-__all__ = ["GUARDED", "Guard", "GuardedParts", "HookGuard"]
+__all__ = ["GUARDED", "Guard", "GuardedPartsFactory", "HookGuard"]

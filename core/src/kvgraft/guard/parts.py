@@ -17,7 +17,7 @@ from kvgraft.guard.watching import Guard
 from kvgraft.no_storage import NoStorage
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.packages.registry import Plugin
-from kvgraft.parts import Parts
+from kvgraft.parts_factory import PartsFactory
 from kvgraft.requests.eviction import Evictor
 from kvgraft.storage_tier import StorageTier
 from kvgraft.transfers import Fence, Journal, Transfer, TransferEngine
@@ -31,7 +31,7 @@ from kvgraft.types import Direction, Tier
 if TYPE_CHECKING:
     from kvgraft.cache import Cache
 
-__all__ = ["GuardedEvictor", "GuardedJournal", "GuardedParts", "GuardedTree"]
+__all__ = ["GuardedEvictor", "GuardedJournal", "GuardedPartsFactory", "GuardedTree"]
 
 
 class GuardedTree(Tree):
@@ -116,7 +116,7 @@ class GuardedEvictor(Evictor):
         return self.guard.watched.rooms.free_host(super().free_host, component, n_slots)
 
 
-class GuardedParts(Parts):
+class GuardedPartsFactory(PartsFactory):
     """Makes the parts of a guarded cache, and the guard when they are all there."""
 
     def __init__(self, config: CacheConfig) -> None:

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from kvgraft.storage_tier import StorageTier
     from kvgraft.transfers.cuda import CudaTransferEngine
 
-__all__ = ["OPTIONAL_PARTS", "Parts", "Watcher", "optional"]
+__all__ = ["OPTIONAL_PARTS", "PartsFactory", "Watcher", "optional"]
 
 OPTIONAL_PARTS = {
     "storage tier": "kvgraft.storage_tier:StorageTier",
-    "guard": "kvgraft.guard:GuardedParts",
+    "guard": "kvgraft.guard:GuardedPartsFactory",
     "CUDA transfers": "kvgraft.transfers.cuda:CudaTransferEngine",
 }
 """Parts of a cache that are imported only when a configuration asks for them."""
@@ -59,7 +59,7 @@ class Watcher(Protocol):
     full_checks: int
 
 
-class Parts:
+class PartsFactory:
     """The parts of a cache as they are.
 
     A subclass makes parts of its own; they keep the promises of those they stand for.
