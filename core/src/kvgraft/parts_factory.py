@@ -48,7 +48,7 @@ def optional(part: str) -> Any:
 
 
 class Watcher(Protocol):
-    """What looks on while a cache serves.
+    """An observer of a cache that serves.
 
     Attributes:
         looked_at: operations that were looked at.
@@ -107,7 +107,7 @@ class PartsFactory:
         return Journal(tree, mounted, engine)
 
     def evictor(self, tree: Tree, journal: Journal) -> Evictor:
-        """What makes room."""
+        """The evictor: it makes room."""
         return Evictor(tree, journal, self.config.write_policy, self.config.transfer_timeout_s)
 
     def storage(

@@ -23,7 +23,7 @@ __all__ = ["GuardedOperations", "guarded_operations"]
 
 
 class GuardedOperations(_Operations):
-    """What a cache does, with the guard around each operation."""
+    """The operations of a cache, with the guard around each."""
 
     guard: Guard
 

@@ -35,7 +35,7 @@ class Before(NamedTuple):
 
 
 def read_node(node: Node) -> Before:
-    """What a node holds."""
+    """The data of a node."""
     names = node.names
     return Before(
         node.key,

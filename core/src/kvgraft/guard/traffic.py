@@ -294,7 +294,7 @@ class GuardedClient(Storage):
 
 
 class GuardedStoring(Storing):
-    """What is stored, with the node it is stored of."""
+    """The data to be stored, with the node it belongs to."""
 
     traffic: Traffic | None = None
 

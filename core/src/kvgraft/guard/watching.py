@@ -111,7 +111,7 @@ class Guard:
         )
 
     def _checks(self) -> dict[str, Callable[..., After]]:
-        """What is checked of each operation."""
+        """The checks of each operation."""
         admitting, running = Admitting(self.watched), self.running
         return {
             "begin": admitting.begin,
@@ -195,7 +195,7 @@ class Guard:
         return self.cache.requests.get(id(request)) is not request
 
     def _begins(self, seen: _Looked) -> None:
-        """What is read and expected before an operation."""
+        """The readings and expectations before an operation."""
         self.watched.operation = seen.name
         seen.after = self._steps[seen.name](*seen.given, **seen.named)
         seen.receipt = seen.request.receipt if seen.request is not None else None

@@ -145,7 +145,7 @@ class Prefetching:
     """
 
     new_fetch: type[Fetch] = Fetch
-    """What a prefetch at work is; a subclass names another."""
+    """The class of a prefetch at work; a subclass names another."""
 
     def __init__(
         self, context: TierContext, settings: StorageSettings, clock: Callable[[], float]

@@ -105,7 +105,7 @@ class StorageTier:
     new_client: type[Storage] = Storage
     new_storing: type[Storing] = Storing
     new_prefetching: type[Prefetching] = Prefetching
-    """What its parts are made of; a subclass names others."""
+    """The classes of its parts; a subclass names others."""
 
     def __init__(
         self,
