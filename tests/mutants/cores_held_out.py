@@ -117,7 +117,7 @@ change(
 change(
     "a deferral drops what is to be captured",
     ALL,
-    "A9 A10",
+    "A9 A10 I10",
     Budget.decide,
     "        return Decision(Outcome.DEFERRED, shortages)\n",
     "        request.checkpoints = []\n        return Decision(Outcome.DEFERRED, shortages)\n",

@@ -290,7 +290,7 @@ def test_a_backend_whose_capabilities_raise_is_not_attached() -> None:
         def capabilities(self) -> Capabilities:
             raise RuntimeError("no answer")
 
-    with pytest.raises(ConfigError, match=r"Failing does not say .* RuntimeError: no answer"):
+    with pytest.raises(ConfigError, match=r"Failing does not give .* RuntimeError: no answer"):
         Storage(FINGERPRINT, Failing())
 
 

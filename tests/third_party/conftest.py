@@ -1,8 +1,6 @@
-"""The core's wheel, and an environment that holds it and nothing else of ours."""
+"""The wheels of the core and of replay, and an environment that holds them alone of ours."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
@@ -11,12 +9,8 @@ from .workshop import Workshop
 
 
 @pytest.fixture(scope="session")
-def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The core's wheel."""
-    return built_wheels(tmp_path_factory)["kvgraft"]
-
-
-@pytest.fixture(scope="session")
-def workshop(tmp_path_factory: pytest.TempPathFactory, core: Path) -> Workshop:
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     """One environment for all tests of this directory; each uninstalls what it installed."""
-    return Workshop(tmp_path_factory.mktemp("workshop") / "environment", core)
+    built = built_wheels(tmp_path_factory)
+    wheels = {name: built[name] for name in ("kvgraft", "kvgraft-replay")}
+    return Workshop(tmp_path_factory.mktemp("workshop") / "environment", wheels)

@@ -1,4 +1,4 @@
-"""The example distribution, from its wheel, in an environment with the core alone."""
+"""The example distribution, from its wheel, in an environment with the core and replay alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a component's author works: an environment with the core alone, and a shell in it."""
+"""Where a component's author works: an environment with the core and replay, and a shell in it."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Workshop(Environment):
 
     Args:
         directory: where to make it.
-        core: the core's wheel.
+        wheels: the packages of ours in it.
     """
 
-    def __init__(self, directory: Path, core: Path) -> None:
-        super().__init__(directory, {"kvgraft": core})
-        self.install("kvgraft")
+    def __init__(self, directory: Path, wheels: dict[str, Path]) -> None:
+        super().__init__(directory, wheels)
+        self.install(*wheels)
         for name, program in (("pip", PIP_PROGRAM), ("pytest", PYTEST_PROGRAM)):
             path = directory / "bin" / name
             path.write_text(program.format(python=sys.executable, environment=directory))

@@ -23,9 +23,6 @@ NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 PREFIX = "kvgraft-"
 
-TORCH_CPU = "torch --index-url https://download.pytorch.org/whl/cpu"
-"""A torch without CUDA packages, which a plain `torch` brings along on Linux."""
-
 
 @click.command("new-component")
 @click.argument("name")
@@ -55,8 +52,7 @@ def new_component(name: str, kind: str, into: Path) -> None:
         click.echo(f"  {path.relative_to(package)}")
     click.echo(
         "kvgraft is on no package index yet; in another environment than this one, first\n"
-        f"  pip install {TORCH_CPU}\n"
-        "  pip install '/path/to/kvgraft/core[testing]'\n"
+        "  pip install '/path/to/kvgraft/core[testing]' /path/to/kvgraft/plugins/replay\n"
         "next, then search for 'Change:'\n"
         f"  cd {shlex.quote(str(package))}\n"
         "  pip install -e '.[test]'\n"
@@ -147,7 +143,6 @@ def _render(name: str, kind: Kind) -> dict[str, str]:
         "module": module,
         "title": "".join(part.capitalize() for part in name.split("-")),
         "api_version": API_VERSION,
-        "torch_cpu": TORCH_CPU,
         "release": ".".join(kvgraft.__version__.split(".")[:2]),
     }
     templates = {

@@ -98,6 +98,7 @@ class GuardedJournal(Journal):
             super().acknowledge(transfer)
         else:
             self.guard.moves.end(super().acknowledge, transfer)
+            self.guard.acknowledged()
 
 
 class GuardedEvictor(Evictor):

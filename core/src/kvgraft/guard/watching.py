@@ -235,6 +235,11 @@ class Guard:
         finally:
             self._looking, self._current = looking, seen
 
+    def acknowledged(self) -> None:
+        """A transfer ended; outside of an operation, the next one reads the books anew."""
+        if not self._looking:
+            self._last = None
+
     def _check_failed(self, attempt: Attempt, error: Exception) -> None:
         try:
             self.failing.check(attempt, error)
