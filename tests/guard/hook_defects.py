@@ -117,10 +117,9 @@ def a_segment_released_twice(put: Patch) -> None:
     def twice(self: Leases, boundary: int) -> Any:
         locks = lock(self, boundary)
         if locks is not None:
-            for component, each in self._lockers:
-                if each.release_component_lock is not None:
-                    segment = list(locks.segments[component.index])
-                    locks.undo.callback(each.release_component_lock, segment)
+            for component, hooks in self._lockers:
+                segment = list(locks.segments[component.index])
+                locks.undo.callback(hooks.release, segment)
         return locks
 
     put.setattr(Leases, "lock", twice)
@@ -244,19 +243,19 @@ def a_load_back_that_names_another_layer(put: Patch) -> None:
 
 @breaks("R2", "base")
 def a_transfer_both_committed_and_aborted(put: Patch) -> None:
-    call = journal._call
+    commit = journal._tell_committed
 
-    def both(transfer: Any, hook: str) -> None:
-        call(transfer, hook)
-        call(transfer, "abort_hicache_transfers")
+    def both(queries: Any) -> None:
+        commit(queries)
+        journal._tell_aborted(queries)
 
-    put.setattr(journal, "_call", both)
+    put.setattr(journal, "_tell_committed", both)
     Scene(host_tokens=64).cached(PROMPT)
 
 
 @breaks("R2", "base")
 def transfers_that_no_component_hears_the_end_of(put: Patch) -> None:
-    put.setattr(journal, "_call", lambda transfer, hook: None)
+    put.setattr(journal, "_tell_committed", lambda queries: None)
     scene = Scene(host_tokens=64)
     scene.cached(PROMPT)
     scene.close()

@@ -29,10 +29,13 @@ def test_off_the_table_holds_the_hooks_themselves() -> None:
     scene = Scene(mode=GuardMode.OFF)
     for each in scene.cache.mounted:
         assert each.manager is None
-        for hook in BOUND_HOOKS:
-            bound = getattr(each, hook)
-            cells = [cell.cell_contents for cell in bound.__closure__]
-            assert getattr(each.plugin.implementation, hook) in cells
+        lock, transfer = each.lock_hooks, each.transfer_hooks
+        assert lock is not None
+        assert transfer is not None
+        bound = (each.finalize_match_result, *lock, *transfer, each.budget_contribution)
+        for spec, hook in zip(BOUND_HOOKS, bound, strict=True):
+            cells = [cell.cell_contents for cell in hook.__closure__]  # type: ignore[union-attr]
+            assert getattr(each.plugin.implementation, spec.__name__) in cells
 
 
 def test_off_every_part_is_a_plain_one() -> None:

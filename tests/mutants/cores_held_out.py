@@ -637,9 +637,9 @@ change(
     "an aborted transfer's component is not told",
     "builder",
     "R2",
-    journal._call,
-    "if function is not None:",
-    'if function is not None and "abort" not in hook:',
+    journal._tell_aborted,
+    "if mounted.transfer_hooks is not None:",
+    "if False:",
 )
 change(
     "a commit is told twice",
@@ -647,7 +647,7 @@ change(
     "R2 B3 R7",
     Journal.acknowledge,
     "counters.completed += 1\n",
-    'counters.completed += 1; _call(transfer.queries, "commit_hicache_transfers")\n',
+    "counters.completed += 1; _tell_committed(transfer.queries)\n",
 )
 change(
     "room for a load-back is made a page too large",

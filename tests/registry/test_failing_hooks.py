@@ -401,10 +401,10 @@ def test_a_transfer_built_of_something_else_names_the_hook_and_leaves_no_trace(
     scene = Scene()
     scene.second.answers["build_hicache_transfers"] = lambda query: answer
     mounted = next(each for each in scene.cache.mounted if each.name == "second")
-    assert mounted.build_hicache_transfers is not None
+    assert mounted.transfer_hooks is not None
     query = TransferQuery(Direction.BACKUP, b"", b"")
     with pytest.raises(PluginError, match="return a list of PlaneCopy or None") as caught:
-        mounted.build_hicache_transfers(query)
+        mounted.transfer_hooks.build(query)
     assert caught.value.rule == "R2"
 
 

@@ -58,7 +58,7 @@ class Budget:
         for part, hook in zip(request.parts, self._hooks):
             component = part.component
             asked = query._replace(host_slots=part.host_slots) if part.host_slots else query
-            demand: Demand | None = hook(asked) if hook is not None else None
+            demand = hook(asked) if hook is not None else None
             if demand is None:
                 demand = default_demand(component, asked)
             else:

@@ -42,7 +42,7 @@ class Leases:
         self._own_segments = {
             component.index
             for component, each in zip(cache.tree.components, cache.mounted)
-            if each.acquire_component_lock is not None
+            if each.lock_hooks is not None
         }
         self._everything = tuple(component.index for component in cache.tree.everything)
         self._homes = {

@@ -53,7 +53,7 @@ class Matches:
         self.cache = cache
         self.tree = cache.tree
         self.hooks = hooks
-        self._own = [each.acquire_component_lock is not None for each in cache.mounted]
+        self._own = [each.lock_hooks is not None for each in cache.mounted]
         self._explained = 0
 
     def expect(self, key: TokenKey, limit: int) -> Expected:

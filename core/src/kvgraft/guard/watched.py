@@ -82,7 +82,7 @@ class Watched:
 
         One at the anchor, one where the device anchor lies, and where each reach begins and ends.
         """
-        if any(each.acquire_component_lock is not None for each in self.cache.mounted):
+        if any(each.lock_hooks is not None for each in self.cache.mounted):
             return None
         spans = [len(component.reach_pages.spans(boundary)) for component in self.tree.components]
         return 2 + 2 * sum(spans)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import pluggy
 from pydantic import BaseModel, ValidationError
@@ -29,14 +29,52 @@ from kvgraft.errors import (
 from kvgraft.packages.hook_results import HOOK_RESULTS, shown
 from kvgraft.packages.registry import HOOKS, NO_RULE, Plugin
 from kvgraft.pools import BuildContext, Component, DevicePool, HostMirror, PrivatePool
+from kvgraft.pools.copies import PlaneCopy
 from kvgraft.reach import Reach
 from kvgraft.refusals import first_refusal
 from kvgraft.tree.component import ComponentShape
-from kvgraft.types import Kind, Tier
+from kvgraft.types import (
+    ComponentMatch,
+    Demand,
+    DemandQuery,
+    Kind,
+    LockQuery,
+    MatchView,
+    Span,
+    Tier,
+    TransferQuery,
+)
 
-__all__ = ["Hook", "Mounted", "mount", "parse_options"]
+__all__ = ["LockHooks", "Mounted", "TransferHooks", "mount", "parse_options"]
 
-Hook = Callable[[Any], Any]
+Query = TypeVar("Query")
+Answer = TypeVar("Answer")
+
+
+class LockHooks(NamedTuple):
+    """The hooks of a component that names its own pins.
+
+    Attributes:
+        acquire: `acquire_component_lock`.
+        release: `release_component_lock`.
+    """
+
+    acquire: Callable[[LockQuery], Sequence[Span] | None]
+    release: Callable[[Sequence[Span]], None]
+
+
+class TransferHooks(NamedTuple):
+    """The hooks of a component that builds its own copies.
+
+    Attributes:
+        build: `build_hicache_transfers`.
+        commit: `commit_hicache_transfers`.
+        abort: `abort_hicache_transfers`.
+    """
+
+    build: Callable[[TransferQuery], Sequence[PlaneCopy] | None]
+    commit: Callable[[TransferQuery], None]
+    abort: Callable[[TransferQuery], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +84,23 @@ class Mounted:
     A hook that raises comes out as `PluginHookError` with the plugin's name.
 
     Attributes:
+        plugin: the component package.
+        component: its pools and reach.
         manager: where its hooks and the wrappers around them are registered, and more wrappers can
             be; None if hooks are called directly.
+        finalize_match_result: the hook.
+        lock_hooks: the hooks for pins: both, or none.
+        transfer_hooks: the hooks for copies: all three, or none.
+        budget_contribution: the hook.
     """
 
     plugin: Plugin
     component: Component
     manager: pluggy.PluginManager | None
-    finalize_match_result: Hook | None
-    acquire_component_lock: Hook | None
-    release_component_lock: Hook | None
-    build_hicache_transfers: Hook | None
-    commit_hicache_transfers: Hook | None
-    abort_hicache_transfers: Hook | None
-    budget_contribution: Hook | None
+    finalize_match_result: Callable[[MatchView], ComponentMatch | None] | None
+    lock_hooks: LockHooks | None
+    transfer_hooks: TransferHooks | None
+    budget_contribution: Callable[[DemandQuery], Demand | None] | None
 
     @property
     def name(self) -> str:
@@ -93,21 +134,21 @@ def parse_options(plugin: Plugin, options: dict[str, Any]) -> BaseModel:
 
 
 BOUND_HOOKS = (
-    "finalize_match_result",
-    "acquire_component_lock",
-    "release_component_lock",
-    "build_hicache_transfers",
-    "commit_hicache_transfers",
-    "abort_hicache_transfers",
-    "budget_contribution",
+    hookspecs.finalize_match_result,
+    hookspecs.acquire_component_lock,
+    hookspecs.release_component_lock,
+    hookspecs.build_hicache_transfers,
+    hookspecs.commit_hicache_transfers,
+    hookspecs.abort_hicache_transfers,
+    hookspecs.budget_contribution,
 )
-"""The hooks in the table, in its order."""
+"""The specifications of the hooks in the table."""
 
 
 class _Hooks:
     """Functions as attributes, for pluggy to register."""
 
-    def __init__(self, functions: dict[str, Callable[..., Any]]) -> None:
+    def __init__(self, functions: dict[str, Callable[..., object]]) -> None:
         vars(self).update(functions)
 
 
@@ -115,18 +156,11 @@ def _wrap(plugin: Plugin, wrappers: Sequence[object]) -> pluggy.PluginManager:
     """A component's hooks and wrappers around them, in a manager of their own."""
     manager = pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(hookspecs)
-
-    def marked(hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        # An adapter's arguments show in no signature of its own; pluggy reads the spec's.
-        @hookspecs.hookimpl
-        @wraps(getattr(hookspecs, hook))
-        def call(*values: Any) -> Any:
-            return function(*values)
-
-        return call
-
-    hooks = {hook: getattr(plugin.implementation, hook, None) for hook in BOUND_HOOKS}
-    implemented = {hook: marked(hook, found) for hook, found in hooks.items() if found is not None}
+    implemented: dict[str, Callable[..., object]] = {}
+    for spec in BOUND_HOOKS:
+        function = getattr(plugin.implementation, spec.__name__, None)
+        if function is not None:
+            implemented[spec.__name__] = _marked(spec, function)
     manager.register(_Hooks(implemented), name=plugin.name)
     for wrapper in wrappers:
         manager.register(wrapper)
@@ -134,39 +168,80 @@ def _wrap(plugin: Plugin, wrappers: Sequence[object]) -> pluggy.PluginManager:
     return manager
 
 
-def _called(manager: pluggy.PluginManager, hook: str) -> Callable[..., Any]:
-    """A hook called through its manager, by position."""
-    caller: Callable[..., Any] = getattr(manager.hook, hook)
-    first, second = HOOKS[hook]
+def _marked(spec: Callable[..., object], function: Callable[..., object]) -> Callable[..., object]:
+    """The function, for pluggy: it reads the spec's arguments, an adapter does not show them."""
 
-    def call(component: Component, value: Any) -> Any:
-        return caller(**{first: component, second: value})
+    @hookspecs.hookimpl
+    @wraps(spec)
+    def call(*values: object) -> object:
+        return function(*values)
 
     return call
 
 
-def _bind(
-    plugin: Plugin, component: Component, hook: str, manager: pluggy.PluginManager | None
-) -> Hook | None:
-    function = getattr(plugin.implementation, hook, None)
-    if function is None:
-        return None
-    if manager is not None:
-        function = _called(manager, hook)
-    expected = HOOK_RESULTS.get(hook)
-    fits = expected.fits if expected is not None else None
+class _Binding(NamedTuple):
+    """Binds one component's hooks, each with the signature of its specification."""
 
-    def call(query: Any) -> Any:
-        try:
-            answer = function(component, query)
-        except ContractViolation:
-            raise
-        except (Exception, SystemExit) as error:
-            raise PluginHookError(plugin.name, hook, error) from error
-        if answer is not None and fits is not None and not fits(answer):
-            assert expected is not None
-            said = f"{hook} returned {shown(answer)}; return {expected.wanted}"
-            raise PluginError(plugin.name, said, expected.rule)
+    plugin: Plugin
+    component: Component
+    manager: pluggy.PluginManager | None
+
+    def bind(self, spec: Callable[[Component, Query], Answer]) -> Callable[[Query], Answer] | None:
+        """The component's hook with the component bound in; None if it has none."""
+        plugin, component, hook = self.plugin, self.component, spec.__name__
+        function: Callable[[Component, Query], Answer] | None = getattr(
+            plugin.implementation, hook, None
+        )
+        if function is None:
+            return None
+        if self.manager is not None:
+            function = _called(self.manager, spec)
+        bound = function
+        expected = HOOK_RESULTS.get(hook)
+        fits = expected.fits if expected is not None else None
+
+        def call(query: Query) -> Answer:
+            try:
+                answer = bound(component, query)
+            except ContractViolation:
+                raise
+            except (Exception, SystemExit) as error:
+                raise PluginHookError(plugin.name, hook, error) from error
+            if answer is not None and fits is not None and not fits(answer):
+                assert expected is not None
+                said = f"{hook} returned {shown(answer)}; return {expected.wanted}"
+                raise PluginError(plugin.name, said, expected.rule)
+            return answer
+
+        return call
+
+    def lock_hooks(self) -> LockHooks | None:
+        """The hooks for pins; the registry refuses one without the other."""
+        acquire = self.bind(hookspecs.acquire_component_lock)
+        release = self.bind(hookspecs.release_component_lock)
+        if acquire is None or release is None:
+            return None
+        return LockHooks(acquire, release)
+
+    def transfer_hooks(self) -> TransferHooks | None:
+        """The hooks for copies; the registry refuses any without the others."""
+        build = self.bind(hookspecs.build_hicache_transfers)
+        commit = self.bind(hookspecs.commit_hicache_transfers)
+        abort = self.bind(hookspecs.abort_hicache_transfers)
+        if build is None or commit is None or abort is None:
+            return None
+        return TransferHooks(build, commit, abort)
+
+
+def _called(
+    manager: pluggy.PluginManager, spec: Callable[[Component, Query], Answer]
+) -> Callable[[Component, Query], Answer]:
+    """A hook called through its manager, by position."""
+    caller = getattr(manager.hook, spec.__name__)
+    first, second = HOOKS[spec.__name__]
+
+    def call(component: Component, query: Query) -> Answer:
+        answer: Answer = caller(**{first: component, second: query})
         return answer
 
     return call
@@ -203,8 +278,16 @@ def mount(
         raise PluginHookError(plugin.name, "create_component", error) from error
     _check_component(plugin, component)
     manager = _wrap(plugin, wrappers) if wrappers else None
-    hooks = (_bind(plugin, component, hook, manager) for hook in BOUND_HOOKS)
-    return Mounted(plugin, component, manager, *hooks)
+    binding = _Binding(plugin, component, manager)
+    return Mounted(
+        plugin,
+        component,
+        manager,
+        finalize_match_result=binding.bind(hookspecs.finalize_match_result),
+        lock_hooks=binding.lock_hooks(),
+        transfer_hooks=binding.transfer_hooks(),
+        budget_contribution=binding.bind(hookspecs.budget_contribution),
+    )
 
 
 FIELDS: dict[str, type | tuple[type, ...]] = {

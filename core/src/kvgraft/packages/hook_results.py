@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from numbers import Integral
 from reprlib import Repr
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kvgraft.types import ComponentMatch, Demand
 
@@ -34,7 +34,7 @@ class HookResult(NamedTuple):
         rule: the rule that an answer of another form breaks.
     """
 
-    fits: Callable[[Any], bool]
+    fits: Callable[[object], bool]
     wanted: str
     rule: str
 

@@ -21,7 +21,7 @@ from kvgraft.tree.node import Node
 from kvgraft.tree.pinning import Receipt
 from kvgraft.tree.segments import common_pages, default_segment, segment_ahead
 from kvgraft.tree.tree import Tree
-from kvgraft.types import ComponentMatch, LockQuery, MatchView, Span
+from kvgraft.types import LockQuery, MatchView, Span
 
 __all__ = ["Leases", "Locks"]
 
@@ -67,9 +67,9 @@ class Leases:
             if each.finalize_match_result is not None
         ]
         self._lockers = [
-            (component, each)
+            (component, each.lock_hooks)
             for component, each in zip(tree.components, mounted)
-            if each.acquire_component_lock is not None
+            if each.lock_hooks is not None
         ]
         self._bounded = [
             component.index
@@ -194,12 +194,10 @@ class Leases:
             return None
         segments: dict[int, tuple[Span, ...]] = {}
         with ExitStack() as undo:
-            for component, each in self._lockers:
-                assert each.acquire_component_lock is not None
-                assert each.release_component_lock is not None
-                answer = each.acquire_component_lock(LockQuery(boundary, self.tree.page_size))
+            for component, hooks in self._lockers:
+                answer = hooks.acquire(LockQuery(boundary, self.tree.page_size))
                 if answer is not None:
-                    undo.callback(each.release_component_lock, answer)
+                    undo.callback(hooks.release, answer)
                     segments[component.index] = _merged(component, boundary, answer)
                     _check_segment(self.tree, component, boundary, segments[component.index])
             held = undo.pop_all()
@@ -238,8 +236,7 @@ class Leases:
                 if found.device_anchor != found.anchor:
                     host_slots = _missing_slots(found, component)
                 view = MatchView(found.anchor, found.device_anchor, found.base, limit, host_slots)
-                assert hook is not None
-                answer: ComponentMatch | None = hook(view)
+                answer = hook(view)
                 if answer is None:
                     continue
                 if answer.limit_pages > found.anchor:

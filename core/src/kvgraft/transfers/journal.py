@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from operator import attrgetter
 
 from kvgraft.errors import TransferError
-from kvgraft.packages.dispatch import Hook, Mounted
+from kvgraft.packages.dispatch import Mounted
 from kvgraft.pools import SLOT_BYTES
 from kvgraft.pools.copies import PlaneCopy, pair_planes
 from kvgraft.transfers.engine import Fence, Ticket, TransferEngine
@@ -102,8 +102,8 @@ class Journal:
                 mounted = self._mounted[pair.component.index]
                 query = TransferQuery(direction, pair.device, pair.host)
                 built = None
-                if mounted.build_hicache_transfers is not None:
-                    built = mounted.build_hicache_transfers(query)
+                if mounted.transfer_hooks is not None:
+                    built = mounted.transfer_hooks.build(query)
                 queries.append((mounted, query))
                 copies += pair_planes(mounted.component, query) if built is None else built
             copies.sort(key=attrgetter("layer"))
@@ -111,7 +111,7 @@ class Journal:
         except BaseException:
             operations.abort(self.tree, operation)
             counters.failed += 1
-            _call(queries, "abort_hicache_transfers")
+            _tell_aborted(queries)
             raise
         for mounted, query in queries:
             counters.slots[mounted.name] += len(query.device_slots) // SLOT_BYTES
@@ -169,19 +169,26 @@ class Journal:
         counters = self.counters[transfer.direction]
         if transfer.ticket.error is None and operations.commit(self.tree, operation):
             counters.completed += 1
-            _call(transfer.queries, "commit_hicache_transfers")
+            _tell_committed(transfer.queries)
             return
         if transfer.ticket.error is not None:
             operations.abort(self.tree, operation)
         transfer.failed = True
         counters.failed += 1
-        _call(transfer.queries, "abort_hicache_transfers")
+        _tell_aborted(transfer.queries)
 
 
-def _call(queries: Sequence[tuple[Mounted, TransferQuery]], hook: str) -> None:
-    """Tell every component how it ended, even if another's hook raises (I8)."""
+def _tell_committed(queries: Sequence[tuple[Mounted, TransferQuery]]) -> None:
+    """Tell every component that it was committed, even if another's hook raises (I8)."""
     with ExitStack() as calls:
         for mounted, query in reversed(queries):
-            function: Hook | None = getattr(mounted, hook)
-            if function is not None:
-                calls.callback(function, query)
+            if mounted.transfer_hooks is not None:
+                calls.callback(mounted.transfer_hooks.commit, query)
+
+
+def _tell_aborted(queries: Sequence[tuple[Mounted, TransferQuery]]) -> None:
+    """Tell every component that it was aborted, even if another's hook raises (I8)."""
+    with ExitStack() as calls:
+        for mounted, query in reversed(queries):
+            if mounted.transfer_hooks is not None:
+                calls.callback(mounted.transfer_hooks.abort, query)

@@ -92,18 +92,18 @@ def use(mounted: Mounted, page_size: int) -> None:
         mounted.finalize_match_result(MatchView(3, 1, 4, 6, 2))
     if mounted.budget_contribution is not None:
         mounted.budget_contribution(DemandQuery(page_size, 0, 4, 12, 15, 2, 1))
-    acquire, release = mounted.acquire_component_lock, mounted.release_component_lock
-    if acquire is not None and release is not None:
-        acquire(LockQuery(2, page_size))
-        segment = acquire(LockQuery(4, page_size))
+    lock = mounted.lock_hooks
+    if lock is not None:
+        lock.acquire(LockQuery(2, page_size))
+        segment = lock.acquire(LockQuery(4, page_size))
         if segment is not None:
-            release(segment)
+            lock.release(segment)
     component = mounted.component
-    build, commit = mounted.build_hicache_transfers, mounted.commit_hicache_transfers
-    if component.host is not None and build is not None and commit is not None:
+    hooks = mounted.transfer_hooks
+    if component.host is not None and hooks is not None:
         device, host = component.device.allocator.allocate(2), component.host.allocator.allocate(2)
         if device is not None and host is not None:
             for direction in Direction:
                 query = TransferQuery(direction, device, host)
-                build(query)
-                commit(query)
+                hooks.build(query)
+                hooks.commit(query)

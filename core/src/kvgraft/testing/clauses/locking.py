@@ -40,11 +40,10 @@ def a_pin_covers_the_reach(subject: Subject) -> None:
     for page_size in subject.page_sizes:
         mounted = subject.mount(page_size)
         reach = PageReach(mounted.component.reach, page_size)
-        acquire, release = mounted.acquire_component_lock, mounted.release_component_lock
-        assert acquire is not None
-        assert release is not None
+        lock = mounted.lock_hooks
+        assert lock is not None
         for boundary in BOUNDARIES:
-            answer = acquire(LockQuery(boundary, page_size))
+            answer = lock.acquire(LockQuery(boundary, page_size))
             if answer is None:
                 continue
             spans = _spans(subject, answer)
@@ -61,7 +60,7 @@ def a_pin_covers_the_reach(subject: Subject) -> None:
                 subject,
                 f"at boundary {boundary} it pins {spans}",
             )
-            release(answer)
+            lock.release(answer)
 
 
 @clause("L7", "A window pins at most its pages and one more.", needs=_locks_a_window)
@@ -69,11 +68,10 @@ def a_window_pins_no_more_than_it_must(subject: Subject) -> None:
     for page_size in subject.page_sizes:
         mounted = subject.mount(page_size)
         reach = PageReach(mounted.component.reach, page_size)
-        acquire, release = mounted.acquire_component_lock, mounted.release_component_lock
-        assert acquire is not None
-        assert release is not None
+        lock = mounted.lock_hooks
+        assert lock is not None
         for boundary in BOUNDARIES:
-            answer = acquire(LockQuery(boundary, page_size))
+            answer = lock.acquire(LockQuery(boundary, page_size))
             if answer is None:
                 continue
             held = len(_pages(_spans(subject, answer)))
@@ -84,23 +82,22 @@ def a_window_pins_no_more_than_it_must(subject: Subject) -> None:
                 subject,
                 f"at boundary {boundary} it pins {held} pages, its reach is {most}",
             )
-            release(answer)
+            lock.release(answer)
 
 
 @clause("L1", "A pin taken again after its release is the same pin.", needs=_locks)
 def a_pin_is_repeatable(subject: Subject) -> None:
     for page_size in subject.page_sizes:
         mounted = subject.mount(page_size)
-        acquire, release = mounted.acquire_component_lock, mounted.release_component_lock
-        assert acquire is not None
-        assert release is not None
+        lock = mounted.lock_hooks
+        assert lock is not None
         for boundary in BOUNDARIES:
             answers = []
             for _ in range(2):
-                answer = acquire(LockQuery(boundary, page_size))
+                answer = lock.acquire(LockQuery(boundary, page_size))
                 answers.append(None if answer is None else _spans(subject, answer))
                 if answer is not None:
-                    release(answer)
+                    lock.release(answer)
             expect(
                 answers[0] == answers[1],
                 "L1",

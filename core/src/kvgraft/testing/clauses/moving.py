@@ -61,8 +61,8 @@ def some_slots(mounted: Mounted, seed: int) -> tuple[bytes, bytes]:
 
 def copies_for(mounted: Mounted, query: TransferQuery) -> list[PlaneCopy]:
     """The copies of a transfer, the component's own or the core's."""
-    hook = mounted.build_hicache_transfers
-    built = hook(query) if hook is not None else None
+    hooks = mounted.transfer_hooks
+    built = hooks.build(query) if hooks is not None else None
     return pair_planes(mounted.component, query) if built is None else list(built)
 
 
@@ -236,9 +236,11 @@ def ends_of_transfers_free_nothing(subject: Subject) -> None:
     device_slots, host_slots = _some(mounted, 9)
     pools = [component.device.allocator, component.host.allocator]
     before = [sorted(pool.free_slots()) for pool in pools]
+    hooks = mounted.transfer_hooks
+    ends = (hooks.commit, hooks.abort) if hooks is not None else (None,)
     for direction in Direction:
         query = TransferQuery(direction, _slots(device_slots), _slots(host_slots))
-        for end in (mounted.commit_hicache_transfers, mounted.abort_hicache_transfers):
+        for end in ends:
             copies_for(mounted, query)
             if end is not None:
                 end(query)

@@ -71,29 +71,28 @@ def _matches(subject: Subject, form: Form) -> list[object]:
 
 def _pins(subject: Subject, form: Form) -> list[object]:
     mounted = subject.mount(subject.page_size)
-    acquire, release = mounted.acquire_component_lock, mounted.release_component_lock
-    assert acquire is not None
-    assert release is not None
+    lock = mounted.lock_hooks
+    assert lock is not None
     answers: list[object] = []
     for boundary in BOUNDARIES:
-        segment = acquire(form(LockQuery(boundary, subject.page_size)))
+        segment = lock.acquire(form(LockQuery(boundary, subject.page_size)))
         answers.append(None if segment is None else [tuple(span) for span in segment])
         if segment is not None:
-            release(segment)
+            lock.release(segment)
     return answers
 
 
 def _transfers(subject: Subject, form: Form) -> list[object]:
     mounted = subject.mount(subject.page_size)
     answers: list[object] = []
-    if mounted.component.host is None:
+    hooks = mounted.transfer_hooks
+    if mounted.component.host is None or hooks is None:
         return answers
     slots = some_slots(mounted, seed=10)
     for direction in Direction:
-        for end in (mounted.commit_hicache_transfers, mounted.abort_hicache_transfers):
+        for end in (hooks.commit, hooks.abort):
             query = form(TransferQuery(direction, *slots))
-            build = mounted.build_hicache_transfers
-            copies = build(query) if build is not None else None
+            copies = hooks.build(query)
             answers.append(
                 None
                 if copies is None
@@ -102,8 +101,7 @@ def _transfers(subject: Subject, form: Form) -> list[object]:
                     for each in copies
                 ]
             )
-            if end is not None:
-                end(query)
+            end(query)
     return answers
 
 

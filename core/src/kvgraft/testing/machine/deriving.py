@@ -66,7 +66,7 @@ def model_component(mounted: Mounted) -> ModelComponent:
         slots_per_page=1 if parts[0].kind == "state" else component.slots_per_page,
         can_copy=COPY_ON_WRITE in declaration.capabilities,
         stored_tokens=component.reach.stored_tokens,
-        own_copies=mounted.build_hicache_transfers is not None,
+        own_copies=mounted.transfer_hooks is not None,
     )
 
 

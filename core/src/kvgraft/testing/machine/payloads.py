@@ -123,7 +123,7 @@ class Payloads:
         self._specs = {each.name: each.component.device.specs for each in cache.mounted}
         for mounted in cache.mounted:
             component = mounted.component
-            own_copies = mounted.build_hicache_transfers is not None
+            own_copies = mounted.transfer_hooks is not None
             for tier, pool in (("device", component.device), ("host", component.host)):
                 if pool is None:
                     continue

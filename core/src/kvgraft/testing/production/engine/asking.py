@@ -5,6 +5,7 @@ from __future__ import annotations
 import binascii
 import random
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from kvgraft.testing.production.engine.timing import Note, Timed
@@ -55,32 +56,37 @@ class Asking:
             _fill(pool)
         for each in component.private:
             self.note("seen", f"pool {each.name}, {where}", _allocated(each.allocator))
-        for hook, queries in _questions(page_size).items():
-            for query in queries if getattr(mounted, hook) is not None else ():
-                answer = self._answer(mounted, hook, query)
-                if hook == "acquire_component_lock" and answer is not None:
-                    self._answer(mounted, "release_component_lock", answer)
+        views, boundaries, demands = _questions(page_size)
+        for view in views if mounted.finalize_match_result is not None else ():
+            self._answer("finalize_match_result", mounted.finalize_match_result, view)
+        locks = mounted.lock_hooks
+        for boundary in boundaries if locks is not None else ():
+            segment = self._answer("acquire_component_lock", locks.acquire, boundary)
+            if segment is not None:
+                self._answer("release_component_lock", locks.release, segment)
+        for demand in demands if mounted.budget_contribution is not None else ():
+            self._answer("budget_contribution", mounted.budget_contribution, demand)
         if component.host is not None:
             self._copy(mounted)
         if component.reach.is_state:
             component.device.copy_slots(_slots([0]), _slots([1]))
         self.note("seen", f"bytes, {where}", digest(component))
 
-    def _answer(self, mounted: Any, hook: str, query: Any) -> Any:
+    def _answer(self, hook: str, function: Callable[[Any], Any], query: Any) -> Any:
         """Ask a hook, again if it is slow; what it answers, None also if it raises."""
         if self.timed.blocked:
             return None
-        answer = self._asked(mounted, hook, query)
+        answer = self._asked(hook, function, query)
         while self.timed.is_slow(hook):
-            self._asked(mounted, hook, query)
+            self._asked(hook, function, query)
         return answer
 
-    def _asked(self, mounted: Any, hook: str, query: Any) -> Any:
+    def _asked(self, hook: str, function: Callable[[Any], Any], query: Any) -> Any:
         from kvgraft.errors import PluginError, PluginHookError
         from kvgraft.packages.hook_results import are_spans, shown
 
         try:
-            answer = getattr(mounted, hook)(query)
+            answer = function(query)
         except PluginHookError as error:
             self.note("raised", hook, error.reason)
             return None
@@ -107,18 +113,20 @@ class Asking:
             device = draw.sample(range(component.device.capacity), n_slots)
             host = draw.sample(range(component.host.capacity), n_slots)
             query = TransferQuery(direction, _slots(device), _slots(host))
-            copies = None
-            if mounted.build_hicache_transfers is not None:
-                copies = self._answer(mounted, "build_hicache_transfers", query)
+            copies, hooks = None, mounted.transfer_hooks
+            if hooks is not None:
+                copies = self._answer("build_hicache_transfers", hooks.build, query)
             try:
                 for copy in pair_planes(component, query) if copies is None else copies:
                     run_copy(copy)
             except Exception as error:  # noqa: BLE001 - other clauses judge it
                 self.note("seen", f"copies, {direction.value}", f"{type(error).__name__}: {error}")
-            ends = ("commit_hicache_transfers", "abort_hicache_transfers")
-            hook = ends[direction is Direction.LOAD_BACK]
-            if getattr(mounted, hook) is not None:
-                self._answer(mounted, hook, query)
+            if hooks is None:
+                continue
+            if direction is Direction.LOAD_BACK:
+                self._answer("abort_hicache_transfers", hooks.abort, query)
+            else:
+                self._answer("commit_hicache_transfers", hooks.commit, query)
 
 
 def _pools(component: Any) -> list[tuple[str, Any]]:
@@ -161,8 +169,8 @@ def digest(component: Any) -> str:
     return ", ".join(sums)
 
 
-def _questions(page_size: int) -> dict[str, list[Any]]:
-    """Queries for hooks, by hook."""
+def _questions(page_size: int) -> tuple[list[Any], list[Any], list[Any]]:
+    """Queries about matches, pins and budgets."""
     from kvgraft.types import DemandQuery, LockQuery, MatchView
 
     views = [
@@ -180,11 +188,7 @@ def _questions(page_size: int) -> dict[str, list[Any]]:
         for chunk in sorted({1, prompt - computed})
         for reserve, hits, points in ((0, 0, 0), (3, 0, 1), (17, 0, 2), (3, 4, 0))
     ]
-    return {
-        "finalize_match_result": views,
-        "acquire_component_lock": [LockQuery(boundary, page_size) for boundary in range(16)],
-        "budget_contribution": demands,
-    }
+    return views, [LockQuery(boundary, page_size) for boundary in range(16)], demands
 
 
 def _told(value: Any) -> str:
