@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from kvgraft.assembly import OPTIONAL_PARTS
+from kvgraft.cache import Cache
 
 from .sources import COMPONENTS, CORE, ENGINES, REPLAY, STORES, Module, modules
 
@@ -208,3 +209,7 @@ def test_deciding_modules_read_no_clock_and_draw_no_random_number() -> None:
         if module.name.startswith(("kvgraft.tree", "kvgraft.admission")):
             clocks = module.imports(known=NAMES) & {"time", "random", "datetime", "uuid", "secrets"}
             assert not clocks, f"{module.name} imports {sorted(clocks)}"
+
+
+def test_the_cache_inherits_from_no_other_class() -> None:
+    assert Cache.__bases__ == (object,)

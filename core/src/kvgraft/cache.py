@@ -21,6 +21,9 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
 from kvgraft.admission.budget import Budget
 from kvgraft.admission.decision import Decision, Outcome, Waiting
 from kvgraft.assembly import build_tree, mount_all, parts_of, size_pools
@@ -37,7 +40,7 @@ from kvgraft.requests.publishing import Publisher
 from kvgraft.requests.request import Limited, Request, Stage, expect_key, no_request, whole
 from kvgraft.requests.resume_points import ResumePoints, resume_pages
 from kvgraft.requests.slots import InnerStates, RequestSlots
-from kvgraft.requests.tables import RequestTables
+from kvgraft.requests.tables import slot_table, state_slot
 from kvgraft.sizes import expect_count
 from kvgraft.transfers import Fence, Transfer, TransferEngine
 from kvgraft.tree import pinning
@@ -52,7 +55,7 @@ if TYPE_CHECKING:
 __all__ = ["Cache"]
 
 
-class Cache(RequestTables):
+class Cache:
     """One prefix tree over the pools of the installed components.
 
     Args:
@@ -413,6 +416,35 @@ class Cache(RequestTables):
             self.tree.let_go(key.namespace)
         found = found._replace(skipped=self.points.skips())
         return found if prefetch is None else found._replace(storage=str(prefetch))
+
+    # -- tables and states that an engine reads
+
+    def table(self, request: Request, component: str) -> npt.NDArray[np.int32]:
+        """The request's DEVICE slots of a paged component, int32 `[n_pages * slots_per_page]`.
+
+        -1 where it holds none, such as behind a window. Raises `LeaseError` once it has ended.
+        """
+        return slot_table(request, self.tree.component(component), Tier.DEVICE)
+
+    def host_table(self, request: Request, component: str) -> npt.NDArray[np.int32]:
+        """The request's HOST slots of a component at home there, int32 `[n_pages]`."""
+        return slot_table(request, self.tree.component(component), Tier.HOST)
+
+    def private_slots(self, request: Request, component: str) -> tuple[bytes, ...]:
+        """Slots of a component's private pools, in their order: the request's until it ends (H8).
+
+        Each is int32 `[n]` as bytes, taken at admission; `restart` takes them back too.
+
+        Raises:
+            LeaseError: the request is not admitted, or has ended.
+        """
+        self._expect(request, Stage.ADMITTED)
+        return request.parts[self.tree.component(component).index].private
+
+    def state_slot(self, request: Request, component: str) -> int:
+        """The slot of a state component that the model writes for this request."""
+        self._expect(request, Stage.ADMITTED)
+        return state_slot(request, self.tree.component(component))
 
     # -- transfers, checks, the end
 

@@ -10,10 +10,9 @@ from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.request import Request, Stage, no_request
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.inserting import Run
-from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
 
-__all__ = ["RequestTables"]
+__all__ = ["slot_table", "state_slot"]
 
 
 def _nothing(n_pages: int, component: TreeComponent) -> bytes:
@@ -31,47 +30,20 @@ def _expect_open(request: Request) -> None:
         raise LeaseError("request is closed and has no slots; read its table before it ends")
 
 
-class RequestTables:
-    """Tables and states that an engine reads; the part of `Cache` that changes nothing."""
-
-    tree: Tree
-
-    def _expect(self, request: Request, stage: Stage) -> None:
-        raise NotImplementedError
-
-    def table(self, request: Request, component: str) -> npt.NDArray[np.int32]:
-        """The request's DEVICE slots of a paged component, int32 `[n_pages * slots_per_page]`.
-
-        -1 where it holds none, such as behind a window. Raises `LeaseError` once it has ended.
-        """
-        return _table(request, self.tree.component(component), Tier.DEVICE)
-
-    def host_table(self, request: Request, component: str) -> npt.NDArray[np.int32]:
-        """The request's HOST slots of a component at home there, int32 `[n_pages]`."""
-        return _table(request, self.tree.component(component), Tier.HOST)
-
-    def private_slots(self, request: Request, component: str) -> tuple[bytes, ...]:
-        """Slots of a component's private pools, in their order: the request's until it ends (H8).
-
-        Each is int32 `[n]` as bytes, taken at admission; `restart` takes them back too.
-
-        Raises:
-            LeaseError: the request is not admitted, or has ended.
-        """
-        self._expect(request, Stage.ADMITTED)
-        return request.parts[self.tree.component(component).index].private
-
-    def state_slot(self, request: Request, component: str) -> int:
-        """The slot of a state component that the model writes for this request."""
-        self._expect(request, Stage.ADMITTED)
-        part = request.state_part(self.tree.component(component).index)
-        if part is None or part.live is None:
-            raise LeaseError(f"component {component!r}: no state yet; allocate first")
-        return int.from_bytes(part.live, "little")
+def state_slot(request: Request, component: TreeComponent) -> int:
+    """The slot of a state component that the model writes for an admitted request."""
+    part = request.state_part(component.index)
+    if part is None or part.live is None:
+        raise LeaseError(f"component {component.name!r}: no state yet; allocate first")
+    return int.from_bytes(part.live, "little")
 
 
-def _table(request: Request, component: TreeComponent, tier: Tier) -> npt.NDArray[np.int32]:
-    """Slots on one tier, page by page; -1 for none."""
+def slot_table(request: Request, component: TreeComponent, tier: Tier) -> npt.NDArray[np.int32]:
+    """A request's slots on one tier, page by page; -1 for none.
+
+    Raises:
+        LeaseError: the request has ended.
+    """
     _expect_open(request)
     on_device = tier is Tier.DEVICE
     runs = request.parts[component.index].runs
