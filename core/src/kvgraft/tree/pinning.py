@@ -139,30 +139,10 @@ def acquire_node(tree: Tree, node: Node, components: Sequence[TreeComponent]) ->
             segments.append((Span(node.end, node.end),))
         else:
             segments.append((Span(node.start, node.end),))
-    broken = False
-    for component, segment in zip(tree.components, segments):
-        if not segment:
-            continue
-        if component.is_state:
-            moved = _pin_state(component, node, 0)
-        else:
-            moved = _pin_span(tree, component, node, segment[0], 0)
-        component.device.evictable -= moved
-        component.device.pinned += moved
-        broken = broken or (moved > 0 and component.device.headroom < 0)
-    node.receipts += 1
     # A canonical copy on HOST stays as long as the component's pins on DEVICE: no victim, and so
     # not evictable in the ledger either.
     host_from = 0 if tree.homes_on_host else None
-    receipt = Receipt(node, segments, host_from)
-    if host_from is not None:
-        for component, segment in zip(tree.components, segments):
-            pin_host(tree, component, node, segment, host_from, 1)
-            broken = broken or (component.host is not None and component.host.headroom < 0)
-    if broken:
-        release(tree, receipt)
-        return None
-    return receipt
+    return acquire(tree, node, host_from=host_from, touch=False, segments=segments)
 
 
 def advance(tree: Tree, receipt: Receipt, anchor: Node, boundary: int) -> None:
