@@ -13,8 +13,7 @@ PAGE = 64
 
 def opened(cut_tokens: int, **components: dict[str, object]) -> Cache:
     components = {"full": {}, "mamba": {"states": 64}, **components}
-    settings = {"device_tokens": 64_000, "page_size": PAGE, "cut_tokens": cut_tokens}
-    return Cache.open(components, **settings)
+    return Cache.open(components, device_tokens=64_000, page_size=PAGE, cut_tokens=cut_tokens)
 
 
 def serve(

@@ -39,7 +39,7 @@ def opened(
     inside: bool = True,
     states: int = 1024,
     engine: TransferEngine | None = None,
-    **settings: object,
+    **settings: Any,
 ) -> Cache:
     """Full attention under two components with states of their own."""
     packages = [StatePackage(name) for name in STATES]
@@ -77,7 +77,8 @@ def state_of(cache: Cache, name: str, tokens: Sequence[int]) -> list[torch.Tenso
     ]
 
 
-def held_state(cache: Cache, name: str, slot: int) -> list[torch.Tensor]:
+def held_state(cache: Cache, name: str, slot: int | None) -> list[torch.Tensor]:
+    assert slot is not None
     return [plane[slot] for plane in pool_of(cache, name).planes]
 
 

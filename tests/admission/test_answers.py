@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -60,7 +61,7 @@ def test_a_chunk_shrinks_only_when_the_full_one_could_never_fit(name: str, page_
     """Over all chunks and a few pool sizes: shrunk chunks are aligned, not empty, and needed."""
     seen = set()
     for pages in (6, 9, 12, 15):
-        sizes = {WINDOWED[name]: {"device_tokens": pages * page_size}}
+        sizes: dict[str, Any] = {WINDOWED[name]: {"device_tokens": pages * page_size}}
         cache = SETUPS[name].open(page_size=page_size, device_tokens=256, host_tokens=256, **sizes)
         server = Server(cache)
         for chunk in (1, 2, 3, 4, 6, 9, 14, 22, 39):

@@ -28,7 +28,7 @@ def test_a_decode_that_outgrows_its_reservation_waits_for_a_retraction(name: str
     server = Server(cache)
     long = server.start(range(8), reserve=2)
     server.prefill(long)
-    others = []
+    others: list[Request] = []
     while True:
         other = server.begin(range(1000 * len(others) + 1000, 1000 * len(others) + 1008), reserve=2)
         if not cache.admit(other).admitted:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -27,7 +28,7 @@ def crowd_of(setup: Setup, random: Random) -> Crowd:
 
 def _small(setup: Setup, random: Random) -> tuple[Cache, PromptEngine]:
     engine = PromptEngine()
-    sizes = {
+    sizes: dict[str, Any] = {
         "mamba": {"states": random.choice([3, 6, 9])},
         "ssm": {"states": random.choice([3, 6, 9])},
         "hisparse": {"max_running": 3},
@@ -123,11 +124,10 @@ def test_an_idle_pool_of_two_windows_is_not_starved(
     setup = SETUPS[name]
     narrow = next(each for each in setup.options if each not in ("full", "ssm"))
     probe = setup.open().tree.by_name[narrow]
-    cache = setup.open(
-        device_tokens=256,
-        host_tokens=512,
-        **{narrow: {"device_tokens": 2 * n_windows * probe.reach_pages.width(1000)}},
-    )
+    sizes: dict[str, Any] = {
+        narrow: {"device_tokens": 2 * n_windows * probe.reach_pages.width(1000)}
+    }
+    cache = setup.open(device_tokens=256, host_tokens=512, **sizes)
     crowd = Crowd(cache, PromptEngine(), Random(0))
     server = crowd.server
     prompt = list(range(40))

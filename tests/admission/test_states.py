@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,8 @@ def test_with_any_number_of_states_an_admitted_request_can_copy_and_capture(
 ) -> None:
     answers = []
     for states in range(1, 9):
-        cache = SETUPS[name].open(**{state: {"states": states}})
+        sizes: dict[str, Any] = {state: {"states": states}}
+        cache = SETUPS[name].open(**sizes)
         server = Server(cache)
         first = server.begin(PROMPT)
         if not cache.admit(first).admitted:
@@ -60,9 +62,10 @@ def test_with_any_number_of_states_an_admitted_request_can_copy_and_capture(
 
 @pytest.mark.parametrize(("name", "state"), SETS)
 def test_short_of_states_only_the_state_pool_is_named(name: str, state: str) -> None:
-    cache = SETUPS[name].open(device_tokens=512, host_tokens=512, **{state: {"states": 6}})
+    sizes: dict[str, Any] = {state: {"states": 6}}
+    cache = SETUPS[name].open(device_tokens=512, host_tokens=512, **sizes)
     server = Server(cache)
-    running = []
+    running: list[Request] = []
     while True:
         request = server.begin(range(1000 * len(running), 1000 * len(running) + 6))
         decision = cache.admit(request)
@@ -114,7 +117,8 @@ def test_a_request_that_ends_before_its_next_step_leaves_no_state_behind_twice(
     name: str, state: str, end: Callable[[Cache, Request], object]
 ) -> None:
     """Slots for a step are there, and the state before it is copied; the step never runs."""
-    with SETUPS[name].open(device_tokens=128, **{state: {"states": 6}}) as cache:
+    sizes: dict[str, Any] = {state: {"states": 6}}
+    with SETUPS[name].open(device_tokens=128, **sizes) as cache:
         server = Server(cache)
         request = server.start(range(100, 117))
         (boundary,) = request.checkpoints

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+Distribution = Callable[..., dict[str, str]]
 
 GOOD = """
 import click
@@ -19,7 +22,7 @@ def hello() -> None:
 
 
 @pytest.fixture
-def distribution(tmp_path: Path):
+def distribution(tmp_path: Path) -> Distribution:
     """Put a distribution with commands on a path; returns the environment that sees it."""
 
     def install(source: str, **commands: str) -> dict[str, str]:
@@ -46,7 +49,7 @@ def kvgraft(environment: dict[str, str], *arguments: str) -> subprocess.Complete
     )
 
 
-def test_an_added_command_is_listed_and_runs(distribution) -> None:
+def test_an_added_command_is_listed_and_runs(distribution: Distribution) -> None:
     environment = distribution(GOOD, hello="addon:hello")
     assert "hello          Greet." in kvgraft(environment, "--help").stdout
     done = kvgraft(environment, "hello")
@@ -62,7 +65,7 @@ def test_an_added_command_is_listed_and_runs(distribution) -> None:
     ],
 )
 def test_a_broken_one_takes_nothing_down_and_names_its_fault(
-    distribution, source: str, reason: str
+    distribution: Distribution, source: str, reason: str
 ) -> None:
     environment = distribution(source, hello="addon:hello")
     listed = kvgraft(environment, "--help")
@@ -74,6 +77,6 @@ def test_a_broken_one_takes_nothing_down_and_names_its_fault(
     assert done.stderr == f"kvgraft: command 'hello' of addon: {reason}\n"
 
 
-def test_the_cores_own_command_wins(distribution) -> None:
+def test_the_cores_own_command_wins(distribution: Distribution) -> None:
     environment = distribution("raise ImportError('never asked')", check="addon:check")
     assert "Run the contract suite" in kvgraft(environment, "--help").stdout

@@ -7,6 +7,7 @@ import shlex
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -111,7 +112,11 @@ def test_make_help_lists_every_target() -> None:
 
 
 def test_make_nightly_runs_all_long_parts_and_names_the_failed_ones() -> None:
-    alone = {"MAKEFLAGS": "", "MAKELEVEL": "", "MFLAGS": ""}  # make may run these tests
+    alone: dict[str, Any] = {
+        "MAKEFLAGS": "",
+        "MAKELEVEL": "",
+        "MFLAGS": "",
+    }  # make may run these tests
     done = run("make", "-n", "nightly", "STAMP=", cwd=ROOT, **alone)
     parts = ["== make long", "pytest -m long", "== make examples", "--hypothesis-profile=nightly"]
     parts += ["== make fuzz", "KVGRAFT_FUZZ_STEPS=1000000"]

@@ -16,8 +16,9 @@ TEXT = (ROOT / "docs" / "components.md").read_text(encoding="utf-8")
 
 
 def section(hook: str) -> str:
-    (found,) = re.findall(rf"^### `{hook}\(.*?(?=^##)", TEXT, re.MULTILINE | re.DOTALL)
-    return found
+    found: list[str] = re.findall(rf"^### `{hook}\(.*?(?=^##)", TEXT, re.MULTILINE | re.DOTALL)
+    (only,) = found
+    return only
 
 
 @pytest.mark.parametrize("hook", HOOKS)

@@ -9,6 +9,7 @@ import itertools
 import re
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -126,7 +127,7 @@ def test_the_reference_has_every_public_name_once() -> None:
     assert not missing
 
 
-def resolved(name: str) -> object:
+def resolved(name: str) -> Any:
     """The object of a dotted name."""
     try:
         return importlib.import_module(name)

@@ -19,6 +19,7 @@ from kvgraft.requests.slots import RequestSlots
 from kvgraft.tree import explaining, inserting, operations
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
+from kvgraft.tree.recency import LEFT_BEHIND
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
 
@@ -146,7 +147,7 @@ def leavings_that_count_as_used(put: Patch) -> None:
 def leavings_that_go_before_older_ones(put: Patch) -> None:
     scene = Scene()
     scene.cached(PROMPT)
-    put.setattr(inserting, "LEFT_BEHIND", inserting.LEFT_BEHIND + 100)
+    put.setattr(inserting, "LEFT_BEHIND", LEFT_BEHIND + 100)
     scene.cached(OTHER * 4)
 
 

@@ -14,7 +14,7 @@ from kvgraft.storage_tier.prefetching import Prefetching
 from kvgraft.storage_tier.slabs import Rows, Slabs
 from kvgraft.storage_tier.tier import StorageTier
 from kvgraft.testing.storage import MemoryBackend
-from kvgraft.tree.arriving import Arrival
+from kvgraft.tree.arriving import Arrival, arrive
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
 from kvgraft.tree.pinning import Receipt
@@ -39,7 +39,7 @@ def stored(**given: object) -> tuple[Scene, StorageTier]:
     }
     scene = Scene(plain=True, host_tokens=64, storage=StorageSettings.model_validate(settings))
     tier = scene.cache.storage
-    assert tier is not None
+    assert isinstance(tier, StorageTier)
     tier.attach(MemoryBackend())
     scene.cached(LONGER)
     assert tier.drain(10)
@@ -146,8 +146,6 @@ def a_prefetch_that_is_not_worth_it(put: Patch) -> None:
 
 @breaks("S5", "base")
 def pages_that_are_published_in_others_places(put: Patch) -> None:
-    arrive = fetching.arrive
-
     def turned(tree: Tree, start: Node, end: int, arrival: Arrival, n_pages: int) -> Node:
         slots = [mine[::-1] for mine in arrival.slots]
         return arrive(tree, start, end, arrival._replace(slots=slots), n_pages)

@@ -10,6 +10,7 @@ import torch
 
 from kvgraft import Cache, ConfigError, LeaseError, PluginHookError, TokenKey
 from kvgraft.config import GuardMode
+from kvgraft.guard.watching import Guard
 from kvgraft.types import Direction
 from kvgraft_replay.payload import Verify
 from kvgraft_replay.replay import ReplaySettings, replay
@@ -254,7 +255,7 @@ def test_evictions_count_where_the_ledgers_are_the_same() -> None:
     scene = Scene()
     scene.cached(PROMPT)
     guard = scene.cache.guard
-    assert guard is not None
+    assert isinstance(guard, Guard)
     was = guard.books.read()
     causes = scene.component("base").device_evictions
     causes["deleted"] += 1

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from kvgraft.testing.machine.brute_force import Prefix
 from kvgraft.testing.machine.observing import Held, NodeView, Snapshot
 from kvgraft.testing.machine.tiers import cut_nodes, vanished
 
-PAGES = [(None, tuple(range(end))) for end in (4, 8, 12)]
-BELOW = (None, (*range(12), 99, 99, 99, 99))
+PAGES: list[Prefix] = [(None, tuple(range(end))) for end in (4, 8, 12)]
+BELOW: Prefix = (None, (*range(12), 99, 99, 99, 99))
 WHOLE = NodeView(tuple(PAGES), -1)
 CHILD = NodeView((BELOW,), 0)
 ENDS = {PAGES[1], PAGES[2], BELOW}

@@ -292,7 +292,8 @@ def half_a_state() -> Package:
 
 
 def budgeting(
-    answer: Callable[[Component, DemandQuery], Demand], package: Callable[..., Package] = paged
+    answer: Callable[[Component, DemandQuery], Demand | None],
+    package: Callable[..., Package] = paged,
 ) -> Package:
     return package(hooks={"budget_contribution": answer})
 

@@ -13,6 +13,7 @@ import pytest
 
 from kvgraft import Span, TokenKey, reach
 from kvgraft.admission import budget
+from kvgraft.admission.demand import default_demand
 from kvgraft.requests.slots import RequestSlots
 from kvgraft.transfers import Journal, Ticket
 from kvgraft.tree import eviction, matching, operations, pinning
@@ -172,7 +173,7 @@ def a_load_back_forgets_a_node(patch: Patch) -> None:
 
 @mutant("everything+window", "A3", "A7", "A12")
 def a_budget_forgets_the_load_back(patch: Patch) -> None:
-    demand = budget.default_demand
+    demand = default_demand
 
     def forgetful(component: Any, query: Any) -> Demand:
         found = demand(component, query)

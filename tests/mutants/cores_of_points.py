@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any
 
 from kvgraft.admission import budget
+from kvgraft.admission.demand import default_demand
 from kvgraft.requests.account import Account
 from kvgraft.requests.parts import Part
 from kvgraft.requests.publishing import Publisher
@@ -29,7 +30,7 @@ __all__: list[str] = []
 def a_point_lies_a_page_early(patch: Patch) -> None:
     ahead = ResumePoints.ahead
 
-    def early(self: ResumePoints, request: Request, found: Any, asked: Iterable[int]) -> Any:
+    def early(self: ResumePoints, request: Request, found: Any, asked: Collection[int]) -> Any:
         points, captured = ahead(self, request, found, asked)
         return {max(found.anchor + 1, page - 1): kind for page, kind in points.items()}, captured
 
@@ -101,7 +102,7 @@ def what_is_left_behind_counts_as_used(patch: Patch) -> None:
 
 @mutant("window", "I9", "T7")
 def what_was_left_behind_last_goes_first(patch: Patch) -> None:
-    edited(inserting._put, "tree.clock - LEFT_BEHIND", "-tree.clock")(patch)
+    edited(inserting._take, "tree.clock - LEFT_BEHIND", "-tree.clock")(patch)
 
 
 @mutant("everything+window", "I12", "L1", "T6", "T8")
@@ -150,7 +151,7 @@ def duplicates_of_bounded_reaches_leak(patch: Patch) -> None:
 
 @mutant("everything+state", "I12")
 def points_are_counted_twice_in_the_demand(patch: Patch) -> None:
-    demand = budget.default_demand
+    demand = default_demand
 
     def twice(component: Any, query: Any) -> Demand:
         found = demand(component, query)
@@ -161,7 +162,7 @@ def points_are_counted_twice_in_the_demand(patch: Patch) -> None:
 
 @mutant("everything+state", "A10", "I12", "A7", "I10")
 def points_are_left_out_of_the_demand(patch: Patch) -> None:
-    demand = budget.default_demand
+    demand = default_demand
     patch.setattr(
         budget,
         "default_demand",

@@ -8,6 +8,7 @@ from typing import Any
 
 from kvgraft.admission import budget
 from kvgraft.admission.decision import Decision, Outcome
+from kvgraft.admission.demand import default_demand
 from kvgraft.cache import Cache
 from kvgraft.requests.account import Account
 from kvgraft.requests.eviction import Evictor
@@ -296,9 +297,9 @@ def an_aborted_load_back_keeps_its_slots(patch: Patch) -> None:
 
 @mutant("everything", "R5", "R1", "B3")
 def a_load_back_writes_its_pages_in_reverse(patch: Patch) -> None:
-    from kvgraft.transfers import journal
+    from kvgraft.transfers import journal, pair_planes
 
-    pair = journal.pair_planes
+    pair = pair_planes
 
     def reverse(component: Any, query: Any) -> Any:
         copies = pair(component, query)
@@ -342,7 +343,7 @@ def an_ended_request_keeps_its_promise(patch: Patch) -> None:
 
 @mutant("state", "A10", "A7", "M8")
 def a_states_budget_forgets_the_copy(patch: Patch) -> None:
-    default = budget.default_demand
+    default = default_demand
 
     def forgetful(component: Any, query: Any) -> Any:
         found = default(component, query)

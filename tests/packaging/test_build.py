@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Iterable
 from email.message import Message
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from .conftest import PIP, Environment
 SUPPORTED = ("3.10", "3.11", "3.12", "3.13")
 """Versions of Python that the core is made for."""
 
-ALONE = {"MAKEFLAGS": "", "MAKELEVEL": "", "MFLAGS": ""}
+ALONE: dict[str, Any] = {"MAKEFLAGS": "", "MAKELEVEL": "", "MFLAGS": ""}
 """Variables of a make that may run these tests."""
 
 BUILD_WHEELS = """
@@ -116,7 +117,9 @@ def test_metadata_is_whole_and_the_same_in_both(
         assert metadata["License-File"] == "LICENSE"
         assert metadata["Keywords"]
         assert metadata["Description-Content-Type"] == "text/markdown"
-        assert metadata.get_payload().startswith(f"# {name}\n")
+        description = metadata.get_payload()
+        assert isinstance(description, str)
+        assert description.startswith(f"# {name}\n")
         classifiers = metadata.get_all("Classifier")
         assert classifiers is not None
         assert {"Development Status :: 3 - Alpha", "Typing :: Typed"} <= set(classifiers)

@@ -60,11 +60,9 @@ def resume_under_pressure(
         only_narrow: the base keeps its prefix on DEVICE; only narrower components are evicted.
     """
     state = setup.open().tree.by_name[component].is_state
-    if state:
-        size: dict[str, Any] = {"states": 9 + spare}
-    else:
-        size = {"device_tokens": 2 * (20 + spare)}
-    cache = setup.open(**{component: size})
+    size = {"states": 9 + spare} if state else {"device_tokens": 2 * (20 + spare)}
+    sizes: dict[str, Any] = {component: size}
+    cache = setup.open(**sizes)
     server = Server(cache)
     try:
         server.serve(PROMPT)

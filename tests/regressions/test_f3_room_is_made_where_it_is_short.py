@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -49,7 +50,7 @@ def load_back_with_the_narrow_pool_short(
     """
     narrow = next(name for name in setup.options if name not in ("full", "hisparse"))
     states = narrow in ("mamba", "ssm")
-    options = {narrow: STATES if states else {"device_tokens": 64}}
+    options: dict[str, Any] = {narrow: STATES if states else {"device_tokens": 64}}
     if "hisparse" in setup.options:
         options["hisparse"] = {"max_running": 64}
     cache = setup.open(page_size=1, device_tokens=256, host_tokens=256, **options)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -23,15 +23,15 @@ TRAILED = PagedPackage("trailed", Reach(Chunk(128), Trailing(40)))
 PLUGINS: list[Plugin] = [
     load_plugin(package.name, package) for package in (SINKS, CHUNKED, TRAILED)
 ]
-SMALL = {"n_layers": 1, "n_kv_heads": 1, "head_dim": 2}
+SMALL: dict[str, Any] = {"n_layers": 1, "n_kv_heads": 1, "head_dim": 2}
 TOKENS = 40_000
 
 
-def swa(window: int) -> dict[str, object]:
+def swa(window: int) -> dict[str, Any]:
     return {**SMALL, "window": window}
 
 
-WINDOWS: dict[str, dict[str, dict[str, object]]] = {
+WINDOWS: dict[str, dict[str, dict[str, Any]]] = {
     "window 100": {"full": SMALL, "swa": swa(100)},
     "window 128": {"full": SMALL, "swa": swa(128)},
     "window 1024": {"full": SMALL, "swa": swa(1024)},
@@ -40,14 +40,14 @@ WINDOWS: dict[str, dict[str, dict[str, object]]] = {
     "chunked": {"full": SMALL, "chunked": {}},
     "chunked and a window": {"full": SMALL, "chunked": {}, "trailed": {}, "swa": swa(100)},
 }
-STATES: dict[str, dict[str, dict[str, object]]] = {
+STATES: dict[str, dict[str, dict[str, Any]]] = {
     "state": {"full": SMALL, "mamba": {"states": 800}},
     "state and window 128": {"full": SMALL, "swa": swa(128), "mamba": {"states": 800}},
     "state and window 1024": {"full": SMALL, "swa": swa(1024), "mamba": {"states": 800}},
 }
 
 
-def open_cache(components: dict[str, dict[str, object]], page_size: int) -> Cache:
+def open_cache(components: dict[str, dict[str, Any]], page_size: int) -> Cache:
     named = [plugin for plugin in PLUGINS if plugin.name in components]
     return Cache(
         parse_config(

@@ -164,7 +164,11 @@ def test_points_are_named_by_explain_and_counted() -> None:
     assert serve(cache, LONG[:3000]) == 2944
     assert cache.points.used[PointKind.REPEAT] == 1
     cache.evict("swa", 64_000)
-    assert cache.points.lost == {**dict.fromkeys(PointKind, 0), "repeat": 1, "grid": 1}
+    assert cache.points.lost == {
+        **dict.fromkeys(PointKind, 0),
+        PointKind.REPEAT: 1,
+        PointKind.GRID: 1,
+    }
     assert str(cache.points.made) == (
         "{'repeat': 1, 'prompt end': 0, 'branch': 0, 'end': 0, 'asked': 0, 'grid': 1}"
     )
@@ -252,7 +256,7 @@ def test_points_that_could_never_fit_are_skipped_counted_and_explained(
     found = cache.explain(TokenKey([*LONG[:1000], 1]))
     assert tuple(position for position, _ in found.points) == kept
     assert found.anchor == (960 if kept else 0)
-    counts = {kind: n for kind, n in cache.points.skipped.items() if n}
+    counts: dict[str, int] = {kind: n for kind, n in cache.points.skipped.items() if n}
     assert counts == {kind: {"repeat": 1, "asked": 2}[kind] for kind in skipped}
     assert {each.kind: each.n_points for each in found.skipped} == counts
     for kind, needed in skipped.items():

@@ -178,7 +178,7 @@ class Server:
 
 def ledgers(cache: Cache) -> dict[tuple[str, str], tuple[int, ...]]:
     """Every term of every pool's equation."""
-    books = {}
+    books: dict[tuple[str, str], tuple[int, ...]] = {}
     for component, private in zip(cache.tree.components, cache.private):
         for ledger in (component.device, component.host, *private):
             if ledger is not None:

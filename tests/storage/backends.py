@@ -5,10 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from kvgraft.storage import Capabilities, Status, Value
+from kvgraft.storage import Capabilities, Status, Storage, Value
 from kvgraft.testing.storage import MemoryBackend
 
-__all__ = ["Hanging", "Raising"]
+__all__ = ["Hanging", "Raising", "polled"]
+
+
+def polled(storage: Storage) -> Storage:
+    """The storage, after it looked at its calls and its breakers."""
+    storage.poll()
+    return storage
 
 
 class Hanging(MemoryBackend):

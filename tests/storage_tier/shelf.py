@@ -91,7 +91,7 @@ def open_cache(
     shelf: StorageBackend,
     storage: StorageSettings | None = None,
     pace: Pace = AT_ONCE,
-    **options: object,
+    **options: Any,
 ) -> Cache:
     """A guarded cache over a store, as a process of its own would open it."""
     given: dict[str, Any] = {"guard": GuardMode.ON, **options}

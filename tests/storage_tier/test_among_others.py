@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kvgraft import ConfigError, Reach, TokenKey, Trailing
@@ -14,7 +16,7 @@ from .shelf import Shelf, drained, open_cache, settings, stocked, tier_of, until
 
 PROMPT = list(range(100, 133))
 FULL = installed("full")
-LARGE = {"device_tokens": 256, "host_tokens": 512}
+LARGE: dict[str, Any] = {"device_tokens": 256, "host_tokens": 512}
 
 
 def test_namespaces_that_were_only_looked_for_leave_nothing() -> None:
@@ -129,7 +131,7 @@ def test_two_components_of_one_name_in_storage_are_refused() -> None:
         PagedPackage("x:0", Reach(Trailing(8))),
     )
     with pytest.raises(ConfigError, match="'x:0' names data of two components"):
-        setup.open(storage=settings(), **LARGE)  # type: ignore[arg-type]
+        setup.open(storage=settings(), **LARGE)
 
 
 @pytest.mark.parametrize("prefetch", ["wait-complete", "timeout"])

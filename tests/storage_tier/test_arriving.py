@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ PROMPT = list(range(100, 133))
 PAGES = 16
 HYBRID = installed("full", "swa", "mamba")
 SEEDS = 25
-LARGE = {"device_tokens": 256, "host_tokens": 512}
+LARGE: dict[str, Any] = {"device_tokens": 256, "host_tokens": 512}
 
 
 def grow(cache: Cache, engine: SteppedTransferEngine, chance: random.Random) -> None:

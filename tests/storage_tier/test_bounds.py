@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ PROMPT = list(range(100, 133))
 FULL = installed("full")
 HISPARSE = SETUPS["hisparse"]
 """At home on HOST: what a request will compute is promised there as well."""
-LARGE = {"device_tokens": 256, "host_tokens": 512}
+LARGE: dict[str, Any] = {"device_tokens": 256, "host_tokens": 512}
 
 
 def host_of(server: Server) -> Ledger:

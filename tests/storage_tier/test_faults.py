@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -20,7 +21,7 @@ from .shelf import AT_ONCE, open_cache, settings, tier_of
 from .troubles import DEADLINE_S, PROMPTS, VERBS, Clock, Traffic, Trouble, Troubled, traffic_over
 
 HYBRID = installed("full", "swa", "mamba")
-LARGE = {"device_tokens": 256, "host_tokens": 512}
+LARGE: dict[str, Any] = {"device_tokens": 256, "host_tokens": 512}
 FRESH = [*range(1500, 1521)]
 
 # what is counted, by what a verb does
@@ -99,7 +100,7 @@ def test_a_dead_store_is_left_alone_and_asked_now_and_then_whether_it_is_back(
         traffic.clock.now += 61.0
         traffic.let_time_pass(lambda: traffic.tier.counts().get("breaker.trials"))
         traffic.let_time_pass(lambda: backend.n_calls["healthy"])
-        assert traffic.tier.client.state.value != "closed"
+        assert traffic.tier.client.state is not BreakerState.CLOSED
         assert backend.n_calls["exists"] == before["exists"]
         traffic.recover()
         traffic.finish()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import hypothesis.strategies as st
 import pytest
@@ -128,10 +128,10 @@ def test_a_prefetch_reaches_the_deepest_boundary_that_is_stored_and_fits(
 ) -> None:
     chance = random.Random(seed)
     shelf = shelf_of(setup)
-    for key in list(shelf.stored):
+    for stored in list(shelf.stored):
         if chance.random() < lost:
-            del shelf.stored[key]
-    sizes = {
+            del shelf.stored[stored]
+    sizes: dict[str, Any] = {
         name: {"host_states": max(2, host_pages // 6)}
         for name, options in setup.options.items()
         if "host_states" in options

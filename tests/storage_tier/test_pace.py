@@ -13,7 +13,7 @@ import pytest
 
 from kvgraft import Leading, Reach, Tier, TokenKey, WritePolicy
 from kvgraft.cache import Cache
-from kvgraft.storage import BreakerState, Status, SupervisionLimits, Value
+from kvgraft.storage import BreakerState, Status, SupervisionLimits, Value, keys
 from kvgraft.storage_tier import StorageTier, fetching, inventory, naming
 from kvgraft.storage_tier import tier as tier_module
 
@@ -26,7 +26,7 @@ from .troubles import Clock
 FULL = installed("full")
 HYBRID = installed("full", "swa", "mamba")
 HEADED = mixed(("full",), PagedPackage("head", Reach(Leading(3))))
-LARGE = {"device_tokens": 1024, "host_tokens": 2048}
+LARGE: dict[str, Any] = {"device_tokens": 1024, "host_tokens": 2048}
 PROMPT = list(range(100, 165))
 
 
@@ -34,7 +34,7 @@ PROMPT = list(range(100, 165))
 def hashed(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[bytes, bytes]]:
     """How often each page was given its hash."""
     made: Counter[tuple[bytes, bytes]] = Counter()
-    given = naming.page_hash
+    given = keys.page_hash
 
     def page_hash(parent: bytes, tokens: bytes) -> bytes:
         made[parent, bytes(tokens)] += 1
@@ -244,7 +244,7 @@ def test_a_long_prefetch_is_planned_as_often_as_a_short_one(
 ) -> None:
     """Not anew for every piece that is looked for or hung into the tree."""
     taken: list[int] = []
-    take = fetching.take_inventory
+    take = inventory.take_inventory
 
     def counted(*given: Any, **named: Any) -> Any:
         taken[-1] += 1

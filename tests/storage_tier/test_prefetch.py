@@ -101,8 +101,10 @@ def test_best_effort_publishes_the_pages_that_have_come() -> None:
         prefetch = tier_of(cache).prefetch(key)
         until(lambda: tier_of(cache).prefetching.nbytes_in_flight, cache)
         (fetch,) = tier_of(cache).prefetching._flying.values()
+        ticket = fetch._ticket
+        assert ticket is not None
         shelf.gate.set()
-        until(lambda: fetch._ticket.decided)
+        until(lambda: ticket.decided)
         request = cache.begin(key, prefetch=prefetch)
         assert request.storage_tokens == 2 * PAGES
         finish(server, request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -36,8 +37,8 @@ class Ledger(Shelf):
         return super().set_from(keys, values, deadline_s)
 
 
-def opened(setup: Setup, shelf: Shelf, store: StorePolicy, **options: object) -> Server:
-    sizes = {"device_tokens": 256, "host_tokens": 512, **options}
+def opened(setup: Setup, shelf: Shelf, store: StorePolicy, **options: Any) -> Server:
+    sizes: dict[str, Any] = {"device_tokens": 256, "host_tokens": 512, **options}
     return Server(open_cache(setup, shelf, settings(store=store), **sizes))
 
 
@@ -204,7 +205,7 @@ def test_data_that_a_failing_store_refused_is_stored_when_it_is_back() -> None:
     tier = tier_of(cache)
     server = Server(cache)
     before = ledgers(cache)
-    broken, backend.set_from = backend.set_from, _raise  # type: ignore[method-assign]
+    broken, backend.set_from = backend.set_from, _raise  # type: ignore[method-assign, assignment]
     for start in range(0, 500, 100):
         server.serve(range(start, start + 5))
     until(lambda: tier.counts().get("set.down"), cache)

@@ -298,7 +298,7 @@ READS_BY_PLACE: dict[str, dict[str, Callable[..., Any]]] = {
     },
     "unpacks at the end of a transfer": {
         "build_hicache_transfers": lambda component, query: None,
-        "commit_hicache_transfers": lambda component, query: _unpacked(*query[1:], 0, 0, 0, 0, 0),
+        "commit_hicache_transfers": lambda component, query: _unpacked(*(*query[1:], *[0] * 5)),
         "abort_hicache_transfers": lambda component, query: None,
     },
 }

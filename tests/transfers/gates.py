@@ -48,7 +48,8 @@ class GatedRows:
 
 def kept_on(cache: Cache, tokens: list[int], component: str) -> list[int]:
     """Those of `pages_on` DEVICE that are worth a copy: not left behind without a use since."""
-    tree_component, node, kept = cache.tree.component(component), cache.tree.root(None), []
+    tree_component, node = cache.tree.component(component), cache.tree.root(None)
+    kept: list[int] = []
     path = matching.follow(cache.tree, node, TokenKey(tokens).data, len(tokens))
     for each in path.nodes:
         cell = each.cells[tree_component.index]

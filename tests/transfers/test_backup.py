@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
@@ -148,7 +149,8 @@ def test_a_childs_backup_is_not_published_when_its_parents_failed(name: str) -> 
     [("full+swa", "swa"), ("full+sinks", "sinks"), ("full+quartered+ssm", "quartered")],
 )
 def test_a_node_is_backed_up_for_all_components_or_not_at_all(name: str, narrow: str) -> None:
-    cache = SETUPS[name].open(**{narrow: {"host_tokens": 2}})
+    sizes: dict[str, Any] = {narrow: {"host_tokens": 2}}
+    cache = SETUPS[name].open(**sizes)
     server = Server(cache)
     computed(server, PROMPT)
     assert cache.drain()

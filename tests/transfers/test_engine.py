@@ -25,7 +25,9 @@ def engine() -> Iterator[CpuTransferEngine]:
 
 
 def copy(layer: int = 0, value: int = 1) -> PlaneCopy:
-    return PlaneCopy(layer, torch.full((4, 2), value), torch.zeros((4, 2), dtype=int), ROWS, ROWS)
+    return PlaneCopy(
+        layer, torch.full((4, 2), value), torch.zeros((4, 2), dtype=torch.int64), ROWS, ROWS
+    )
 
 
 def test_submitting_does_not_wait_and_a_copy_does_not_start_before_its_fence(
@@ -45,7 +47,7 @@ def test_submitting_does_not_wait_and_a_copy_does_not_start_before_its_fence(
 
 
 def test_submissions_run_in_their_order(engine: CpuTransferEngine) -> None:
-    fence, target = Held(), torch.zeros((4, 2), dtype=int)
+    fence, target = Held(), torch.zeros((4, 2), dtype=torch.int64)
     tickets = [
         engine.submit([copy(value=value)._replace(target=target)], fence if value == 1 else None)
         for value in (1, 2, 3)

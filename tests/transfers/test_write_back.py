@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
@@ -72,7 +73,8 @@ def test_a_backup_that_fails_does_not_block_the_device(name: str) -> None:
 def test_without_room_on_host_the_victim_is_dropped(name: str) -> None:
     narrow = list(SETUPS[name].options)[-1]
     size = {"host_states": 1} if narrow in ("mamba", "ssm") else {"host_tokens": 2}
-    cache = SETUPS[name].open(device_tokens=128, policy=WRITE_BACK, **{narrow: size})
+    sizes: dict[str, Any] = {narrow: size}
+    cache = SETUPS[name].open(device_tokens=128, policy=WRITE_BACK, **sizes)
     server = Server(cache)
     for number in range(3):
         server.serve(range(1000 * number + 1000, 1000 * number + 1016))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +21,10 @@ calls = st.lists(
 )
 
 
+def not_a_multiple_of(number: int) -> Callable[[Node], int]:
+    return lambda node: node.ident % number
+
+
 @given(calls)
 def test_the_smallest_stamp_leaves_first(calls: list[tuple[str, int]]) -> None:
     queue = RecencyQueue()
@@ -33,7 +39,7 @@ def test_the_smallest_stamp_leaves_first(calls: list[tuple[str, int]]) -> None:
             if popped is not None:
                 assert (popped[0], popped[1].ident) == model.pop(0)
         elif verb == "keep":
-            queue.keep(lambda node, n=number: node.ident % n)
+            queue.keep(not_a_multiple_of(number))
             model = [entry for entry in model if entry[1] % number]
         else:
             stamp = number if verb == "push" else latest + number

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
+from kvgraft.storage import StorageBackend
 from kvgraft.testing.result import Status
 from kvgraft.testing.storage.checking import check_clause
 from kvgraft.testing.storage.clause import STORAGE_CLAUSES
-from kvgraft.testing.storage.subject import Opener, StorageSubject, opener_of
+from kvgraft.testing.storage.subject import StorageSubject, opener_of
 
 __all__ = ["StorageContract"]
 
@@ -32,7 +34,7 @@ class StorageContract:
     """
 
     url: ClassVar[str] = ""
-    opener: ClassVar[Opener | None] = None
+    opener: ClassVar[staticmethod[[Path], StorageBackend] | None] = None
     deadline_s: ClassVar[float] = 10.0
 
     def __init_subclass__(cls, **kwargs: object) -> None:
