@@ -72,8 +72,13 @@ def opened(components: dict[str, dict[str, int]], n_tokens: int, store: Kept) ->
         "prefetch_nbytes": "4GiB",
         "deadline_s": 600,
     }
-    sizes = {"device_tokens": 2 * n_tokens, "host_tokens": 2 * n_tokens}
-    cache = Cache.open(components, storage=settings, load=None, **sizes)
+    cache = Cache.open(
+        components,
+        storage=settings,
+        load=None,
+        device_tokens=2 * n_tokens,
+        host_tokens=2 * n_tokens,
+    )
     assert cache.storage
     cache.storage.attach(store)
     return cache

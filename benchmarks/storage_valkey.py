@@ -54,9 +54,9 @@ class Case:
         self.n = total // size
         rng = np.random.default_rng(size)
         content = rng.integers(0, 1 << 63, self.n * size // 8, dtype=np.int64)
-        memory = memoryview(content).cast("B")
+        memory = content.data.cast("B")
         self.pieces = [memory[i * size : (i + 1) * size] for i in range(self.n)]
-        target = memoryview(np.ones(self.n * size, np.uint8))  # resident before it is timed
+        target = np.ones(self.n * size, np.uint8).data  # resident before it is timed
         self.targets = [target[i * size : (i + 1) * size] for i in range(self.n)]
         self.names = [b"raw:%d" % number for number in range(self.n)]
         fingerprint = Fingerprint("benchmark", "0", "bf16", PAGE, {"full": size})
@@ -161,7 +161,7 @@ def main() -> None:
         rounds=f"{rounds}, medians",
         clock="wall time",
     )
-    rows = []
+    rows: list[list[str]] = []
     with server(binary) as port:
         for size in SIZES:
             case = Case(port, size, total)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import transformers
@@ -32,7 +33,7 @@ WIDE = {
 }
 """Layers that are 64 times as large."""
 
-MODELS = {
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next, tiny": ("qwen3_next", {}),
     "bamba, tiny": ("bamba", {}),
     "lfm2, tiny": ("lfm2", {}),

@@ -93,7 +93,9 @@ def timed(call: Callable[..., object], *arguments: object) -> float:
 def savings(family: str, *, sparse: bool) -> tuple[float, float]:
     """Second request / first, and decode with a session / with a dynamic cache."""
     model = build_tiny_model(family)
-    firsts, seconds, ours, theirs = [], [], [], []
+    firsts: list[float] = []
+    seconds: list[float] = []
+    ours, theirs = [], []
     with open_memory(model, sparse=sparse) as memory:
         for repeat in range(REPEATS):
             prompt = drawn(PROMPT)

@@ -203,7 +203,8 @@ def recomputed(engine: Engine, generation: Generation) -> list[int]:
     whole = torch.tensor(prompt + generation.tokens)[None]
     with torch.no_grad():
         logits = engine.model(input_ids=whole, use_cache=False).logits[0]
-    return logits[len(prompt) - 1 : -1].argmax(-1).tolist()
+    tokens: list[int] = logits[len(prompt) - 1 : -1].argmax(-1).tolist()
+    return tokens
 
 
 def talk_again(show: Show, storage: str, prompts: Sequence[Sequence[int]]) -> Again:

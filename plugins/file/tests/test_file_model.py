@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -82,7 +83,8 @@ class FileMachine(RuleBasedStateMachine):
     def keeps_to_its_capacity_and_is_undamaged(self) -> None:
         ticket = self.storage.ask("look", lambda store: (store.stats(), store.verify()))
         assert ticket.wait(20)
-        stats, report = ticket.value  # type: ignore[misc]
+        answer: Any = ticket.value
+        stats, report = answer
         assert stats.nbytes <= self.capacity
         assert report.damaged == ()
         assert report.n_records == stats.n_records

@@ -103,5 +103,5 @@ def test_records_that_were_read_survive_the_eviction_of_their_segment(tmp_path: 
     assert fetched(storage, places[1:3], SIZE) == [MISS, MISS]
     ticket = storage.ask("stats", lambda store: store.stats().details["carried"])
     assert ticket.wait(20)
-    assert ticket.value  # type: ignore[truthy-bool]
+    assert ticket.value
     assert storage.close()

@@ -151,7 +151,7 @@ class Model:
 
     def select(self, selected: set[int]) -> None:
         missing = sorted(selected - set(self.row))
-        self._put(missing, selected | {len(self.truth) - 1})
+        self._put(missing, {*selected, len(self.truth) - 1})
         self._use(selected)
         self.moved += len(missing)
         self.hit += len(selected) - len(missing)
@@ -379,8 +379,8 @@ def test_sparse_attention_through_the_hot_buffer_equals_attention_over_the_host_
             buffer.append(layer, position, new)
             scores = torch.rand(position + 1, generator=generator)
             topk = scores.topk(k).indices.to(torch.int32)[None]
-            hot = buffer.swap_in(layer, topk.to(device))[0].long()
-            through = [pair.hot[hot] for pair in pool.layers[layer]]
+            held = buffer.swap_in(layer, topk.to(device))[0].long()
+            through = [pair.hot[held] for pair in pool.layers[layer]]
             straight = [
                 torch.stack([pair.host[pages[t // page_size], t % page_size] for t in topk[0]])
                 for pair in pool.layers[layer]

@@ -126,8 +126,8 @@ def test_a_small_device_pool_evicts_and_a_host_tier_hits(replayed: Replay) -> No
 
 def test_cuts_of_a_prefill_may_be_kept_apart(replayed: Replay) -> None:
     """A prompt is cut at its last page where that is farther than this from where it began."""
-    arguments = ("--synthetic", "chat", "--requests", 20, "--component", "full")
-    arguments = (*arguments, "--component", "mamba", "--verify", "off")
+    workload = ("--synthetic", "chat", "--requests", 20, "--component", "full")
+    arguments = (*workload, "--component", "mamba", "--verify", "off")
     near, far = (replayed(*arguments, "--cut-tokens", each) for each in (0, "1M"))
     assert (near["settings"]["cut_tokens"], far["settings"]["cut_tokens"]) == (0, 1_000_000)
     assert near["resume_points"]["made"]["repeat"] > far["resume_points"]["made"]["repeat"]

@@ -34,7 +34,7 @@ HYBRID: dict[str, dict[str, Any]] = {
 SPARSE: dict[str, dict[str, Any]] = {"hisparse": {}}
 """Keys and values live on HOST; its pool has part of its mirror's planes."""
 SMALL = {"device_tokens": 16_000, "host_tokens": 20_000}
-LARGE = {"device_tokens": 200_000, "host_tokens": 400_000}
+LARGE: dict[str, Any] = {"device_tokens": 200_000, "host_tokens": 400_000}
 
 Replay = Callable[..., ReplayResult]
 
@@ -139,7 +139,7 @@ def test_hits_of_all_tiers_and_computed_tokens_add_up(
     result = stored(chats(), components)
     hits = result["hit_tokens"]
     assert sum(hits.values()) == result["saved_tokens"]  # type: ignore[arg-type]
-    assert min(hits.values()) >= 0  # type: ignore[type-var]
+    assert min(hits.values()) >= 0  # type: ignore[type-var, operator]
     for source in result["sources"]:
         tiers = (source["device"], source["host"], source["storage"], source["computed"])
         assert min(tiers) >= 0

@@ -69,7 +69,12 @@ def test_a_master_that_hangs_costs_no_more_than_the_deadline(master: Master) -> 
     until(lambda: stored(storage, addresses(4), SIZE) == [OK] * 4, 60)
     master.stop()
     seen: set[Status | None] = set()
-    until(lambda: seen.update(timed(storage)) or DOWN in seen)
+
+    def is_down() -> bool:
+        seen.update(timed(storage))
+        return DOWN in seen
+
+    until(is_down)
     assert seen <= {DOWN, TIMEOUT}
     master.go_on()
     until(lambda: fetched(storage, addresses(4), SIZE) == [OK] * 4, 60)

@@ -115,8 +115,18 @@ def result() -> ReplayResult:
             "breaker": "half-open",
             "abandoned_threads": 1,
             "last_error": "set: OSError: [Errno 28] No space left on device",
-            "before": {"records": 811, "bytes": 53_477_377, "capacity_bytes": 1_073_741_827},
-            "after": {"records": 12_677, "bytes": 831_520_771, "capacity_bytes": 1_073_741_829},
+            "before": {
+                "records": 811,
+                "bytes": 53_477_377,
+                "capacity_bytes": 1_073_741_827,
+                "details": {},
+            },
+            "after": {
+                "records": 12_677,
+                "bytes": 831_520_771,
+                "capacity_bytes": 1_073_741_829,
+                "details": {},
+            },
         },
         "load_backs": {
             "started": 187,
@@ -160,6 +170,7 @@ def result() -> ReplayResult:
         "payload_mismatches": 0,
         "payloads_verified": 48_823,
         "ledger_violations": 0,
+        "first_problem": "",
         "cpu_us_per_request": {
             "total": {"p50": 96.4, "p99": 412.7, "mean": 118.9},
             "match": {"p50": 17.3, "p99": 52.1, "mean": 19.8},

@@ -526,7 +526,7 @@ def test_a_store_that_told_nothing_and_has_no_limit_is_reported(result: ReplayRe
     storage = result["storage"]
     assert storage is not None
     storage["before"] = None
-    storage["after"] = {"records": 3, "bytes": 5, "capacity_bytes": None}
+    storage["after"] = {"records": 3, "bytes": 5, "capacity_bytes": None, "details": {}}
     assert re.search(r"before +–\s", terminal(result))
     assert re.search(r"after +3 records, 5 bytes\s", terminal(result))
 
@@ -564,7 +564,7 @@ def test_a_result_of_a_version_that_did_not_count_them_is_still_reported(
 
 def test_an_interval_without_requests_has_no_hit_rate(result: ReplayResult) -> None:
     for point in result["timeline"][40:60]:
-        point.update(requests=0, token_hit_rate=0.0, storage_hit_rate=0.0)
+        point.update({"requests": 0, "token_hit_rate": 0.0, "storage_hit_rate": 0.0})
     rate, load = hover_data(render_html(result))["plots"][:2]
     assert len(load["at"]) == len(result["timeline"])
     assert len(rate["at"]) == len(result["timeline"]) - 20
