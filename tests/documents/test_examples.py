@@ -112,11 +112,8 @@ def test_make_help_lists_every_target() -> None:
 
 
 def test_make_nightly_runs_all_long_parts_and_names_the_failed_ones() -> None:
-    alone: dict[str, Any] = {
-        "MAKEFLAGS": "",
-        "MAKELEVEL": "",
-        "MFLAGS": "",
-    }  # make may run these tests
+    # make may run these tests
+    alone: dict[str, Any] = {"MAKEFLAGS": "", "MAKELEVEL": "", "MFLAGS": ""}
     done = run("make", "-n", "nightly", "STAMP=", cwd=ROOT, **alone)
     parts = ["== make long", "pytest -m long", "== make examples", "--hypothesis-profile=nightly"]
     parts += ["== make fuzz", "KVGRAFT_FUZZ_STEPS=1000000"]

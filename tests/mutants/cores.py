@@ -173,10 +173,8 @@ def a_load_back_forgets_a_node(patch: Patch) -> None:
 
 @mutant("everything+window", "A3", "A7", "A12")
 def a_budget_forgets_the_load_back(patch: Patch) -> None:
-    demand = default_demand
-
     def forgetful(component: Any, query: Any) -> Demand:
-        found = demand(component, query)
+        found = default_demand(component, query)
         return found._replace(now=found.now - query.host_slots)
 
     patch.setattr(budget, "default_demand", forgetful)

@@ -151,10 +151,8 @@ def duplicates_of_bounded_reaches_leak(patch: Patch) -> None:
 
 @mutant("everything+state", "I12")
 def points_are_counted_twice_in_the_demand(patch: Patch) -> None:
-    demand = default_demand
-
     def twice(component: Any, query: Any) -> Demand:
-        found = demand(component, query)
+        found = default_demand(component, query)
         return found._replace(later=found.later + query.checkpoints * component.is_state)
 
     patch.setattr(budget, "default_demand", twice)
@@ -162,9 +160,8 @@ def points_are_counted_twice_in_the_demand(patch: Patch) -> None:
 
 @mutant("everything+state", "A10", "I12", "A7", "I10")
 def points_are_left_out_of_the_demand(patch: Patch) -> None:
-    demand = default_demand
     patch.setattr(
         budget,
         "default_demand",
-        lambda component, query: demand(component, query._replace(checkpoints=0)),
+        lambda component, query: default_demand(component, query._replace(checkpoints=0)),
     )

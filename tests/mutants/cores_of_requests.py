@@ -299,10 +299,8 @@ def an_aborted_load_back_keeps_its_slots(patch: Patch) -> None:
 def a_load_back_writes_its_pages_in_reverse(patch: Patch) -> None:
     from kvgraft.transfers import journal, pair_planes
 
-    pair = pair_planes
-
     def reverse(component: Any, query: Any) -> Any:
-        copies = pair(component, query)
+        copies = pair_planes(component, query)
         if query.direction is Direction.LOAD_BACK:
             copies = [copy._replace(source_rows=copy.source_rows.flip(0)) for copy in copies]
         return copies
@@ -343,10 +341,8 @@ def an_ended_request_keeps_its_promise(patch: Patch) -> None:
 
 @mutant("state", "A10", "A7", "M8")
 def a_states_budget_forgets_the_copy(patch: Patch) -> None:
-    default = default_demand
-
     def forgetful(component: Any, query: Any) -> Any:
-        found = default(component, query)
+        found = default_demand(component, query)
         return (
             found._replace(now=query.host_slots, later=query.checkpoints)
             if component.is_state
