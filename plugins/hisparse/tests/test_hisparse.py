@@ -207,6 +207,8 @@ def test_every_request_is_budgeted_the_padded_hot_buffer_and_one_page(
     budget = mounted({"hot_tokens": hot_tokens}).budget_contribution
     assert budget is not None
     extend, decode = budget(QUERIES[1]), budget(QUERIES[3])
+    assert extend is not None
+    assert decode is not None
     assert extend.private == decode.private == (hot_slots,)
 
 

@@ -171,6 +171,7 @@ def test_checkpoints_of_one_request_leave_half_of_the_states_to_run_on() -> None
     finalize = built({"checkpoint_interval_tokens": 16, "states": 6}).finalize_match_result
     assert finalize is not None
     found = finalize(MatchView(anchor=0, device_anchor=0, base=0, limit=12, host_slots=0))
+    assert found is not None
     assert found.checkpoint_pages == (4, 8, 12)
 
 

@@ -44,7 +44,7 @@ class Leases:
             for component, each in zip(cache.tree.components, cache.mounted)
             if each.lock_hooks is not None
         }
-        self._everything = tuple(component.index for component in cache.tree.everything)
+        self._prefix_closed = tuple(component.index for component in cache.tree.prefix_closed)
         self._homes = {
             component.index for component in cache.tree.components if component.home_is_host
         }
@@ -64,7 +64,7 @@ class Leases:
             if not component.is_prefix_closed:
                 self._check_track(request, component, Moment.MATCHED)
         # The path to the root is walked for its end, and looked at on the way.
-        indexes, node = self._everything, anchor
+        indexes, node = self._prefix_closed, anchor
         while node.parent is not None:
             for index in indexes:
                 cell = node.cells[index]

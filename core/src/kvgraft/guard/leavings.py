@@ -310,7 +310,7 @@ class Leavings:
         named = request.key.n_tokens // self.tree.page_size
         if request.key.edits != request.key_edits or named < last:
             return True
-        for component in self.tree.everything:
+        for component in self.tree.prefix_closed:
             at_home = (was.own[component.index][:, 0] >= 0) & was.copied[component.index]
             if component.home_is_host and at_home.any():
                 return True

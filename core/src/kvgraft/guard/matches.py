@@ -64,7 +64,7 @@ class Matches:
         best = deepest(self.tree, shelf, limit, device_only=False)
         device = deepest(self.tree, shelf, best, device_only=True)
         base = shelf.n_pages
-        for component in self.tree.everything:
+        for component in self.tree.prefix_closed:
             base = min(
                 base, deepest(self.tree, shelf, limit, device_only=False, component=component)
             )

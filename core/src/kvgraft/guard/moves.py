@@ -178,7 +178,7 @@ class Moves:
         parent = operation.nodes[0].parent
         if parent is None or parent.parent is None or not self.tree.prefix_closed_host:
             return
-        for component in self.tree.everything:
+        for component in self.tree.prefix_closed:
             cell = parent.cells[component.index]
             coming = cell.incoming is not None and cell.incoming.operation.to_host
             if component.host is not None and cell.host is None and not coming:
@@ -203,7 +203,7 @@ class Moves:
         parent = node.parent
         if parent is None or parent.parent is None or not self.tree.prefix_closed_host:
             return
-        for component in self.tree.everything:
+        for component in self.tree.prefix_closed:
             above, cell = parent.cells[component.index], node.cells[component.index]
             if cell.host is not None and above.host is None:
                 raise ContractViolation(

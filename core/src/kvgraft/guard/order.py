@@ -137,7 +137,7 @@ class Order:
         self._lifted = None
         if parent.parent is None:
             return
-        for component in self.tree.everything:
+        for component in self.tree.prefix_closed:
             used, above = stamps[component.index], parent.cells[component.index].stamp
             if above < used:
                 raise ContractViolation(

@@ -132,7 +132,7 @@ class Publisher:
             return
         shareable = self._shareable(request)
         end = max([page for page in captured if page <= shareable], default=0)
-        if end and self.tree.everything:
+        if end and self.tree.prefix_closed:
             self.publish(request, end, request.computed // self.tree.page_size)
 
     def publish(self, request: Request, end: int, position: int) -> None:
@@ -166,7 +166,7 @@ class Publisher:
             child = node.child(bytes(data[offset : offset + page_bytes]))
             if child is None:
                 break
-            cells = [(component, child.cells[component.index]) for component in tree.everything]
+            cells = [(component, child.cells[component.index]) for component in tree.prefix_closed]
             if any(cell.device is None for _, cell in cells):
                 if any(
                     component.home_is_host and cell.host is not None for component, cell in cells
@@ -180,7 +180,7 @@ class Publisher:
             if page < child.end:
                 break
             node = child
-        for component in tree.everything:
+        for component in tree.prefix_closed:
             for ledger, on_device in ((component.device, True), (component.host, False)):
                 if ledger is None or not (on_device or component.home_is_host):
                     continue

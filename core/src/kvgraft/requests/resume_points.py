@@ -70,7 +70,7 @@ class ResumePoints:
     ) -> None:
         self.tree = tree
         self.inside = inside
-        self.matter = len(tree.everything) < len(tree.components)
+        self.matter = len(tree.prefix_closed) < len(tree.components)
         self.cuts = tree.has_state and not inside
         self.made: dict[PointKind, int] = dict.fromkeys(PointKind, 0)
         self.used: dict[PointKind, int] = dict.fromkeys(PointKind, 0)

@@ -440,7 +440,7 @@ class RequestSlots:
         offered = part.captured
         part.captured = {}
         # Where a bounded base's page is still the request's own, its state follows it (T4).
-        base = () if self.tree.everything else request.parts[0].runs
+        base = () if self.tree.prefix_closed else request.parts[0].runs
         if offered and (base or max(offered) > end):
             part.captured = {
                 page: slot

@@ -267,7 +267,7 @@ def backed_on_host(tree: Tree, node: Node) -> bool:
         return True
     return all(
         node.cells[component.index].host is not None
-        for component in tree.everything or tree.components[:1]
+        for component in tree.prefix_closed or tree.components[:1]
     )
 
 

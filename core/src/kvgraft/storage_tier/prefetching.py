@@ -350,7 +350,7 @@ class Prefetching:
         """Pages that fit under the cap, going by components that need every one (S2)."""
         sizes = [
             self.context.slabs.nbytes[component.index] * component.slots_per_page
-            for component in self.context.tree.everything
+            for component in self.context.tree.prefix_closed
         ]
         return self.settings.prefetch_nbytes // sum(sizes) if sizes else 1 << 31
 

@@ -103,7 +103,7 @@ def lift_recency(tree: Tree, node: Node, parent: Node) -> None:
     if parent.parent is None:
         return
     leaf = not node.live_device and tree.is_device_leaf(parent)
-    for component in tree.everything:
+    for component in tree.prefix_closed:
         above = parent.cells[component.index]
         below = node.cells[component.index]
         above.stamp = max(above.stamp, below.stamp)
@@ -169,7 +169,7 @@ def _evict_host_node(tree: Tree, node: Node, component: TreeComponent) -> None:
         if other.home_is_host:
             _lose_home(tree, node, other)
     if parent.parent is not None:
-        for other in tree.everything:
+        for other in tree.prefix_closed:
             above = parent.cells[other.index]
             above.stamp = max(above.stamp, node.cells[other.index].stamp)
             if tree.is_host_candidate(parent, other):
@@ -200,9 +200,9 @@ def drop_unreachable(tree: Tree, node: Node) -> None:
     Nothing below can be resumed from: cells of narrower components on the node, and everything
     under it. Unpinned by T6; the cost is that of the cells dropped.
     """
-    if not tree.everything or node.parent is None:
+    if not tree.prefix_closed or node.parent is None:
         return
-    for component in tree.everything:
+    for component in tree.prefix_closed:
         cell = node.cells[component.index]
         on_device = cell.device is not None and not component.home_is_host
         if cell.incoming is None and cell.host is None and not on_device:

@@ -68,13 +68,13 @@ def walk(tree: Tree, root: Node, key: TokenKey, limit: int) -> Path:
     Starts at the node the key was last found at, if it still stands: keys only grow and nodes keep
     the boundary at their end, so what lies above needs no comparing.
     """
-    data, page_bytes, everything = key.data, tree.page_bytes, tree.everything
+    data, page_bytes, prefix_closed = key.data, tree.page_bytes, tree.prefix_closed
     limit_bytes = limit * page_bytes
     nodes = _trail(key, root, limit)
     node = nodes[-1] if nodes else root
-    if everything and not _on_device(node, everything):
+    if prefix_closed and not _on_device(node, prefix_closed):
         for position, passed in enumerate(nodes):
-            if not _walkable(passed, everything):
+            if not _walkable(passed, prefix_closed):
                 return Path(nodes[:position], passed.start)
     offset = node.end * page_bytes
     while offset < limit_bytes:
@@ -86,7 +86,7 @@ def walk(tree: Tree, root: Node, key: TokenKey, limit: int) -> Path:
             edge = child.key
             end = offset + len(edge)
             if end <= limit_bytes and data.startswith(edge, offset):
-                if not _walkable(child, everything):
+                if not _walkable(child, prefix_closed):
                     break
                 nodes.append(child)
                 node, offset = child, end
@@ -100,7 +100,7 @@ def walk(tree: Tree, root: Node, key: TokenKey, limit: int) -> Path:
             child = found
             edge = child.key
             end = offset + len(edge)
-        if not _walkable(child, everything):
+        if not _walkable(child, prefix_closed):
             break
         nodes.append(child)
         if end > limit_bytes or not data.startswith(edge, offset):
@@ -165,17 +165,17 @@ def _trail(key: TokenKey, root: Node, limit: int) -> list[Node]:
     return nodes
 
 
-def _on_device(node: Node, everything: tuple[TreeComponent, ...]) -> bool:
+def _on_device(node: Node, prefix_closed: tuple[TreeComponent, ...]) -> bool:
     """Whether every prefix-closed component is on DEVICE here, and so on all nodes above (T5)."""
-    for component in everything:
+    for component in prefix_closed:
         if component.home_is_host or node.cells[component.index].device is None:
             return False
     return True
 
 
-def _walkable(node: Node, everything: tuple[TreeComponent, ...]) -> bool:
+def _walkable(node: Node, prefix_closed: tuple[TreeComponent, ...]) -> bool:
     """Whether every prefix-closed component has data on some tier."""
-    for component in everything:
+    for component in prefix_closed:
         cell = node.cells[component.index]
         if cell.host is None and (cell.device is None or component.home_is_host):
             return False

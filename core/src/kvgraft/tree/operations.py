@@ -364,7 +364,7 @@ def parent_on_host(tree: Tree, node: Node) -> bool:
         return True
     return all(
         parent.cells[component.index].host is not None
-        for component in tree.everything
+        for component in tree.prefix_closed
         if component.host is not None
     )
 
@@ -374,7 +374,7 @@ def may_back_up(tree: Tree, node: Node) -> bool:
     parent = node.parent
     if parent is None or parent.parent is None or not tree.prefix_closed_host:
         return True
-    for component in tree.everything:
+    for component in tree.prefix_closed:
         cell = parent.cells[component.index]
         coming = cell.incoming is not None and cell.incoming.operation.to_host
         if component.host is not None and cell.host is None and not coming:

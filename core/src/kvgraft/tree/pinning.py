@@ -155,7 +155,7 @@ def advance(tree: Tree, receipt: Receipt, anchor: Node, boundary: int) -> None:
     held = receipt.anchor
     held.receipts -= 1
     anchor.receipts += 1
-    for component in tree.everything:
+    for component in tree.prefix_closed:
         index, ledger = component.index, component.device
         moved = 0
         node = anchor
@@ -328,7 +328,7 @@ def _unpin(tree: Tree, component: TreeComponent, anchor: Node, segment: tuple[Sp
                 if component.home_is_host and tree.is_host_candidate(anchor, component):
                     component.queue_host(anchor)
     else:
-        everything, home_is_host = component.is_prefix_closed, component.home_is_host
+        prefix_closed, home_is_host = component.is_prefix_closed, component.home_is_host
         for low, high in segment:
             node = anchor
             while node.end > high:
@@ -339,7 +339,7 @@ def _unpin(tree: Tree, component: TreeComponent, anchor: Node, segment: tuple[Sp
                 if not pins:
                     if cell.device is not None:
                         moved += len(cell.device)
-                        if everything:
+                        if prefix_closed:
                             deepest = deepest or node
                         elif not cell.queued & ON_DEVICE:
                             component.queue_device(node)

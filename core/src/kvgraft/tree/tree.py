@@ -75,13 +75,13 @@ class Tree:
                 if other is component or component.reach.contains(other.reach)
             )
         self.by_name = {component.name: component for component in self.components}
-        self.everything = tuple(
+        self.prefix_closed = tuple(
             component for component in self.components if component.is_prefix_closed
         )
         for component in self.components:
             component.hangs_from = tuple(
                 other.index
-                for other in self.everything or self.components[:1]
+                for other in self.prefix_closed or self.components[:1]
                 if component.index in other.narrower and other.index not in component.narrower
             )
         self.checks = tuple(
@@ -348,7 +348,7 @@ class Tree:
             node, parent = parent, parent.parent
             node.live_device -= 1
         if parent is not None:
-            for component in self.everything:
+            for component in self.prefix_closed:
                 if self.is_device_candidate(node, component):
                     component.queue_device(node)
 
@@ -383,7 +383,7 @@ class Tree:
             below.live_host -= 1
             if below.live_host:
                 if below is not node and below.parent is not None:
-                    for other in self.everything:
+                    for other in self.prefix_closed:
                         if self.is_host_candidate(below, other):
                             other.queue_host(below)
                 break

@@ -136,7 +136,7 @@ class Leases:
     def known(self, seen: Snapshot, sequence: Prefix, limit: int) -> int:
         """The depth, in pages, to which others have computed a sequence, with every page there."""
         pages = seen.known()
-        there = [seen.readable(each) for each in self.bench.resuming.everything]
+        there = [seen.readable(each) for each in self.bench.resuming.prefix_closed]
         page = 0
         while page < limit:
             prefix = self.model.prefix(*sequence, page)

@@ -92,7 +92,7 @@ class Resuming:
         parts = self.model.components
         self.states = [each for each in parts if each.is_state]
         self.bounded = [each for each in parts if not each.is_state and not each.is_prefix_closed]
-        self.everything = [each for each in parts if each.is_prefix_closed]
+        self.prefix_closed = [each for each in parts if each.is_prefix_closed]
         self.matters = bool(self.states or self.bounded)
 
     # -- which boundaries are resume points
@@ -180,7 +180,7 @@ class Resuming:
             own.last_point = max(own.last_point, end)
         pages = {
             each.name: {page for page in own.private[each.name] if page < end}
-            for each in (*self.everything, *self.bounded)
+            for each in (*self.prefix_closed, *self.bounded)
         }
         leaving = self.leaving(own, pages, {page for page in own.captured if page <= end}, end)
         own.based = max(own.based, end)
@@ -191,7 +191,7 @@ class Resuming:
     ) -> Leaving:
         """Pages and states that leave a request: for resume points, left behind, or of no use."""
         leaving = Leaving(end, {}, states, {})
-        for each in (*self.everything, *self.bounded):
+        for each in (*self.prefix_closed, *self.bounded):
             went = pages[each.name]
             own.private[each.name] -= went
             left: set[int] = set()
@@ -206,7 +206,7 @@ class Resuming:
         own.shared = max((own.shared, *states))
         for state in self.states:
             leaving.left[state.name] = states & own.left
-        if not self.everything:
+        if not self.prefix_closed:
             self._drop_without_base(own, leaving)
         return leaving
 
