@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvgraft import Cache, TokenKey
 from kvgraft.requests.request import Request
 
 from ..serving.server import Server, ledgers, tree_dump
@@ -83,3 +84,21 @@ def test_a_retracted_request_continues_from_its_computed_tokens(name: str) -> No
     server.decode(again, 2)
     cache.check_integrity()
     cache.close()
+
+
+def test_a_refused_decode_publishes_no_state_either() -> None:
+    components = {"full": {}, "swa": {"window": 3}, "mamba": {"states": 7}}
+    cache = Cache.open(components, page_size=1, device_tokens=12)
+    request = cache.begin(TokenKey(range(11)))
+    assert cache.admit(request).admitted
+    while request.computed < request.prompt:
+        n_tokens = cache.next_chunk(request, 5)
+        assert cache.allocate(request, n_tokens)
+        cache.computed(request, n_tokens)
+    request.key.extend([11, 12])
+    assert cache.allocate(request, 1)
+    cache.computed(request, 1)
+    before = ledgers(cache), tree_dump(cache)
+    assert not cache.allocate(request, 1)
+    assert (ledgers(cache), tree_dump(cache)) == before
+    cache.check_integrity()

@@ -208,7 +208,7 @@ def pages_that_are_kept_where_no_state_is(put: Patch) -> None:
 
 @breaks("I10", "window")
 def a_decode_that_gives_back_what_a_point_needs(put: Patch) -> None:
-    put.setattr(RequestSlots, "has_promise_left", lambda self, request, pages: False)
+    put.setattr(RequestSlots, "has_promise_left", lambda self, parts, pages: False)
     put.setattr(RequestSlots, "is_worth_keeping", lambda self, request, page: False)
     scene = Scene()
     request = scene.computed(PROMPT, reserve=8)

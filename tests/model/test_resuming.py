@@ -93,7 +93,7 @@ def test_an_identical_prompt_resumes_at_its_last_page_however_long_the_answer_wa
 
 def test_a_decode_that_drops_data_of_points_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RequestSlots, "is_worth_keeping", lambda self, request, page: False)
-    monkeypatch.setattr(RequestSlots, "has_promise_left", lambda self, request, pages: False)
+    monkeypatch.setattr(RequestSlots, "has_promise_left", lambda self, parts, pages: False)
     harness = driven("full+swa", 1)
     with pytest.raises(ContractViolation, match="I9"):
         serve(harness, (1,) * 8, 20)

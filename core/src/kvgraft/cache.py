@@ -309,12 +309,16 @@ class Cache:
                 raise LeaseError("allocate before the load-back delivered; poll, or restart")
             request.waits = []
             pinning.release_host_copy(self.tree, request.receipt)
+        pages = request.pages_short(n_tokens, self.tree.page_size)
+        page = request.computed // self.tree.page_size
+        within = pages <= 0 or self.slots.has_promise_left(request.parts, pages)
+        if not within and not self.slots.could_allocate(request, pages, page):
+            return False
         if self.tree.has_state:
             self.publisher.publish_states(request)
-        pages = request.pages_short(n_tokens, self.tree.page_size)
         if pages > 0:
-            if request.bounded_parts and not self.slots.has_promise_left(request, pages):
-                self.publisher.leave_behind(request, request.computed // self.tree.page_size, pages)
+            if not within and request.bounded_parts:
+                self.publisher.leave_behind(request, page, pages)
             if not self.slots.allocate_pages(request, pages):
                 return False
         if self.tree.has_state:

@@ -114,7 +114,7 @@ class Publisher:
         if request.computed > request.prompt and self.tree.page_size < BEHIND_TOKENS:
             collected = self.slots.pages_behind(request, page)
             if collected * self.tree.page_size < BEHIND_TOKENS:
-                if self.slots.has_promise_left(request, ahead):
+                if self.slots.has_promise_left(request.bounded_parts, ahead):
                     return
                 if not self.slots.is_worth_keeping(request, page):
                     self.slots.give_back_behind(request, page)
@@ -127,11 +127,11 @@ class Publisher:
 
     def publish_states(self, request: Request) -> None:
         """Hand the tree the states captured so far, with the pages before them."""
-        captured = self.slots.captured_pages(request)
+        captured = [part.captured for part in request.state_parts if part.captured]
         if not captured:
             return
         shareable = self._shareable(request)
-        end = max([page for page in captured if page <= shareable], default=0)
+        end = max([page for pages in captured for page in pages if page <= shareable], default=0)
         if end and self.tree.prefix_closed:
             self.publish(request, end, request.computed // self.tree.page_size)
 

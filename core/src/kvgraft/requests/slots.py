@@ -116,10 +116,25 @@ class RequestSlots:
             most = max(most, sum(run.end - run.first for run in behind))
         return most
 
-    def has_promise_left(self, request: Request, pages: int) -> bool:
-        """Whether the next `pages` pages of every bounded component are promised."""
-        for part in request.bounded_parts:
-            if part.account.promised < pages * part.component.slots_per_page:
+    def has_promise_left(self, parts: Sequence[Part], pages: int) -> bool:
+        """Whether the next `pages` pages of every paged part are promised."""
+        for part in parts:
+            component = part.component
+            if part.account.promised < pages * component.slots_per_page and not component.is_state:
+                return False
+        return True
+
+    def could_allocate(self, request: Request, pages: int, page: int) -> bool:
+        """Whether the next `pages` pages fit once those behind boundary `page` are left behind."""
+        first, end = request.allocated, request.allocated + pages
+        for part in request.parts:
+            component = part.component
+            if component.is_state:
+                continue
+            n = component.stored_between(first, end)
+            if not component.is_prefix_closed:
+                n -= sum(run.end - run.first for run in self._behind(part, page)[1])
+            if n > 0 and not part.headroom_covers(n * component.slots_per_page):
                 return False
         return True
 
@@ -151,10 +166,12 @@ class RequestSlots:
 
     def set_up_states(self, request: Request) -> None:
         """Give the request live states, copied from its anchor (M8); keep what is due first."""
-        self.settle_due(request)
+        if request.state_parts[0].due:
+            self.settle_due(request)
         for part in request.state_parts:
             if part.live is not None:
-                self.keep_due(request, part)
+                if part.due:
+                    self.keep_due(request, part)
                 continue
             part.live = self._take_state(part)
             assert part.live is not None
@@ -349,13 +366,6 @@ class RequestSlots:
                     self.keep_due(request, part)
                 page = min(page, max([part.shared, *part.captured]))
         return page
-
-    def captured_pages(self, request: Request) -> list[int]:
-        """Boundaries of the states that it captured and the tree does not have yet."""
-        pages: list[int] = []
-        for part in request.state_parts:
-            pages += part.captured
-        return pages
 
     def offered_page(self, request: Request, part: StatePart) -> int:
         """The deepest boundary at which an ending request has a state to donate; 0 if none."""

@@ -144,7 +144,7 @@ def insert(
 def _mark(node: Node, start: int, points: Mapping[int, PointKind]) -> list[PointKind]:
     """Note the resume points behind page `start` on the path to `node`; the kinds of new ones."""
     new: list[PointKind] = []
-    for page in sorted(points, reverse=True):
+    for page in sorted(points, reverse=True) if len(points) > 1 else points:
         if not start < page <= node.end:
             continue
         while node.start >= page:
