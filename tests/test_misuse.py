@@ -447,3 +447,26 @@ def test_arguments_of_other_types_are_named(
         assert "\n" not in str(refused.value)
         assert not cache.requests
         cache.check_integrity()
+
+
+@pytest.mark.parametrize("guard", ["off", "on"])
+def test_a_refused_finish_keeps_the_live_state(guard: str) -> None:
+    components = {"full": {}, "mamba": {"states": 8}}
+    cache = Cache.open(components, device_tokens=64, page_size=2, guard=guard)
+    key = TokenKey(range(8))
+    request = cache.begin(key, reserve=6, resume_at=None)
+    assert cache.admit(request).admitted
+    while request.computed < 8:
+        n_tokens = cache.next_chunk(request)
+        assert cache.allocate(request, n_tokens)
+        cache.computed(request, n_tokens)
+    assert cache.allocate(request, 2)
+    cache.computed(request, 2)
+    slot = cache.state_slot(request, "mamba")
+    with pytest.raises(LeaseError, match="append decoded tokens first"):
+        cache.finish(request)
+    key.extend([1, 2])
+    assert cache.allocate(request, 2)
+    assert cache.state_slot(request, "mamba") == slot
+    cache.abort(request)
+    cache.close()

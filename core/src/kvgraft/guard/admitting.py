@@ -11,6 +11,7 @@ from kvgraft.errors import ContractViolation
 from kvgraft.guard.books import FREE, IN_FLIGHT, PRIVATE, PROMISED, Reading
 from kvgraft.guard.watched import After, Holdings, Watched, holdings
 from kvgraft.requests.request import Request, Stage
+from kvgraft.requests.resume_points import resume_pages
 from kvgraft.storage_tier import Prefetch
 from kvgraft.transfers import Fence
 from kvgraft.tree.component import TreeComponent
@@ -42,7 +43,7 @@ class Admitting:
         reserve: int = 0,
         chunk: int | None = None,
         prefetch: Prefetch | None = None,
-        resume_at: int | Sequence[int] = (),
+        resume_at: int | Sequence[int] | None = None,
     ) -> After:
         """A match takes nothing (M6) and is what it says (M1, M2, M3, L3)."""
         del reserve, chunk, prefetch
@@ -71,10 +72,9 @@ class Admitting:
 
         return after
 
-    def _check_asked(self, request: Request, resume_at: int | Sequence[int]) -> None:
+    def _check_asked(self, request: Request, resume_at: int | Sequence[int] | None) -> None:
         """The request knows the pages that the engine named as points (I10)."""
-        positions = [resume_at] if isinstance(resume_at, int) else resume_at
-        pages = {position // self.tree.page_size for position in positions}
+        pages = set(resume_pages(resume_at, request.prompt, self.tree.page_size))
         if set(request.resume_at) != pages:
             raise ContractViolation(
                 "I10",

@@ -34,7 +34,7 @@ class GuardedOperations(_Operations):
         reserve: int = 0,
         chunk: int | None = None,
         prefetch: Prefetch | None = None,
-        resume_at: int | Sequence[int] | None = (),
+        resume_at: int | Sequence[int] | None = None,
     ) -> Request:
         found: Request = self.guard.look(
             "begin",

@@ -80,6 +80,7 @@ class Publisher:
         if not self._can_replenish(request, page):
             self.declined_checkpoints += 1
             return False
+        self._check_key(request, page)
         self.share(request, page, fence, self._lock(request, page))
         request.cached = max(request.cached, page)
         self.checkpoints += 1
@@ -92,6 +93,7 @@ class Publisher:
             page = min(page, self.slots.offered_page(request, part))
         backs_up = self.backups.enabled
         if self._has_new(request, page) or (request.published and backs_up):
+            self._check_key(request, page)
             locks = self._lock(request, page) if backs_up else None
             for part in request.state_parts:
                 self.slots.offer_states(request, part)
@@ -193,18 +195,26 @@ class Publisher:
                     return None
         return page
 
+    def _check_key(self, request: Request, page: int) -> None:
+        """Refuse data under tokens it was not computed for, before anything changes (I8).
+
+        Raises:
+            LeaseError: the key was cut, or lacks tokens.
+        """
+        key = request.key
+        if key.edits != request.key_edits or page * self.tree.page_size > key.n_tokens:
+            raise LeaseError(
+                f"request computed {request.computed} tokens but its key was cut or holds only "
+                f"{key.n_tokens}; append decoded tokens first and cut keys after it ended"
+            )
+
     def insert(self, request: Request, page: int, fence: Fence | None) -> inserting.Inserted:
         """Offer private data up to boundary `page`; what the tree has already is freed (I1).
 
         `fence` is when that data exists. Whatever is copied to HOST later waits for the latest one:
         computation happens in order, so it covers all that was inserted before (B4).
         """
-        key, tokens = request.key, page * self.tree.page_size
-        if key.edits != request.key_edits or tokens > key.n_tokens:
-            raise LeaseError(
-                f"request computed {request.computed} tokens but its key was cut or holds only "
-                f"{key.n_tokens}; append decoded tokens first and cut keys after it ended"
-            )
+        key = request.key
         if fence is not None:
             self.journal.fence = fence
         if self.points.matter and page:
