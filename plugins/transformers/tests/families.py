@@ -57,6 +57,7 @@ _NARROW = {**_LATENT, "head_dim": 8}
 _CAUSAL = {"is_decoder": True}
 _DECODER = {"num_hidden_layers": LAYERS, "encoder_layers": LAYERS}
 _SCAN = {"head_dim": None, "num_key_value_heads": None, "layer_types": None}
+_HEADS = {"head_dim": WIDTH // HEADS}
 
 DIFFERENT: dict[str, dict[str, Any]] = {
     **dict.fromkeys(["deepseek_v2", "glm4_moe_lite", "glm_moe_dsa", "minicpm3", "axk2"], _LATENT),
@@ -64,6 +65,7 @@ DIFFERENT: dict[str, dict[str, Any]] = {
     **dict.fromkeys(["axk1", "longcat_flash"], _NARROW),
     **dict.fromkeys(["bart", "bigbird_pegasus", "blenderbot", "blenderbot-small"], _DECODER),
     **dict.fromkeys(["marian", "mbart", "mvp", "pegasus", "plbart", "whisper"], _DECODER),
+    **dict.fromkeys(["hunyuan_v1_dense", "hunyuan_v1_moe", "ministral"], _HEADS),
     **dict.fromkeys(["mamba", "falcon_mamba"], _SCAN),
     **dict.fromkeys(["bert", "bert-generation", "big_bird", "camembert"], _CAUSAL),
     **dict.fromkeys(["data2vec-text", "electra", "ernie", "megatron-bert", "rembert"], _CAUSAL),
