@@ -1,7 +1,7 @@
 """The storage tier of a guarded cache (S1, S2, S5); `kvgraft.guard.traffic` has the rest.
 
-What the tier does is an operation of its own, also in the middle of the cache's: each is held to
-what it may change itself.
+A step of the tier is an operation of its own, also in the middle of one of the cache's: each is
+held to the changes it may make itself.
 """
 
 from __future__ import annotations

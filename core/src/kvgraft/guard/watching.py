@@ -213,8 +213,8 @@ class Guard:
     def step(self) -> Iterator[None]:
         """A step of the storage tier: an operation of its own, also in the middle of the cache's.
 
-        What the cache's did up to it is looked at before, and it begins anew behind it: so each is
-        held to what it may change itself.
+        The guard looks at the cache's operation up to the step, and begins it anew behind the step:
+        so each is held to the changes it may make itself.
         """
         seen, looking, self._current = self._current, self._looking, None
         try:

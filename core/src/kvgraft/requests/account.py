@@ -59,7 +59,7 @@ class Account:
     def take(self, n: int) -> bytes:
         """`n` slots become the request's; room has been made.
 
-        What is not promised is promised first; the caller checked the headroom.
+        Promises the missing ones first; the caller checked the headroom.
         """
         if n > self.promised:
             self.extend(n - self.promised)

@@ -140,7 +140,7 @@ class Publisher:
     def publish(self, request: Request, end: int, position: int) -> None:
         """Hand the tree what the request, which goes on at page `position`, needs no more.
 
-        What needs every page comes along up to boundary `end` and stays pinned (T4); so no promise
+        Prefix-closed data comes along up to boundary `end` and stays pinned (T4); so no promise
         changes (I12). Pages that another request has inserted meanwhile stay the request's own as
         well, so that its tables do not change; where they cannot be pinned beside them (A12), what
         is left behind is given back instead.

@@ -335,7 +335,7 @@ def commit(tree: Tree, operation: Operation) -> bool:
 
 
 def holds_up(tree: Tree, node: Node, component: TreeComponent, *, to_host: bool) -> bool:
-    """Whether what `component`'s data on `node` hangs from is there (T4, T5).
+    """Whether the data that `component` hangs from on `node` is there (T4, T5).
 
     It is not if another transfer, on which this one relied, delivered nothing.
     """
