@@ -52,7 +52,7 @@ def mount_all(
         config: names the components, as `package` or `package@label`.
         plugins: packages used instead of installed ones of the same name.
         available: says how much memory there is.
-        parts: names what runs around the components' hooks; by default nothing does.
+        parts: names the wrappers around the components' hooks; by default there are none.
 
     Raises:
         ConfigError: a component that is not installed, an empty label, or pools larger than the
@@ -167,7 +167,7 @@ def _build(
 
 
 def _package(name: str) -> str:
-    """The package of a component; what follows an @ tells its instances apart."""
+    """The package of a component; the text after an @ tells its instances apart."""
     package, at, label = name.partition("@")
     if at and not (package and label):
         raise ConfigError(f"component {name!r}: write package@label, both parts named")

@@ -3,7 +3,7 @@
     prefetch = cache.storage.prefetch(key)    when it is queued, with a storage tier
     request = cache.begin(key)          match, pin                      -> Request
     cache.admit(request)                compare demands with headroom   -> Decision
-    cache.load_back(request)            start what HOST must deliver
+    cache.load_back(request) start the copies from HOST
     cache.next_chunk(request)           tokens the next step may compute
     cache.allocate(request, n)          slots for them
     ... the model runs ...
@@ -63,8 +63,9 @@ class Cache:
         plugins: component packages used instead of installed ones of the same name.
         transfers: engine for copies between tiers; by default worker threads on the CPU and side
             streams on CUDA.
-        available: says how much memory pools may take; by default what the machine has available.
-        parts: makes the parts of the cache; by default what the settings ask for.
+        available: says how much memory pools may take; by default the memory available on the
+            machine.
+        parts: makes the parts of the cache; by default those that the settings ask for.
 
     Attributes:
         config: the settings it runs with; sizes that were given in bytes are tokens here.
@@ -73,7 +74,7 @@ class Cache:
         tree: the prefix tree, with the ledgers of every component.
         storage: the storage tier; false without one.
         points: counts resume points by kind: `made`, `used`, `skipped`, `lost`.
-        guard: what checks rules while it serves; None when the guard is off.
+        guard: the checker of rules while it serves; None when the guard is off.
         requests: requests that have begun and not ended, by their `id()`.
         publisher: counts `checkpoints` that shared something, and `declined_checkpoints` that found
             no headroom (A12).
@@ -179,7 +180,8 @@ class Cache:
             key: the prompt; the request appends to it while decoding.
             reserve: decode tokens to keep slots for.
             chunk: most tokens a prefill step computes; the whole prompt by default.
-            prefetch: what was started for it when it was queued; what has not come is given up.
+            prefetch: the prefetch started when the request was queued; pages that have not arrived
+                are given up.
             resume_at: tokens of the prompt after which others will go on differently: the end of a
                 system prompt, of a document. They are resume points, rounded down to pages (I10).
 
@@ -237,7 +239,7 @@ class Cache:
         return decision
 
     def load_back(self, request: Request, fence: Fence | None = None) -> list[Transfer]:
-        """Start what HOST must deliver; the transfers to wait for, others' included (R1 to R7).
+        """Start the copies from HOST; return the transfers to wait for (R1 to R7).
 
         The request may run once `request.ready`; if `request.load_failed`, call `restart`. That is
         so at once if a transfer failed that others had started and this request relied on.
@@ -292,7 +294,7 @@ class Cache:
     def allocate(self, request: Request, n_tokens: int) -> bool:
         """Slots for the next `n_tokens` tokens.
 
-        Always succeeds within what was admitted (A7). Beyond it, succeeds if every pool has
+        Always succeeds within the admitted demand (A7). Beyond it, succeeds if every pool has
         headroom; otherwise nothing changes, False is returned, and the engine retracts a request.
         A state component's live state is set up here, by copy on write from the prefix (M8), and
         a state due at the boundary just passed is kept: call it before every run of the model.
@@ -357,7 +359,7 @@ class Cache:
         Args:
             request: whose.
             n_tokens: how many.
-            fence: when that data exists, if not yet; what is copied to HOST waits for it (B4).
+            fence: when that data exists, if not yet; its copies to HOST wait for it (B4).
             states: states inside these tokens, at `state_boundaries`: per state component, by
                 position, a tensor for each plane of its pool, in their order and shapes. They are
                 copied. A position that is left out is no resume point, nor is one whose state finds
@@ -377,7 +379,7 @@ class Cache:
         self.publisher.computed(request, n_tokens, fence, states)
 
     def checkpoint(self, request: Request, fence: Fence | None = None) -> bool:
-        """Share what the request computed so far, up to the deepest legal boundary (I5, I6).
+        """Share the data computed so far, up to the deepest legal boundary (I5, I6).
 
         Afterwards `table` may name other slots for pages another request had inserted before.
         Declined, returning False and changing nothing, when there is nothing new, or when the
@@ -387,7 +389,7 @@ class Cache:
         return self.publisher.checkpoint(request, fence)
 
     def finish(self, request: Request, fence: Fence | None = None) -> int:
-        """End a request, leaving what it computed to the tree; returns the tokens cached (I6, I7).
+        """End a request and leave its data to the tree; return the tokens cached (I6, I7).
 
         A state component donates its live state if it stands on a page boundary.
         """
@@ -401,14 +403,14 @@ class Cache:
         return self.finish(request, fence)
 
     def abort(self, request: Request) -> None:
-        """Drop a request in any stage, and what it computed since its last checkpoint (L8)."""
+        """Drop a request in any stage, with the data computed since its last checkpoint (L8)."""
         self._expect_own(request)
         if request.stage is Stage.CLOSED:
             raise LeaseError("request is closed; it was finished or aborted before")
         self._end(request)
 
     def explain(self, key: TokenKey, prefetch: Prefetch | None = None) -> Explanation:
-        """Per component, why the anchor of `key` is not deeper (M9); and what a prefetch gave.
+        """Per component, why the anchor of `key` is not deeper (M9); and the result of a prefetch.
 
         Beside the resume points on the way it names kinds of which points were skipped in this
         cache, with the reason of the last one (I11).
@@ -504,7 +506,7 @@ class Cache:
     # -- inside
 
     def _expect_own(self, request: Request) -> None:
-        """Refuse what is no request, and others' requests."""
+        """Refuse other objects than requests, and other caches' requests."""
         if self.requests.get(id(request), self) is not request:
             if not isinstance(request, Request):
                 raise no_request(request)
@@ -536,7 +538,7 @@ class Cache:
         return (request.prompt - 1) // self.tree.page_size
 
     def _give_up(self, parts: Sequence[Part]) -> None:
-        """Return what a request owns, but for its pins: private slots and promises (H8)."""
+        """Give back a request's private slots and promises, but not its pins (H8)."""
         self.slots.give_back_all(parts)
         self.budget.close(parts)
 

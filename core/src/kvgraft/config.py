@@ -42,7 +42,7 @@ class WritePolicy(str, enum.Enum):
     WRITE_THROUGH_SELECTIVE = "write-through-selective"
     """At the second touch: when a prefix is hit for the first time."""
     WRITE_BACK = "write-back"
-    """At eviction: what leaves the device goes to HOST first."""
+    """At eviction: data is copied to HOST before it leaves the device."""
 
 
 class GuardMode(str, enum.Enum):
@@ -57,10 +57,10 @@ class GuardMode(str, enum.Enum):
 
 
 class StorePolicy(str, enum.Enum):
-    """When what is on HOST goes to STORAGE as well."""
+    """When data on HOST is stored in STORAGE as well."""
 
     SECOND_TOUCH = "second-touch"
-    """When a prefix is used again; what is used once does not wear the disk."""
+    """When a prefix is used again; a prefix used once does not wear the disk."""
     WRITE_THROUGH = "write-through"
     """As soon as HOST has acknowledged it."""
     HOST_EVICTION = "host-eviction"
@@ -71,7 +71,7 @@ class PrefetchPolicy(str, enum.Enum):
     """The time a queued request waits for its data from STORAGE (S6)."""
 
     BEST_EFFORT = "best-effort"
-    """Not at all: it begins with what has come."""
+    """Not at all: it begins with the pages that have arrived."""
     WAIT_COMPLETE = "wait-complete"
     """Until all has come that will; the store's deadlines bound it."""
     TIMEOUT = "timeout"
@@ -167,8 +167,8 @@ class CacheConfig(BaseModel):
         write_policy: when data goes to HOST.
         load: the load-or-recompute decision; None always loads.
         storage: the storage tier; none by default.
-        cut_tokens: a prefill is cut where a state is worth keeping, but not closer than this to
-            the cut or the prefix before: what an extra pass of the model costs, in tokens.
+        cut_tokens: a prefill is cut where a state is worth keeping, but not closer than this to the
+            cut or the prefix before: the cost of an extra pass of the model, in tokens.
         states_inside_chunks: the engine's kernels give states inside a chunk: nothing is cut, and
             `Cache.computed` is handed them.
         transfer_timeout_s: longest wait for a copy that must finish now.

@@ -1,4 +1,4 @@
-"""The contract's version, what belongs to it since when, and what a component may be capable of.
+"""The contract's versions, the hooks of each, and the capabilities a component may declare.
 
 A core keeps its own version of the contract and every older one of the same major version.
 Additions of a minor version are marked where they stand, so that a component is held to the version
@@ -9,7 +9,7 @@ it was written for:
     @since("1.2", "deadline")       # an argument it gained later
     def weigh_request(component, query, deadline): ...
 
-and what the next major version takes away says so first:
+and a hook that the next major version removes is deprecated first:
 
     @hookspec(firstresult=True)
     @deprecated("1.1", removal="2.0", advice="implement weigh_request", renamed_to="weigh_request")
@@ -97,7 +97,7 @@ class Deprecation(NamedTuple):
     Attributes:
         since: the version that deprecated it.
         removal: the major version that takes it away.
-        advice: what a component does instead.
+        advice: the replacement, for a component's author.
         renamed_to: the hook that takes its place with the same arguments; the core calls a
             component's old one under the new name.
     """
@@ -138,8 +138,8 @@ class Contract:
         specs: the module or class with the marked hook functions, for pluggy.
         hooks: by name.
         required: hooks every component implements, as far as its version has them.
-        inverses: hooks that come in pairs: whoever implements the first implements the second.
-        capabilities: what may be declared, and the version that added each.
+        inverses: hooks that come in pairs: an implementation of the first needs the second.
+        capabilities: the capabilities that may be declared, with the version that added each.
     """
 
     version: ApiVersion
@@ -201,7 +201,7 @@ def deprecated(
     Args:
         version: the minor version from which on it is deprecated.
         removal: the major version, such as `"2.0"`, that takes it away.
-        advice: what a component does instead, for the warning.
+        advice: the replacement, for the warning.
         renamed_to: the hook with the same arguments that takes its place, if one does.
 
     Raises:
@@ -221,7 +221,7 @@ def deprecated(
 
 
 def _read_hook(name: str, function: Callable[..., Any], first: ApiVersion) -> HookSpec:
-    """A marked function as a hook; what carries no mark is there since `first`."""
+    """A marked function as a hook; without a version mark it exists since `first`."""
     marks: dict[str | None, ApiVersion] = vars(function).get(_SINCE, {})
     arguments = tuple(inspect.signature(function).parameters)
     unknown = marks.keys() - {None, *arguments}
@@ -241,7 +241,7 @@ def check_api_version(plugin: str, version: str, core: str = API_VERSION) -> Api
 
     Args:
         plugin: the component, for the message.
-        version: what it declares.
+        version: the version that it declares.
         core: the version the core keeps.
 
     Raises:

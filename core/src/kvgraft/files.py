@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 NOT_REGULAR = frozenset({errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV})
-"""Errors of opening what is a link, a directory, a socket or a device."""
+"""Errors of opening a link, a directory, a socket or a device."""
 
 
 class NotRegularFileError(FileNotFoundError):
@@ -88,11 +88,11 @@ def unfinished_path(directory: Path, subject: str) -> Path:
 
 
 def replace_file(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Put a file in place of whatever has its name, whole or not at all.
+    """Replace the file of this name, whole or not at all.
 
     A reader sees the old one or the new one, also after the machine stopped. Links are followed;
-    what is replaced gives its owner, where that is allowed, and its permissions. Unfinished files
-    of other writers of the same file are removed.
+    the new file takes the old one's permissions, and its owner where that is allowed. Unfinished
+    files of other writers of the same file are removed.
 
     Args:
         path: where.
@@ -100,7 +100,7 @@ def replace_file(path: Path, content: bytes, mode: int = 0o600) -> None:
         mode: permissions where there was no file, less those the process never gives.
 
     Raises:
-        OSError: it cannot be written; what was there is there still.
+        OSError: it cannot be written; the old file stays.
     """
     file = Path(os.path.realpath(path))
     with unfinished_file(file, mode) as (fd, made):
@@ -118,7 +118,7 @@ def unfinished_file(file: Path, mode: int = 0o600) -> Iterator[tuple[int, Path]]
     Raises:
         OSError: it cannot be made.
     """
-    subject = file.name[:50]  # what is added must fit into a name, too
+    subject = file.name[:50]  # the added suffix must fit into a name, too
     with suppress(OSError):  # one may write into some directories that one may not read
         remove_unfinished(file.parent, subject)
     fd, made = create_unfinished(file.parent, subject, mode)

@@ -52,7 +52,7 @@ INVERSES = (
     ("build_hicache_transfers", "commit_hicache_transfers"),
     ("build_hicache_transfers", "abort_hicache_transfers"),
 )
-"""Hooks that come in pairs: whoever implements the first implements the second."""
+"""Hooks that come in pairs: an implementation of the first needs the second."""
 
 
 @hookspec(firstresult=True)
@@ -90,16 +90,16 @@ def finalize_match_result(component: Component, view: MatchView) -> ComponentMat
 
 @hookspec(firstresult=True)
 def acquire_component_lock(component: Component, query: LockQuery) -> Sequence[Span] | None:
-    """The pages to pin for a request resuming at a boundary; None pins what the reach covers.
+    """The pages to pin for a request resuming at a boundary; None pins the reach.
 
-    The spans must contain the reach at the boundary and lie inside what every wider component
-    pins. Contract: L1 L3 L7 T6.
+    The spans must contain the reach at the boundary and lie inside the pins of every wider
+    component. Contract: L1 L3 L7 T6.
     """
 
 
 @hookspec(firstresult=True)
 def release_component_lock(component: Component, segment: Sequence[Span]) -> None:
-    """Undo what `acquire_component_lock` did besides naming `segment`. Contract: L1 L2."""
+    """Undo the side effects of `acquire_component_lock` for `segment`. Contract: L1 L2."""
 
 
 @hookspec(firstresult=True)

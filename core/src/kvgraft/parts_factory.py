@@ -128,6 +128,6 @@ class PartsFactory:
         return plain
 
     def ready(self, cache: Any) -> Watcher | None:
-        """The cache has all its parts; what it answers is `Cache.guard`."""
+        """The cache has all its parts; the result becomes `Cache.guard`."""
         del cache
         return None

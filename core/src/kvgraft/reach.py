@@ -1,8 +1,8 @@
 """Reach: which tokens before a boundary a component needs in order to resume there.
 
 A reach is data, a union of a few terms (`kvgraft.terms`). From it the core derives which boundaries
-match, what a pin covers, what a load-back fetches, what an eviction takes along and a default
-budget; so no tree operation calls into a component per node.
+match, the pages of a pin, of a load-back and of an eviction, and a default budget; so no tree
+operation calls into a component per node.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PROBED = ((0, 1), (1, 1), (7, 1), (100, 1), (1, 4), (5, 4), (70, 16))
 
 
 def _check_term(term: object) -> None:
-    """Refuse what is no term, or does not answer as one.
+    """Refuse an object that is no term, or does not answer as one.
 
     Raises:
         ConfigError: with the term's name.
@@ -157,7 +157,7 @@ class Reach:
         )
 
     def contains(self, other: Reach) -> bool:
-        """Whether whatever `other` needs at a boundary, this reach needs too.
+        """Whether this reach needs every token that `other` needs, at any boundary.
 
         This is the order of rule E3: data of a contained reach is of no use on a node where the
         data of the containing one is gone.
@@ -257,7 +257,7 @@ class PageReach:
 
 
 def _expect_pages(spans: Sequence[Any], boundary: int) -> None:
-    """Refuse what is no range of pages inside `[0, boundary)`.
+    """Refuse anything but ranges of pages inside `[0, boundary)`.
 
     Raises:
         ValueError: with the first one.

@@ -4,7 +4,7 @@
     device_tokens is missing; give for example '4M'
     no setting 'device_token'; did you mean 'device_tokens'? settings: components, page_size, ...
 
-pydantic finds what is wrong; its wording and its links are for programmers of the model.
+pydantic finds the error; its wording and its links are for programmers of the model.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def first_refusal(error: ValidationError, model: type[BaseModel], noun: str) -> 
 
     Args:
         error: raised for `model`.
-        model: whose fields were given.
-        noun: what a field is called: "setting" or "option".
+        model: the model that refused the fields.
+        noun: the word for a field: "setting" or "option".
     """
     first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
     place = [str(part) for part in first["loc"]]

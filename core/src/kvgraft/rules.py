@@ -1,4 +1,4 @@
-"""The rules of the contract: their ids and what they say.
+"""The rules of the contract: their ids and texts.
 
 One sentence each; hooks' docstrings, errors, clauses and the guard cite the ids. Where a rule is
 enforced is written in `docs/contract.md`, which is generated.

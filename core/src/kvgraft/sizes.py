@@ -33,7 +33,7 @@ POWERS = {letter: power for power, letter in enumerate("kmgtpe", 1)}
 
 
 def _parsed(text: str) -> tuple[Decimal, bool] | None:
-    """The number, and whether it is said to be of bytes; None for what is no size."""
+    """The number, and whether its unit is bytes; None for text that is no size."""
     found = SIZE.fullmatch(text.strip())
     if found is None:
         return None
@@ -122,7 +122,7 @@ def _read(parse: Any, value: Any) -> Any:
     try:
         return parse(value)
     except ValueError as error:
-        reason = str(error).removeprefix(f"{value!r} ")  # whoever shows it names the value
+        reason = str(error).removeprefix(f"{value!r} ")  # the caller's message names the value
         raise PydanticCustomError("size", "{reason}", {"reason": reason}) from error
 
 

@@ -1,6 +1,6 @@
 """Admission: demand vectors compared with headroom, pool by pool.
 
-demand      what a request will need, derived from reach
+demand slots a request will need, derived from reach
 decision    admitted, deferred, never fits
 waiting     the order in which waiting requests are tried
 """

@@ -1,4 +1,4 @@
-"""Deciding who may run: demands against headroom, pool by pool (A1 to A13).
+"""Admission decisions: demands against headroom, pool by pool (A1 to A13).
 
 A request's demand is opened as promises on the ledgers. Pins, admissions and checkpoints that
 would take headroom below zero are refused, so a promise can always be turned into slots: slots that
@@ -66,7 +66,7 @@ class Budget:
             part.demand = demand
 
     def _check_demand(self, component: TreeComponent, query: DemandQuery, demand: Demand) -> None:
-        """Refuse a component's own demand that forgets what it is about to take (A1, A3)."""
+        """Refuse a component's own demand that is below the slots about to be taken (A1, A3)."""
         pools = len(self.mounted[component.index].component.private)
         if len(demand.private) != pools:
             raise ContractViolation(
@@ -224,7 +224,7 @@ class Budget:
                 part.private = ()
 
     def next_chunk(self, request: Request, limit: int | None) -> int:
-        """Prefill tokens the next step may compute: up to a checkpoint, whole pages, what fits."""
+        """Tokens the next prefill step may compute: to a checkpoint, whole pages, as promised."""
         page_size = self.tree.page_size
         left = request.prompt - request.computed
         tokens = min(left, limit if limit is not None else request.chunk)

@@ -20,7 +20,7 @@ class Outcome(enum.Enum):
 
 
 class Shortage(NamedTuple):
-    """A pool that cannot give what a request needs, in the pool's own slots.
+    """A pool with too few slots for a request, in the pool's own slots.
 
     Attributes:
         component: whose pool.
@@ -53,8 +53,8 @@ class Waiting(NamedTuple):
         running: other requests that were admitted and have not ended.
         leased: other requests that were begun and not admitted; their pins hold slots until they
             are aborted.
-        transfers: copies in flight, such as backups of what a finished request left behind. `poll`
-            takes in those that ended, `drain` waits for them.
+        transfers: copies in flight, such as backups of data that a finished request left behind.
+            `poll` takes in those that ended, `drain` waits for them.
         storage: prefetches and writes of the storage tier that have not ended.
     """
 
@@ -80,7 +80,7 @@ class Decision(NamedTuple):
     Attributes:
         outcome: admitted, deferred or never fits.
         shortages: the pools that were short; empty when admitted.
-        waits_for: who holds the slots, for a deferred request; else None.
+        waits_for: holders of the missing slots, for a deferred request; else None.
     """
 
     outcome: Outcome

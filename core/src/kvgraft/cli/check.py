@@ -66,9 +66,9 @@ def check(
 
     Its options come with the name, as in NAME:window=8, or with --option.
 
-    Prints each failure with its rule, what was seen and the calls that lead there, then a line per
-    clause. Exits with 1 if a clause fails. The component runs in processes of its own. Needs the
-    extra kvgraft[testing].
+    Prints each failure with its rule, the observation and the calls that lead there, then a line
+    per clause. Exits with 1 if a clause fails. The component runs in processes of its own. Needs
+    the extra kvgraft[testing].
     """
     name, given = parse_component(component)
     more = _options(options)

@@ -1,4 +1,4 @@
-"""`kvgraft components`: what is installed, and whether it can be used."""
+"""`kvgraft components`: the installed packages, and whether they can be used."""
 
 from __future__ import annotations
 

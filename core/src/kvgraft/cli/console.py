@@ -18,14 +18,14 @@ BROKEN_PIPE = 141
 
 
 class OutputConsole(Console):
-    """Standard output; whoever reads it may stop reading."""
+    """Standard output; its reader may stop reading."""
 
     def measured(self, renderable: RenderableType) -> Measurement:
         """The widths it needs so that no word is broken, and no line."""
         return Measurement.get(self, self.options.update(max_width=UNBOUNDED), renderable)
 
     def widen(self, renderable: RenderableType) -> None:
-        """Make room for what is printed next, if it goes into a file or a pipe."""
+        """Make room for the next output, if it goes into a file or a pipe."""
         if not self.is_terminal and "COLUMNS" not in os.environ:
             self.width = max(self.width, self.measured(renderable).maximum)
 

@@ -44,7 +44,7 @@ def new_component(name: str, kind: str, into: Path) -> None:
     """Write a component package to start from.
 
     It is called kvgraft-NAME and holds pyproject.toml, a README, options, pools, hooks and a
-    contract test that passes; comments say where to change what. Nothing is overwritten.
+    contract test that passes; comments mark the places to change. Nothing is overwritten.
     """
     package = write_package(name, Kind(kind), into)
     click.echo(f"{package}: component {name!r}, {kind}; wrote")

@@ -1,4 +1,4 @@
-"""`kvgraft storage`: the backends there are; what is in a store, is it damaged, emptying it."""
+"""`kvgraft storage`: list the backends; count, verify or clear a store."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def storage() -> None:
 
 @contextmanager
 def _opened(url: str) -> Iterator[StorageBackend]:
-    """A store, closed afterwards; what it raises is one line.
+    """A store, closed afterwards; an error it raises becomes one line.
 
     Raises:
         ConfigError: it cannot be opened, or failed.
@@ -99,7 +99,7 @@ def _described(found: FoundDriver) -> dict[str, Any]:
 @click.argument("url")
 @AS_JSON
 def stats(url: str, *, as_json: bool) -> None:
-    """Count what is in the store at URL."""
+    """Count the content of the store at URL."""
     with _opened(url) as store:
         found = store.stats()
     rows = {
@@ -126,7 +126,7 @@ def stats(url: str, *, as_json: bool) -> None:
 @click.argument("url")
 @AS_JSON
 def verify(url: str, *, as_json: bool) -> None:
-    """List what is damaged in the store at URL.
+    """List the damaged payloads in the store at URL.
 
     Reads all of it; exits with 1 if anything is damaged.
     """

@@ -1,4 +1,4 @@
-"""A request from its match to its end: what it is given and gives back (M, A, H8)."""
+"""A request from its match to its end: the slots it takes and gives back (M, A, H8)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Admitting:
         prefetch: Prefetch | None = None,
         resume_at: int | Sequence[int] | None = None,
     ) -> After:
-        """A match takes nothing (M6) and is what it says (M1, M2, M3, L3)."""
+        """A match takes nothing (M6), and its claims are true (M1, M2, M3, L3)."""
         del reserve, chunk, prefetch
         watched = self.watched
         limit = self._limit(key)

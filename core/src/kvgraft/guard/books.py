@@ -1,7 +1,7 @@
 """Every ledger and eviction counter of a cache, read at once.
 
-A check compares two readings, so what it costs depends on how many pools there are and not on what
-is in the tree.
+A check compares two readings, so its cost depends on the number of pools and not on the tree's
+content.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 Counts = tuple[int, int, int, int, int, int]
-"""A ledger's terms: free, evictable, pinned, private, in flight, and what is promised of them."""
+"""A ledger's terms: free, evictable, pinned, private, in flight, and the slots promised of them."""
 
 FREE, EVICTABLE, PINNED, PRIVATE, IN_FLIGHT, PROMISED = range(6)
 
@@ -105,7 +105,7 @@ class Books:
         """The books after an operation; `was` itself if it changed none of them.
 
         Args:
-            was: what they said before it.
+            was: the books before it.
             left: whether data left the tree in it; if not, nothing was counted as evicted.
         """
         counts = self._counts()

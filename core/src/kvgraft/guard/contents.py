@@ -1,4 +1,4 @@
-"""Whether bytes stay what they were and arrive as they left (B3, R5, T9).
+"""Checks that bytes do not change and arrive as they left (B3, R5, T9).
 
 Of every cell that gains data one row is read and its checksum kept; a match reads it again. Of a
 transfer a few rows are compared between source and target when it ends. Where the engine names
@@ -71,7 +71,7 @@ class Contents:
         return crc32(lanes[slot].cpu().contiguous().numpy().tobytes())
 
     def arrived(self, tier: Tier, component: TreeComponent, slots: bytes) -> None:
-        """Data arrived: note the first row; what the slots held before is of no use."""
+        """Data arrived: note the first row; the slots' earlier content is of no use."""
         if not self._payload:
             return
         for each in memoryview(slots).cast("i"):
@@ -150,7 +150,7 @@ class Contents:
         return total
 
     def ending(self, transfer: Transfer) -> None:
-        """The copies have ended: target rows are what the source rows were and are (B3, R5)."""
+        """The copies have ended: target rows equal the source rows, then and now (B3, R5)."""
         sources = self._sources.pop(id(transfer), [])
         if transfer.ticket.error is not None:
             return

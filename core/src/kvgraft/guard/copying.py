@@ -1,4 +1,4 @@
-"""Whether a component's own copies move what a transfer is about (B2, B3, R5, R7)."""
+"""Checks that a component's own copies move the transfer's data (B2, B3, R5, R7)."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ LEAVES_NO_TRACE = frozenset({"begin", "admit", "load_back", "restart", "next_chu
 
 
 MATCHES = frozenset({"begin", "admit", "restart"})
-"""Operations that may begin backups of what a match found."""
+"""Operations that may begin backups of matched data."""
 
 
 class Attempt(NamedTuple):
@@ -47,7 +47,7 @@ class Failing:
     def check(self, attempt: Attempt, error: Exception) -> None:
         """The books balance, and are as they were where nothing was done yet.
 
-        Evictions made for the operation stand; what they freed was nobody's.
+        Evictions made for the operation stand; the slots they freed were evictable.
         """
         now = self.watched.books.read()
         self.standing.check_balance(attempt.name, now)

@@ -1,7 +1,7 @@
-"""The rules the guard checks while a cache serves, and what it looks at.
+"""The rules the guard checks while a cache serves, and the condition it checks for each.
 
-`docs/guard.md` shows the same list, and a test compares the two. What no rule's id stands for here
-is checked elsewhere: see `docs/contract.md`.
+`docs/guard.md` shows the same list, and a test compares the two. Rules that are not listed here are
+checked elsewhere: see `docs/contract.md`.
 """
 
 from __future__ import annotations
@@ -84,4 +84,4 @@ GUARDED: dict[str, str] = {
     "H4": "HOST slots of a running request are pinned.",
     "H8": "A request's own and promised slots come back at its end.",
 }
-"""By rule, what must hold for the guard to be silent."""
+"""By rule, the condition that the guard checks."""

@@ -1,4 +1,4 @@
-"""Hook wrappers: what a component answers, and that what it began is ended once.
+"""Hook wrappers: they check a component's answers, and that each begun hook is ended once.
 
 One wrapper object per component is registered beside the component's hooks; pluggy runs it around
 them, as it would run anyone's.
@@ -63,7 +63,7 @@ class HookGuard:
     # -- match
 
     def matches_begin(self) -> None:
-        """A match begins: what is answered from here on is about it."""
+        """A match begins: answers from here on are about it."""
         self.lowered = False
         self.captures = set()
 
@@ -194,7 +194,7 @@ class HookGuard:
             )
 
     def moves_begin(self) -> None:
-        """A transfer is being submitted: what is built from here on belongs to it."""
+        """A transfer is being submitted: copies built from here on belong to it."""
         self.fresh.clear()
 
     def moves_failed(self) -> None:
@@ -260,7 +260,7 @@ def _spans(segment: Sequence[Span]) -> Spans | None:
 
 
 def _covered(spans: Spans, boundary: int) -> int:
-    """Pages before the boundary that spans cover together; what lies behind it breaks L3."""
+    """Pages before the boundary that spans cover together; a span behind it breaks L3."""
     covered = reached = 0
     for start, end in sorted(span[:2] for span in spans if len(span) == 2):
         start, end = max(start, reached), min(end, boundary)  # noqa: PLW2901

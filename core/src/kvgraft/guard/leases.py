@@ -1,7 +1,7 @@
 """Whether a lease's data is there and pinned (M1, M3, M7, L3, H4, R1, R5, T11).
 
 The walk goes up from the anchor over the pages that the reaches need: O(path). It reads the cells
-and shares no code with what found the match or took the pins.
+and shares no code with matching or pinning.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Leases:
 
         Raises:
             ContractViolation: M1 for other tokens or data on no tier, M3 for data that is not on
-                DEVICE, T11 for another namespace's, L3 for what is not pinned.
+                DEVICE, T11 for another namespace's, L3 for data that is not pinned.
         """
         anchor = request.receipt.anchor
         if anchor.parent is None:
@@ -98,7 +98,7 @@ class Leases:
         """A request's promised data is in its place, and pinned.
 
         Raises:
-            ContractViolation: the rule that fits what is missing and when.
+            ContractViolation: the rule that fits the missing data and the moment.
         """
         if request.receipt.anchor.parent is not None:
             for component in self.tree.components:
@@ -113,7 +113,7 @@ class Leases:
             self._check_cell(request, component, receipt.anchor, moment)
             return
         if component.index in self._own_segments:
-            # What a component pins beyond its reach is its own affair.
+            # A component may pin more than its reach; that part is not checked.
             segment = common_pages(segment, default_segment(component, receipt.anchor.end))
         for low, high in segment:
             self._check_span(request, component, Span(low, high), moment)
@@ -178,7 +178,7 @@ class Leases:
     def _check_matched(
         self, request: Request, component: TreeComponent, node: Node, *, held: bool
     ) -> None:
-        """A match names what is there: on DEVICE up to the device anchor, held on HOST behind."""
+        """A match names existing data: on DEVICE up to the device anchor, held on HOST behind."""
         if node.cells[component.index].host is None:
             raise ContractViolation(
                 "M1",

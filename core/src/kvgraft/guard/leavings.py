@@ -1,4 +1,4 @@
-"""Whether what leaves a running request goes where it must (I1, I7, I9, I10, I11).
+"""Checks that data which leaves a running request goes where it must (I1, I7, I9, I10, I11).
 
 A second opinion: pages and states that were the request's own before an operation and are not after
 it are looked for in the tree, page by page, and compared with the points the request has.
@@ -46,7 +46,7 @@ class Belongings(NamedTuple):
     Attributes:
         own: by paged component, slots that are the request's.
         tree: the same of the tree.
-        stamps: when the tree's were used last; negative for what was left behind, 0 for none.
+        stamps: when the tree's were used last; negative for data left behind, 0 for none.
         copied: of the tree's, which HOST has a copy of.
         held: pages that are pinned in the tree, data or not.
         states: by state component, the request's captured ones by boundary.
@@ -83,7 +83,7 @@ class Departed(NamedTuple):
 
 
 class Leavings:
-    """Checks what the requests of one cache leave to the tree.
+    """Checks the data that the requests of one cache leave to the tree.
 
     Attributes:
         cost: bytes of one resume point, and of its states alone.
@@ -121,7 +121,7 @@ class Leavings:
     def affords(self, n_pages: int, *, states_only: bool) -> bool:
         """Whether one more point, or one more state, is within its share of `n_pages` (I12).
 
-        A point takes no more of the slots for states than that of what the base has room for.
+        A point's share of the state slots is no larger than its share of the base's slots.
         """
         base = self.tree.components[0]
         room = base.device.capacity / base.slots_per_page
@@ -196,8 +196,8 @@ class Leavings:
 
         Args:
             request: whose; its points are those that it has now.
-            was: what it owned before.
-            end: where what it shares ends, in pages: what is behind is not looked at. None for all.
+            was: its data before.
+            end: the end of the shared pages; pages behind it are not checked. None for all.
             evicted: whether data was evicted on DEVICE meanwhile.
         """
         now = self.see(request)
@@ -424,7 +424,7 @@ class Leavings:
         self._check_skipped(request, was, now, kept)
 
     def _hangs(self, component: TreeComponent, now: Belongings, page: int) -> bool:
-        """Whether the tree has what a state needs before it to be of use (T4)."""
+        """Whether the tree has the pages that a state at `page` needs to be of use (T4)."""
         return all(
             page <= len(now.tree[each]) and now.tree[each][page - 1, 0] >= 0
             for each in component.hangs_from

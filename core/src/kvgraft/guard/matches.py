@@ -1,4 +1,4 @@
-"""Whether a match is the best there is, and the lease exactly what it takes (M1, M3, L3, I10).
+"""Checks that a match is the deepest possible and its lease minimal (M1, M3, L3, I10).
 
 The guard reads the expectation before the match and the outcome after it.
 """
@@ -71,7 +71,7 @@ class Matches:
         return Expected(shelf, best, device, limit, base)
 
     def check(self, request: Request, expected: Expected, *, anew: bool) -> None:
-        """The match found it, and the lease takes what it says; `anew` for one that was renewed.
+        """The match found it, and the lease pins it; `anew` for a renewed lease.
 
         Raises:
             ContractViolation: M1 or R8 for another anchor, M3 for another device anchor, L3 for
@@ -133,7 +133,7 @@ class Matches:
             f"{expected.shelf.n_pages * size}, limit {expected.limit * size}",
         )
 
-    # -- what a load-back takes
+    # -- slots of a load-back
 
     def _missing(self, request: Request, boundary: int | None = None) -> list[list[Node]]:
         """Per component, the nodes it needs at a boundary and lacks on DEVICE, root first."""
@@ -171,7 +171,7 @@ class Matches:
         return found
 
     def _check_segments(self, request: Request, anchor: int) -> None:
-        """Pins are what the reaches need at the anchor, no less and no more (L3)."""
+        """Pins cover the reaches at the anchor, no less and no more (L3)."""
         for component, segment in zip(self.tree.components, request.receipt.segments):
             if self._own[component.index]:
                 continue
@@ -205,7 +205,7 @@ class Matches:
                 node = node.parent
 
     def _check_host_slots(self, request: Request, missing: list[list[Node]]) -> None:
-        """Host hits are what a load-back will take (M4), once for all who need it (R6)."""
+        """Host hits equal the load-back's slots (M4), counted once for all requests (R6)."""
         loads = request.receipt.host_from is not None and request.device_tokens < (
             request.anchor_tokens
         )
@@ -251,9 +251,9 @@ class Matches:
     def check_points(self, request: Request, expected: Expected) -> None:
         """Points are decided for all components at once, and states captured at them (I10).
 
-        The prompt's end and the page an identical prompt resumes at, where others went on, and
-        what components and the engine asked for; where states need a cut, none too close behind
-        another.
+        The prompt's end and the page an identical prompt resumes at, where others went on, and the
+        points that components and the engine asked for; where states need a cut, none too close
+        behind another.
         """
         tree, size = self.tree, self.tree.page_size
         bounded = [component for component in tree.components if not component.is_prefix_closed]
@@ -269,7 +269,7 @@ class Matches:
                 gain = page - before
                 if states and costs_a_cut and gain * size < config.cut_tokens and page not in asked:
                     continue
-                # What only repetitions use pays where prompts are repeated, or far behind.
+                # A point that only repetitions use pays where prompts are repeated, or far behind.
                 alone = (page + 1) * size == request.prompt and expected.base < page
                 alone = alone and page not in asked
                 if alone and gain * REPEATS_SAVE < page:
@@ -323,7 +323,7 @@ class Matches:
         self._check_load(request, missing, loads=False, tokens=tokens)
 
     def _check_crowded(self, request: Request, expected: Expected, *, anew: bool) -> None:
-        """Pinning what is there would have taken slots that are promised (A12)."""
+        """Pinning the data found would have taken slots that are promised (A12)."""
         if anew or any(self._own):
             return
         nodes = look(self.tree, request.key, expected.best).nodes
@@ -354,7 +354,7 @@ class Matches:
     # -- explanations
 
     def check_explained(self, key: TokenKey, limit: int) -> None:
-        """Now and then: what `explain` says is so (M9)."""
+        """Now and then: the claims of `explain` are true (M9)."""
         self._explained += 1
         if self._explained % EXPLAINED_EVERY != 1:
             return

@@ -84,7 +84,7 @@ class Moves:
         return transfer
 
     def end(self, acknowledge: Callable[[Transfer], None], transfer: Transfer) -> None:
-        """`Journal.acknowledge`, if the copies have ended; then what it published."""
+        """`Journal.acknowledge`, if the copies have ended; then check the published data."""
         operation = transfer.operation
         if not self.is_looking() or operation is None:
             acknowledge(transfer)

@@ -1,4 +1,4 @@
-"""Which data is evicted, in which order, and what goes along (E1, E3, E6, I9, T7).
+"""Which data is evicted, in which order, and with which other data (E1, E3, E6, I9, T7).
 
 Victims are compared with a list of its own, drawn up from the tree's cells when room is made, and
 not with the queues of candidates.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Order"]
 
 NODES_A_LOOK = 1024
-"""Nodes for which room is looked at one time in so many: what it costs per call is bounded."""
+"""Nodes for which room is looked at one time in so many: this bounds the cost per call."""
 
 _Entry = tuple[int, int, int, Node]
 
@@ -104,7 +104,7 @@ class Order:
         was = self._held.get(id(node))
         if was is None or not was[component.index]:
             self._component = component if self._exact else None
-            return  # what made way for another pool's victim
+            return  # data that made way for another pool's victim
         for each in components or (component,):
             if self._pins(node, each):
                 raise ContractViolation(
@@ -231,7 +231,7 @@ class Order:
     def _check_along(
         self, component: TreeComponent, node: Node, was: list[bool], components: list[TreeComponent]
     ) -> None:
-        """At a leaf everything goes, elsewhere what the component contains (E3)."""
+        """At a leaf everything goes, elsewhere the narrower components' data (E3)."""
         held = {each.index for each in self.tree.components if was[each.index]}
         everything = not self._leads_on(node) and not any(
             self._pins(node, self.tree.components[index]) for index in held

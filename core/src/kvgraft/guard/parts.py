@@ -1,6 +1,6 @@
 """The guarded parts of a cache: each calls the part it stands for, with checks around the call.
 
-The guard itself comes last, when all parts are there; until then they do what the plain ones do.
+The guard itself comes last, when all parts are there; until then they act like the plain ones.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["GuardedEvictor", "GuardedJournal", "GuardedPartsFactory", "GuardedTr
 
 
 class GuardedTree(Tree):
-    """A tree that tells the guard what comes to its nodes, leaves them, and how they are cut."""
+    """A tree that reports data coming to its nodes, data leaving them, and splits to the guard."""
 
     guard: Guard | None = None
 
@@ -82,7 +82,7 @@ class GuardedTree(Tree):
 
 
 class GuardedJournal(Journal):
-    """A journal whose transfers are compared with what the tree reserved for them."""
+    """A journal whose transfers are compared with the tree's reservations for them."""
 
     guard: Guard | None = None
 
@@ -102,7 +102,7 @@ class GuardedJournal(Journal):
 
 
 class GuardedEvictor(Evictor):
-    """An evictor that is held to what the operation needs."""
+    """An evictor that may free no more than the operation needs."""
 
     guard: Guard | None = None
 

@@ -106,7 +106,7 @@ def follow(tree: Tree, key: TokenKey, limit: int) -> tuple[list[Node], int]:
 
 
 def look(tree: Tree, key: TokenKey, limit: int) -> Shelf:
-    """Follow a key from the root for at most `limit` pages, whatever its nodes hold; O(pages)."""
+    """Follow a key from the root for at most `limit` pages, also through tombstones; O(pages)."""
     nodes, page = follow(tree, key, limit)
     gaps: tuple[list[list[int]], list[list[int]]] = ([], [])
     states: tuple[list[set[int]], list[set[int]]] = ([], [])

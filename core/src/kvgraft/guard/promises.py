@@ -1,4 +1,4 @@
-"""Whether what is demanded, promised and refused is what it takes (A1, A4, A6, A8, A10, A13).
+"""Checks demands, promises and refusals against need (A1, A4, A6, A8, A10, A13).
 
 Demands are compared with the life of a request, played step by step; decisions with the ledgers.
 """
@@ -27,7 +27,7 @@ MOST_STEPS = 4096
 """Steps of a request's life beyond which it is not played."""
 
 SPARE_PAGES = 2
-"""Pages by which a default demand may exceed what the request's life takes: slack and rounding."""
+"""Pages by which a default demand may exceed the request's actual need: slack and rounding."""
 
 MOST_OVERTAKEN = 32
 """How often later requests may be admitted before one that waits: many times the line's bound."""
@@ -37,7 +37,8 @@ class Promises:
     """Checks the demands, promises and decisions of one cache.
 
     Attributes:
-        follows: whether every operation is looked at, so that what one did is known at the next.
+        follows: whether every operation is looked at, so that the effects of one are known at the
+            next.
     """
 
     def __init__(self, cache: Cache) -> None:
@@ -92,8 +93,8 @@ class Promises:
         """Most pages of its own it holds at a time, from here to the end of its reservation.
 
         Slack included: a step may compute one token more than foreseen, and the last one a page
-        more of what needs every page.
-        Its chunks are as large as they may be; the odd one comes last, or first.
+        more of a prefix-closed component. Its chunks are as large as they may be; the odd one comes
+        last, or first.
         """
         size, chunk = self.tree.page_size, max(1, request.chunk)
         left = request.prompt - request.computed
@@ -106,7 +107,7 @@ class Promises:
         """The same for chunks of which the first has `step` tokens."""
         size, chunk = self.tree.page_size, max(1, request.chunk)
         first = position = request.computed
-        owned = first // size  # what is before it is the tree's
+        owned = first // size  # pages before it are the tree's
         allocated = -(-first // size)
         peak = 0
         while position < request.total:
@@ -130,7 +131,7 @@ class Promises:
     # -- decisions
 
     def check_decision(self, request: Request, decision: Decision) -> None:
-        """It is what the ledgers say (A8), and nobody waits for ever (A13)."""
+        """The decision follows from the ledgers (A8), and no request waits for ever (A13)."""
         short = {(each.component, each.pool): each for each in self._shortages(request)}
         said = {(each.component, each.pool): each for each in decision.shortages}
         outcome = decision.outcome
@@ -209,7 +210,7 @@ class Promises:
         return shortage.needed + pinned > shortage.capacity
 
     def _check_line(self, request: Request, decision: Decision) -> None:
-        """Count who is admitted before a request that waits (A13)."""
+        """Count the requests admitted before a waiting one (A13)."""
         ident, key = id(request.key), request.key
         self._asked.add(id(request))
         known = self._arrived.get(ident)
@@ -253,7 +254,7 @@ class Promises:
         return [*(part.account for part in request.parts), *others]
 
     def check_accounts(self, request: Request) -> None:
-        """Promises are what is still to come, and at most what may be held at a time (A1, A12)."""
+        """Promises cover the slots still to be taken, at most those held at a time (A1, A12)."""
         if request.stage is not Stage.ADMITTED:
             return
         for account in self.accounts(request):

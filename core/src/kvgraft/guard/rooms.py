@@ -1,8 +1,8 @@
 """Checks of victims when room is made (E1, E2, E3, E5, E6, L5, R3).
 
 Everything that is evicted goes through `Evictor` of `kvgraft.requests.eviction`, one pool and one
-target at a time. So each call can be compared with what the operation needs and with what the
-books said before.
+target at a time. So each call can be compared with the operation's need and with the books before
+it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Rooms:
         self._order = Order(cache.tree)
         self._demoting = False
 
-    # -- what the tree is told of data that leaves it
+    # -- reports of data that leaves the tree
 
     def sinks(self, node: Node) -> None:
         """Cells of a node lost their DEVICE data."""
@@ -111,7 +111,7 @@ class Rooms:
     # -- the two ways to make room
 
     def free_device(self, free: MakeRoom, component: TreeComponent, n_slots: int) -> bool:
-        """`Evictor.free_device`, and what it did."""
+        """`Evictor.free_device`, and a check of its effect."""
         ledger = component.device
         if not self.active or n_slots <= ledger.free:
             return free(component, n_slots)
@@ -142,7 +142,7 @@ class Rooms:
         return made
 
     def free_host(self, free: MakeRoom, component: TreeComponent, n_slots: int) -> bool:
-        """`Evictor.free_host`, and what it did."""
+        """`Evictor.free_host`, and a check of its effect."""
         ledger = component.host
         if not self.active or ledger is None or n_slots <= ledger.free:
             return free(component, n_slots)
@@ -315,11 +315,11 @@ class _Victims:
     """Which node is being evicted, and whether that was still needed.
 
     The tree is told of a victim when its cells are gone, and asked to remove it when all that went
-    along is; what is freed between the two belongs to it.
+    along is; data freed between the two belongs to it.
 
     Attributes:
         beyond: the first victim taken when there was enough already.
-        enough: what was free then.
+        enough: slots free then.
     """
 
     def __init__(self) -> None:

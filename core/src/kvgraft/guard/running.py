@@ -40,7 +40,7 @@ class Running:
     # -- load-back
 
     def load_back(self, request: Request, fence: Fence | None = None) -> After:
-        """It takes no more than was promised (M4) and brings what lacks (R1)."""
+        """It takes no more than was promised (M4) and brings the missing data (R1)."""
         del fence
         watched = self.watched
         needs = [part.host_slots for part in request.parts]
@@ -140,7 +140,7 @@ class Running:
         return after
 
     def _lacks_promise(self, request: Request, pages: int) -> bool:
-        """Whether pages come out of what it left behind, which it gives up first."""
+        """Whether pages come out of the data it left behind, which it gives up first."""
         return pages > 0 and any(
             part.account.promised < pages * part.component.slots_per_page
             for part in request.bounded_parts
@@ -195,8 +195,7 @@ class Running:
             raise ContractViolation(
                 "A12",
                 component.name,
-                f"an allocation raised what is promised from {before[PROMISED]} to "
-                f"{after[PROMISED]}",
+                f"an allocation raised the promises from {before[PROMISED]} to {after[PROMISED]}",
             )
         taken = after[PRIVATE] - before[PRIVATE] + gone
         states = request.state_part(component.index)
@@ -329,7 +328,7 @@ class Running:
     # -- promises
 
     def _headrooms(self, reading: Reading) -> list[int]:
-        """Slots of each DEVICE pool that nobody was promised; what is being demoted counts."""
+        """Slots of each DEVICE pool that nobody was promised; slots being demoted count."""
         found = []
         for at in range(self.books.n_device):
             counts = reading.counts[at]
@@ -447,7 +446,7 @@ class Running:
         return after
 
     def evict(self, component: str, n_slots: int, tier: Tier = Tier.DEVICE) -> After:
-        """It returns what it freed, and is short only if nothing was left (E6)."""
+        """It returns the slots it freed, and is short only if nothing evictable was left (E6)."""
         watched = self.watched
         tree_component = self.tree.by_name.get(component)
         device = tier is Tier.DEVICE

@@ -1,4 +1,4 @@
-"""Whether what a request reads and leaves behind is what it computed (I1 to I12, L6, T9, M8).
+"""Checks that a request reads and leaves behind its own data (I1 to I12, L6, T9, M8).
 
 A request's slots are read page by page, from its runs and the tree's nodes, before and after each
 of its operations, and now and then after others'.
@@ -89,12 +89,12 @@ class States(NamedTuple):
 
     @property
     def must_be_kept(self) -> bool:
-        """Whether what is due is a resume point that was promised its slot."""
+        """Whether the due state is a resume point that was promised its slot."""
         return self.due_as is Due.POINT and self.promised > 0
 
 
 class Shares:
-    """Checks what the requests of one cache own and share.
+    """Checks the slots that the requests of one cache own and share.
 
     Attributes:
         follows: whether every operation is looked at, so that a request's slots are known from one
@@ -114,7 +114,7 @@ class Shares:
     # -- slots a request reads
 
     def _read(self, request: Request) -> dict[int, Table]:
-        """Per paged component, a slot for each page up to what is allocated; -1 for none."""
+        """Per paged component, a slot for each allocated page; -1 for none."""
         path: list[Node] = []
         node = request.receipt.anchor
         while node.parent is not None:
@@ -133,7 +133,7 @@ class Shares:
                 ):
                     held = np.frombuffer(slots, np.int32)
                     table[node.start * size : node.end * size] = held
-            # What was published of wider components may reach further than what is private of this.
+            # Published data of wider components may reach further than this one's private pages.
             for run in request.parts[component.index].runs:
                 table[run.first * size : run.end * size] = np.frombuffer(run.device, np.int32)
             tables[component.index] = table
@@ -203,7 +203,7 @@ class Shares:
     def allocated(self, request: Request, *, left: bool) -> None:
         """Pages that had slots keep them, the others have new ones (A1, T9).
 
-        Unless what reaches `left` behind was handed over first.
+        Unless data `left` behind by the reaches was handed over first.
         """
         seen, now = self._seen.get(id(request)), self._read(request)
         if seen is not None and seen.request is request:
@@ -221,9 +221,9 @@ class Shares:
         self._note(request, now)
 
     def computed(self, request: Request, left: Belongings | None) -> None:
-        """Given up is what bounded reaches left behind (L6), and all of it (I3).
+        """The request gave up exactly the data that bounded reaches left behind (L6, I3).
 
-        `left` is what it had before, where it passed the end of a page.
+        `left` is its data before, where it passed the end of a page.
         """
         seen, now = self._seen.get(id(request)), self._read(request)
         size = self.tree.page_size
@@ -245,7 +245,7 @@ class Shares:
                         f"{needed(component, page, size)} covers",
                     )
                 if left is None or request.computed == request.total:
-                    continue  # what it leaves at its end, it hands over then
+                    continue  # an ending request hands it over later
                 kept = sum(
                     int((~ahead[run.first : run.end]).sum())
                     for run in request.parts[component.index].runs
@@ -282,12 +282,12 @@ class Shares:
     def _left_earlier(
         self, request: Request, component: TreeComponent, page: int, first: int
     ) -> bool:
-        """Whether it never held that page: a match pins what the anchor needs, no more."""
+        """Whether it never held that page: a match pins only the pages that the anchor needs."""
         anchor = request.anchor_tokens // self.tree.page_size
         wanted = needed(component, anchor, self.tree.page_size)
         return anchor < page and not any(low <= first < high for low, high in wanted)
 
-    # -- what is shared
+    # -- shared data
 
     def offer(self, request: Request, *, ending: bool) -> Offer:
         """The offer of a checkpoint or an end (I6, I7)."""
@@ -343,7 +343,7 @@ class Shares:
     def _is_whole(
         self, left: Belongings, states: dict[int, dict[int, bytes]], boundary: int, due: int
     ) -> bool:
-        """Whether a request has, or the tree has, what all reaches need at a boundary."""
+        """Whether the request or the tree has all data that the reaches need at a boundary."""
         for index, mine in states.items():
             if boundary not in mine and boundary not in left.shared[index] and boundary != due:
                 return False
@@ -359,10 +359,10 @@ class Shares:
 
         Args:
             request: the request.
-            offer: what it had to share.
+            offer: the data it had to share.
             end: the boundary shared up to, in pages.
-            evicted: whether room was made on DEVICE meanwhile, which may have taken what the tree
-                had.
+            evicted: whether room was made on DEVICE meanwhile, which may have taken the tree's
+                data.
         """
         if end not in (max(offer.cached, offer.best), max(offer.cached, offer.at_least)):
             raise ContractViolation(
@@ -390,7 +390,7 @@ class Shares:
             self._check_backed_up(request, shelf, offer)
 
     def check_captured(self, request: Request, left: Belongings, nodes: list[Node]) -> None:
-        """A state that was due and is the tree's now is what the live one is still (I7)."""
+        """A state that was due and is now the tree's still equals the live one (I7)."""
         for node in nodes if left.due else ():
             if node.end != left.due:
                 continue
@@ -402,11 +402,11 @@ class Shares:
                 if node.end in left.shared[index]:
                     continue
                 pool = self.cache.mounted[index].component.device
-                what = f"what {_of(request)} shares at page {node.end} is"
+                what = f"the data {_of(request)} shares at page {node.end} is"
                 self._check_copy("I7", self.tree.components[index], pool, own.live, shared, what)
 
     def _check_backed_up(self, request: Request, shelf: Shelf, offer: Offer) -> None:
-        """Under write-through what was gained is on its way to HOST, if there is room (B6, B7)."""
+        """Under write-through new data is on its way to HOST, if there is room (B6, B7)."""
         if (
             self.cache.config.write_policy is not WritePolicy.WRITE_THROUGH
             or not self.cache.backups.enabled
@@ -425,14 +425,14 @@ class Shares:
             ]
             gained = bool(lacking) and self._gained(request, node, lacking, offer)
             if lacking and not gained:
-                return  # others' affair, and what is below waits for it
+                return  # others back it up, and data below waits for that
             if gained and above_is_backed:
                 room = all(
                     component.host is not None and component.host.free >= component.n_slots(node)
                     for component in lacking
                 )
                 backed = any(cell.host is not None or cell.incoming for cell in node.cells)
-                # Backups pin what they copy, one node after the other.
+                # Backups pin their source, one node after the other.
                 spare = all(
                     offer.spare[each.index]
                     >= self._had(each, shelf, offer) + offer.renewed[each.index]
@@ -509,11 +509,11 @@ class Shares:
     def check_kept(
         self, request: Request, was: dict[int, States], shared: Collection[int], *, spare: bool
     ) -> None:
-        """States that were set up or kept are copies of what they say (M8, I7).
+        """States that were set up or kept are copies of the right states (M8, I7).
 
         Args:
             request: whose.
-            was: what they were.
+            was: their bytes before.
             shared: boundaries at which the tree has its states now.
             spare: whether every state pool had a slot that was promised to nobody.
         """
@@ -532,7 +532,12 @@ class Shares:
             for page, slot in own.captured.items():
                 if page not in before.captured:
                     self._check_copy(
-                        "I7", component, pool, own.live, slot, f"what is captured at page {page} is"
+                        "I7",
+                        component,
+                        pool,
+                        own.live,
+                        slot,
+                        f"the state captured at page {page} is",
                     )
             if own.tracked is not None and own.tracked_page != before.tracked_page:
                 self._check_copy(
@@ -541,7 +546,7 @@ class Shares:
                     pool,
                     own.live,
                     own.tracked,
-                    f"what is kept at page {own.tracked_page} is",
+                    f"the state kept at page {own.tracked_page} is",
                 )
             due = before.due if before.live is not None else 0
             kept = own.due == due or due in own.captured or due in shared

@@ -93,7 +93,7 @@ def check_split(tree: Tree, was: Before, upper: Node, lower: Node, at: int) -> N
             raise ContractViolation(
                 "T10",
                 component.name,
-                f"a split at page {at} of pages [{was.start}, {was.end}) changes what is held: "
+                f"a split at page {at} of pages [{was.start}, {was.end}) changes the data held: "
                 f"pins and recency were {old.kept}, are {high.kept} and {low.kept}; slots on "
                 f"DEVICE {_n(old.device)}, are {_n(high.device)} and {_n(low.device)}; on HOST "
                 f"{_n(old.host)}, are {_n(high.host)} and {_n(low.host)}",

@@ -72,7 +72,7 @@ class Standing:
                 )
 
     def _check_change(self, at: int, name: str, was: Reading, now: Reading) -> None:
-        """One pool's books changed: they balance, and what came and went is accounted for."""
+        """One pool's books changed: they balance, and every moved slot is accounted for."""
         before, after = was.counts[at], now.counts[at]
         free, evictable, pinned, private, in_flight, promised = after
         total = free + evictable + pinned + private + in_flight
@@ -108,7 +108,7 @@ class Standing:
         )
 
     def _check_headroom(self, at: int, name: str) -> None:
-        """Promises exceed what is left; what is being demoted comes free with its copy."""
+        """Promises exceed the slots left; slots being demoted come free with their copy."""
         pool = self.books.pools[at]
         ledger = pool.ledger
         leaving = self.leaving(at) if at < self.books.n_device else 0
@@ -159,7 +159,7 @@ class Standing:
             raise ContractViolation(
                 "A12",
                 pool.component,
-                f"{name} changed what the {pool.name} pool promises from {before[PROMISED]} to "
+                f"{name} changed the promises of the {pool.name} pool from {before[PROMISED]} to "
                 f"{after[PROMISED]}",
             )
         if before[PRIVATE] != after[PRIVATE]:

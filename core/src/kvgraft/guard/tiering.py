@@ -84,15 +84,15 @@ class GuardedTier(StorageTier):
 
 
 class Tiering:
-    """Checks what the steps of one storage tier leave behind.
+    """Checks the books after each step of one storage tier.
 
     Args:
         cache: the cache.
         tier: its storage tier.
-        guard: says what is in flight between DEVICE and HOST, and keeps operations apart.
+        guard: knows the transfers between DEVICE and HOST, and keeps operations apart.
 
     Attributes:
-        traffic: what is asked of the store.
+        traffic: checks of the calls to the store.
     """
 
     def __init__(self, cache: Cache, tier: StorageTier, guard: Guard) -> None:
@@ -103,7 +103,7 @@ class Tiering:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """A step of the tier; what it holds afterwards is counted and pinned."""
+        """A step of the tier; the slots it holds afterwards are counted and pinned."""
         with self.guard.step():
             yield
             self._check_in_flight()

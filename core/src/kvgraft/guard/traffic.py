@@ -1,6 +1,6 @@
 """Checks of data to and from the store: names, lengths and places (S2, S4, S5, S8).
 
-Every step of every prefetch goes through one place, and so does whatever is stored. A step sees
+Every step of every prefetch goes through one place, and so does every write. A step sees
 part of a prefetch: each call of the store is compared with the pages it is made for, and each
 piece that is hung into the tree with the slots that the store was given for it.
 """
@@ -41,8 +41,7 @@ Pages = npt.NDArray[np.int64]
 class _Call(NamedTuple):
     """A call of the store that is due.
 
-    Attributes:
-        what: what it is for, in a message.
+    Attributes: what: its purpose, in a message.
         chain: the page hashes of the sequence.
         parts: components, and the pages of each: for each page an address per label.
     """
@@ -74,7 +73,7 @@ class _Fetched(NamedTuple):
 
 
 class Traffic:
-    """Watches what one storage tier asks of its store, and where it hangs what came.
+    """Watches one storage tier's calls to its store, and where arrived pages are hung.
 
     Args:
         tier: the tier.
@@ -92,11 +91,11 @@ class Traffic:
         self._chain = PageChain(tier.fingerprint)
         self._calls = Counter[str]()
 
-    # -- who calls the store
+    # -- callers of the store
 
     @contextmanager
     def stepping(self, fetch: Fetch) -> Iterator[None]:
-        """A step of one prefetch: what the store is asked for belongs to it."""
+        """A step of one prefetch: calls of the store within it belong to it."""
         if fetch not in self._watched:
             chain = PageChain(self.tier.fingerprint, fetch.key.namespace)
             places = [np.full_like(each, -1) for each in fetch._slots]
@@ -259,7 +258,7 @@ class Traffic:
 
 
 class GuardedClient(Storage):
-    """A store's client whose calls are compared with what they are made for."""
+    """A store's client whose calls are compared with their purpose."""
 
     traffic: Traffic | None = None
 

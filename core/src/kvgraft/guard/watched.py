@@ -1,4 +1,4 @@
-"""One guarded cache and what the checks of its operations share."""
+"""One guarded cache and the state its checks share."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ class Watched:
     """One guarded cache.
 
     Attributes:
-        cache, tree: what is guarded.
+        cache, tree: the guarded cache and its tree.
         books: its ledgers and counters.
-        rooms: what is evicted.
-        leases: what requests were promised.
+        rooms: checks of evictions.
+        leases: checks of pinned data.
         hooks: the wrappers around the components' hooks.
-        matches: what matches find.
+        matches: checks of match results.
         operation: the name of the one that is looked at, or was last.
         contents: bytes in the pools.
-        shares: what requests own and share.
-        promises: what they demand and are promised.
+        shares: checks of data that requests own and share.
+        promises: checks of demands and promises.
         queues: transfers in flight, by direction.
         policy, write_back: the write policy.
         ends_backups: operations that wait for copies to HOST, and so take transfers in: under
             write-back those that make room on DEVICE.
-        copies_hits: whether a match may begin backups, of what was left behind for one.
+        copies_hits: whether a match may begin backups, of data left behind for one.
         nothing: no slot of any component.
         states: one slot of each state component.
         homes: whether any component is at home on HOST.
@@ -108,7 +108,7 @@ class Holdings(NamedTuple):
 
 
 def holdings(watched: Watched, request: Request) -> Holdings:
-    """Count what a request owns from its slots, not from its accounts."""
+    """Count a request's slots from its tables, not from its accounts."""
     books = watched.books
     promised = [part.account.promised for part in request.parts]
     private = [

@@ -35,10 +35,10 @@ class _Looked:
     """An operation that is looked at.
 
     Attributes:
-        name, request, given, named: what is called, whose it is, and with what.
+        name, request, given, named: the call, its request and its arguments.
         receipt: the request's before.
         was: the books before.
-        after: what is checked when it is over.
+        after: the check to run when it is over.
     """
 
     __slots__ = ("after", "given", "name", "named", "receipt", "request", "was")
@@ -63,10 +63,9 @@ class _Looked:
 class Guard:
     """Watches one cache; see `docs/guard.md`.
 
-    The guarded parts of the cache call it (`kvgraft.guard.parts`). What it costs per operation
-    depends on the number of pools, and on the length of the path where a lease is looked at. The
-    books after an operation are those before the next one: whoever changes them in between is found
-    out there.
+    The guarded parts of the cache call it (`kvgraft.guard.parts`). Its cost per operation depends
+    on the number of pools, and on the length of the path where a lease is looked at. The books
+    after an operation are those before the next one: a change in between is found there.
 
     Args:
         cache: the cache, just built.
@@ -130,7 +129,7 @@ class Guard:
         }
 
     def look(self, name: str, operation: Callable[..., Any], *given: Any, **named: Any) -> Any:
-        """Run an operation, and look at it every `period` times; what it calls is part of it."""
+        """Run an operation, and look at it every `period` times; nested calls are part of it."""
         self._counts[name] += 1
         first = given[0] if given else None
         request = first if isinstance(first, Request) else None
@@ -255,9 +254,9 @@ class Guard:
     # -- the end
 
     def closed(self) -> None:
-        """The cache was closed: what is left of it is in order."""
+        """The cache was closed: its remaining books are in order."""
         if self._broken:
-            return  # what was found is on its way up
+            return  # the violation is being raised
         if not self.cache.journal.n_in_flight:
             self._check_all()
             self._check_ended()

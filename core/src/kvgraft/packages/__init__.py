@@ -1,8 +1,8 @@
 """Installed packages: found, checked, and their components bound to one cache.
 
-entry_points    what installed distributions publish
+entry_points names that installed distributions publish
 registry        the packages that may be used, and why others may not
-validation      what a package implements, held to the contract
-hook_results    what a hook may return
+validation a package's hooks, held to the contract
+hook_results checks of the values a hook returns
 dispatch        the hooks of one cache's components, as plain callables
 """

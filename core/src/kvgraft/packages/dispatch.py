@@ -297,7 +297,7 @@ FIELDS: dict[str, type | tuple[type, ...]] = {
     "slots_per_page": int,
     "private": tuple,
 }
-"""Types of what a component holds."""
+"""Types of a component's fields."""
 
 
 def _check_fields(plugin: Plugin, component: Component) -> None:

@@ -20,7 +20,7 @@ class Published(NamedTuple):
         name: the entry point's.
         distribution, version: the first owner's.
         owners: the distributions that publish it.
-        load: imports what it names; raises what that raises.
+        load: imports the object it names; errors of the import pass through.
     """
 
     name: str

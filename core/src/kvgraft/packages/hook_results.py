@@ -61,7 +61,7 @@ def _is_match(answer: object) -> bool:
 def are_spans(answer: object) -> bool:
     """Whether a segment to pin is a list of pairs of whole pages.
 
-    Asked where the pin is taken, not where the hook is called: what is refused is released (L1).
+    Asked where the pin is taken, not where the hook is called: a refused lock is released (L1).
     """
     if not isinstance(answer, (list, tuple)):
         return False

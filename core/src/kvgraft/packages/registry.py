@@ -1,7 +1,7 @@
 """Finding component packages and refusing those that cannot keep the contract (P1 to P7).
 
 Each entry point is imported on its own so that a broken package
-takes nothing else down, and what it implements is held to the contract: names, marks, arguments,
+takes nothing else down, and its hooks are held to the contract: names, marks, arguments,
 hooks that come in pairs, one distribution for one name. pluggy has the last word.
 """
 
@@ -47,7 +47,7 @@ class Plugin:
 
     Attributes:
         name: the component's name.
-        declaration: what it declares.
+        declaration: its result of `declare_component`.
         implementation: its hooks and nothing else, by the names and with the arguments of the
             contract it was loaded for, whichever older version it was written for.
         distribution, version: where it comes from; empty for one passed in directly.
@@ -62,7 +62,7 @@ class Plugin:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An entry point and what came of it: a plugin, or the reason why not."""
+    """An entry point and its outcome: a plugin, or the reason for refusing it."""
 
     name: str
     distribution: str
@@ -97,13 +97,13 @@ def load_plugin(
         implementation: a module, or any object, with the hooks.
         distribution: where it comes from.
         version: the distribution's version.
-        contract: what the core keeps.
+        contract: the contract that the core keeps.
 
     Raises:
         PluginError: a hook that is missing, misspelt, unmarked or has other arguments, another
             API version, or a declaration that does not fit the name.
     """
-    # Its version first: what is newer than this core would be taken for a misspelt hook below.
+    # Its version first: a newer hook than this core's would be taken for a misspelt hook below.
     declaration = _declare(name, implementation)
     written_for = _check_declaration(name, declaration, contract)
     manager = pluggy.PluginManager(PROJECT)

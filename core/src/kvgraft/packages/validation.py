@@ -37,13 +37,13 @@ def implemented_hooks(
     contract: Contract,
     written_for: ApiVersion,
 ) -> set[str]:
-    """The hooks among what is marked with `hookimpl`; there must be nothing else.
+    """The hooks marked with `hookimpl`; every marked function must be a hook.
 
     Args:
         name: the component, for messages.
         implementation: a module, or any object, with the hooks.
         manager: reads the marks.
-        contract: what the core keeps.
+        contract: the contract that the core keeps.
         written_for: the version of it that the component was written for.
 
     Raises:
@@ -60,7 +60,7 @@ def implemented_hooks(
                     f"{hook} is there since API {spec.since}, this component is written for API "
                     f"{written_for}; declare {spec.since}",
                 )
-            # A function of its own that happens to have the name of what came later.
+            # A function of its own that happens to have the name of a later hook.
             continue
         if function is not None and hook not in implemented:
             raise PluginError(name, f"{hook} is not marked with @hookimpl, so it would never run")
@@ -103,7 +103,7 @@ def _check_arguments(name: str, hook: str, function: Any, wanted: tuple[str, ...
 
 
 def _written(taken: Any) -> list[str]:
-    """Arguments as a signature has them: what is keyword-only or variadic shows."""
+    """Arguments as a signature has them, with marks for keyword-only and variadic ones."""
     words: list[str] = []
     for name, each in taken.items():
         if each.kind is each.KEYWORD_ONLY and "*" not in words:

@@ -19,9 +19,9 @@ AvailableMemory = Callable[[torch.device], "int | None"]
 
 
 def available_nbytes(device: torch.device) -> int | None:
-    """Bytes that can be taken on `device` now; None where it does not tell.
+    """Bytes that can be taken on `device` now; None where the system does not report it.
 
-    For CUDA what the driver has free, and what torch holds in reserve.
+    For CUDA the driver's free memory plus torch's reserve.
     """
     if device.type == "cpu":
         return host_available_nbytes()
@@ -34,10 +34,10 @@ def available_nbytes(device: torch.device) -> int | None:
 def host_available_nbytes(root: Path = Path("/")) -> int | None:
     """Bytes of main memory that can be taken without swapping; None where nobody tells.
 
-    The least of what the machine has available and what the control groups (v2 or v1) of this
-    process and all above it leave: their limit less what is used. Caches of files do not count as
+    The least of the machine's available memory and the memory that the control groups (v2 or v1) of
+    this process and all above it leave: their limit less their use. Caches of files do not count as
     used, the kernel gives them up. Elsewhere than on Linux, the physical memory that is free, or
-    all of it where that is all the system tells.
+    all of it where the system reports no more.
 
     Args:
         root: where `proc` and `sys` are.

@@ -68,14 +68,14 @@ class PrivatePool:
 class Component:
     """A component at work in one cache.
 
-    A package may subclass it to keep what its hooks need.
+    A package may subclass it to keep data for its hooks.
 
     Attributes:
-        reach: what it needs before a boundary.
+        reach: the tokens it needs before a boundary.
         device: its device pool.
         host: its host mirror, or None when it has none.
         slots_per_page: slots one page takes, on either tier (paged components).
-        private: pools for what only a running request holds.
+        private: pools for slots that only a running request holds.
     """
 
     reach: Reach

@@ -37,7 +37,8 @@ class PlaneCopy(NamedTuple):
 def pair_planes(component: Component, query: TransferQuery) -> list[PlaneCopy]:
     """Copies for every plane that pool and mirror both have, by layer and name.
 
-    A component at home on HOST keeps more there than on DEVICE; what has no partner stays put.
+    A component at home on HOST keeps more there than on DEVICE; planes without a partner are not
+    copied.
     """
     mirror = component.host
     if mirror is None:

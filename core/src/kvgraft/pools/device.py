@@ -112,7 +112,7 @@ class DevicePool:
         return sum(plane_nbytes(spec) for spec in self.specs)
 
     def copy_slots(self, source: bytes, target: bytes) -> None:
-        """Copy whole slots within the pool; in stream order with what the device does (M8)."""
+        """Copy whole slots within the pool; in stream order with the device's other work (M8)."""
         if self._arrays and len(source) == SLOT_BYTES:
             # One row on the CPU: a view assignment costs a tenth of an indexed torch copy.
             row, into = _INT32.unpack(source)[0], _INT32.unpack(target)[0]
@@ -126,7 +126,7 @@ class DevicePool:
             lanes[write] = lanes[read]
 
     def check_slot(self, planes: object, what: str) -> None:
-        """Refuse anything but the tensors of one slot; `what` it is said to be is named.
+        """Refuse anything but the tensors of one slot; `what` names them in the message.
 
         Raises:
             ConfigError: other shapes or element types, another number of them, or no tensors.

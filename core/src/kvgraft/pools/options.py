@@ -1,4 +1,4 @@
-"""Options that give a payload its shape: which layers, how many heads, what an element is.
+"""Options that give a payload its shape: layers, heads and element type.
 
 Shared by the component packages that keep keys and values. No torch here: dtypes are names until
 `kvgraft.pools` builds planes of them.

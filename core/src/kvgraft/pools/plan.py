@@ -1,8 +1,8 @@
 """The memory that a cache's pools will take, added up before any is allocated.
 
 A component builds its pools itself, wherever it likes: in its fields, behind a private pool, in
-an object of its own. So pools report what they will take to the plan that is open when they are
-built, and take memory when the plan is settled, or when something looks at it before.
+an object of its own. So pools report the memory they will take to the plan that is open when they
+are built, and take memory when the plan is settled, or when something looks at it before.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class PlannedMemory:
     """The memory of one pool.
 
     Attributes:
-        component: whose it is.
+        component: its component.
         tier: the pool's.
         device: where the memory is; torch's `meta` for a pool without payload.
         nbytes: how much.
@@ -107,10 +107,10 @@ class PoolPlan:
             take()
 
     def expect_room(self) -> None:
-        """Refuse pools that are larger than the memory there was when it was first asked for.
+        """Refuse pools that are larger than the memory available at the first look.
 
         Raises:
-            ConfigError: with what every component needs, per tier, and what there is.
+            ConfigError: with every component's need, per tier, and the memory available.
         """
         for device in dict.fromkeys(pool.device for pool in self.pools):
             if device == NO_PAYLOAD:

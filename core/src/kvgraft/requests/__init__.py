@@ -1,7 +1,7 @@
 """One request's life: matched and pinned, promised, computed, published, ended.
 
-request         what a request is and owns
-account         what it was promised of one pool, and what of that it took
+request a request and the slots it owns
+account slots promised of one pool, and slots taken of them
 leases          a match turned into pins
 resume_points   the boundaries it leaves for others to resume from
 slots           slots of a running request, pages and states

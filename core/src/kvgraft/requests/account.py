@@ -44,8 +44,9 @@ class Account:
     def extend(self, n: int) -> None:
         """Promise `n` slots at once beyond what is promised; the caller checked the headroom.
 
-        What remains to be taken is not more for it: a chunk larger than the admitted one takes
-        early what the reservation holds, and a slot behind the reservation is taken now (A11).
+        The slots that remain to be taken do not grow by it: a chunk larger than the admitted one
+        takes early what the reservation holds, and a slot behind the reservation is taken now
+        (A11).
         """
         self.promised += n
         self.peak += n
@@ -72,7 +73,7 @@ class Account:
         return slots
 
     def loaded(self) -> None:
-        """The load-back took its slots; what another's brings is not promised twice (A11)."""
+        """The load-back took its slots; another's slots are not promised twice (A11)."""
         self.promised -= self.load
         self.ledger.promised -= self.load
         self.load = 0

@@ -47,7 +47,7 @@ class Backups:
             self._back_up(_with_gaps_above(self.tree, anchor, nodes, since), fence)
 
     def matched(self, receipt: Receipt) -> None:
-        """A match uses what `receipt` holds: also what was left behind is worth a copy now."""
+        """A match uses the data that `receipt` pins: data left behind is worth a copy now, too."""
         if not self.enabled or self.policy is WritePolicy.WRITE_BACK:
             return
         anchor, components = receipt.anchor, self.tree.components
@@ -73,19 +73,19 @@ class Backups:
             if not self._make_room(node, components):
                 return
             if not operations.may_back_up(self.tree, node):
-                return  # the room was made of what is above
+                return  # the room came from data above
             operation = operations.begin_backup(self.tree, node, components)
             if operation is None:
                 return
             try:
                 self.journal.submit(operation, Direction.BACKUP, fence)
             except PluginError as error:
-                # What the request asked for is done; the data is as good as never backed up (I8).
+                # The request's call succeeded; the data is as good as never backed up (I8).
                 logger.warning("a node stays without a backup: %s", error)
                 return
 
     def _make_room(self, node: Node, components: list[TreeComponent]) -> bool:
-        """Room on HOST for a node, and not out of what is above it: without that it is no use."""
+        """Room on HOST for a node, not out of data above it: its copy is of no use without that."""
         short = [
             component
             for component in components
@@ -106,7 +106,7 @@ class Backups:
 
 
 def _with_gaps_above(tree: Tree, anchor: Node, nodes: list[Node], since: int) -> list[Node]:
-    """`nodes`, and what is on the path to `anchor` and not backed up yet, root first.
+    """`nodes`, and nodes on the path to `anchor` without a backup, root first.
 
     Climbs above the first of `nodes` and page `since`, to a node whose base is on HOST or on its
     way there.

@@ -67,8 +67,8 @@ class Evictor:
     def _demote(self, component: TreeComponent, n_slots: int) -> None:
         """Evict with a backup first; data that HOST cannot take is dropped, so that room is made.
 
-        Waits for the copies, at most `timeout_s` in all; what is still missing then is taken from
-        other victims, unbacked: a slow or failed backup never blocks device progress (E4).
+        Waits for the copies, at most `timeout_s` in all; slots still missing then come from other
+        victims, unbacked: a slow or failed backup never blocks device progress (E4).
         """
         leaving: list[Transfer] = []
         on_their_way = 0
@@ -109,7 +109,7 @@ class Evictor:
         ]
 
     def _begin(self, victim: Victim) -> operations.Operation | None:
-        """Reserve HOST for what is not there yet; None if all of it is, or HOST is full."""
+        """Reserve HOST slots for a victim's data not there yet; None if all is, or HOST is full."""
         node = victim.node
         unbacked = [t for t in operations.needs_backup(self.tree, node) if t in victim.components]
         if not unbacked:

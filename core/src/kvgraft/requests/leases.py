@@ -156,8 +156,8 @@ class Leases:
 
         Of bounded reaches up to page `shared`: behind it the request has its own. Data it left
         behind is not pinned: it is evictable already, so others' promises may count on it (A12). So
-        may be a state, of which it has a live one, and what a component wants pinned besides: where
-        they are promised it goes without.
+        may be a state, of which it has a live one, and extra pages that a component asks to pin:
+        where they are promised, they stay unpinned.
         """
         position = request.computed // self.tree.page_size
         ahead: list[tuple[Span, ...] | None] = [None] * len(self.tree.components)
@@ -225,7 +225,7 @@ class Leases:
     def _finalize(self, found: Match, limit: int) -> tuple[Match, set[int]]:
         """Let components shorten and annotate the match (M5).
 
-        Where one shortens it the others are asked again: they may not accept what it fell to (M1).
+        Where one shortens it the others are asked again: they may not accept the new boundary (M1).
         """
         checkpoints: set[int] = set()
         anchor = -1
@@ -347,7 +347,7 @@ def _merged(component: TreeComponent, boundary: int, answer: Sequence[Span]) -> 
 def _check_segment(
     tree: Tree, component: TreeComponent, boundary: int, segment: tuple[Span, ...]
 ) -> None:
-    """Refuse a pin that leaves out what the reach needs, or escapes the wider ones' (L3, T6)."""
+    """Refuse a pin that leaves out part of the reach, or escapes the wider ones' (L3, T6)."""
 
     def covered(inner: Span, outer: tuple[Span, ...]) -> bool:
         return any(span.start <= inner.start and inner.end <= span.end for span in outer)

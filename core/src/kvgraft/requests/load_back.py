@@ -1,4 +1,4 @@
-"""Load-backs: what HOST must deliver before a request can run (R1 to R7)."""
+"""Load-backs: copies from HOST that a request needs before it can run (R1 to R7)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["LoadBacks"]
 
 
 class LoadBacks:
-    """Starts the transfers of admitted requests, sharing what is on its way already."""
+    """Starts the transfers of admitted requests, and shares those in flight already."""
 
     def __init__(self, tree: Tree, journal: Journal, evictor: Evictor, leases: Leases) -> None:
         self.tree = tree
@@ -24,7 +24,7 @@ class LoadBacks:
         self.leases = leases
 
     def start(self, request: Request, fence: Fence | None) -> list[Transfer]:
-        """Reserve what the request's reach lacks on DEVICE and start copying it.
+        """Reserve DEVICE slots for the missing part of the request's reach and start copying it.
 
         Room is made per pool, for its own shortfall (R3); all slots are reserved or none (R4).
 

@@ -1,4 +1,4 @@
-"""A request's part of one component: what it was promised there, and the slots it holds."""
+"""A request's part of one component: its promises there, and the slots it holds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Due(enum.Enum):
     GRID = "grid"
     """A resume point of the grid: kept where every state component has a slot to spare."""
     LEFT = "left"
-    """Left behind at the end of a chunk, where there is room among what is left behind."""
+    """Left behind at the end of a chunk, where there is room among left-behind data."""
     DECODED = "decoded"
     """The last boundary passed while decoding."""
 
@@ -38,7 +38,7 @@ class Part:
         account: promises on its DEVICE pool.
         host_account: promises on its HOST pool, for a component at home there; else None.
         host_slots: DEVICE slots its load-back takes (M4).
-        demand: what it was last decided on.
+        demand: the demand of the last decision.
         private: slots of the component's private pools, in their order (H8).
         runs: pages of its own, in order; none of a state component.
     """
@@ -98,7 +98,7 @@ class Part:
             self.host_account.release(n // SLOT_BYTES)
 
     def free_pages(self, runs: Iterable[Run]) -> None:
-        """Give pages back to their pools, and what they cost to the promises."""
+        """Give pages back to their pools, and add their slots to the promises."""
         slots = b"".join([run.device for run in runs])
         self.component.device.give_private(slots)
         self.account.release(len(slots) // SLOT_BYTES)
@@ -116,7 +116,7 @@ class StatePart(Part):
         captured: states at boundaries not yet in the tree.
         shared: the deepest boundary whose state the tree was given since admission; 0 for none.
         tracked: the state at the last page boundary passed while decoding, overwritten at the
-            next; it is what a finished request leaves behind.
+            next; a finished request leaves it behind.
         tracked_page: that boundary.
         due: boundary at which `live` stands and is to be kept before the model goes on; 0 if none.
         due_as: why it is.

@@ -29,7 +29,7 @@ class Publisher:
     """Moves a request's private data into the tree, as it runs and when it ends.
 
     Attributes:
-        checkpoints: how often requests shared what they had computed and went on.
+        checkpoints: how often requests shared their data and went on.
         declined_checkpoints: how often they did not, for want of headroom (A12).
     """
 
@@ -54,7 +54,7 @@ class Publisher:
     def computed(
         self, request: Request, n_tokens: int, fence: Fence | None, states: InnerStates | None
     ) -> None:
-        """The next tokens exist: note states, and hand over what is behind the reaches (L6, I9)."""
+        """The next tokens exist: note states, and hand over pages behind the reaches (L6, I9)."""
         slots, size = self.slots, self.tree.page_size
         if states is not None:
             slots.check_inner(request, request.position_after(n_tokens, size), states)
@@ -73,7 +73,7 @@ class Publisher:
                 self.leave_behind(request, page)
 
     def checkpoint(self, request: Request, fence: Fence | None) -> bool:
-        """Share what the request computed, and go on; False where that changes nothing (I5, I6)."""
+        """Share the request's data, and go on; False where that changes nothing (I5, I6)."""
         page = self.slots.keep_due_states(request)
         if not self._has_new(request, page):
             return False
@@ -87,7 +87,7 @@ class Publisher:
         return True
 
     def finish(self, request: Request, fence: Fence | None) -> int:
-        """Leave what an ending request computed to the tree; the pages cached (I6, I7)."""
+        """Leave an ending request's data to the tree; return the pages cached (I6, I7)."""
         page = request.computed // self.tree.page_size
         for part in request.state_parts:
             page = min(page, self.slots.offered_page(request, part))
@@ -104,11 +104,11 @@ class Publisher:
         return max(page, request.cached)
 
     def leave_behind(self, request: Request, page: int, ahead: int = 1) -> None:
-        """Hand the tree what bounded reaches at boundary `page` no longer cover (I9).
+        """Hand the tree the pages that bounded reaches at boundary `page` no longer cover (I9).
 
         It is nobody's there: it costs no promise, and pages for new tokens are taken of it first.
         A decode with small pages collects some before, as long as `ahead` more pages are promised;
-        where that is too little, what no resume point needs is given back to the pools instead.
+        where that is too little, pages that no resume point needs are given back to the pools.
         """
         end = self.slots.left_behind(request, page)
         if not end:
@@ -138,12 +138,12 @@ class Publisher:
             self.publish(request, end, request.computed // self.tree.page_size)
 
     def publish(self, request: Request, end: int, position: int) -> None:
-        """Hand the tree what the request, which goes on at page `position`, needs no more.
+        """Hand the tree the pages that a request at page `position` no longer needs.
 
         Prefix-closed data comes along up to boundary `end` and stays pinned (T4); so no promise
         changes (I12). Pages that another request has inserted meanwhile stay the request's own as
-        well, so that its tables do not change; where they cannot be pinned beside them (A12), what
-        is left behind is given back instead.
+        well, so that its tables do not change; where they cannot be pinned beside them (A12),
+        left-behind pages are given back instead.
         """
         there = self._there_already(request, end)
         if there is None:
@@ -209,10 +209,10 @@ class Publisher:
             )
 
     def insert(self, request: Request, page: int, fence: Fence | None) -> inserting.Inserted:
-        """Offer private data up to boundary `page`; what the tree has already is freed (I1).
+        """Offer private data up to boundary `page`; duplicates of the tree's data are freed (I1).
 
-        `fence` is when that data exists. Whatever is copied to HOST later waits for the latest one:
-        computation happens in order, so it covers all that was inserted before (B4).
+        `fence` is when that data exists. Later copies to HOST wait for the latest fence:
+        computation happens in order, so it covers all data inserted before (B4).
         """
         key = request.key
         if fence is not None:
@@ -227,8 +227,8 @@ class Publisher:
     def share(self, request: Request, page: int, fence: Fence | None, locks: Locks | None) -> None:
         """Insert up to boundary `page`, pin it there before the old pins go (I5), back it up.
 
-        The anchor stays where it is if it is deeper: what the request published there is its own.
-        `locks` is what components want pinned there.
+        The anchor stays where it is if it is deeper: the data published there is the request's own.
+        `locks` names the pages that components ask to pin.
         """
         inserted = self.insert(request, page, fence)
         held = request.receipt
@@ -268,7 +268,7 @@ class Publisher:
 
     def _insert(self, request: Request, end: int, going: Going | None) -> inserting.Inserted:
         if self.points.matter and not self.tree.has_state:
-            # Also those that lie behind `end`: part of what they need may be handed over now.
+            # Also those that lie behind `end`: part of their data may be handed over now.
             passed = max(end, request.computed // self.tree.page_size)
             for page in self.points.grid_between(request, request.last_point, passed):
                 request.points.setdefault(page, PointKind.GRID)
@@ -276,7 +276,7 @@ class Publisher:
         holdings = self.slots.take_out(request, end, going)
         start = leaf = request.receipt.anchor
         if start.end * self.tree.page_size != request.anchor_tokens:
-            # The anchor went down as it published: some of what it offers may lie above it.
+            # The anchor went down as it published: part of the offer may lie above it.
             first = end
             for each in holdings:
                 if each.runs:

@@ -1,4 +1,4 @@
-"""A request and what it owns: its lease, and its part of every component."""
+"""A request: its lease, and its part of every component."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Stage(enum.Enum):
 
 
 class Limited(str, enum.Enum):
-    """Why a lease is shorter than what the tree holds."""
+    """Why a lease is shorter than the tree's data."""
 
     CROWDED = "pinning it would take slots promised to admitted requests (A12)"
     RECOMPUTE = "computing it again is estimated faster than loading it (R8)"
@@ -64,10 +64,10 @@ class Request:
         last_left: the deepest of `left` it has passed.
         cached: the deepest boundary, in pages, that it can leave all components' data at so far.
         published: whether the tree got pages of it that no backup was started for.
-        stage: where it is in its life.
+        stage: its stage: begun, admitted, running or ended.
         key_edits: the key's edits when the request began.
         load_started: whether `load_back` was called since it was admitted.
-        limited: why the match is shorter than what the tree holds; None if it is not.
+        limited: why the match is shorter than the tree's data; None if it is not.
     """
 
     __slots__ = (
@@ -196,7 +196,7 @@ def whole(n_tokens: object, call: str) -> int:
 
 
 def no_request(given: object) -> LeaseError:
-    """The refusal of what is no request."""
+    """The refusal of an object that is no request."""
     return LeaseError(
         f"a {type(given).__name__} is no request; give the request that Cache.begin returned"
     )

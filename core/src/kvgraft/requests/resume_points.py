@@ -1,8 +1,8 @@
-"""Resume points: boundaries at which requests leave behind what every component needs (I9 to I12).
+"""Resume points: boundaries at which requests leave every component's data behind (I9 to I12).
 
 Decided here, once, for all components together: a window worth keeping where no state is, or the
 other way round, is waste. Some are known when a request is matched; the regular ones of a long
-prompt follow as it runs. What lies between is left behind as well, but it is the first to go.
+prompt follow as it runs. Data between them is left behind as well, but is evicted first.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ And the most slots of a state component's pool, where the base component fills i
 REPEAT_SHARE = 1 / 4
 """Least part of a page-aligned prompt that a point before its last page must save repetitions.
 
-Such a prompt's end is of no use to an identical one, which computes one token at least; whoever
-goes on finds it without the point. Where somebody computed the same prompt before, repetitions are
+Such a prompt's end is of no use to an identical one, which computes one token at least; a longer
+prompt finds it without the point. Where somebody computed the same prompt before, repetitions are
 to be expected, and the point is made whatever it saves; also where it is asked for.
 """
 
@@ -51,7 +51,7 @@ class ResumePoints:
         tree: the components' reaches.
         mounted: the components, for the bytes of their slots.
         cut_tokens: tokens between two boundaries at which a prefill is cut for its states, at
-            least; what an extra pass of the model costs.
+            least; the cost of an extra pass of the model.
         inside: the engine hands over states from inside a chunk, so that nothing is cut.
 
     Attributes:
@@ -193,7 +193,7 @@ class ResumePoints:
             self.count_skipped(kind, reason)
 
     def count_skipped(self, kind: PointKind, reason: str) -> None:
-        """A point is none; `reason` is what `explain` says of its kind."""
+        """Count a skipped point; `explain` reports `reason` for its kind."""
         self.skipped[kind] += 1
         self.reasons[kind] = reason
 

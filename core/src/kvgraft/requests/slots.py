@@ -35,8 +35,8 @@ class Going(NamedTuple):
     """Pages that a running request keeps private while it publishes others.
 
     Attributes:
-        position: where it goes on; what bounded reaches cover there stays private.
-        shared: what needs every page stays private up to here: others' data is in the tree there.
+        position: where it goes on; pages that bounded reaches cover there stay private.
+        shared: prefix-closed pages stay private up to here: others' data is in the tree there.
     """
 
     position: int
@@ -92,7 +92,7 @@ class RequestSlots:
         return True
 
     def left_behind(self, request: Request, page: int) -> int:
-        """The end, in pages, of what bounded reaches at boundary `page` no longer cover; else 0."""
+        """The end of the pages that bounded reaches at boundary `page` no longer cover; else 0."""
         end = 0
         for part in request.bounded_parts:
             component, runs = part.component, part.runs
@@ -109,7 +109,7 @@ class RequestSlots:
         return end
 
     def pages_behind(self, request: Request, page: int) -> int:
-        """Pages of the component that holds most of what `left_behind` names."""
+        """Pages of the component that holds most of the pages that `left_behind` names."""
         most = 0
         for part in request.bounded_parts:
             _, behind = self._behind(part, page)
@@ -139,7 +139,7 @@ class RequestSlots:
         return True
 
     def is_worth_keeping(self, request: Request, page: int) -> bool:
-        """Whether a resume point needs any of what `left_behind` names."""
+        """Whether a resume point needs any page that `left_behind` names."""
         for part in request.bounded_parts:
             _, behind = self._behind(part, page)
             for run in behind:
@@ -165,7 +165,7 @@ class RequestSlots:
     # -- states
 
     def set_up_states(self, request: Request) -> None:
-        """Give the request live states, copied from its anchor (M8); keep what is due first."""
+        """Give the request live states, copied from its anchor (M8); keep due states first."""
         if request.state_parts[0].due:
             self.settle_due(request)
         for part in request.state_parts:
@@ -186,7 +186,7 @@ class RequestSlots:
         """The live states stand at boundary `page`: due to be kept before the model goes on.
 
         The copy waits until then, because a request that ends here donates the state itself (I7).
-        Page 0 stands for no boundary: whatever was due and not kept has been overwritten.
+        Page 0 stands for no boundary: a state that was due and not kept has been overwritten.
         """
         due_as = Due.DECODED
         ahead = request.checkpoints
@@ -376,7 +376,7 @@ class RequestSlots:
         return max([tracked, part.shared, *part.captured])
 
     def offer_states(self, request: Request, part: StatePart) -> None:
-        """Put what an ending request can donate among its captured states (I7)."""
+        """Put the states that an ending request can donate among its captured ones (I7)."""
         page, rest = divmod(request.computed, self.tree.page_size)
         if not rest and page and part.live is not None:
             self._offer(part, page, part.live)
@@ -420,7 +420,7 @@ class RequestSlots:
         Args:
             request: whose pages and states.
             end: a boundary in pages.
-            going: what it needs to go on with its own pages; None if it shares all of them.
+            going: the pages it keeps to go on; None if it shares all of them.
         """
         holdings: list[Holding] = []
         for part in request.parts:
@@ -554,7 +554,7 @@ def _divided(runs: list[Run], spans: Sequence[Span]) -> tuple[list[Run], list[Ru
 
 
 def _marked(runs: list[Run], worth: Sequence[Span]) -> list[Run]:
-    """The same pages; what is not `worth` keeping, in order and disjoint, is left behind."""
+    """The same pages; those outside `worth` (ordered, disjoint spans) are marked left behind."""
     marked: list[Run] = []
     for run in runs:
         position = run.first

@@ -62,7 +62,7 @@ def slot_table(request: Request, component: TreeComponent, tier: Tier) -> npt.ND
         if slots is None:
             continue
         if run.first < page:
-            # Published of wider components only, or another request's: its own are what it reads.
+            # Published of wider components only, or another request's: it reads its own.
             beside.append(run)
             continue
         if run.first > page:

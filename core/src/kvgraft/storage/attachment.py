@@ -106,7 +106,7 @@ class Attachment:
             self._polling.release()
 
     def detach(self, ticket: StorageTicket, deadline_s: float) -> None:
-        """End what is queued, then close the backend; the ticket's value is True if that worked."""
+        """End queued calls, then close the backend; the ticket's value is True if that worked."""
         self.detaching = ticket
         deadline = self._clock() + deadline_s
         self._close_job = Job(ticket, CLOSE, (0, 0), access=Access.WRITE, deadline=deadline)

@@ -1,7 +1,7 @@
 """The interface of a storage backend: keys to values, in batches, a status for each key.
 
-A backend moves bytes. Names, headers, checksums, deadlines that hold, and what happens when it
-fails are the core's (`kvgraft.storage.Storage`), which trusts nothing a backend says.
+A backend moves bytes. Names, headers, checksums, deadlines that hold, and the handling of failures
+are the core's (`kvgraft.storage.Storage`), which trusts nothing a backend says.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Capabilities(NamedTuple):
     """A backend's capabilities; the contract suite tests the claimed ones.
 
     Attributes:
-        durable: what `flush` acknowledged is there after the process was killed.
+        durable: data that `flush` acknowledged survives a killed process.
         shared: several processes may use one store at the same time.
         evicts: makes room by itself; one that does not answers FULL.
         pin: implements `pin` and `unpin`.
@@ -71,7 +71,7 @@ class StoreStats:
         n_records: keys that can be read.
         nbytes: bytes it takes, overhead included.
         capacity_nbytes: bytes it may take; None without a limit.
-        details: what else the backend counts.
+        details: other counts of the backend.
     """
 
     n_records: int
@@ -99,7 +99,7 @@ class VerifyReport(NamedTuple):
 class StorageBackend(abc.ABC):
     """A store. Calls come from several threads at once, never from the scheduler's.
 
-    A call answers within `deadline_s` seconds, TIMEOUT for what it did not get done. Failures that
+    A call answers within `deadline_s` seconds, TIMEOUT for keys it did not get to. Failures that
     are ordinary in operation are statuses; an exception means DOWN for every key of the call.
     """
 
@@ -158,7 +158,7 @@ class StorageBackend(abc.ABC):
 
     @abc.abstractmethod
     def verify(self) -> VerifyReport:
-        """Read everything and report what is damaged; removes nothing."""
+        """Read everything and report damaged payloads; removes nothing."""
 
     @abc.abstractmethod
     def healthy(self) -> bool:

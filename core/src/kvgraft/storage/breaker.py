@@ -4,8 +4,8 @@ CLOSED ─ failure_limit calls fail in a row ─► OPEN ─ cooldown passes ─
    ▲                                           ▲ └────── a trial fails ──────┤
    └───────────────────────────── a trial succeeds ──────────────────────────┘
 
-Reads and writes have one each, and in it every verb its own row of failures: a store that says what
-it has, or takes what it is given, may be unable to hand anything out.
+Reads and writes have one each, and in it every verb its own row of failures: a store that lists or
+takes data may be unable to hand any out.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Breaker:
         cooldown_s: seconds until the first trial; doubles with each that fails.
         cooldown_limit_s: longest cooldown.
         clock: seconds that only grow.
-        access: what it is for, for people.
+        access: its purpose, for messages.
 
     Attributes:
         opened: how often it has opened.
@@ -83,7 +83,7 @@ class Breaker:
         return self._state is BreakerState.CLOSED
 
     def take_trial(self) -> bool:
-        """Whether a trial is due; true once per cooldown, and whoever asked makes it."""
+        """Whether a trial is due; true once per cooldown, and the caller makes it."""
         with self._lock:
             if self._state is not BreakerState.OPEN or self._clock() < self._retry_at:
                 return False
