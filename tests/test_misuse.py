@@ -334,6 +334,8 @@ def test_without_storage_its_use_says_how_to_have_it(
             "`if cache.storage:` first"
         )
         assert not cache.storage
+        assert not hasattr(cache.storage, name)
+        assert getattr(cache.storage, name, None) is None
         assert repr(copy.copy(cache.storage)) == "<no storage tier>"
         request = cache.begin(TokenKey([1, 2]))
         assert cache.admit(request).admitted

@@ -20,7 +20,8 @@ def test_serve_comes_and_goes_with_its_distribution(
     gone = made.kvgraft("serve", "anything")
     assert gone.returncode == 2
     assert gone.stderr == (
-        "kvgraft: command 'serve' is not installed; pip install kvgraft-transformers\n"
+        "kvgraft: command 'serve' is not installed; in a clone of kvgraft, "
+        "pip install ./plugins/transformers\n"
     )
     assert made.kvgraft("components").returncode == 0
 

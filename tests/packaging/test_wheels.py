@@ -113,23 +113,24 @@ def test_without_their_packages_replay_and_the_file_store_name_them(
     environment: Environments,
 ) -> None:
     made = environment("kvgraft", "kvgraft-full")
-    missing = "kvgraft: command 'replay' is not installed; pip install kvgraft-replay\n"
+    advice = "in a clone of kvgraft, pip install ./plugins"
+    missing = f"kvgraft: command 'replay' is not installed; {advice}/replay\n"
     refused = made.kvgraft("replay", "--synthetic", "chat")
     assert (refused.returncode, refused.stderr) == (2, missing)
     assert "replay" not in made.kvgraft("--help").stdout
-    missing = "storage 'file' is not installed; installed: none; pip install kvgraft-file\n"
+    missing = f"storage 'file' is not installed; installed: none; {advice}/file\n"
     refused = made.kvgraft("storage", "stats", "file:.")
     assert (refused.returncode, refused.stderr) == (2, f"kvgraft: {missing}")
     sizes = "device_tokens=4096, host_tokens=4096"
     storage = "{'url': 'file:.', 'model': 'm', 'weights': '1'}"
-    done = made.run_python(
-        f"import kvgraft; kvgraft.Cache.open(['full'], {sizes}, storage={storage})"
-    )
+    program = f"import kvgraft; kvgraft.Cache.open(['full'], {sizes}, storage={storage}).close()"
+    done = made.run_python(program)
     assert done.returncode == 1
     assert done.stderr.endswith(f"kvgraft.errors.ConfigError: {missing}")
 
     made.install("kvgraft-replay", "kvgraft-file")
     assert "  replay " in made.kvgraft("--help").stdout
+    assert made.run_python(program).returncode == 0
     assert made.kvgraft("storage", "stats", "file:.").returncode == 0
 
 

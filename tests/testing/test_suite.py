@@ -334,7 +334,8 @@ def test_an_extra_that_is_missing_is_named_with_the_way_to_get_it() -> None:
         code = f"import sys; sys.modules[{missing!r}] = None; import kvgraft.testing"
         done = run(sys.executable, "-c", code)
         assert done.stderr.splitlines()[-1] == (
-            f"ModuleNotFoundError: kvgraft.testing needs {missing}; pip install 'kvgraft[testing]'"
+            f"ModuleNotFoundError: kvgraft.testing needs {missing}; in a clone of kvgraft, "
+            "pip install './core[testing]'"
         )
         assert "During handling" not in done.stderr
 

@@ -2,6 +2,7 @@
 
     KvgraftError
     ├── ConfigError            options, sizes or combinations that cannot work
+    │   └── NoStorageError     the storage tier is used and there is none; an AttributeError too
     ├── PluginError            a component package that cannot be used
     │   └── PluginHookError    an exception a plugin's hook raised; carries component and hook
     ├── SnapshotError          a damaged or foreign snapshot of the tree
@@ -24,6 +25,7 @@ __all__ = [
     "IntegrityError",
     "KvgraftError",
     "LeaseError",
+    "NoStorageError",
     "PluginError",
     "PluginHookError",
     "SnapshotError",
@@ -37,6 +39,10 @@ class KvgraftError(Exception):
 
 class ConfigError(KvgraftError):
     """An option, a size or a combination of components that cannot work."""
+
+
+class NoStorageError(ConfigError, AttributeError):
+    """A method of the storage tier is used and the cache has no storage tier."""
 
 
 class PluginError(KvgraftError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from kvgraft.errors import ConfigError
+from kvgraft.errors import NoStorageError
 
 __all__ = ["NoStorage"]
 
@@ -13,7 +13,7 @@ class NoStorage:
     """No storage tier: false where `StorageTier` is true, and each use says how to have one.
 
     Raises:
-        ConfigError: any of the tier's methods is used.
+        NoStorageError: any of the tier's methods is used. `hasattr` answers False.
     """
 
     def __bool__(self) -> Literal[False]:
@@ -25,7 +25,7 @@ class NoStorage:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        raise ConfigError(
+        raise NoStorageError(
             f"storage.{name}: this cache has no storage tier; open it with storage={{'model': "
             "'my-model', 'weights': 'rev-1', 'url': 'file:/var/cache/kvgraft'}, or ask "
             "`if cache.storage:` first"

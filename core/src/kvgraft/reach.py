@@ -124,9 +124,14 @@ class Reach:
         return any(isinstance(term, StateAt) for term in self.terms)
 
     @property
-    def is_everything(self) -> bool:
+    def is_prefix_closed(self) -> bool:
         """Whether every token before the boundary is needed."""
         return any(type(term) is Everything for term in self.terms)
+
+    @property
+    def is_everything(self) -> bool:
+        """`is_prefix_closed` under the name that it had in 1.0; use that one."""
+        return self.is_prefix_closed
 
     @property
     def ends_at_boundary(self) -> bool:
@@ -203,7 +208,7 @@ class PageReach:
         self.reach = reach
         self.page_size = page_size
         self.is_state = reach.is_state
-        self.is_prefix_closed = reach.is_everything
+        self.is_prefix_closed = reach.is_prefix_closed
         self.ends_at_boundary = reach.ends_at_boundary
         stored = min(reach.stored_tokens, FAR)
         self.stored_pages = math.ceil(stored / page_size)

@@ -296,6 +296,28 @@ def test_the_command_shows_verifies_and_clears(tmp_path: Path) -> None:
     assert not segments(tmp_path)
 
 
+def test_the_command_refuses_a_directory_that_is_no_store_and_leaves_it_alone(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "notes.txt").write_text("not a store")
+    for arguments in (["stats"], ["verify"], ["clear", "--yes"]):
+        refused = CliRunner().invoke(storage_command, [*arguments, f"file:{tmp_path}"])
+        assert str(refused.exception) == (
+            f"storage 'file': {tmp_path} holds no store: 0 segments, no kvgraft.lock; "
+            "name the directory of a store"
+        )
+    assert [each.name for each in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_the_command_shows_a_capacity_only_where_the_url_gives_it(tmp_path: Path) -> None:
+    open_store(tmp_path).close()
+    url = f"file:{tmp_path}"
+    assert json.loads(command("stats", "--json", url)[1])["capacity"] is None
+    assert "no limit known" in command("stats", url)[1]
+    given = json.loads(command("stats", "--json", f"{url}?capacity=1MiB")[1])
+    assert given["capacity"] == 1 << 20
+
+
 def test_the_command_refuses_in_one_line() -> None:
     refused = run(KVGRAFT, "storage", "stats", "file:/nowhere")
     assert refused.returncode == 2

@@ -108,7 +108,7 @@ def test_a_client_library_that_cannot_be_loaded_is_one_line_when_a_store_is_open
     )
     assert done.returncode == 2
     assert done.stderr.startswith("kvgraft: storage 's3': obstore cannot be loaded: ")
-    assert done.stderr.endswith("; pip install -U kvgraft-s3\n")
+    assert done.stderr.endswith("; pip install 'obstore>=0.12,<0.13'\n")
     assert done.stderr.count("\n") == 1
 
 

@@ -17,13 +17,14 @@ from kvgraft.cli.components import components
 from kvgraft.cli.new_component import new_component
 from kvgraft.cli.storage import storage
 from kvgraft.errors import KvgraftError
+from kvgraft.packages.installing import how_to_install
 
 __all__ = ["main"]
 
 GROUP = "kvgraft.commands"
 
-ADDED_BY = {"replay": "kvgraft-replay", "serve": "kvgraft-transformers"}
-"""Commands of packages that are installed apart from the core."""
+ADDED_BY = {"replay": "plugins/replay", "serve": "plugins/transformers"}
+"""Commands of packages that are installed apart from the core, and where these are."""
 
 
 class Commands(click.Group):
@@ -48,7 +49,8 @@ class Commands(click.Group):
                 return found
             return _unavailable(cmd_name, point, f"{point.value} is no command")
         if cmd_name in ADDED_BY:
-            ctx.fail(f"command {cmd_name!r} is not installed; pip install {ADDED_BY[cmd_name]}")
+            advice = how_to_install(ADDED_BY[cmd_name])
+            ctx.fail(f"command {cmd_name!r} is not installed; {advice}")
         return None
 
 

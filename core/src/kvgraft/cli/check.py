@@ -15,6 +15,7 @@ from rich.markup import escape
 from kvgraft.cli.components import parse_component
 from kvgraft.cli.console import OutputConsole
 from kvgraft.errors import ConfigError
+from kvgraft.packages.installing import how_to_install
 
 if TYPE_CHECKING:
     from kvgraft.testing.result import Result
@@ -108,7 +109,7 @@ def _results(name: str, options: dict[str, Any], profile: str) -> list[Result]:
         from kvgraft.testing.process import SuiteProcess, Unusable
     except ImportError as error:
         raise ConfigError(
-            f"the contract suite needs {error.name}; pip install 'kvgraft[testing]'"
+            f"the contract suite needs {error.name}; {how_to_install('core[testing]')}"
         ) from error
     try:
         suite = SuiteProcess(name, options, profile, None)

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from kvgraft.cli.console import OutputConsole
 from kvgraft.errors import ConfigError
-from kvgraft.storage import StorageBackend, discover_storage, open_storage
+from kvgraft.storage import StorageBackend, discover_storage, open_existing_storage
 from kvgraft.storage.driver import STORAGE_API, FoundDriver
 
 __all__ = ["storage"]
@@ -35,12 +35,12 @@ def storage() -> None:
 
 @contextmanager
 def _opened(url: str) -> Iterator[StorageBackend]:
-    """A store, closed afterwards; an error it raises becomes one line.
+    """A store that exists, closed afterwards; an error it raises becomes one line.
 
     Raises:
         ConfigError: it cannot be opened, or failed.
     """
-    store = open_storage(url)
+    store = open_existing_storage(url)
     try:
         yield store
     except OSError as error:
@@ -115,7 +115,7 @@ def stats(url: str, *, as_json: bool) -> None:
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, justify="right")
     for name, value in rows.items():
-        table.add_row(name.replace("_", " "), "no limit" if value is None else f"{value:,}")
+        table.add_row(name.replace("_", " "), "no limit known" if value is None else f"{value:,}")
     console = OutputConsole()
     console.print(Text(f"storage {url}"), soft_wrap=True)
     console.widen(table)

@@ -25,6 +25,7 @@ from kvgraft.storage.driver import (
     StorageDriver,
     StorageOptions,
     discover_storage,
+    open_existing_storage,
     open_storage,
 )
 from kvgraft.storage.keys import Address, Fingerprint, PageChain
@@ -68,6 +69,7 @@ __all__ = [
     "decode_header",
     "discover_storage",
     "is_aligned",
+    "open_existing_storage",
     "open_storage",
     "round_up",
 ]

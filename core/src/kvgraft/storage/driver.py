@@ -20,6 +20,7 @@ from pydantic_core import PydanticUndefined
 from kvgraft.contract import ApiVersion
 from kvgraft.errors import ConfigError, KvgraftError
 from kvgraft.packages.entry_points import Published, import_failure, published
+from kvgraft.packages.installing import how_to_install
 from kvgraft.refusals import first_refusal
 from kvgraft.storage.backend import StorageBackend
 
@@ -30,14 +31,15 @@ __all__ = [
     "StorageDriver",
     "StorageOptions",
     "discover_storage",
+    "open_existing_storage",
     "open_storage",
 ]
 
 STORAGE_GROUP = "kvgraft.storage"
 """Entry points of this group are storage drivers."""
 
-PACKAGES = {name: f"kvgraft-{name}" for name in ("file", "mooncake", "s3", "valkey")}
-"""The distributions of backends that are kept with the core."""
+PACKAGES = {name: f"plugins/{name}" for name in ("file", "mooncake", "s3", "valkey")}
+"""Where the backends are that are kept with the core."""
 
 STORAGE_API = "1.0"
 """The version of the backend interface this core has; counted apart from the components' one."""
@@ -59,12 +61,15 @@ class StorageDriver:
         options: its typed options, a `StorageOptions`.
         open: opens a store from its location, the text between `name:` and `?`, percent escapes as
             they came; raises `ConfigError` where it cannot.
+        open_existing: the same for whoever inspects a store: creates nothing, and raises
+            `ConfigError` where there is no store; None where `open` is such a call.
     """
 
     api: str
     summary: str
     options: type[StorageOptions]
     open: Callable[[str, Any], StorageBackend]
+    open_existing: Callable[[str, Any], StorageBackend] | None = None
 
     def defaults(self) -> dict[str, str]:
         """Every option as it is written in a URL that gives its default; "" where it has none."""
@@ -103,6 +108,23 @@ def open_storage(url: str, drivers: Mapping[str, StorageDriver] | None = None) -
         ConfigError: no such backend, one that cannot be used, an option that is unknown, given
             twice or impossible, or a location that cannot be opened.
     """
+    return _open(url, drivers, lambda driver: driver.open)
+
+
+def open_existing_storage(url: str) -> StorageBackend:
+    """Open a store to inspect it, with an installed backend; a store is not created.
+
+    Raises:
+        ConfigError: as for `open_storage`, or there is no store.
+    """
+    return _open(url, None, lambda driver: driver.open_existing or driver.open)
+
+
+def _open(
+    url: str,
+    drivers: Mapping[str, StorageDriver] | None,
+    opener: Callable[[StorageDriver], Callable[[str, Any], StorageBackend]],
+) -> StorageBackend:
     name, colon, rest = url.partition(":")
     if not colon or not name:
         raise ConfigError(f"storage {url!r} is not NAME:LOCATION, such as file:/var/cache/kvgraft")
@@ -112,7 +134,7 @@ def open_storage(url: str, drivers: Mapping[str, StorageDriver] | None = None) -
     location, _, query = rest.partition("?")
     options = _options(name, driver.options, query)
     try:
-        store = driver.open(location, options)
+        store = opener(driver)(location, options)
     except KvgraftError:
         raise
     except (Exception, SystemExit) as error:
@@ -151,7 +173,7 @@ def _select(name: str) -> StorageDriver:
         known = ", ".join(found) or "none"
         advice = f"did you mean {close[0]}?" if close else "install a package that brings it"
         if name in PACKAGES:
-            advice = f"pip install {PACKAGES[name]}"
+            advice = how_to_install(PACKAGES[name])
         raise ConfigError(f"storage {name!r} is not installed; installed: {known}; {advice}")
     if entry.driver is None:
         raise ConfigError(f"storage {name!r}: {entry.problem}")

@@ -17,10 +17,12 @@ import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from kvgraft.packages.installing import how_to_install
+
 for _needed in ("hypothesis", "pytest"):
     if sys.modules.get(_needed, find_spec) is None or find_spec(_needed) is None:
         raise ModuleNotFoundError(
-            f"kvgraft.testing needs {_needed}; pip install 'kvgraft[testing]'", name=_needed
+            f"kvgraft.testing needs {_needed}; {how_to_install('core[testing]')}", name=_needed
         )
 
 if TYPE_CHECKING:

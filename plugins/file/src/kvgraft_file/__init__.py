@@ -21,5 +21,6 @@ DRIVER = StorageDriver(
     summary="segment files in a directory, shared by the processes of one machine",
     options=FileOptions,
     open=FileBackend.open,
+    open_existing=FileBackend.open_existing,
 )
 """The driver behind the entry point `file`."""

@@ -25,7 +25,7 @@ from kvgraft_file.disk import SUBJECT, DiskFile, supports_direct
 from kvgraft_file.open_files import OpenFiles
 from kvgraft_file.segment import SUFFIX, segment_path
 
-__all__ = ["Directory", "Listed"]
+__all__ = ["LOCK", "Directory", "Listed", "holds_store"]
 
 LOCK = "kvgraft.lock"
 NAMED = re.compile(rf"[0-7][0-9a-f]{{15}}{re.escape(SUFFIX)}")
@@ -49,6 +49,13 @@ class Listed(NamedTuple):
     number: int
     nbytes: int
     inode: int
+
+
+def holds_store(path: Path) -> bool:
+    """Whether a directory has the lock or a segment of a store."""
+    return path.is_dir() and any(
+        name == LOCK or NAMED.fullmatch(name) is not None for name in os.listdir(path)
+    )
 
 
 class Directory:

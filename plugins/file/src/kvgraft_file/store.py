@@ -26,7 +26,7 @@ from kvgraft.storage import (
     round_up,
 )
 from kvgraft_file.catalog import Catalog, Entry
-from kvgraft_file.directory import Directory
+from kvgraft_file.directory import LOCK, Directory, holds_store
 from kvgraft_file.disk import DISK_ERRORS, TruncatedRead
 from kvgraft_file.options import FileOptions
 from kvgraft_file.record import Record
@@ -63,6 +63,9 @@ class FileBackend(StorageBackend):
         options: sizes.
         clock: seconds that only grow.
 
+    Attributes:
+        capacity_nbytes: as `stats` gives it; None where only other processes know it.
+
     Raises:
         ConfigError: a directory that is missing or cannot be written to; too few file descriptors.
         OSError: a segment that cannot be read.
@@ -72,6 +75,7 @@ class FileBackend(StorageBackend):
         self, path: Path, options: FileOptions, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.options = options
+        self.capacity_nbytes: int | None = int(options.capacity)
         self.counters = Counters()
         self._clock = clock
         self._directory = Directory(path, options.max_open_files)
@@ -105,6 +109,26 @@ class FileBackend(StorageBackend):
         if not location:
             raise ConfigError("storage 'file': no directory; write file:/path/to/directory")
         return cls(Path(unquote(location)), options)
+
+    @classmethod
+    def open_existing(cls, location: str, options: FileOptions) -> FileBackend:
+        """A store that was opened before, for whoever inspects it.
+
+        Its capacity is another process's setting, so it is known only if the options give it.
+
+        Raises:
+            ConfigError: as for `open`, or the directory holds no store.
+        """
+        path = Path(unquote(location))
+        if path.is_dir() and not holds_store(path):
+            raise ConfigError(
+                f"storage 'file': {path} holds no store: 0 segments, no {LOCK}; "
+                "name the directory of a store"
+            )
+        store = cls.open(location, options)
+        if "capacity" not in options.model_fields_set:
+            store.capacity_nbytes = None
+        return store
 
     @property
     def path(self) -> Path:
@@ -244,9 +268,7 @@ class FileBackend(StorageBackend):
                 "direct_io": int(self._directory.direct),
                 "max_open_files": self._directory.open_files.most,
             }
-            return StoreStats(
-                len(self._catalog.entries), nbytes, int(self.options.capacity), details
-            )
+            return StoreStats(len(self._catalog.entries), nbytes, self.capacity_nbytes, details)
 
     def verify(self) -> VerifyReport:
         """Read every segment from start to end."""

@@ -77,7 +77,8 @@ class S3Backend(StorageBackend):
             from kvgraft_s3.client import Client
         except ImportError as error:
             raise ConfigError(
-                f"storage 's3': obstore cannot be loaded: {error}; pip install -U kvgraft-s3"
+                f"storage 's3': obstore cannot be loaded: {error}; "
+                "pip install 'obstore>=0.12,<0.13'"
             ) from error
         return cls(where, options, Client(where, options))
 

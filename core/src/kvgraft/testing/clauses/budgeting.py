@@ -132,7 +132,7 @@ def what_the_reach_takes_is_in_the_demand(subject: Subject) -> None:
         query = each.query
         step = _step(subject, query)
         least = (step + SLACK_PAGES) * each.per_page
-        if subject.reach.is_everything or subject.is_window:
+        if subject.reach.is_prefix_closed or subject.is_window:
             # Other reaches may be narrower at some boundaries than at their widest.
             least = _sum(each.default)
         expect(

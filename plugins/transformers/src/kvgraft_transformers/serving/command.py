@@ -143,7 +143,8 @@ def serve(model: str, host: str, port: int, grace_s: float, **options: Any) -> N
         import uvicorn
     except ImportError as error:
         raise ConfigError(
-            "kvgraft serve needs an HTTP server; pip install 'kvgraft-transformers[serve]'"
+            "kvgraft serve needs an HTTP server; in a clone of kvgraft, pip install "
+            "'./plugins/transformers[serve]'"
         ) from error
     from kvgraft_transformers.serving.app import build_app
     from kvgraft_transformers.serving.shutdown import DrainingServer
