@@ -344,6 +344,28 @@ def test_without_storage_its_use_says_how_to_have_it(
         cache.abort(request)
 
 
+@pytest.mark.parametrize("end", ["checkpoint", "finish", "retract"])
+def test_after_a_cut_of_its_key_a_request_may_end_that_shared_all_it_computed(end: str) -> None:
+    with Cache.open(["full"], page_size=4, device_tokens=64) as cache:
+        key = TokenKey(range(20))
+        request = cache.begin(key)
+        assert cache.admit(request).admitted
+        assert cache.allocate(request, 20)
+        cache.computed(request, 20)
+        assert cache.checkpoint(request)
+        key.truncate(18)
+        getattr(cache, end)(request)
+        other = cache.begin(TokenKey(range(50, 70)))
+        assert cache.admit(other).admitted
+        assert cache.allocate(other, 20)
+        cache.computed(other, 20)
+        other.key.truncate(18)
+        with pytest.raises(LeaseError, match="its key was cut"):
+            getattr(cache, end)(other)
+        cache.abort(other)
+        cache.check_integrity()
+
+
 def test_with_storage_it_is_true() -> None:
     storage = {"model": "m", "weights": "1"}
     with Cache.open(["full"], device_tokens=64, host_tokens=64, storage=storage) as cache:

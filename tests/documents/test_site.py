@@ -50,6 +50,33 @@ def test_the_drawings_are_up_to_date() -> None:
         assert path.read_text(encoding="utf-8") == text, f"{name}: run `make docs`"
 
 
+def test_the_architectures_table_has_the_rooms_of_the_drawing() -> None:
+    drawing = script("draw")
+    written = drawing.ARCHITECTURE.read_text(encoding="utf-8")
+    assert written == drawing.architecture(), "run `make docs`"
+    listed = re.findall(r"`(\w+)/`", drawing.floors())
+    assert listed == [
+        room for _, rooms in drawing.FLOORS for room in rooms if not room.endswith(".py")
+    ]
+
+
+def test_the_architecture_has_a_paragraph_for_every_room() -> None:
+    core = CORE / "kvgraft"
+    folders = {path.name for path in core.iterdir() if (path / "__init__.py").exists()}
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    told = re.findall(r"^- \*\*`(\w+)/`\*\* \w", text, re.MULTILINE)
+    assert len(told) == len(set(told))
+    assert {*told} == folders | {"scaffold"}
+
+
+def test_every_module_that_the_architecture_names_exists() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    sources = [CORE / "kvgraft", *ROOT.glob("plugins/*/src"), ROOT]
+    named = re.findall(r"`([\w/]+\.py)`", text)
+    assert named
+    assert [each for each in named if not any((root / each).exists() for root in sources)] == []
+
+
 def test_the_house_has_every_room_on_its_floor() -> None:
     """In the order in which `tests/architecture` lets rooms import each other."""
     floors = [[*rooms] for _, rooms in script("draw").FLOORS]

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvgraft import Cache, Direction, TokenKey, TransferError, WritePolicy
-from kvgraft.admission import Decision, Outcome, budget
-from kvgraft.admission.budget import Budget
+from kvgraft.admission import Decision, Outcome, promises
 from kvgraft.admission.demand import default_demand
+from kvgraft.admission.promises import Budget
 from kvgraft.requests.account import Account
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.leases import Leases
@@ -194,7 +194,7 @@ def a_chunk_larger_than_asked_for(put: Patch) -> None:
 
 def change_demand(put: Patch, change: Any) -> None:
     put.setattr(
-        budget,
+        promises,
         "default_demand",
         lambda component, query: change(default_demand(component, query), component, query),
     )

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from kvgraft import Span, TokenKey, reach
-from kvgraft.admission import budget
+from kvgraft.admission import promises
 from kvgraft.admission.demand import default_demand
 from kvgraft.requests.slots import RequestSlots
 from kvgraft.transfers import Journal, Ticket
@@ -177,7 +177,7 @@ def a_budget_forgets_the_load_back(patch: Patch) -> None:
         found = default_demand(component, query)
         return found._replace(now=found.now - query.host_slots)
 
-    patch.setattr(budget, "default_demand", forgetful)
+    patch.setattr(promises, "default_demand", forgetful)
 
 
 @mutant("window", "I9", "A7", "L6", "I3")

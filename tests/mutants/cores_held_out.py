@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import pytest
 
-from kvgraft.admission.budget import Budget, _own_slots
+from kvgraft.admission.promises import Budget, _own_slots
 from kvgraft.admission.waiting import WaitingQueue
 from kvgraft.cache import Cache
 from kvgraft.requests.account import Account

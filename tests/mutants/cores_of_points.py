@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from kvgraft.admission import budget
+from kvgraft.admission import promises
 from kvgraft.admission.demand import default_demand
 from kvgraft.requests.account import Account
 from kvgraft.requests.parts import Part
@@ -155,13 +155,13 @@ def points_are_counted_twice_in_the_demand(patch: Patch) -> None:
         found = default_demand(component, query)
         return found._replace(later=found.later + query.checkpoints * component.is_state)
 
-    patch.setattr(budget, "default_demand", twice)
+    patch.setattr(promises, "default_demand", twice)
 
 
 @mutant("everything+state", "A10", "I12", "A7", "I10")
 def points_are_left_out_of_the_demand(patch: Patch) -> None:
     patch.setattr(
-        budget,
+        promises,
         "default_demand",
         lambda component, query: default_demand(component, query._replace(checkpoints=0)),
     )

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from kvgraft.admission import budget
+from kvgraft.admission import promises
 from kvgraft.admission.decision import Decision, Outcome
 from kvgraft.admission.demand import default_demand
 from kvgraft.cache import Cache
@@ -80,7 +80,7 @@ def room_is_made_in_a_pool_that_was_not_short(patch: Patch) -> None:
 @mutant("everything+window", "A5")
 def a_chunk_is_forced_although_it_does_not_fit(patch: Patch) -> None:
     """F4: a continuing chunk ignores what the pools can give."""
-    patch.setattr(budget.Budget, "fitting_chunk", lambda self, request, tokens: tokens)
+    patch.setattr(promises.Budget, "fitting_chunk", lambda self, request, tokens: tokens)
 
 
 # -- matches and leases
@@ -313,17 +313,17 @@ def a_load_back_writes_its_pages_in_reverse(patch: Patch) -> None:
 
 @mutant("everything", "A7", "A12")
 def everybody_is_admitted(patch: Patch) -> None:
-    patch.setattr(budget.Budget, "_shortages", lambda self, request: ())
+    patch.setattr(promises.Budget, "_shortages", lambda self, request: ())
 
 
 @mutant("everything", "A8")
 def whoever_must_wait_never_fits(patch: Patch) -> None:
-    patch.setattr(budget.Budget, "_never", lambda self, request, shortages: True)
+    patch.setattr(promises.Budget, "_never", lambda self, request, shortages: True)
 
 
 @mutant("everything", "A9", "A12")
 def a_rejection_keeps_a_promise(patch: Patch) -> None:
-    decide = budget.Budget.decide
+    decide = promises.Budget.decide
 
     def leaky(self: Any, request: Any) -> Decision:
         decision = decide(self, request)
@@ -331,7 +331,7 @@ def a_rejection_keeps_a_promise(patch: Patch) -> None:
             self.tree.components[0].device.promised += 1
         return decision
 
-    patch.setattr(budget.Budget, "decide", leaky)
+    patch.setattr(promises.Budget, "decide", leaky)
 
 
 @mutant("everything", "A12", "T8")
@@ -349,12 +349,12 @@ def a_states_budget_forgets_the_copy(patch: Patch) -> None:
             else found
         )
 
-    patch.setattr(budget, "default_demand", forgetful)
+    patch.setattr(promises, "default_demand", forgetful)
 
 
 @mutant("everything", "A6", "A8")
 def a_chunk_shrinks_although_it_only_had_to_wait(patch: Patch) -> None:
-    decide = budget.Budget.decide
+    decide = promises.Budget.decide
 
     def hasty(self: Any, request: Any) -> Decision:
         decision = decide(self, request)
@@ -363,4 +363,4 @@ def a_chunk_shrinks_although_it_only_had_to_wait(patch: Patch) -> None:
             return decide(self, request)
         return decision
 
-    patch.setattr(budget.Budget, "decide", hasty)
+    patch.setattr(promises.Budget, "decide", hasty)

@@ -242,7 +242,7 @@ GUARDED_CORES: dict[str, BadCore] = {
     ),
     "a chunk runs past the boundary where a state is captured": BadCore(
         ("A6", "I6", "I7"),
-        "admission/budget.py",
+        "admission/promises.py",
         "if request.computed < boundary < request.computed + tokens:",
         "if boundary < 0:",
     ),
@@ -344,7 +344,7 @@ GUARDED_CORES: dict[str, BadCore] = {
     ),
     "admission forgets what is promised already": BadCore(
         ("A2", "A12"),
-        "admission/budget.py",
+        "admission/promises.py",
         "            if need > ledger.headroom:\n",
         "            if need > ledger.free + ledger.evictable:\n",
     ),

@@ -16,7 +16,7 @@ from kvgraft import (
     hookimpl,
 )
 from kvgraft.admission import Outcome
-from kvgraft.admission.budget import Budget
+from kvgraft.admission.promises import Budget
 from kvgraft.requests.request import Request
 
 from ..serving.components import PagedPackage

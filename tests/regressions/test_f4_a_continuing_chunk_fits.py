@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from kvgraft import Demand, DemandQuery, Everything, Leading, Reach, Trailing, hookimpl
-from kvgraft.admission.budget import Budget
+from kvgraft.admission.promises import Budget
 from kvgraft.requests.request import Request
 
 from ..serving.components import PagedPackage

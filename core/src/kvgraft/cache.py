@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from kvgraft.admission.budget import Budget
 from kvgraft.admission.decision import Decision, Outcome, Waiting
+from kvgraft.admission.promises import Budget
 from kvgraft.assembly import build_tree, mount_all, parts_of, size_pools
 from kvgraft.config import CacheConfig, parse_config
 from kvgraft.errors import ConfigError, LeaseError

@@ -1,6 +1,7 @@
 """Admission: demand vectors compared with headroom, pool by pool.
 
-demand slots a request will need, derived from reach
+promises    where slots are promised to a request, or refused
+demand      slots a request will need, derived from reach
 decision    admitted, deferred, never fits
 waiting     the order in which waiting requests are tried
 """

@@ -6,9 +6,9 @@ cost. Off, none of its code is loaded.
 
 from __future__ import annotations
 
-from kvgraft.guard.guarded import GUARDED
 from kvgraft.guard.hooks import HookGuard
 from kvgraft.guard.parts import GuardedPartsFactory
+from kvgraft.guard.rules import GUARDED
 from kvgraft.guard.watching import Guard
 
 __all__ = ["GUARDED", "Guard", "GuardedPartsFactory", "HookGuard"]

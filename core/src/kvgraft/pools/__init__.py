@@ -4,12 +4,12 @@ Plugins own the instances; these classes are their building blocks.
 
 allocator           which slots of a pool are free
 options             the options that give a payload its shape
-component the object a component package builds for one cache
+component           the object a component package builds for one cache
 device, host        a pool on a device, and its mirror in host memory
 planes, attention   one tensor's share of a slot
 paged               pool and mirror of a component that keeps pages
 copies              rows to move between a pool and its mirror
-plan, available memory that pools take, and memory that is available
+plan, available     memory that pools take, and memory that is available
 
 Importing this package imports no torch; names that need it load it on first use.
 """

@@ -20,7 +20,8 @@ class BuildContext:
     Attributes:
         page_size: tokens per page.
         device: torch device of the device pools.
-        device_tokens: the cache's size on DEVICE in tokens; a component's own option wins.
+        device_tokens: tokens of the cache's device pools; a component whose own options size its
+            pool does not follow it.
         host_tokens: the same on HOST; 0 for none.
         pin_host: whether host memory should be page-locked.
     """

@@ -1,9 +1,9 @@
 """Stores: keys, payloads and backends; `kvgraft.storage_tier` uses them for a cache.
 
-keys, canonical names of data: page hashes and storage keys
-payload the header in front of it, and checks of data that comes back
-backend, driver the interface of a backend, and how one is found and opened
-supervised the client a scheduler uses: `Storage`, made of attachment, calls, workers, ticket
+keys, canonical     names of data: page hashes and storage keys
+payload             the header in front of it, and checks of data that comes back
+backend, driver     the interface of a backend, and how one is found and opened
+supervised          a scheduler's client, `Storage`: attachment, calls, workers, ticket
 """
 
 from __future__ import annotations
