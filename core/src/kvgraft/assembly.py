@@ -175,7 +175,7 @@ def _package(name: str) -> str:
 
 
 def _check_device(config: CacheConfig) -> None:
-    """Refuse a device torch does not know or this machine has not, or storage of no payload."""
+    """Refuse a device unknown to torch or missing here, or storage without payload."""
     name = config.device
     try:
         device = torch.device(name)

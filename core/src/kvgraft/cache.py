@@ -3,7 +3,7 @@
     prefetch = cache.storage.prefetch(key)    when it is queued, with a storage tier
     request = cache.begin(key)          match, pin                      -> Request
     cache.admit(request)                compare demands with headroom   -> Decision
-    cache.load_back(request) start the copies from HOST
+    cache.load_back(request)            start the copies from HOST
     cache.next_chunk(request)           tokens the next step may compute
     cache.allocate(request, n)          slots for them
     ... the model runs ...
@@ -172,7 +172,7 @@ class Cache:
         prefetch: Prefetch | None = None,
         resume_at: int | Sequence[int] | None = None,
     ) -> Request:
-        """Match `key` and pin what was found (M1 to M9).
+        """Match `key` and pin the data found (M1 to M9).
 
         At least one token is left to compute (M2). Nothing is allocated (M6).
 

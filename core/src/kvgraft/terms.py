@@ -32,9 +32,9 @@ class Term(ABC):
     value: it is hashable, equal terms name the same tokens, and its answers depend on nothing but
     its fields and the arguments.
 
-    A request that resumes at a boundary goes on to later ones, so what is needed at a later
-    boundary and lies before an earlier one is needed at the earlier one as well. The contract suite
-    checks this, and compares every answer with `needs` (rules M1, E3 and A4).
+    A request that resumes at a boundary goes on to later ones, so a token that a later boundary
+    needs, before an earlier boundary, is needed there as well. The contract suite checks this, and
+    compares every answer with `needs` (rules M1, E3 and A4).
     """
 
     __slots__ = ()
@@ -64,8 +64,8 @@ class Term(ABC):
     def needs(self, boundary: int, token: int) -> bool:
         """Whether the data of token number `token` is needed at token number `boundary`.
 
-        The definition of the term, written without pages: the contract suite derives from it what
-        the other methods must say. `token` is less than `boundary`.
+        The definition of the term, written without pages: the contract suite derives the other
+        methods' expected answers from it. `token` is less than `boundary`.
         """
 
     def contains(self, other: Term) -> bool:
@@ -291,7 +291,7 @@ class StateAt(Term):
 
     @property
     def ends_at_boundary(self) -> bool:
-        """It does: whoever made the state had computed all tokens before it."""
+        """It does: the state was computed from all tokens before it."""
         return True
 
     def __str__(self) -> str:

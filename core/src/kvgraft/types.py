@@ -1,4 +1,4 @@
-"""The words components and core share: tiers, kinds and what is declared about a component."""
+"""The words components and core share: tiers, kinds and a component's declaration."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 
 
 class Tier(enum.Enum):
-    """Where data lives. STORAGE is reserved for the storage tier."""
+    """The memory that holds data. STORAGE is reserved for the storage tier."""
 
     DEVICE = "device"
     HOST = "host"
@@ -48,7 +48,7 @@ class Direction(enum.Enum):
 
 
 class PointKind(str, enum.Enum):
-    """Why a boundary is a resume point: what every component needs there is worth keeping (I10).
+    """Why a boundary is a resume point: every component's data there is worth keeping (I10).
 
     Members are equal to their text and print as it: `cache.points.made["repeat"]`.
     """
@@ -58,7 +58,7 @@ class PointKind(str, enum.Enum):
     PROMPT_END = "prompt end"
     """The last boundary of the prompt."""
     BRANCH = "branch"
-    """Where the prompt leaves what another request computed, and no component's reach was kept."""
+    """Where the prompt departs from another request's, and no component's reach was kept."""
     END = "end"
     """Where a request ended, or the engine called for a checkpoint."""
     ASKED = "asked"
@@ -88,7 +88,7 @@ class ComponentDeclaration:
         summary: one line for `kvgraft components`.
         options: pydantic model of its options; unknown fields must be forbidden.
         home: the tier that holds the canonical copy. With HOST, a cell exists only while its host
-            slots do, and its device slots are what a hit additionally needs on the device.
+            slots do, and its device slots are an addition that a hit needs on the device.
         capabilities: `"host_mirror"` (can be backed up and loaded back) and `"copy_on_write"`
             (a state can be copied for a request that will write to it). The core uses no capability
             that is missing (P8).

@@ -16,8 +16,8 @@ class WaitingQueue(Generic[T]):
     """First come first served, with bounded overtaking.
 
     A request that does not fit lets smaller ones behind it run, so that it does not starve them;
-    but only `patience` times, after which nobody passes it until it runs, so that they do not
-    starve it.
+    but only `patience` times. Then no request passes it until it runs, so that they do not starve
+    it.
 
     Args:
         lookahead: how many requests are tried in one round.

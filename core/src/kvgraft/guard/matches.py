@@ -240,7 +240,7 @@ class Matches:
             raise ContractViolation(
                 "R6",
                 None,
-                f"{_of(request)} needs what {len(operations)} load-backs bring and waits for "
+                f"{_of(request)} needs the data of {len(operations)} load-backs and waits for "
                 f"{len(waited)} transfers",
             )
 

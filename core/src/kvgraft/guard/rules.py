@@ -18,7 +18,7 @@ GUARDED: dict[str, str] = {
     "T7": "The least recently used candidate goes first; candidates equal their definition.",
     "T8": "Every ledger balances after every operation; it equals the tree at every full check.",
     "T9": "A request's slots change only in its own operations; one owner by every full check.",
-    "T10": "A split cuts what the node held and keeps the rest; transfers are shared out.",
+    "T10": "A split cuts the node's data and keeps the rest; transfers are shared out.",
     "T11": "A match is anchored in its own namespace's tree.",
     "M1": "The anchor is the deepest that a brute-force search finds, or a reason for less holds.",
     "M2": "The anchor is page aligned and leaves a token to compute.",

@@ -157,7 +157,7 @@ class Running:
         return end <= request.total and pages <= 1
 
     def _refused(self, request: Request, what: str) -> ContractViolation:
-        """Say which pool could not give what an admitted request was promised (A7)."""
+        """Say which pool could not give slots promised to an admitted request (A7)."""
         for part in request.parts:
             component, account, ledger = part.component, part.account, part.component.device
             if not component.is_state and account.promised + max(0, ledger.headroom) < (

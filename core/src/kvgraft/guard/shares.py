@@ -581,7 +581,7 @@ class Shares:
                 )
 
     def check_due(self, request: Request, ahead: list[int]) -> None:
-        """States are due where a point, the grid or the decode wants them, and only there (I7).
+        """States are due where a point, the grid or the decode needs them, and only there (I7).
 
         For all components alike (I10, I12). `ahead` are the points before the step.
         """

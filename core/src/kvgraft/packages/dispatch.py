@@ -3,7 +3,7 @@
 pluggy finds and validates; on the hot path a bound call costs a twentieth of a pluggy call. An
 entry is None where the component leaves the hook to its reach.
 
-Where somebody wants to look on, such as the guard, the entries go through pluggy after all: each
+Where an observer such as the guard is installed, the entries go through pluggy after all: each
 component's hooks stand in a manager of their own, beside the wrappers around them.
 """
 

@@ -15,7 +15,7 @@ import torch
 __all__ = ["AvailableMemory", "available_nbytes", "host_available_nbytes"]
 
 AvailableMemory = Callable[[torch.device], "int | None"]
-"""Bytes that can be taken on a device, or None where nobody knows; the CPU stands for the host."""
+"""Bytes that can be taken on a device, or None where it is unknown; the CPU stands for the host."""
 
 
 def available_nbytes(device: torch.device) -> int | None:

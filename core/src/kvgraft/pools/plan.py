@@ -35,7 +35,7 @@ class PlannedMemory:
         tier: the pool's.
         device: where the memory is; torch's `meta` for a pool without payload.
         nbytes: how much.
-        plan: what it is a part of.
+        plan: the plan it is a part of.
     """
 
     component: str

@@ -1,8 +1,8 @@
 """The content of a slot: planes of bytes, one or more per layer.
 
 A component describes its payload once, as plane specs. Its device pool lays them out layer by
-layer, one tensor per plane, as kernels want them; its host mirror page first, one contiguous
-aligned slab per slot, as buses and disks want them. Copies pair planes by layer and name.
+layer, one tensor per plane, as kernels need them; its host mirror page first, one contiguous
+aligned slab per slot, as buses and disks need them. Copies pair planes by layer and name.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """One request's life: matched and pinned, promised, computed, published, ended.
 
-request a request and the slots it owns
-account slots promised of one pool, and slots taken of them
+request         a request and the slots it owns
+account         slots promised of one pool, and slots taken of them
 leases          a match turned into pins
 resume_points   the boundaries it leaves for others to resume from
 slots           slots of a running request, pages and states
 tables          those slots as the engine reads them
 load_back       copies from HOST that it waits for
-publishing      what it computed, shared through the tree
+publishing      its data, shared through the tree
 backup          which nodes are copied to HOST, and when
 eviction        slots freed for it in one pool
 """

@@ -45,7 +45,7 @@ class Account:
         """Promise `n` slots at once beyond what is promised; the caller checked the headroom.
 
         The slots that remain to be taken do not grow by it: a chunk larger than the admitted one
-        takes early what the reservation holds, and a slot behind the reservation is taken now
+        takes slots of the reservation early, and a slot behind the reservation is taken now
         (A11).
         """
         self.promised += n

@@ -98,7 +98,7 @@ class Part:
             self.host_account.release(n // SLOT_BYTES)
 
     def free_pages(self, runs: Iterable[Run]) -> None:
-        """Give pages back to their pools, and add their slots to the promises."""
+        """Give pages back to their pools, and their slots back to the accounts."""
         slots = b"".join([run.device for run in runs])
         self.component.device.give_private(slots)
         self.account.release(len(slots) // SLOT_BYTES)

@@ -20,7 +20,7 @@ NO_PAGES: frozenset[int] = frozenset()
 
 
 class Stage(enum.Enum):
-    """Where a request is in its life."""
+    """A request's stage."""
 
     LEASED = "leased"
     """Matched and pinned; owns nothing else."""
@@ -44,7 +44,7 @@ class Request:
     Token counts unless named otherwise.
 
     Attributes:
-        key: its tokens; the engine appends what it decodes.
+        key: its tokens; the engine appends decoded ones.
         prompt: prompt length.
         total: prompt plus the decode tokens reserved for.
         chunk: largest prefill step.
@@ -64,7 +64,7 @@ class Request:
         last_left: the deepest of `left` it has passed.
         cached: the deepest boundary, in pages, that it can leave all components' data at so far.
         published: whether the tree got pages of it that no backup was started for.
-        stage: its stage: begun, admitted, running or ended.
+        stage: leased, admitted or closed.
         key_edits: the key's edits when the request began.
         load_started: whether `load_back` was called since it was admitted.
         limited: why the match is shorter than the tree's data; None if it is not.

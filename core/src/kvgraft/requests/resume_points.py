@@ -35,7 +35,7 @@ REPEAT_SHARE = 1 / 4
 
 Such a prompt's end is of no use to an identical one, which computes one token at least; a longer
 prompt finds it without the point. Where somebody computed the same prompt before, repetitions are
-to be expected, and the point is made whatever it saves; also where it is asked for.
+to be expected, and the point is always made; also where it is asked for.
 """
 
 NOTHING = range(0)
@@ -157,7 +157,7 @@ class ResumePoints:
         return page - request.last_point >= self.spacing
 
     def inside_chunk(self, request: Request, start: int, end: int) -> list[int]:
-        """Pages whose boundary lies inside the chunk of tokens `(start, end)` and wants a state.
+        """Pages whose boundary lies inside the chunk of tokens `(start, end)` and needs a state.
 
         Empty where the engine does not hand over states from inside a chunk.
         """

@@ -1,7 +1,7 @@
-"""Asking a backend, and believing nothing it says.
+"""Calls a backend and verifies every answer.
 
-Here, and nowhere else, a backend's code runs: what it raises or returns amiss becomes DOWN for the
-keys of the call, and what it hands out is compared with its header to the last bit.
+Here, and nowhere else, a backend's code runs: its errors and invalid answers become DOWN for the
+keys of the call, and its payloads are compared with their headers to the last bit.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ __all__ = ["BackendFailure", "Calls"]
 T = TypeVar("T")
 
 
-class BackendFailure(Exception):  # noqa: N818 - what came of a call, told to the breaker
-    """A backend raised, or returned what no backend may return; the text says what."""
+class BackendFailure(Exception):  # noqa: N818 - the outcome of a call, told to the breaker
+    """A backend raised, or returned an invalid value; the text names it."""
 
 
 class Calls:
     """One backend's calls, on a worker's thread; each settles its job.
 
     Args:
-        backend: who is asked.
-        fingerprint: what data must say it was computed by.
+        backend: the backend to call.
+        fingerprint: the one that every payload's header must carry.
         clock: as the jobs' deadlines.
 
     Attributes:
-        capabilities: what the backend said it can do.
+        capabilities: the capabilities the backend declared.
 
     Raises:
         ConfigError: it does not say so in a way that makes sense.
@@ -57,7 +57,7 @@ class Calls:
         addresses: Sequence[Address],
         buffers: Sequence[memoryview],
     ) -> list[Status] | None:
-        """Fetch, and verify what has arrived in the caller's memory; None if the job was over.
+        """Fetch, and verify the payloads in the caller's memory; None if the job was over.
 
         Raises:
             BackendFailure: see there.
@@ -94,7 +94,7 @@ class Calls:
         """Put a header in front and store; None if the job was over.
 
         A synchronous backend reads the caller's memory. Should it do so after the deadline, when
-        that holds something else, the checksum says so to whoever fetches it.
+        that holds something else, the checksum shows it to the next reader.
 
         Raises:
             BackendFailure: see there.

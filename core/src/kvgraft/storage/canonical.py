@@ -1,7 +1,7 @@
 """Values as bytes that are equal exactly when the values are, in every process.
 
-`hash()` changes with the process and `repr()` with the type; what names data on disk must do
-neither. An encoding is a tag, a length and the content, so no two values share one.
+`hash()` changes with the process and `repr()` with the type; names of data on disk must do neither.
+An encoding is a tag, a length and the content, so no two values share one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def encode(value: Plain, subject: str = "value", depth: int = MAX_DEPTH) -> byte
 
     Args:
         value: None, an int, a str, bytes, or a tuple of these.
-        subject: what it is, for the message.
+        subject: its name, for the message.
         depth: tuples inside tuples that are taken.
 
     Raises:

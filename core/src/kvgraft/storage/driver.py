@@ -83,7 +83,7 @@ class StorageDriver:
 
 @dataclass(frozen=True, slots=True)
 class FoundDriver:
-    """An entry point and what came of it: a driver, or the reason why not."""
+    """An entry point and its outcome: a driver, or the reason for refusing it."""
 
     name: str
     distribution: str
@@ -194,7 +194,7 @@ def _find(each: Published) -> FoundDriver:
 
 
 def _problem(loaded: object) -> str | None:
-    """Why what an entry point names cannot be used; None if it can."""
+    """Why the object an entry point names cannot be used; None if it can."""
     if not isinstance(loaded, StorageDriver):
         return f"its entry point names a {type(loaded).__name__}, not a StorageDriver"
     try:

@@ -1,8 +1,8 @@
 """Names of data in storage: a chain of page hashes, and a key per page and component (S8).
 
-A page's hash names everything its content depends on: the namespace, what computed it (the
-fingerprint), all tokens before it and its own. The hash is SHA-256, because whoever finds two
-prompts with one hash could read another tenant's cache.
+A page's hash names everything its content depends on: the namespace, the fingerprint of the model,
+all tokens before it and its own. The hash is SHA-256, because a user with two prompts of one hash
+could read another tenant's cache.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Fingerprint:
         weights: the revision of its weights, such as a commit or a digest.
         dtype: element type of the cache.
         page_size: tokens per page.
-        geometry: per component, what one of its slots looks like: planes, shapes, element types.
+        geometry: per component, the layout of one slot: planes, shapes, element types.
         sharding: which part of the model's cache this rank holds, such as `("tp", 0, 8)`; ranks
             whose data is equal use one value and share it.
         salt: anything else that must tell data apart.
@@ -94,7 +94,7 @@ class Fingerprint:
 
 
 class Address(NamedTuple):
-    """Where one component's data of one page is stored, and what its header must say.
+    """Where one component's data of one page is stored, and the values its header must have.
 
     Attributes:
         key: the storage key, 32 bytes.
@@ -158,8 +158,8 @@ class PageChain:
     """The page hashes of one sequence, each computed once, while the sequence grows.
 
     Args:
-        fingerprint: what computes the data.
-        namespace: what keeps tenants or adapters apart.
+        fingerprint: of the model that computes the data.
+        namespace: keeps tenants or adapters apart.
 
     Raises:
         ConfigError: a namespace without canonical bytes.
@@ -183,7 +183,7 @@ class PageChain:
         """Hash the whole pages of a sequence that have not been hashed.
 
         Args:
-            tokens: int32 little-endian `[n_tokens]`, the sequence from its start; what was hashed
+            tokens: int32 little-endian `[n_tokens]`, the sequence from its start; tokens hashed
                 before must be unchanged, or `cut` first.
 
         Returns:
@@ -199,7 +199,7 @@ class PageChain:
         return max(0, last - first)
 
     def cut(self, n_pages: int) -> None:
-        """Forget all pages but the first `n_pages`."""
+        """Drop the hashes of all pages but the first `n_pages`."""
         del self._hashes[n_pages * HASH_NBYTES :]
 
     def page(self, number: int) -> bytes:

@@ -3,7 +3,7 @@
     reads    ticket A: [call call call]   ticket B: [call]        round robin in each row,
     writes   ticket C: [call call]                                the rows in turn
 
-A ticket is cut into calls while it is served, so what waits costs no more than the ticket itself.
+A ticket is cut into calls while it is served, so a waiting ticket costs no more memory than itself.
 Waiting has a bound of its own, counted from the last time that anything of the ticket was served:
 a store that is slow for everybody serves everybody, and nothing of that is its failure.
 """
@@ -36,10 +36,10 @@ class Flow:
 
     Args:
         ticket: whose.
-        verb: what is done, for the counters.
+        verb: the operation, for the counters.
         access: whether that reads or writes.
         batches: keys per call, first and behind the last; taken one by one.
-        call: what carries one out.
+        call: carries one out.
         deadline_s: longest time for one call, from when it begins.
 
     Attributes:
@@ -94,7 +94,7 @@ class Flow:
             return job
 
     def give_up(self, status: Status) -> bool:
-        """End what has not begun; false if nothing is left."""
+        """End calls that have not begun; false if nothing is left."""
         with self.ticket.changing():
             if self._next is None:
                 return False
@@ -134,7 +134,7 @@ class Line:
             self._changed.notify()
 
     def put_first(self, job: Job, task: Task) -> None:
-        """Queue what goes before everything else."""
+        """Queue a task before everything else."""
         with self._changed:
             self._first.append((job, task))
             self._changed.notify()
@@ -170,7 +170,7 @@ class Line:
             self._changed.notify_all()
 
     def expired(self, now: float) -> list[Flow]:
-        """Take out what has waited too long while nothing of it was served."""
+        """Take out flows that waited too long without any call served."""
         if now < self._look_at:
             return []
         with self._changed:

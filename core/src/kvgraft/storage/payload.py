@@ -1,4 +1,4 @@
-"""The header in front of every payload, and what is wrong with one that is read back (S9).
+"""The header in front of every payload, and the check of one that is read back (S9).
 
     offset  bytes
          0      8  magic
@@ -14,8 +14,8 @@
        200     48  zero
        248      8  XXH3-64 of the 248 bytes above
 
-All numbers are little-endian. XXH3 finds damage, not forgery: who can write to the store can
-forge data, and must be trusted.
+All numbers are little-endian. XXH3 finds damage, not forgery: a writer of the store can forge data,
+and must be trusted.
 """
 
 from __future__ import annotations

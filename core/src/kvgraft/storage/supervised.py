@@ -1,7 +1,7 @@
 """The storage tier as a scheduler sees it: calls that return at once and tickets that end in time.
 
 A backend runs on worker threads behind a circuit breaker. It may fail, stall, lie or be taken away
-while the cache serves; what is seen of that is misses and counters (S9, S10, S11).
+while the cache serves; callers see only misses and counters (S9, S10, S11).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Storage:
     protocol; they must stay as they are until their ticket is done.
 
     Args:
-        fingerprint: what computes the data; data of another one is never handed out.
+        fingerprint: of the model that computes the data; data of another one is never handed out.
         backend: the first store to attach, already open.
         limits: bounds of supervision; the defaults if None.
         clock: seconds that only grow.
 
     Attributes:
-        counters: what happened to how many keys, by verb and status.
+        counters: numbers of keys, by verb and status.
         store_number: counts the stores attached so far, and so tells them apart.
     """
 
@@ -158,7 +158,7 @@ class Storage:
         demand are made on a worker's thread, call by call.
 
         Args:
-            addresses: what they are called.
+            addresses: the payloads' names.
             buffers: one each, or `Buffers`.
             deadline_s: longest time for one call of the store.
 
@@ -189,10 +189,10 @@ class Storage:
         """Store payloads; OK means readable, and durable after the next `flush`.
 
         Args:
-            addresses: what they are called.
+            addresses: the payloads' names.
             buffers: one each, or `Buffers`.
             deadline_s: longest time for one call of the store.
-            only_missing: leave those alone that the store says it has; they are OK.
+            only_missing: skip keys that the store says it has; they are OK.
 
         Raises:
             ConfigError: unequal numbers of addresses and buffers, or a buffer that cannot be used.
@@ -266,7 +266,7 @@ class Storage:
         return self._submit("remove", Access.WRITE, len(keys), batches, run, deadline_s)
 
     def flush(self, deadline_s: float | None = None) -> StorageTicket:
-        """Make durable what tickets that are done have stored; `value` is True if it is."""
+        """Make the data of completed tickets durable; `value` is True if it is."""
         return self.ask("flush", lambda backend: backend.flush(), deadline_s, access=Access.WRITE)
 
     def ask(
@@ -280,8 +280,8 @@ class Storage:
         """A call without keys, such as `ask("stats", lambda store: store.stats())`.
 
         Args:
-            verb: what it is called in the counters.
-            question: what to ask, on a worker's thread.
+            verb: its name in the counters.
+            question: the call to make, on a worker's thread.
             deadline_s: longest time for the call.
             access: whether it reads or writes.
 
@@ -334,7 +334,7 @@ class Storage:
         return ticket
 
     def _discard(self, attachment: Attachment, keys: Sequence[bytes]) -> None:
-        """Remove what is wrong before anybody knows, so that what is stored next stays."""
+        """Remove damaged data before its ticket ends, so that the next write of the key stays."""
         try:
             told = attachment.calls.discard(keys)
         except BackendFailure as failure:

@@ -5,9 +5,9 @@
 
 A call's deadline begins when it enters CALLING. A caller's memory is touched while COPYING, which
 takes no longer than a copy or checksum takes. A
-deadline or a cancellation ends a job in any other phase, at once and for good: whatever its call
-does later reaches nobody. A synchronous backend fetches into the caller's memory while CALLING:
-statuses are decided at the deadline, and the memory is lent until the call has returned.
+deadline or a cancellation ends a job in any other phase, at once and for good: later results of its
+call are dropped. A synchronous backend fetches into the caller's memory while CALLING: statuses are
+decided at the deadline, and the memory is lent until the call has returned.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class StorageTicket:
 
     Attributes:
         statuses: per key, None while it is not known.
-        value: what a call without keys came to.
-        error: why the backend failed, for people; the statuses say all a program needs.
+        value: the result of a call without keys.
+        error: why the backend failed, for people; a program needs only the statuses.
     """
 
     __slots__ = (
@@ -142,7 +142,7 @@ class StorageTicket:
         return len(self.statuses)
 
     def cancel(self) -> None:
-        """Give up: what is not done becomes TIMEOUT. The memory is free once `done` says so."""
+        """Give up: unfinished keys become TIMEOUT. The memory is free once `done` says so."""
         with self._changed:
             self.cancelled = True
 
@@ -171,15 +171,15 @@ class Job:
 
     Args:
         ticket: whose.
-        verb: what is done, for the counters.
+        verb: the operation, for the counters.
         keys: numbers of the ticket's keys, first and behind the last.
         access: whether it reads or writes.
-        flow: what it was cut from.
+        flow: the flow it was cut from.
         deadline: when it ends at the latest, by the storage's clock; by default that is known when
             it calls.
 
     Attributes:
-        asks: what the store is asked now; a failure counts as one of that, and of `access`.
+        asks: the verb the store is asked now; a failure counts for it, and for `access`.
         settled: whether the ticket knows how it ended.
         lent: whether its call writes to the caller's memory.
     """

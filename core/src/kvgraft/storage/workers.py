@@ -39,7 +39,7 @@ class Staging:
 
 
 class _Worker:
-    """One thread; `job` is what it is at."""
+    """One thread; `job` is its current job."""
 
     __slots__ = ("abandoned", "job", "thread")
 
@@ -50,11 +50,11 @@ class _Worker:
 
 
 class WorkerPool:
-    """Runs what waits in a line, on a bounded number of threads.
+    """Runs the calls of a line, on a bounded number of threads.
 
     Args:
         line: where calls wait.
-        bind: what carries a call out.
+        bind: returns the function that carries a call out.
         n_workers: threads that work.
         max_abandoned: threads more that may hang in a call; beyond that a hung one is not
             replaced.
@@ -112,7 +112,7 @@ class WorkerPool:
         return True
 
     def close(self) -> None:
-        """Let every worker end after what is queued; does not wait."""
+        """Let every worker end after the queued calls; does not wait."""
         with self._lock:
             self._closed = True
             n_working = len(self._workers)

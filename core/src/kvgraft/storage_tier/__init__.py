@@ -1,15 +1,15 @@
-"""The STORAGE tier of a cache: what goes to a store, and what comes back before a request runs.
+"""The STORAGE tier of a cache: data goes to a store, and comes back before a request runs.
 
-tier            attach, detach, poll: what `Cache.storage` is
+tier            attach, detach, poll: the object `Cache.storage`
 context         the parts of a cache it touches
 naming          page hashes on the tree's nodes, addresses in the store
 slabs           HOST slots as memory a store reads and writes
 storing         HOST to STORAGE, by policy
-inventory       which boundaries could be resumed from, given what is where
+inventory       which boundaries could be resumed from, given each page's tiers
 fetching        one prefetch at work, STORAGE to HOST
 prefetching     prefetches of queued requests: shared, bounded, ended by policy
 snapshot        the tree's index as a file
-restoring       a restarted process fills HOST with what its predecessor used last
+restoring       a restarted process fills HOST with data its predecessor used last
 """
 
 from __future__ import annotations

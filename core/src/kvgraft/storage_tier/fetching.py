@@ -1,16 +1,17 @@
 """One prefetch at work: looked for, fetched into HOST, hung into the tree (S1 to S5).
 
-    LOOKING ─► FETCHING ─► HANGING ─► ENDED     a miss on the way fetches again what a shorter one
-                 ▲   │                          takes
+    LOOKING ─► FETCHING ─► HANGING ─► ENDED     after a miss: fetch again, up to a
+                 ▲   │                          shorter boundary
                  └───┘
 
-Memory is reserved once the store said what it has: for the deepest boundary that fits and that
+Memory is reserved once the store has listed its pages: for the deepest boundary that fits and that
 every component can resume from. Fetched pages are published up to such a boundary, or not at all.
 
 All of it is done in steps, between which requests run, nodes are split and evicted, and the fetch
 itself may be stopped. None takes longer the longer the sequence is: pages are named, asked for,
-counted, fetched and hung into the tree a block at a time. A plan says where to go, not what is
-there: whether a boundary was reached the tree itself says, in the step that publishes it.
+counted, fetched and hung into the tree a block at a time. A plan names a target boundary; it does
+not record which pages are there: whether a boundary was reached the tree itself says, in the step
+that publishes it.
 """
 
 from __future__ import annotations
@@ -88,22 +89,22 @@ class Fetch:
         found: its match now.
         limit: the deepest boundary to go for, in pages.
         threshold: fewer pages than this are not worth fetching (S2).
-        spare: take only what is free on HOST, evict nothing.
+        spare: take only free HOST slots, evict nothing.
 
     Attributes:
         start: the boundary it begins at, in pages (S1).
         anchor: the boundary that could be resumed from when it began, in pages.
-        first: the first page that cannot be resumed from, by the node that it lies behind: who
-            wants it shares this.
+        first: the first page that cannot be resumed from, by the node that it lies behind: another
+            prefetch that needs it shares this one.
         boundary: the deepest one that it published; its anchor while it has not.
         key: the sequence; it may have grown since.
-        asked, limit: the deepest boundary to go for, in pages, and what came of that.
+        asked, limit: the deepest boundary to go for, in pages, and the deepest after planning.
         hashes: of the pages from `start` on, as far as they are known, 32 bytes each.
         nbytes: bytes of HOST it holds.
         planned: the boundary it went for at first; 0 while that is not known.
-        shrunk: whether HOST memory was short of what the store has (S3).
+        shrunk: whether HOST memory was too small for the store's pages (S3).
         reason: why it ended, for people.
-        short_of: what kept it from bringing anything, though the store has it; None otherwise.
+        short_of: the reason it brought nothing, though the store has data; None otherwise.
         tip: the last node that it hung into the tree, or the one it begins at.
         draining: slots that a call which was given up may still write to, once it has ended.
         gap: a page that it could not go beyond, since the store does not say that it has it; None
@@ -192,7 +193,7 @@ class Fetch:
 
     @property
     def next(self) -> tuple[int, bytes]:
-        """The page behind what it hung into the tree: who wants that shares this."""
+        """The page behind those it hung into the tree: another prefetch for it shares this one."""
         return _page_behind(self.tip, self.key, self.context.tree.page_bytes)
 
     def owners(self) -> list[tuple[Ledger, bytes]]:
@@ -259,7 +260,7 @@ class Fetch:
             yield
 
     def _look(self) -> Steps:
-        """Ask the store for each page that is lacking; what it says is a hint.
+        """Ask the store which missing pages it has; its answer is a hint.
 
         Where a component that needs every page lacks one, nothing behind it is of use.
         """
@@ -312,7 +313,7 @@ class Fetch:
     # -- planning
 
     def _plan(self, bounds: Bounds, least: int) -> Planning:
-        """The deepest boundary there is room for, and what it takes."""
+        """The deepest boundary there is room for, and the slots it takes."""
         tree, limit = self.context.tree, self.limit
         inventory = yield from take_inventory(
             tree, self.key, self._found, self._arrived, start=self.start, limit=limit
@@ -339,7 +340,7 @@ class Fetch:
         return Bounds(rooms, self.budget, self.context.slabs.nbytes)
 
     def _first_plan(self) -> Planning:
-        """Plan, make room once, plan again with what there is (S3)."""
+        """Plan, make room once, plan again with the free slots (S3)."""
         rooms = [max(0, _host(component).headroom) for component in self.context.tree.components]
         wanted = yield from self._plan(self._bounds(rooms), self._least)
         yield
@@ -359,7 +360,7 @@ class Fetch:
         return plan
 
     def _make_room(self, plan: Plan) -> Steps:
-        """Evict for a plan, and not what it counts on; nor may others until the fetch has ended."""
+        """Evict for a plan, but no data it relies on, which stays pinned until the fetch ends."""
         tree = self.context.tree
         path = matching.follow_key(tree, self.key, plan.boundary)
         there = [node for node in path.nodes if node.live_host]
@@ -377,7 +378,7 @@ class Fetch:
                 yield
 
     def _next_plan(self) -> Planning:
-        """Where something did not come, what a shorter boundary takes besides; else None."""
+        """The further slots of a shorter boundary, if pages did not arrive; else None."""
         if self._rounds >= MAX_ROUNDS:
             return None
         best = yield from self._plan(self._nothing, self.anchor + 1)
@@ -426,7 +427,7 @@ class Fetch:
     # -- fetching
 
     def _fetch(self, plan: Plan) -> Generator[None, None, bool]:
-        """Reserve what the plan takes, which is free, and ask for it; whether it came in time."""
+        """Reserve the plan's slots, which are free, and fetch them; whether all came in time."""
         self.phase, self._target = Phase.FETCHING, plan.boundary
         for component, n_slots in zip(self.context.tree.components, plan.n_slots):
             slots = _host(component).reserve(n_slots)
@@ -446,11 +447,11 @@ class Fetch:
                 break
             yield
         self._free_wanted()
-        yield  # what was freed counts for the budget
+        yield  # the freed slots count for the budget
         return True
 
     def _ask(self, plan: Plan, first: int) -> None:
-        """Fetch what a plan takes of the pages from `first` on."""
+        """Fetch a plan's pages from `first` on."""
         context, low = self.context, first - self.start
         self._asked = []
         memory = []
@@ -474,9 +475,9 @@ class Fetch:
         return slots
 
     def _take_in(self) -> bool:
-        """Sort what was asked for into what arrived and what did not; whether all of it did.
+        """Sort the pages asked for into arrived and missing ones; whether all arrived.
 
-        While the ticket is not done its memory may still be written to: only what is OK is sorted.
+        While the ticket is not done its memory may still be written to: only OK pages are sorted.
         """
         assert self._ticket is not None
         done, came = self._ticket.done, True
@@ -499,7 +500,7 @@ class Fetch:
     # -- hanging
 
     def publish(self, steps: Iterator[object]) -> bool:
-        """Hang what has come into the tree, while `steps` has more; whether all of it is."""
+        """Hang arrived pages into the tree, while `steps` has more; whether all are hung."""
         if self.phase is Phase.FETCHING and self._ticket is not None:
             self._take_in()
         hanging = self._hang()
@@ -512,7 +513,7 @@ class Fetch:
         return False
 
     def _hang(self) -> Steps:
-        """Hang what arrived into the tree, up to the deepest boundary it makes (S4, S5).
+        """Hang arrived pages into the tree, up to the deepest boundary they make (S4, S5).
 
         Piece by piece; with the last one the tree is asked whether all components accept it.
         """
@@ -539,7 +540,7 @@ class Fetch:
         self.boundary = boundary
 
     def _arrive(self, end: int) -> bool:
-        """Hang a piece of what arrived up to page `end`, and hold it; whether one can go on."""
+        """Hang a piece of the arrived pages up to page `end`, and pin it; whether one can go on."""
         tree = self.context.tree
         if self.tip.parent is None and self.tip.end:
             return False  # it was not held, and left the tree
@@ -563,7 +564,7 @@ class Fetch:
     # -- the end
 
     def wind_up(self, reason: str) -> None:
-        """Ask for nothing more; what has come is hung into the tree step by step."""
+        """Ask for nothing more; arrived pages are hung into the tree step by step."""
         self._give_up_ticket()
         self._free_wanted()
         self.phase = Phase.HANGING
@@ -574,7 +575,7 @@ class Fetch:
         self._end(reason)
 
     def stop(self, reason: str) -> None:
-        """End now, without publishing more; what may still be written to drains (S5)."""
+        """End now, without publishing more; slots that may still be written to drain (S5)."""
         if not self.ended:
             self._give_up_ticket()
             self._end(reason)
@@ -601,7 +602,7 @@ class Fetch:
         self.nbytes -= nbytes
 
     def _end(self, reason: str) -> None:
-        """Free what was not published, once; give up the pins (S1, S2, S5)."""
+        """Free the unpublished slots, once; give up the pins (S1, S2, S5)."""
         self._free_wanted()
         for component, arrived in zip(self.context.tree.components, self._arrived):
             self._free(component, arrived)
@@ -623,7 +624,7 @@ class Fetch:
             self.nbytes -= self.context.slabs.nbytes[component.index] * slots.size
 
     def _free(self, component: TreeComponent, pages: Mask) -> None:
-        """Slots of some pages become free, and the pages are no longer counted as what they are."""
+        """Slots of some pages become free, and the pages lose their state."""
         if not pages.any():
             return
         slots = self._slots[component.index][pages]

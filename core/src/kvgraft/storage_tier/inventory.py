@@ -1,7 +1,7 @@
 """Finds the boundaries that can be resumed from, from the places of pages (S3, S4).
 
 The pages to fetch are summed up, page by page and component by component; after that a boundary
-is looked at in O(components), whatever its reach. Both are done a block of pages at a time.
+is looked at in O(components), for any reach. Both are done a block of pages at a time.
 """
 
 from __future__ import annotations
@@ -135,14 +135,14 @@ class Inventory:
         than everything, a window or a state: those are asked about one boundary after the other.
 
         Args:
-            bounds: what it may take.
-            least: the shallowest boundary worth it, in pages.
+            bounds: the slots it may take.
+            least: the shallowest boundary to consider, in pages.
 
         Yields:
             Now and then, so that others have a turn; the tree may change meanwhile.
 
         Returns:
-            What the boundary takes; None if there is none.
+            The slots the boundary takes; None if there is none.
         """
         least = max(least, self.anchor + 1)
         for end in range(self.limit + 1, least, -PAGES_AT_ONCE):
@@ -230,7 +230,8 @@ class Inventory:
         """Pages a component needs at a boundary, counted from `first`."""
         if component.is_state:
             return [Span(boundary - 1 - self.first, boundary - self.first)]
-        # What reaches back behind the anchor is there: reaches only look back (see `matching`).
+        # Data that reaches need behind the anchor is there: reaches only look back (see
+        # `matching`).
         begin = self.start if component.is_prefix_closed else self.first
         return [
             Span(max(span.start, begin) - self.first, span.end - self.first)

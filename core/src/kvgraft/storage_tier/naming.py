@@ -41,7 +41,7 @@ def labels(component: TreeComponent) -> list[str]:
 
 
 class Asked(Sequence[Address]):
-    """Addresses of some pages, made when they are asked for, on whatever thread.
+    """Addresses of some pages, made when they are asked for, on any thread.
 
     Args:
         hashes: 32 bytes a page, from page `first` on.
@@ -97,12 +97,13 @@ class Asked(Sequence[Address]):
 class Naming:
     """Page hashes and addresses for one tree.
 
-    Nodes share what they have in common with a key; sequences that are in no tree share blocks of
-    `BLOCK_PAGES`, by the hash they follow and all of their tokens, so that nothing can be mistaken.
+    Nodes share the hashes of pages they have in common with a key; sequences that are in no tree
+    share blocks of `BLOCK_PAGES`, by the hash they follow and all of their tokens, so that nothing
+    can be mistaken.
 
     Args:
-        tree: whose nodes.
-        fingerprint: what computes their data.
+        tree: the tree of the nodes.
+        fingerprint: of the model that computes their data.
     """
 
     def __init__(self, tree: Tree, fingerprint: Fingerprint) -> None:
@@ -130,7 +131,7 @@ class Naming:
         return len(node.names.hashes) >= (node.end - node.start) * HASH_NBYTES
 
     def name(self, node: Node) -> Iterator[None]:
-        """Hash what has no hash yet on the way from a node's root to it, a block at a time.
+        """Hash the pages without a hash on the path from a node's root to it, a block at a time.
 
         Nodes may be split and leave the tree between two blocks.
 

@@ -1,6 +1,6 @@
 """Prefetches of queued requests: shared, bounded, ended by policy (S1 to S7).
 
-What they do on the scheduler's thread is cut into steps, of which everybody has one in turn: a
+Their work on the scheduler's thread is cut into steps, and each prefetch has one in turn: a
 small prefetch does not wait for a large one.
 """
 
@@ -46,17 +46,17 @@ class Prefetch:
 
     Attributes:
         key: the request's.
-        anchor_tokens: what could be resumed from when it was queued.
-        tokens: what can be resumed from since, thanks to STORAGE; no less.
+        anchor_tokens: tokens that could be resumed from when it was queued.
+        tokens: tokens that can be resumed from since, thanks to STORAGE; no less.
         planned_tokens: how far the store's data would have gone, had HOST memory been no matter.
         limit: the deepest boundary of use, in pages.
-        fetch: what brings it; None once it has ended.
+        fetch: the fetch that brings it; None once it has ended.
         agreed_nbytes: bytes of tokens that it is known to share with that.
-        shared: whether it ever waited for what another request started.
+        shared: whether it ever waited for another request's fetch.
         joined: whether it waits for that now.
-        spare: whether it takes only what is free on HOST, and every page counts.
+        spare: whether it takes only free HOST slots, and every page counts.
         reason: how it ended, for people; empty while it has not.
-        short_of: what kept it from getting more than nothing; None otherwise.
+        short_of: the reason it got nothing; None otherwise.
     """
 
     __slots__ = (
@@ -126,7 +126,7 @@ class Prefetch:
         return max(0, min(anchor_tokens, self.tokens) - self.anchor_tokens)
 
     def __str__(self) -> str:
-        """One line: what it gained beyond what, and how it ended."""
+        """One line: the tokens gained, beyond which anchor, and how it ended."""
         reason = self.reason or "under way"
         if self.planned_tokens > self.tokens:
             reason += f"; storage has {self.planned_tokens}"
@@ -137,7 +137,7 @@ class Prefetch:
 
 
 class Prefetching:
-    """Starts fetches, shares them, bounds them and takes in what they bring.
+    """Starts fetches, shares them, bounds them and takes in their pages.
 
     Attributes:
         counts: how prefetches went, by name.
@@ -176,12 +176,12 @@ class Prefetching:
         return len(self._flying) + len(self._draining) + len(self._told)
 
     def start(self, key: TokenKey, limit: int | None = None, *, spare: bool = False) -> Prefetch:
-        """Look for what STORAGE has of a sequence; returns at once.
+        """Look for a sequence's data in STORAGE; returns at once.
 
         Args:
             key: the sequence.
             limit: the deepest boundary of use, in pages; a request's by default (M2).
-            spare: take only what is free on HOST, and whatever there is, below the threshold too.
+            spare: take only free HOST slots, and fetch also below the threshold.
 
         Raises:
             ConfigError: a namespace that has no name in storage.
@@ -203,7 +203,7 @@ class Prefetching:
                 return
 
     def take(self, prefetch: Prefetch, key: TokenKey, time: Slice) -> None:
-        """The request of `key` begins: publish what has come for it (S5, S6).
+        """The request of `key` begins: publish the pages that arrived for it (S5, S6).
 
         Pages for which there is no time now are published in the polls that follow.
 
@@ -243,14 +243,14 @@ class Prefetching:
         prefetch.cancelled = True
 
     def poll(self) -> None:
-        """Free what calls that were given up have let go of; never waits."""
+        """Free the slots that abandoned calls have released; never waits."""
         for draining in [each for each in self._draining if each.ticket.done]:
             self._draining.remove(draining)
             for ledger, slots in draining.slots:
                 ledger.cancel(slots)
 
     def step(self) -> bool:
-        """One step of whoever's turn it is; false if nobody can go on."""
+        """One step of the prefetch whose turn it is; false if none can go on."""
         if self._told and self._tell_next():
             return True
         for _ in range(len(self._turns)):
@@ -298,7 +298,7 @@ class Prefetching:
         return self.settings.prefetch_nbytes - self.nbytes_in_flight
 
     def _launch(self, prefetch: Prefetch, *, alone: bool = False) -> None:
-        """Start what a prefetch waits for, or join who fetches it already, unless `alone`."""
+        """Start the fetch a prefetch waits for, or join a running one, unless `alone`."""
         tree, key = self.context.tree, prefetch.key
         threshold = 1 if prefetch.spare else self._threshold
         prefetch.fetch = None
@@ -401,7 +401,7 @@ class Prefetching:
         self._told += [_Told(prefetch, fetch) for prefetch in self._waiting.pop(fetch, ())]
 
     def _tell_next(self) -> bool:
-        """A step of telling a prefetch how its fetch ended; who only shared it goes on (S7)."""
+        """Tell one prefetch that its fetch ended; one that only shared it goes on (S7)."""
         prefetch, fetch = told = self._told.popleft()
         if not self._compare(prefetch, fetch):
             self._told.append(told)
@@ -409,10 +409,10 @@ class Prefetching:
         shared = self._note(prefetch, fetch)
         prefetch.fetch = None
         came = fetch.boundary > fetch.anchor
-        # it may have asked for more, or for less, than what this one wants
+        # it may have asked for more, or for less, than this one
         more = came or shared < prefetch.limit or prefetch.spare != fetch.spare
         if not came and fetch.gap is not None and shared > fetch.gap:
-            more = False  # what kept that one from more keeps this one from it as well
+            more = False  # the same limit stops this one
         if prefetch.joined and more:
             self._launch(prefetch, alone=not came)
         else:
@@ -424,7 +424,7 @@ class Prefetching:
         """Find out, step by step, how much of its sequence a prefetch shares with a fetch.
 
         Returns:
-            Whether that is known; until then `agreed_nbytes` is what it shares at least.
+            Whether that is known; until then `agreed_nbytes` is a lower bound.
         """
         tree, mine, its = self.context.tree, prefetch.key.data, fetch.key.data
         whole = min(len(mine), fetch.asked * tree.page_bytes)

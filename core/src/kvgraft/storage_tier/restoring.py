@@ -1,4 +1,4 @@
-"""A restarted process fills HOST with what its predecessor used last."""
+"""A restarted process fills HOST with the data its predecessor used last."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Restoring:
     Nothing is evicted for it, and it goes on with the cache's polls, beside requests.
 
     Attributes:
-        n_boundaries: how many there are.
-        tokens: tokens that can be resumed from since; what sequences share is counted once.
+        n_boundaries: number of boundaries.
+        tokens: tokens that can be resumed from since; shared pages are counted once.
     """
 
     def __init__(self, prefetching: Prefetching, boundaries: Sequence[Boundary]) -> None:
@@ -44,7 +44,7 @@ class Restoring:
         return len(self._left) + len(self._under_way)
 
     def poll(self) -> None:
-        """Take in what has come, go for more; never waits."""
+        """Take in arrived pages, start more prefetches; never waits."""
         for boundary, prefetch in [each for each in self._under_way if each[1].ended]:
             self._under_way.remove((boundary, prefetch))
             self._count(boundary, prefetch)
@@ -60,7 +60,7 @@ class Restoring:
             self._under_way.append((boundary, prefetch))
 
     def _count(self, boundary: Boundary, prefetch: Prefetch) -> None:
-        """Count what it gained, on the snapshot's nodes up to its boundary."""
+        """Count the tokens it gained, on the snapshot's nodes up to its boundary."""
         namespace, records = boundary.space
         number, end = boundary.number, prefetch.key.n_tokens
         while number:

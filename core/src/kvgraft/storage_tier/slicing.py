@@ -1,8 +1,8 @@
 """Limits the time that the storage tier takes at once on the scheduler's thread.
 
 Work per page is done in steps, none of which takes more than a fraction of a
-millisecond. A call goes on with steps until its slice of time is spent, everybody one step in
-turn; what is left is for the next call.
+millisecond. A call goes on with steps until its slice of time is spent, each task one step in turn;
+the rest is for the next call.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The tree's index as a file: what was known to be in the store, most recently used first.
+"""The tree's index as a file: the nodes known to be in the store, most recently used first.
 
     "KVGRSNAP", version (u32), length of the rest (u64), its XXH3-128, the rest
 
 The rest is one canonical value (see `kvgraft.storage.canonical`). Content is not in it: the store
-has that, and what it has lost meanwhile is a miss.
+has that, and data lost meanwhile is a miss.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ class Boundary(NamedTuple):
 
 
 def write_snapshot(path: Path, tree: Tree, fingerprint: bytes, store: int) -> int:
-    """Write what of the tree is known to be in a store; replaces `path` at once or not at all.
+    """Write the nodes known to be in a store; replaces `path` at once or not at all.
 
     Args:
         path: the file.
         tree: the tree.
-        fingerprint: digest of what computed the data.
+        fingerprint: digest of the model that computed the data.
         store: number of the store.
 
     Returns:
@@ -99,7 +99,7 @@ def write_snapshot(path: Path, tree: Tree, fingerprint: bytes, store: int) -> in
 def _records(root: Node, store: int) -> Iterator[tuple[int, bytes, int]]:
     """Nodes in the store and those on the way: number of the parent, tokens, recency.
 
-    What is only on the way has no data of its own, such as before a window, and recency -1.
+    A node only on the way has no data of its own, such as before a window, and recency -1.
     """
     nodes = [*root.each_child()]
     for node in nodes:
@@ -210,7 +210,7 @@ def _boundaries(namespaces: Sequence[_Namespace], page_size: int) -> list[Bounda
             lengths.append(lengths[parent] + len(tokens) // page_nbytes)
             if stamp >= 0:
                 found.append((stamp, Boundary(space, number, lengths[-1])))
-    # of one age the longest first: what is above comes with it
+    # of one age the longest first: nodes above come with it
     found.sort(key=lambda each: (-each[0], -each[1].pages))
     return [boundary for _, boundary in found]
 

@@ -1,4 +1,4 @@
-"""HOST to STORAGE: what was reused, or what the policy says, is stored in the background (S6)."""
+"""HOST to STORAGE: reused data, or all data, by policy, is stored in the background (S6)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BACKLOG = 65_536
 
 
 RETRY_S = 0.5
-"""Seconds between two tries to store what a store that works did not take."""
+"""Seconds between two tries to store data that a working store did not take."""
 
 
 FULL_S = 5.0
@@ -63,7 +63,7 @@ class Storing:
     """Sends nodes to the store, each component's data once.
 
     Attributes:
-        counts: what became of how many nodes and slots, by name.
+        counts: nodes and slots by outcome.
     """
 
     def __init__(
@@ -90,11 +90,11 @@ class Storing:
         return len(self._sent) + len(self._done) + len(self._backlog) + sending
 
     def receipts(self) -> list[Receipt]:
-        """Pins of what is on its way, for integrity checks."""
+        """Pins of data on its way to the store, for integrity checks."""
         under_way = (*self._sent, *self._done)
         return [sent.receipt for sent in under_way if sent.receipt is not None]
 
-    # -- what happens in the cache
+    # -- events in the cache
 
     def host_filled(self, node: Node) -> None:
         """HOST has acknowledged data of a node."""
@@ -103,7 +103,7 @@ class Storing:
             self._queue(node)
 
     def matched(self, anchor: Node) -> None:
-        """A request resumes at `anchor`: what is used a second time is worth storing.
+        """A request resumes at `anchor`: data used a second time is worth storing.
 
         With write-through it is there, unless the store was attached since.
         """
@@ -148,7 +148,7 @@ class Storing:
     # -- going on
 
     def poll(self) -> None:
-        """See what was stored, and what is to be sent again; never waits.
+        """Take in finished writes, and send again where due; never waits.
 
         Data that a store refused because it failed is sent again once the breaker is closed (S7).
         """
@@ -180,7 +180,7 @@ class Storing:
         return True
 
     def _send_next(self, waiting: _Waiting) -> Generator[None, None, None]:
-        """Hash what has no names yet, a block at a time; then send."""
+        """Hash pages without names, a block at a time; then send."""
         node, first = waiting
         naming = self.context.naming
         while any(not naming.is_named(part) for part in parts_of(node, first)):
@@ -197,7 +197,7 @@ class Storing:
         self.counts["dropped, evicted first"] += node.parent is None
 
     def stop(self) -> None:
-        """Send nothing more; what is under way is cancelled and ends with the next polls."""
+        """Send nothing more; writes under way are cancelled and end with the next polls."""
         self.counts["dropped, no store"] += len(self._backlog) + len(self._failed)
         if self._sending is not None:
             self.counts["dropped, no store"] += 1
@@ -247,7 +247,7 @@ class Storing:
         return bool(names.stored >> component.index & 1)
 
     def _store(self, node: Node) -> None:
-        """Send what a node has on HOST and the store has not been seen to have."""
+        """Send a node's HOST data, except data the store is known to have."""
         components = [
             component
             for component in self.context.tree.components
@@ -281,7 +281,7 @@ class Storing:
         components: Sequence[TreeComponent],
         buffers: Buffers | Sequence[memoryview],
     ) -> None:
-        """Store what a node has of some components, from the memory given for it."""
+        """Store a node's data of some components, from the memory given for it."""
         naming, storage = self.context.naming, self.context.client
         namespace = naming.namespace(self.context.tree.namespace(_root(node)))
         parts: list[tuple[TreeComponent, int, int]] = []
@@ -302,7 +302,7 @@ class Storing:
         self.counts["nodes"] += 1
 
     def _take_in(self, sent: _Sent) -> None:
-        """Note on the node, or what became of it, which components are stored."""
+        """Note which components are stored, on the node or on those it was split into."""
         self.nbytes_in_flight -= sent.nbytes
         statuses = sent.ticket.statuses
         n_ok = statuses.count(Status.OK)

@@ -153,7 +153,7 @@ class StorageTier:
     def detach(self, deadline_s: float | None = None) -> StorageTicket:
         """Let go of the store while serving: drain, stop, release (S11).
 
-        Prefetches end; what waits to be stored is dropped and counted, and so is what is still on
+        Prefetches end; data waiting to be stored is dropped and counted, and so is data still on
         its way to HOST: `Cache.drain` first keeps it. Go on polling until the ticket is done.
         """
         ticket = self.client.detach(deadline_s)
@@ -163,7 +163,7 @@ class StorageTier:
         return ticket
 
     def clear(self) -> StorageTicket:
-        """Remove everything from the store; what was known to be there is forgotten.
+        """Remove everything from the store; the tree's notes of stored data are cleared.
 
         Data stored until the ticket is done may be removed or not; it counts as removed.
         """
@@ -174,7 +174,7 @@ class StorageTier:
     # -- requests
 
     def prefetch(self, key: TokenKey) -> Prefetch:
-        """Fetch what STORAGE has of a queued request to HOST; returns at once (S6).
+        """Fetch a queued request's data from STORAGE to HOST; returns at once (S6).
 
         Raises:
             ConfigError: no `TokenKey`, or a namespace that has no name in storage: a bool or float,
@@ -192,7 +192,7 @@ class StorageTier:
     # -- warm restart
 
     def save(self, path: str | Path) -> int:
-        """Write down what of the tree is in the store; returns the nodes written.
+        """Write the tree's index of stored nodes to a file; returns the nodes written.
 
         Data still on its way to HOST or to the store is not in it: `Cache.drain` first.
 
@@ -205,7 +205,7 @@ class StorageTier:
         return write_snapshot(_path(path), self.tree, self.fingerprint.digest, store)
 
     def load(self, path: str | Path) -> Restoring:
-        """Fill HOST with what a predecessor used last, while requests are served.
+        """Fill HOST with the data a predecessor used last, while requests are served.
 
         Raises:
             SnapshotError: a file that is missing, damaged, or of another model or layout.
@@ -219,7 +219,7 @@ class StorageTier:
     # -- for the cache
 
     def before_begin(self, key: TokenKey, prefetch: Prefetch | None) -> None:
-        """A request begins, with what has come for it.
+        """A request begins, with the pages that arrived for it.
 
         Raises:
             ConfigError: its namespace has no name in storage.
@@ -236,7 +236,7 @@ class StorageTier:
     def poll(self) -> None:
         """Go on with everything under way, for a slice of time; never waits.
 
-        Prefetches and what is stored have a step in turn, and prefetches among themselves.
+        Prefetches and writes have a step in turn, and prefetches among themselves.
         """
         time = self.pace.slice()
         self.client.poll()
@@ -293,7 +293,7 @@ class StorageTier:
         return found | self.client.counters.snapshot()
 
     def close(self, timeout_s: float) -> bool:
-        """Store what waits and close the store, in `timeout_s` seconds at most; whether it was."""
+        """Store waiting data and close the store; whether it closed within `timeout_s` seconds."""
         self._stop_fetching("the cache was closed")
         deadline = time.monotonic() + timeout_s
         self.drain(timeout_s)

@@ -57,7 +57,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> object:
-    """Import what is asked for."""
+    """Import a public name when it is asked for."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value: object = getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)

@@ -48,10 +48,10 @@ class Checker(Suite):
         plugin: the component package.
         options: its options.
         profile: name of a profile: how hard the state machine looks.
-        expected_failures: rules it is known to break, with reasons; strict: one that is kept
-            counts as a failure.
-        clauses: what is asked; every registered clause by default.
-        changes: says what the component changed of kvgraft; since now by default.
+        expected_failures: rules it is known to break, with reasons; strict:
+            one that is kept counts as a failure.
+        clauses: the clauses to check; every registered clause by default.
+        changes: names the parts of kvgraft that the component changed; since now by default.
 
     Raises:
         ConfigError: an expected failure of a rule that does not exist, or options that the
@@ -116,7 +116,7 @@ class Checker(Suite):
         return results
 
     def told_by(self) -> str | None:
-        """The clause that reports what leaves others undecided, if one is asked."""
+        """The clause that reports why others are undecided, if one is asked."""
         found = self._found()
         entry = self.clauses.get(found[0]) if found is not None else None
         if entry is None or entry.applies(self.subject) is not None:

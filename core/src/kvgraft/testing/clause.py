@@ -27,7 +27,7 @@ class Clause(NamedTuple):
     Attributes:
         rule: the rule of the contract it is part of.
         name: short name, unique.
-        sentence: what must hold, in one sentence.
+        sentence: the condition, in one sentence.
         since: the API version that introduced it; not asked of components written for older ones.
         needs: says why the clause does not apply to a component; None if it does.
         check: raises `ContractViolation` if it does not hold.

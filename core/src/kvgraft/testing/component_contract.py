@@ -24,7 +24,7 @@ SUITES = pytest.StashKey[dict[type, Suite]]()
 """Where a test session keeps them."""
 
 TOLD = pytest.StashKey[set[type]]()
-"""The classes of which this process has reported what leaves clauses undecided."""
+"""The classes for which this process has reported why clauses are undecided."""
 
 HARMLESS = frozenset(
     [
@@ -63,7 +63,8 @@ class ComponentContract:
         options: its options; small pools and shapes make it fast.
         expected_failures: rules it is known to break, with reasons. Strict: one that is kept, or
             does not exist, fails.
-        profile: how hard the state machine looks; by default what `--contract-profile` says.
+        profile: how hard the state machine looks; by default the one that `--contract-profile`
+            names.
         plugin: a package to check instead of the installed one.
     """
 
@@ -104,10 +105,11 @@ class ComponentContract:
 
 
 def expect_sealed(contract: type) -> None:
-    """Refuse a contract class that is, or is derived from, more than data.
+    """Refuse a contract class that defines, or inherits, more than data.
 
     Raises:
-        TypeError: what it defines, or takes from a class beside `ComponentContract`.
+        TypeError: names the attributes it defines, or takes from a class beside
+            `ComponentContract`.
     """
     for each in contract.__mro__:
         if each in (ComponentContract, object):
@@ -166,7 +168,7 @@ def _component(contract: type[ComponentContract]) -> tuple[str, Plugin | None]:
 
 
 def _told(contract: type[ComponentContract], suite: Suite, request: pytest.FixtureRequest) -> bool:
-    """Whether what leaves clauses undecided is reported by another test of this process.
+    """Whether another test of this process reports why clauses are undecided.
 
     Each process has a suite of its own. Among several, or where tests are selected, the clause
     that is about the finding may not be asked here.

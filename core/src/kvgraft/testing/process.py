@@ -69,7 +69,7 @@ class SuiteProcess(Suite):
         expected_failures: rules it is known to break, with reasons.
 
     Raises:
-        ConfigError: what `Checker` refuses.
+        ConfigError: `Checker` refuses the arguments.
         Unusable: a component that cannot be loaded or built.
     """
 
@@ -130,7 +130,7 @@ class SuiteProcess(Suite):
         return None if answer["finding"] is None else Result.of_json(answer["finding"])
 
     def told_by(self) -> str | None:
-        """The clause that reports what leaves others undecided, if one is asked."""
+        """The clause that reports why others are undecided, if one is asked."""
         if self._end is not None:
             return None
         answer = self._ask({"told by": True}, "when it was asked for broken rules")
@@ -161,7 +161,7 @@ class SuiteProcess(Suite):
     def _read(self) -> Any:
         try:
             line = self._answers.readline()
-        except BaseException:  # whoever asks was told to stop: nobody waits for the answer
+        except BaseException:  # the caller was told to stop: nobody waits for the answer
             _kill(self._process)
             raise
         return json.loads(line) if line.endswith("\n") else None
@@ -185,16 +185,16 @@ class SuiteProcess(Suite):
 
 
 def _start() -> tuple[subprocess.Popen[str], IO[str]]:
-    """The process and what its answers are read from."""
+    """The process and the stream its answers are read from."""
     read, write = os.pipe()
     process = subprocess.Popen(
         [sys.executable, "-m", "kvgraft.testing.served", str(write)],
         stdin=subprocess.PIPE,
-        stdout=2,  # what a component prints is no answer
+        stdout=2,  # a component's prints are no answer
         text=True,
         pass_fds=[write],
         env={**os.environ, "PYTHONPATH": python_path()},
-        start_new_session=True,  # its group is it and what a component starts there
+        start_new_session=True,  # its group: it and processes that a component starts
     )
     os.close(write)
     return process, os.fdopen(read, encoding="utf-8")

@@ -35,9 +35,9 @@ class Result:
         clause: the clause's ident.
         rule: the rule that was checked; in a failure, the one that is broken. Empty if the
             component cannot be loaded for a reason that no rule speaks of.
-        sentence: what must hold.
+        sentence: the condition checked.
         status: how it ended.
-        evidence: what was seen instead, or why it was not decided or not asked.
+        evidence: the contrary observation, or why it was not decided or not asked.
         steps: the shrunk calls that lead to a failure of the state machine, in order.
         seconds: how long it took.
     """
@@ -58,7 +58,7 @@ class Result:
 
     @property
     def heading(self) -> str:
-        """The rule and what it says."""
+        """The rule's id and its text."""
         return f"{self.rule}: {self.sentence}" if self.rule else self.sentence
 
     def as_json(self) -> dict[str, Any]:

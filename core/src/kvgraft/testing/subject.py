@@ -46,7 +46,7 @@ class Subject:
 
     Attributes:
         name: the component's name.
-        replaced: what of kvgraft its code replaced; empty if nothing.
+        replaced: names of kvgraft that its code replaced; empty if none.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Subject:
         self.ignored = ignored
         self.replaced = ""
 
-    # -- what it declares
+    # -- its declaration
 
     @property
     def is_state(self) -> bool:
@@ -125,7 +125,7 @@ class Subject:
 
         Raises:
             ConfigError: options that it refuses.
-            PluginError: one that cannot be built whatever its options are.
+            PluginError: one that cannot be built with any options.
         """
         try:
             for page_size in self.page_sizes:
@@ -195,7 +195,7 @@ class Subject:
         policy: WritePolicy = WritePolicy.WRITE_THROUGH,
         transfers: TransferEngine | None = None,
     ) -> Cache:
-        """A cache of the component; it always loads back what HOST has.
+        """A cache of the component; it always loads back HOST data.
 
         It is alone, or beside full attention where its reach does not end at every boundary.
         """

@@ -32,7 +32,7 @@ class Suite:
         raise NotImplementedError
 
     def told_by(self) -> str | None:
-        """The clause that reports what leaves others undecided, if one is asked."""
+        """The clause that reports why others are undecided, if one is asked."""
         raise NotImplementedError
 
     def close(self) -> None:

@@ -38,7 +38,7 @@ class CpuTransferEngine:
         return ticket
 
     def close(self) -> None:
-        """Finish what was submitted and stop the workers."""
+        """Finish the submitted copies and stop the workers."""
         for _ in self._workers:
             self._queue.put(None)
         for worker in self._workers:
@@ -51,7 +51,7 @@ class CpuTransferEngine:
                 if fence is not None and fence.wait(self._fence_timeout_s) is False:
                     raise TransferError(f"the fence was not reached in {self._fence_timeout_s} s")
                 run_layers(ticket)
-            except Exception as error:  # noqa: BLE001 - whatever went wrong, the ticket says so
+            except Exception as error:  # noqa: BLE001 - the ticket carries the error
                 ticket.finish(error)
             else:
                 ticket.finish()

@@ -49,7 +49,7 @@ class CudaTransferEngine:
         return ticket
 
     def close(self) -> None:
-        """Finish what was submitted and stop the workers."""
+        """Finish the submitted copies and stop the workers."""
         for lane in self._lanes:
             lane.queue.put(None)
         for lane in self._lanes:
@@ -76,7 +76,7 @@ class _Lane:
                 self.stream.wait_event(produced)
                 for layer, copies in _by_layer(ticket):
                     self._run_layer(layer, copies, ticket)
-            except Exception as error:  # noqa: BLE001 - whatever went wrong, the ticket says so
+            except Exception as error:  # noqa: BLE001 - the ticket carries the error
                 ticket.finish(error)
             else:
                 ticket.finish()

@@ -28,7 +28,7 @@ class Ticket:
     """Progress of one submission; written by the engine, read by the scheduler.
 
     Attributes:
-        copies: what is moved, in layer order.
+        copies: the plane copies, in layer order.
         error: why it failed, once it has.
     """
 
@@ -91,4 +91,4 @@ class TransferEngine(Protocol):
         """Start copying after `fence`; never blocks."""
 
     def close(self) -> None:
-        """Finish what was submitted and stop."""
+        """Finish the submitted copies and stop."""

@@ -25,7 +25,7 @@ class Transfer:
     """One journaled transfer.
 
     Attributes:
-        operation: what the tree reserved for it; None once it ended.
+        operation: the tree's reservation for it; None once it ended.
         ticket: the engine's progress.
         direction: which way it moves data.
         failed: whether it ended without delivering (R5).

@@ -49,5 +49,5 @@ class SteppedTransferEngine:
             self.step()
 
     def close(self) -> None:
-        """Run what was submitted."""
+        """Run the submitted copies."""
         self.run_all()

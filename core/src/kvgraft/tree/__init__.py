@@ -1,6 +1,6 @@
 """The prefix tree: pure bookkeeping without torch.
 
-node, component, ledger what there is: cells on nodes, a component's books, a pool's books
+node, component, ledger the records: cells on nodes, a component's books, a pool's books
 tree                    structure, data arriving and leaving, splits
 matching, pinning       anchors and receipts
 inserting, eviction     data computed, room made

@@ -49,7 +49,7 @@ class Arrival(NamedTuple):
 
 
 def arrive(tree: Tree, start: Node, end: int, arrival: Arrival, n_pages: int) -> Node:
-    """Hang the next piece of what arrived, up to page `end`, below a node.
+    """Hang the next piece of the arrived data, up to page `end`, below a node.
 
     Adopted slots move from in flight to the tree's, and are victims like all others. A node takes
     a component's data only if all of it came. Nodes that are there are taken whole: they are not
@@ -59,12 +59,12 @@ def arrive(tree: Tree, start: Node, end: int, arrival: Arrival, n_pages: int) ->
         tree: the tree.
         start: a root or a node backed on HOST (S1).
         end: the page to hang all of it up to.
-        arrival: what arrived.
+        arrival: the data that arrived.
         n_pages: about how many pages to hang now, and at most how many a new node has.
 
     Returns:
         The last node of the piece, at page `end` or before it. Nodes made for data that then could
-        not be hung lead nowhere: the caller holds it, or removes what is dead (T3).
+        not be hung lead nowhere: the caller pins the last node, or removes nodes without data (T3).
     """
     page_bytes = tree.page_bytes
     tokens = arrival.key.data
@@ -105,7 +105,7 @@ def _grow(tree: Tree, parent: Node, end: int, arrival: Arrival) -> Node:
 
 
 def _coverage_end(tree: Tree, arrival: Arrival, start: int, end: int) -> int:
-    """The first page behind `start` at which what arrived begins or ends; at most `end`."""
+    """The first page behind `start` at which the arrived data begins or ends; at most `end`."""
     for component in tree.components:
         there = arrival.there[component.index][start - arrival.first : end - arrival.first]
         changes = there if component.is_state else there != there[0]
@@ -115,7 +115,7 @@ def _coverage_end(tree: Tree, arrival: Arrival, start: int, end: int) -> int:
 
 
 def _adopt(tree: Tree, node: Node, component: TreeComponent, arrival: Arrival) -> int:
-    """Give `node` what arrived for one component, where it has nothing on HOST; slots taken."""
+    """Give `node` one component's arrived data, where it has none on HOST; slots taken."""
     cell = node.cells[component.index]
     ledger = component.host
     if ledger is None or cell.host is not None:

@@ -99,7 +99,7 @@ class TreeComponent:
 
     Attributes:
         index: its position among the tree's components and in `Node.cells`.
-        narrower: indexes of components whose reach this one contains, itself included: what
+        narrower: indexes of components whose reach this one contains, itself included: their data
             loses its use on a node where this component's data is gone (E3).
         hangs_from: indexes of the components without whose data on a node this one's is of no use
             there: those that need every page, else the base, where their reach contains this
@@ -107,8 +107,9 @@ class TreeComponent:
         device_evictions, host_evictions: slots that left a tier so far, by cause.
         behind_queue: DEVICE eviction candidates that running requests left behind; they go before
             those of `device_queue` (I9).
-        device_queue, host_queue: other candidates. An entry's stamp may lag behind the cell's;
-            whoever pops it looks again (exact least-recently-used order, since stamps only grow).
+        device_queue, host_queue: other candidates. An entry's stamp may lag behind the cell's; the
+        code that pops it compares the two (exact least-recently-used order, since stamps only
+        grow).
             One entry per cell and queue at most, see `Cell.queued`.
         queued: entries in all.
         stale: how many of them are of nodes that left the tree.

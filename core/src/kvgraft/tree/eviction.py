@@ -114,9 +114,9 @@ def lift_recency(tree: Tree, node: Node, parent: Node) -> None:
 def evict_device(tree: Tree, component: TreeComponent, n_slots: int) -> int:
     """Free at least `n_slots` more DEVICE slots of one component; returns how many it freed.
 
-    Stops as soon as the target is reached, counting what cascades freed; returns short when there
-    is nothing left to take (E2, E6). Nothing is copied: see
-    `kvgraft.requests.eviction` for write-back.
+    Stops as soon as the target is reached, counting slots that cascades freed; returns short when
+    there is nothing left to take (E2, E6). Nothing is copied: see `kvgraft.requests.eviction` for
+    write-back.
     """
     before = component.device.free
     target = before + n_slots
@@ -195,7 +195,7 @@ def _lose_home(tree: Tree, node: Node, component: TreeComponent) -> None:
 
 
 def drop_unreachable(tree: Tree, node: Node) -> None:
-    """Drop what cannot be reached any more once prefix-closed data is gone from `node`.
+    """Drop data that cannot be reached once prefix-closed data is gone from `node`.
 
     Nothing below can be resumed from: cells of narrower components on the node, and everything
     under it. Unpinned by T6; the cost is that of the cells dropped.

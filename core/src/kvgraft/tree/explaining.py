@@ -45,7 +45,7 @@ class SkippedPoints(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """Where a match ends and what each component says about it; token counts.
+    """Where a match ends and why, by component; token counts.
 
     Attributes:
         tokens: the key's length.
@@ -54,9 +54,9 @@ class Explanation(NamedTuple):
         anchor: deepest boundary all components accept.
         device_anchor: the same from DEVICE alone.
         components: one entry per component, widest reach first.
-        points: resume points on the way, by position, with their kinds; deeper ones than the anchor
-            lack what the components say.
-        storage: what a prefetch brought and why not more; empty without one.
+        points: resume points on the way, by position, with their kinds; at those deeper than the
+            anchor, data is missing as `components` says.
+        storage: the result of a prefetch and why it was not more; empty without one.
         skipped: resume points that requests of this cache left out, by kind.
     """
 

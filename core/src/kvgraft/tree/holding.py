@@ -17,17 +17,17 @@ __all__ = ["hold_host", "let_go_of_host", "parts_of"]
 
 
 def hold_host(tree: Tree, node: Node, boundary: int | None = None) -> Receipt | None:
-    """Pin what `node` has on HOST, of every component (T6).
+    """Pin `node`'s HOST data, of every component (T6).
 
-    Of components that need every page, what is above is pinned too: a node with HOST data below it
-    is no victim, and so not evictable in the ledger either. Returns None, with nothing pinned,
+    Of components that need every page, the nodes above are pinned too: a node with HOST data below
+    it is no victim, and so not evictable in the ledger either. Returns None, with nothing pinned,
     where that takes slots promised to admitted requests (A12).
 
     Args:
         tree: the tree.
         node: a node of it, or a root.
-        boundary: pin what the components need at this boundary instead, in pages, of what `node`
-            and the nodes above have. It may lie behind the node's end.
+        boundary: pin the data of `node` and the nodes above that the components need at this
+            boundary, in pages, instead. It may lie behind the node's end.
     """
     segments: list[tuple[Span, ...]] = []
     for component in tree.components:
@@ -52,7 +52,7 @@ def hold_host(tree: Tree, node: Node, boundary: int | None = None) -> Receipt | 
 
 
 def let_go_of_host(tree: Tree, receipt: Receipt) -> None:
-    """Undo `hold_host`, whatever was split since (L1).
+    """Undo `hold_host`, also after splits (L1).
 
     Raises:
         LeaseError: it was undone before (L2).
@@ -68,7 +68,7 @@ def let_go_of_host(tree: Tree, receipt: Receipt) -> None:
 
 
 def _needed(component: TreeComponent, node: Node, boundary: int) -> tuple[Span, ...]:
-    """Of a component's reach at a boundary, what lies on a node and those above."""
+    """The part of a component's reach at a boundary that lies on a node and those above."""
     if component.is_state:
         return default_segment(component, boundary) if node.end == boundary else ()
     reach = default_segment(component, boundary)

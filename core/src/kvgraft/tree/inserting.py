@@ -69,8 +69,9 @@ class Holding(NamedTuple):
         states: for a state component, the slot captured at each boundary, in pages; slots that are
             adopted or freed are taken out.
         left: boundaries whose states are left behind: no resume points.
-        renews: whether the request is promised as many slots again. Then what would arrive on a
-            pinned node is freed: nobody could take it, and the promise would not be covered (A12).
+        renews: whether the request is promised as many slots again. Then slots that would arrive on
+            a pinned node are freed: nobody could take them, and the promise would not be covered
+            (A12).
     """
 
     runs: list[Run]
@@ -215,7 +216,7 @@ def _grow(
 
 
 def _lengthen(tree: Tree, leaf: Node, key: TokenKey, end: int, holdings: list[Holding]) -> None:
-    """Add pages to a leaf in place as far as it holds what the request offers, and no more.
+    """Add offered pages to a leaf in place, as far as they have the same components' data.
 
     A node for every few pages would make deep trees. The leaf grows while it is short, only its
     own request holds it, nothing of it was copied, and every component goes on as it does there.
@@ -255,7 +256,7 @@ def _lengthen(tree: Tree, leaf: Node, key: TokenKey, end: int, holdings: list[Ho
 
 
 def _split_at_coverage(tree: Tree, child: Node, holdings: list[Holding]) -> Node:
-    """The first part of `child` on which whatever will be adopted is uniform."""
+    """The first part of `child` on which the adopted data is uniform."""
     points: list[int] = []
     for component, holding in zip(tree.components, holdings):
         cell = child.cells[component.index]
@@ -277,8 +278,8 @@ def _merge(tree: Tree, child: Node, holdings: list[Holding]) -> bool:
 def _adopt(tree: Tree, node: Node, component: TreeComponent, holding: Holding) -> bool:
     """Give `node` the holding's slots if its cell is empty, else free them; whether it took any.
 
-    What a gap on the node would make useless, of the component it hangs from, is freed as well
-    (T4). Computing again what is there already is a use of it, unless it is left behind again.
+    Slots that a gap of the component they hang from would make useless are freed as well (T4).
+    Computing existing data again is a use of it, unless it is left behind again.
     """
     cells = node.cells
     wanted = cells[component.index].device is None

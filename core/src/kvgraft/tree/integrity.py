@@ -25,7 +25,7 @@ class Held(NamedTuple):
     """A receipt somebody holds.
 
     Attributes:
-        who: for messages.
+        who: the holder's name, for messages.
         on_device: whether it pins DEVICE; those for STORAGE pin HOST alone.
     """
 
@@ -401,7 +401,7 @@ def _check_owners(
         for other, slots in operation.detached
         if device and other is component
     )
-    if ledger.headroom + leaving < 0:  # what is being demoted comes free with its copy
+    if ledger.headroom + leaving < 0:  # slots being demoted come free with their copy
         raise IntegrityError(
             "A12",
             component.name,

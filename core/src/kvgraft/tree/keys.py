@@ -44,7 +44,7 @@ class PageHashes(NamedTuple):
         owner: the tree whose names they are.
         namespace: the key's, when they were computed.
         first: the first page.
-        hashes: 32 bytes a page, from `first` on; whoever computes them may still be adding some.
+        hashes: 32 bytes a page, from `first` on; a prefetch or write may still be adding some.
     """
 
     owner: object
@@ -154,9 +154,9 @@ class TokenKey:
     def truncate(self, n_tokens: int) -> None:
         """Keep the first `n_tokens` tokens and drop the rest: an edited turn, a rejected draft.
 
-        A request that runs with the key notices, and refuses to share or finish what it computed
-        behind the cut; end it first, or `Cache.restart` it if its prompt is still whole. A
-        prefetch goes on with the sequence as it was: what is kept is copied.
+        A request that runs with the key notices, and refuses to share or finish data computed
+        behind the cut; end it first, or `Cache.restart` it if its prompt is still whole. A prefetch
+        goes on with the sequence as it was: the kept tokens are copied.
 
         Raises:
             ConfigError: fewer than 0 tokens.

@@ -3,8 +3,8 @@
 Two steps. `walk` follows the key down the tree. `_deepest` then looks upwards from the end of that
 path for a boundary all reaches accept. The search is short because reaches only look back: a page
 that is needed at a boundary is needed at every boundary between it and there, so where it is
-missing the next one to try is the page's own. Its cost is O(path + components), whatever the tree
-holds besides.
+missing the next one to try is the page's own. Its cost is O(path + components), independent of the
+rest of the tree.
 
 Matching changes nothing and allocates no slot; `kvgraft.tree.pinning` makes a match last.
 """
@@ -66,7 +66,7 @@ def walk(tree: Tree, root: Node, key: TokenKey, limit: int) -> Path:
     """Follow `key` for at most `limit` pages; stops where a prefix-closed component has no data.
 
     Starts at the node the key was last found at, if it still stands: keys only grow and nodes keep
-    the boundary at their end, so what lies above needs no comparing.
+    the boundary at their end, so the tokens above need no comparing.
     """
     data, page_bytes, prefix_closed = key.data, tree.page_bytes, tree.prefix_closed
     limit_bytes = limit * page_bytes
@@ -113,7 +113,7 @@ def walk(tree: Tree, root: Node, key: TokenKey, limit: int) -> Path:
 def follow(
     tree: Tree, root: Node, tokens: bytes | bytearray, limit: int, nodes: list[Node] | None = None
 ) -> Path:
-    """Follow tokens for at most `limit` pages, whatever the nodes hold.
+    """Follow tokens for at most `limit` pages, also through tombstones.
 
     Args:
         tree: the tree.

@@ -93,7 +93,7 @@ class Node:
         hits: times a match used this node as anchor.
         ident: creation order, for determinism and reports.
         points: the resume points on its pages, by boundary; None if there is none.
-        names: what its pages are called in STORAGE; None until somebody asks.
+        names: its pages' names in STORAGE; None until they are asked for.
     """
 
     __slots__ = (

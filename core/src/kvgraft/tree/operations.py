@@ -55,7 +55,7 @@ class Operation:
     Attributes:
         nodes: where data arrives, root first; splits add to it.
         receipt: the operation's own pins.
-        pairs: what is copied, per component.
+        pairs: source and target slots, per component.
         detached: DEVICE slots the operation owns and frees when it ends (demotion).
         to_host: whether data moves to HOST.
     """
@@ -303,7 +303,7 @@ def begin_load_back(tree: Tree, receipt: Receipt) -> Operation | None:
 
 
 def commit(tree: Tree, operation: Operation) -> bool:
-    """The copy is acknowledged: publish what it brought; False if some could not be (B1, B3).
+    """The copy is acknowledged: publish its data; False if some could not be (B1, B3).
 
     A cell that got its data otherwise in the meantime keeps it; the copy's slots are freed.
     """
@@ -370,7 +370,7 @@ def parent_on_host(tree: Tree, node: Node) -> bool:
 
 
 def may_back_up(tree: Tree, node: Node) -> bool:
-    """Whether what is above the node is on HOST, or on its way there (B1)."""
+    """Whether the data above the node is on HOST, or on its way there (B1)."""
     parent = node.parent
     if parent is None or parent.parent is None or not tree.prefix_closed_host:
         return True
@@ -383,7 +383,7 @@ def may_back_up(tree: Tree, node: Node) -> bool:
 
 
 def abort(tree: Tree, operation: Operation) -> None:
-    """The copy failed or was cancelled: free what was reserved; no other trace (R2)."""
+    """The copy failed or was cancelled: free the reserved slots; no other trace (R2)."""
     for node in operation.nodes:
         for component in tree.components:
             cell = node.cells[component.index]

@@ -2,8 +2,8 @@
 
 A receipt names its anchor node and, per component, the page segments it pinned below it. Splits
 keep the anchor's identity and copy pin counts to both parts, so walking up from the anchor over
-the same pages finds exactly the pins that were taken, whatever happened in between. Nodes without
-data inside a segment are counted too: data that arrives on them later is pinned on arrival.
+the same pages finds exactly the pins that were taken, also after splits and evictions. Nodes
+without data inside a segment are counted too: data that arrives on them later is pinned on arrival.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Receipt:
         segments: per component, the pinned pages; a state's pin is the empty span at the anchor.
         host_from: HOST is pinned too from this page on; None if it is not.
         released: whether it was consumed.
-        locks: what components undo when it is released; None for nothing.
+        locks: releases the components' own locks with the pin; None if there are none.
     """
 
     __slots__ = ("anchor", "host_from", "locks", "released", "segments")
@@ -71,7 +71,7 @@ def acquire(
     segments: Sequence[tuple[Span, ...] | None] | None = None,
     enforce: bool = True,
 ) -> Receipt | None:
-    """Pin what every component's reach covers at `anchor` (L3).
+    """Pin the pages of every component's reach at `anchor` (L3).
 
     Returns None, with nothing pinned, when pinning would take slots that were promised to admitted
     requests (A12). O(nodes in the segments).
@@ -81,8 +81,9 @@ def acquire(
         anchor: the node whose end is the boundary.
         host_from: pin HOST data from this page on as well.
         touch: whether this counts as use for recency.
-        segments: per component, what to pin instead of the default; None keeps the default.
-        enforce: refuse to go below zero headroom; False for whoever held the same slots before.
+        segments: per component, pages to pin instead of the default; None keeps the default.
+        enforce: refuse to go below zero headroom; False for a caller that held the same slots
+            before.
     """
     boundary = anchor.end
     if touch:
@@ -123,10 +124,10 @@ def acquire(
 def acquire_node(tree: Tree, node: Node, components: Sequence[TreeComponent]) -> Receipt | None:
     """Pin one whole node for a transfer of `components` (L8).
 
-    Prefix-closed components are pinned from the root, as everywhere (T6); on the node itself what
-    is moved, and whatever contains it. Returns None, with nothing pinned, when that would take
-    slots that were promised to admitted requests: the caller's receipt need not cover every
-    component there (A12).
+    Prefix-closed components are pinned from the root, as everywhere (T6); on the node itself the
+    moved components and wider ones. Returns None, with nothing pinned, when that would take slots
+    that were promised to admitted requests: the caller's receipt need not cover every component
+    there (A12).
     """
     moving = {component.index for component in components}
     segments: list[tuple[Span, ...]] = []
@@ -215,7 +216,7 @@ def release_host_copy(tree: Tree, receipt: Receipt) -> None:
 
 
 def slide(tree: Tree, receipt: Receipt, position: int) -> None:
-    """Give up what a request at page `position` no longer reaches (L6).
+    """Unpin pages that a request at page `position` no longer reaches (L6).
 
     The receipt remembers, so its release later undoes only the rest. Whole nodes only.
     """
@@ -313,7 +314,7 @@ def _pin_span(tree: Tree, component: TreeComponent, anchor: Node, span: Span, st
 
 
 def _unpin(tree: Tree, component: TreeComponent, anchor: Node, segment: tuple[Span, ...]) -> None:
-    """Undo pins on DEVICE over `segment`; what became a victim is entered as candidate."""
+    """Undo pins on DEVICE over `segment`; cells that became evictable are entered as candidates."""
     index = component.index
     moved = 0
     deepest: Node | None = None

@@ -1,8 +1,8 @@
 """Eviction candidates in least-recently-used order.
 
 One heap over everything would cost O(log candidates) cache misses a victim: at a million nodes ten
-times what it costs at a thousand. Stamps come from a counter, so they are dense, and a candidate
-is nearly always younger than the one that leaves next. So candidates wait unordered in spans of
+times the cost at a thousand. Stamps come from a counter, so they are dense, and a candidate is
+nearly always younger than the one that leaves next. So candidates wait unordered in spans of
 consecutive stamps, and only the oldest span is a heap.
 """
 
@@ -21,8 +21,9 @@ SPAN_BITS = 6
 """Stamps per span as a power of two: enough to share a list, few enough to order quickly."""
 
 LEFT_BEHIND = 1 << 62
-"""Taken off the stamp of what a running request left behind (I9). Such stamps are negative: they
-come before all others, and the oldest first among themselves."""
+"""Taken off the stamp of data that a running request left behind (I9). Such stamps are negative:
+they come before all others, and the oldest first among themselves.
+"""
 
 
 class RecencyQueue:

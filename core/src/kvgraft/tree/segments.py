@@ -1,4 +1,4 @@
-"""Page ranges: what a component's reach covers, and set operations on such ranges."""
+"""Page ranges: a component's reach in pages, and set operations on such ranges."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["common_pages", "default_segment", "pages_without", "segment_ahead", 
 
 
 def default_segment(component: TreeComponent, boundary: int) -> tuple[Span, ...]:
-    """The pages a component's reach covers at a boundary; what a pin holds by default (L3)."""
+    """The pages a component's reach covers at a boundary; a pin's default (L3)."""
     if component.is_state:
         return (Span(boundary, boundary),) if boundary else ()
     return component.reach_pages.spans(boundary)
 
 
 def segment_ahead(component: TreeComponent, boundary: int, position: int) -> tuple[Span, ...]:
-    """Of the reach at a boundary, what a request that got to page `position` still needs (L6)."""
+    """The part of the reach at a boundary that a request at page `position` still needs (L6)."""
     segment = default_segment(component, boundary)
     if position <= boundary or component.is_prefix_closed:
         return segment

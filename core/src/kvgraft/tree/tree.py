@@ -1,9 +1,9 @@
 """The prefix tree: structure, data arriving and leaving, splits.
 
 Bookkeeping only, no torch. Matching, pinning, inserting, evicting and transfers are modules beside
-this one, functions over a `Tree`; what they share, the changes that keep ledgers, live counts and
-candidates right, is here. Where several components are installed none is named: everything
-follows from `TreeComponent.reach_pages` and `TreeComponent.narrower`.
+this one, functions over a `Tree`. Here are the changes they share, which keep ledgers, live counts
+and candidates right. Where several components are installed none is named: everything follows from
+`TreeComponent.reach_pages` and `TreeComponent.narrower`.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Tree:
         return self._namespaces[root.ident]
 
     def hold(self, namespace: object) -> None:
-        """Somebody works in `namespace`: its root stays, whatever is evicted below it (T1)."""
+        """A request works in `namespace`: its root stays, even if all below it is evicted (T1)."""
         self.root(namespace)
         self._holders[namespace] = self._holders.get(namespace, 0) + 1
 
@@ -308,7 +308,7 @@ class Tree:
             node.live_device += 1
 
     def touch(self, node: Node, component: TreeComponent) -> None:
-        """Computing again what is on DEVICE is a use of it: no longer left behind, nor old."""
+        """Computing data on DEVICE again is a use of it: no longer left behind, nor old."""
         cell = node.cells[component.index]
         was_left = cell.stamp < 0
         cell.stamp = self.clock
@@ -420,7 +420,7 @@ class Tree:
         return not component.is_prefix_closed or self.is_host_leaf(node)
 
     def queue_candidates(self, node: Node) -> None:
-        """Enter whatever on `node` has become a victim."""
+        """Enter the cells of `node` that have become evictable."""
         if node.parent is None:
             return
         leaf = self.is_device_leaf(node)

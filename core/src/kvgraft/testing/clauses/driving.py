@@ -26,7 +26,7 @@ MIRROR_RULES = frozenset(
 
 
 def driven(rule: str, subject: Subject) -> None:
-    """Raise what the state machine found, if it is about the rule."""
+    """Raise the state machine's violation, if it is about the rule."""
     found = subject.driven
     if found.violation is None:
         if not found.counts["admitted"]:

@@ -37,7 +37,7 @@ def in_a_fresh_process(script: str, *arguments: str) -> subprocess.CompletedProc
 
 
 def last_line(text: str) -> str:
-    """The last line of what a process printed; empty if there is none."""
+    """The last line of a process's output; empty if there is none."""
     return next(iter(reversed(text.strip().splitlines())), "")
 
 

@@ -1,4 +1,4 @@
-"""The component where there is no suite, and what it does to its surroundings (P9, P10, D1).
+"""The component without the suite around it, and its effects on its surroundings (P9, P10, D1).
 
 These are looked at first: nothing can be asked of a component that blocks or ends the process, and
 where a hook raises, or answers differently each time, other clauses fail for that reason alone.

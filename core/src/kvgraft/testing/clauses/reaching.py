@@ -32,7 +32,7 @@ FAR = (700 * BLOCK, 2_731 * BLOCK, 5_462 * BLOCK)
 """Boundaries behind `LONGEST` at which every term is asked, in tokens; the last is above 2^18."""
 
 N_SPREAD = 24
-"""Blocks that are asked before such a boundary, besides those at the ends of what is needed."""
+"""Blocks that are asked before such a boundary, besides those at the ends of the needed tokens."""
 
 
 def _has_pages(subject: Subject) -> str | None:
@@ -52,8 +52,8 @@ def boundaries(terms: tuple[Term, ...], page_size: int) -> list[int]:
 def _asked_tokens(term: Term, boundary: int) -> Sequence[int]:
     """Tokens to ask before a boundary, both by number: all, or blocks where it is far.
 
-    These are the first and last ones, some in between, and those where what `pages` names begins
-    and ends.
+    These are the first and last ones, some in between, and those where the ranges of `pages` begin
+    and end.
     """
     if boundary <= LONGEST:
         return range(boundary)

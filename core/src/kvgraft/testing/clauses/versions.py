@@ -117,7 +117,7 @@ class Asked(NamedTuple):
 
     Attributes:
         hooks: their names.
-        ask: calls them on many queries; what they answered.
+        ask: calls them on many queries and returns their answers.
     """
 
     hooks: tuple[str, ...]

@@ -3,34 +3,34 @@
     found = drive(setup_for(["mine"], {"mine": {"window": 8}}))
     assert found.violation is None, found.steps
 
-The model is built from what a component declares and shares no code with the tree.
+The model is built from a component's declaration and shares no code with the tree.
 
 driving         `drive`: run the machine, get values back
 machine         the Hypothesis rules: any order of calls an engine may make
 scenes          rules that bring several requests together
 picking         which request a rule is about, and how far it gets
-constants       examples that do not depend on what else is imported
+constants       examples that do not depend on other imports
 examples        one run of it, and how it ended; shrinking makes that small
 harness         a call at a time, over leases, steps, donations and rooms
-bench           the cache, the model, and what must hold after every call
+bench           the cache, the model, and the checks after every call
 brute_force     which boundary, which hits: from the definition, token by token
 deriving        the model of a component, from its declaration
-admissions      what admission must answer, and leave alone
+admissions      the expected answers and effects of admission
 comparing       requests and pins compared whole
 keys            keys of conversations that go on
 line            requests that wait, and how often each is overtaken
-predicting      what a match must find
-resuming        where requests can be resumed from, and what they leave there
-publishing      what the tree must adopt of it
-observing       what the tree holds, as plain dictionaries
-checks          what must hold between two snapshots
-legality        whether what vanished was allowed to, with tiers and recency
+predicting      the expected result of a match
+resuming        where requests can be resumed from, and the data they leave there
+publishing      data the tree must adopt of it
+observing       the tree's content, as plain dictionaries
+checks          conditions between two snapshots
+legality        whether evictions were allowed, with tiers and recency
 payloads        bytes that say which tokens they were computed from
 engines         transfers that run, fail and time out on demand
 hooks           hook calls, watched
 judging         broken rules as `ContractViolation`
 setups          component sets, with sizes, fitting and companions in components
-trace           what was called and what came out, in words
+trace           calls and their results, in words
 """
 
 from __future__ import annotations

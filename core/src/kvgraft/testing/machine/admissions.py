@@ -18,7 +18,7 @@ __all__ = ["Admissions"]
 
 
 class Admissions:
-    """Compares decisions and chunks with what a request asked for."""
+    """Compares decisions and chunks with the request's demands."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench

@@ -41,7 +41,7 @@ __all__ = ["Bench"]
 T = TypeVar("T")
 
 MAY_GIVE_UP = frozenset({"allocate", "load back", "checkpoint"})
-"""Operations that wait for copies of what they evict, and say so if those do not end."""
+"""Operations that wait for copies of evicted data, and report copies that do not end."""
 
 GOES_ON = frozenset({"allocate", "computed"})
 """Operations of a request that runs on and leaves something behind (I9)."""
@@ -53,7 +53,7 @@ class Bench:
     Args:
         setup: the component set.
         sizes: page size, policy and pools.
-        judge: raises what is broken.
+        judge: raises broken rules.
 
     Attributes:
         live: running requests, oldest first.
@@ -62,7 +62,7 @@ class Bench:
         steps: steps of the model so far.
         waited_in_vain: whether a wait for copies ran out in the last call.
         timed_out: whether the last call gave up waiting for copies, with nothing done.
-        counts: what happened, for reports.
+        counts: events by name, for reports.
         trace: the same in words.
     """
 
@@ -151,7 +151,7 @@ class Bench:
         return Point(self.steps)
 
     def _submitted(self, submission: Submission) -> None:
-        """Copies were handed over; what is wrong with them is told once the call is over."""
+        """Copies were handed over; their errors are reported once the call is over."""
         found = self.payloads.misread(submission)
         if found is not None:
             self.misread.append(found)
@@ -166,15 +166,15 @@ class Bench:
         uses: Callable[[T], Adopted | None] | None = None,
         acknowledges: bool = False,
     ) -> T:
-        """Run an operation, then check the books, what changed and every byte.
+        """Run an operation, then check the books, the changes and every byte.
 
         Args:
-            name: what it is called in counts and messages.
+            name: its name in counts and messages.
             operation: the call.
             pressure: which pools it may make room in; none by default.
-            inserted: what the tree must adopt, unless the call returns False.
-            uses: told what came out, before the checks, to note what was used; it may return what
-                the tree must have adopted.
+            inserted: the data the tree must adopt, unless the call returns False.
+            uses: called with the result, before the checks, to note uses; it may return the data
+                that the tree must have adopted.
             acknowledges: whether transfers may end meanwhile.
 
         Raises:
@@ -224,7 +224,7 @@ class Bench:
         return result
 
     def _attempt(self, name: str, operation: Callable[[], T]) -> T:
-        """Run an operation; what it or a hook raises is a broken rule.
+        """Run an operation; an error of it or of a hook is a broken rule.
 
         But for one that gave up waiting for copies (E4): it may be asked again.
         """
@@ -236,7 +236,7 @@ class Bench:
             result = cast(T, None)
             self.timed_out = self.engine.time_outs > waited and name in MAY_GIVE_UP
             failed = None if self.timed_out else error
-        except Exception as error:  # noqa: BLE001 - what comes out of the core is the finding
+        except Exception as error:  # noqa: BLE001 - the core's error is the finding
             failed = error
         self.calls = self.hooks.take()
         for call in self.calls:

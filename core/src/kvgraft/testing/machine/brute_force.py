@@ -1,8 +1,8 @@
 """Matching and reach by brute force.
 
-Sequences are tuples of tokens, a page is named by all tokens up to its end, and what a component
-needs at a boundary is found by asking every token. No tree, no spans, no shortcut; nothing here
-imports the rest of kvgraft.
+Sequences are tuples of tokens, a page is named by all tokens up to its end, and a component's needs
+at a boundary are found by asking every token. No tree, no spans, no shortcut; nothing here imports
+the rest of kvgraft.
 """
 
 from __future__ import annotations
@@ -144,7 +144,8 @@ class BruteForce:
         if outer.is_state and not inner.is_state:
             return False
         if any(part.asked is not None for part in outer.parts + inner.parts):
-            # Somebody else's term may leave unsaid what it contains; clauses ask if it may say it.
+            # A third party's term need not name the terms it contains; clauses check those it
+            # names.
             return inner.name in outer.said_to_contain
         return _contains(outer.parts, inner.parts)
 

@@ -30,11 +30,11 @@ class Gains:
     """Data that an operation may have brought.
 
     Attributes:
-        inserted: what the tree must have adopted.
+        inserted: the data the tree must have adopted.
         remade: it made room on DEVICE first, so an unpinned page may have gone and come back.
         loads_may_end: transfers to DEVICE may have been acknowledged.
         backups_may_end: the same of those to HOST; room may have been made there.
-        goes_on: the request that inserts runs on, and leaves behind what it hands over.
+        goes_on: the request that inserts runs on, and leaves the inserted data behind.
     """
 
     inserted: Adopted
@@ -177,7 +177,7 @@ def check_accounts(
 ) -> None:
     """Nobody is promised more than it may still take (A11, I12).
 
-    That is a slot for every page ahead and one in reserve, and what it has to load. Components
+    That is a slot for every page ahead and one in reserve, and the pages it has to load. Components
     with a budget of their own, `own`, may ask for more; `names` are in the cache's order.
     """
     running = [live for live in requests if live.request.stage is Stage.ADMITTED]

@@ -33,7 +33,7 @@ def plain(request: Request) -> dict[str, Any]:
     own = [name for name in Request.__slots__ if not name.endswith("parts")]
     fields = {name: _plain(getattr(request, name)) for name in own}
     for name in (*Part.__slots__, *StatePart.__slots__):
-        if name not in ("component", "demand"):  # the demand is what it was last decided on
+        if name not in ("component", "demand"):  # the demand is the last decision's
             fields[name] = tuple(_plain(getattr(part, name, None)) for part in request.parts)
     return fields
 

@@ -129,7 +129,7 @@ class _StatePackage:
 
     @hookimpl
     def finalize_match_result(self, component: Component, view: MatchView) -> ComponentMatch | None:
-        """Capture where the request leaves what others have computed."""
+        """Capture where the request departs from others' data."""
         del component
         if view.anchor < view.base <= view.limit:
             return ComponentMatch(view.anchor, (view.base,))

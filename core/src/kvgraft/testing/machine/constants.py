@@ -1,4 +1,4 @@
-"""Examples that do not depend on what else is imported.
+"""Examples that do not depend on other imports.
 
 Now and then Hypothesis draws a number that stands in the source of an imported module, unless that
 module is below `site-packages`; how many rules an example leaves out is such a number. Equal

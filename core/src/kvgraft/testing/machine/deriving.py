@@ -1,6 +1,6 @@
-"""The model of a component, from what it declares and nothing else.
+"""The model of a component, from its declaration alone.
 
-Of a reach of the core's own terms only their names and token counts are read; what they mean is
+Of a reach of the core's own terms only their names and token counts are read; their meaning is
 written down a second time, in `brute_force`. Of any other term its definition in tokens is read,
 `needs`, and nothing else.
 """
@@ -48,7 +48,7 @@ def _is_foreign(reach: Reach) -> bool:
 
 
 def _part(term: Term) -> Part:
-    """A term as the model knows it."""
+    """A term in the model's form."""
     if not _is_own(term):
         return Part("term", max(numbers_of(term), default=0), term.needs)
     return Part(KINDS[type(term).__name__], getattr(term, "tokens", 0))

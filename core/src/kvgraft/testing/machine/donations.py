@@ -66,7 +66,7 @@ class Donations:
         return result
 
     def checkpoint(self, live: Live) -> None:
-        """Share what is computed so far; declined only for a reason (I5, I6, A12)."""
+        """Share the data computed so far; declined only for a reason (I5, I6, A12)."""
         bench, own = self.bench, live.own
         boundary = live.computed // self.model.page_size
         if bench.states:
@@ -102,7 +102,7 @@ class Donations:
         return moved
 
     def finish(self, live: Live) -> None:
-        """End a request; what can be cached is (I6, I7)."""
+        """End a request; all data that can be cached is cached (I6, I7)."""
         size, own = self.model.page_size, live.own
         boundary, rest = divmod(live.computed, size)
         if self.bench.states:

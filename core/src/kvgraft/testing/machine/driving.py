@@ -1,4 +1,4 @@
-"""Running the state machine: one call, and what came of it as values."""
+"""Runs the state machine: one call, its results as values."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Submission(NamedTuple):
 
     Attributes:
         ticket: its progress.
-        fence: what it waits for.
+        fence: the fence it waits for.
         reads, writes: pool rows by `id` of the pool's lanes.
     """
 
@@ -69,10 +69,10 @@ class PromptedTransferEngine(SteppedTransferEngine):
     """Copies run when they are told to, or when they are waited for.
 
     Attributes:
-        outcomes: what becomes of the next copies that are waited for; then they run.
+        outcomes: results of the next copies that are waited for; then they run.
         submissions: every submission that had not run when last looked at.
         submitted: told of every submission.
-        broken: copies that could not run at all, with what they raised.
+        broken: copies that could not run at all, with their errors.
         time_outs: waits that ran out.
         failed: copies that failed, on request or because they could not run.
     """
@@ -108,7 +108,7 @@ class PromptedTransferEngine(SteppedTransferEngine):
         ticket = self.pending[index]
         try:
             super().step(index)
-        except Exception as error:  # noqa: BLE001 - whatever went wrong, the ticket says so
+        except Exception as error:  # noqa: BLE001 - the ticket carries the error
             self.broken.append((ticket, error))
             self.failed += 1
             ticket.finish(error)
@@ -136,6 +136,6 @@ class PromptedTransferEngine(SteppedTransferEngine):
 
 
 def spoil(rows: torch.Tensor, numbers: torch.Tensor) -> None:
-    """Overwrite rows with what nobody computes; numbers that are no rows are left to the copy."""
+    """Overwrite rows with values that no request computes; skip numbers that are no rows."""
     within = numbers[(numbers >= 0) & (numbers < len(rows))]
     rows[within] = 249 if rows.dtype is torch.uint8 else -7

@@ -1,4 +1,4 @@
-"""One example of the state machine: rules run until one ends it, and what ended it is kept."""
+"""One example of the state machine: rules run until one ends it, and the cause is kept."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Rule(NamedTuple):
 
     Attributes:
         name: its name.
-        drawn: what was drawn for it.
+        drawn: the values drawn for it.
         label: a number that it keeps when others are left out.
-        picks: what it picked, in order: requests by the label of the rule that began them and their
+        picks: its choices, in order: requests by the label of the rule that began them and their
             place among those it began.
     """
 
@@ -47,7 +47,7 @@ class Failure(NamedTuple):
     """A rule of the contract that was broken, and how.
 
     Attributes:
-        violation: what was raised.
+        violation: the error raised.
         steps: the calls that led there, in words.
         rules: the same as rules of the machine, to run them again.
     """
@@ -103,7 +103,7 @@ def picked(items: Sequence[T], index: int) -> T:
     """One of the items there are.
 
     Raises:
-        Impossible: there is none, or not the one that a shrunk example wants.
+        Impossible: there is none, or not the one that a shrunk example needs.
     """
     if not items:
         raise Impossible
@@ -112,7 +112,7 @@ def picked(items: Sequence[T], index: int) -> T:
 
 
 def unless_over(function: F) -> F:
-    """Run a rule unless the example is over; note what ends it."""
+    """Run a rule unless the example is over; note an error that ends it."""
 
     @wraps(function)
     def call(self: Example, **drawn: Any) -> None:
@@ -127,10 +127,10 @@ class Example(RuleBasedStateMachine):
     """The common part of all examples.
 
     Attributes:
-        setup: the component set; subclasses name it, and what follows.
+        setup: the component set; subclasses name it, and the following.
         fitting: by how much pools are scaled, per page size the components work with.
         ignored: rules of the contract that are not raised.
-        total: what all examples of the class did.
+        total: counts of all examples of the class.
         failures: how the last example that failed did.
         harness: the engine, once it is open.
         over: whether this example has ended early.
@@ -157,7 +157,7 @@ class Example(RuleBasedStateMachine):
         self.judge = Judge(self.ignored)
 
     def teardown(self) -> None:
-        """End everything and count what happened."""
+        """End all requests and add up the counts."""
         try:
             if hasattr(self, "harness") and not self.over:
                 self.until_it_ends(self.harness.close)
@@ -168,7 +168,7 @@ class Example(RuleBasedStateMachine):
                 self.total["examples"] += 1
 
     def run_rule(self, rule: Rule, call: Callable[[], None]) -> None:
-        """Run a rule, noting what it picks and begins, so that it can be run among fewer."""
+        """Run a rule and note its picks and requests, so that it can be run among fewer."""
         planned, self.planned = self.planned, None
         if planned is None:
             planned = Rule(rule.name, rule.drawn, self.n_rules)
@@ -182,7 +182,7 @@ class Example(RuleBasedStateMachine):
             PICKING.reset(token)
             if self.rules_run and self.rules_run[-1] is planned:
                 picks, drawn = tuple(picking.picks), rule.drawn
-                if len(picks) == 1:  # calling it with what was drawn picks the same
+                if len(picks) == 1:  # calling it with the drawn values picks the same
                     drawn = {**drawn, "index": picking.at}
                 self.rules_run[-1] = Rule(rule.name, drawn, planned.label, picks)
             new = [each for each in self._live() if each.name not in self.began]
@@ -193,7 +193,7 @@ class Example(RuleBasedStateMachine):
         return self.harness.live if hasattr(self, "harness") else []
 
     def until_it_ends(self, call: Callable[[], None]) -> None:
-        """Make a call; what it raises ends the example, and broken rules are noted."""
+        """Make a call; an error ends the example, and broken rules are noted."""
         try:
             call()
         except Impossible:

@@ -1,8 +1,8 @@
 """An engine that uses the cache and checks every call against the model.
 
 It computes nothing but stamps, has several requests at a time in any stage, and lets transfers run
-late, in any order or not at all. After each call the books are recomputed, and what changed is
-compared with what was allowed to.
+late, in any order or not at all. After each call the books are recomputed, and the changes are
+compared with the allowed ones.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Harness:
     Args:
         setup: the component set.
         sizes: page size, policy and pools.
-        judge: raises what is broken; by default everything.
+        judge: raises broken rules; by default all of them.
 
     Attributes:
         bench: the cache, the model and the checks.
@@ -68,12 +68,12 @@ class Harness:
         self._keys = Keys()
 
     def _touched(self) -> Pressure:
-        """The room a lease may make: at a hit, backup of what was not copied yet (B6, I9)."""
+        """The room a lease may make: at a hit, backup of data without a copy (B6, I9)."""
         copies = self.bench.sizes.policy is not WritePolicy.WRITE_BACK
         return Pressure(host=dict.fromkeys(self.bench.mirrored) if copies else {})
 
     def _resumed(self, sequence: Prefix, before: Snapshot, limit: int) -> Callable[[object], None]:
-        """Notes that a request resumes at what its match found."""
+        """Notes that a request resumes at its match."""
 
         def note(result: object) -> None:
             del result
@@ -109,7 +109,7 @@ class Harness:
         told, before = None, bench.seen
         try:
             told = self.cache.explain(key)
-        except Exception as error:  # noqa: BLE001 - what comes out of the core is the finding
+        except Exception as error:  # noqa: BLE001 - the core's error is the finding
             self.judge.refuse(error, "explain")
         request = bench.act(
             "begin",
@@ -332,12 +332,12 @@ class Harness:
         return ran
 
     def checkpoint(self, live: Live) -> None:
-        """Share what is computed so far."""
+        """Share the data computed so far."""
         self.bench.trace.call(f"checkpoint {live.name}")
         self.donations.checkpoint(live)
 
     def finish(self, live: Live) -> None:
-        """End a request, leaving what it computed."""
+        """End a request, leaving its data."""
         self.bench.trace.call(f"finish {live.name}")
         self.donations.finish(live)
         self.ended.append(live.sequence)
@@ -376,7 +376,7 @@ class Harness:
         self.bench.act("wait in line", all_rounds)
 
     def quiesce(self, waiting: Live | None, *, finish: bool) -> None:
-        """Everything else ends; whoever waits is admitted now (A8)."""
+        """All other requests end; the waiting one is admitted now (A8)."""
         for live in list(self.live):
             if live is waiting:
                 continue

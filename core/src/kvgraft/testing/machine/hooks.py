@@ -1,7 +1,7 @@
 """Hook calls between the core and the components, watched.
 
-A hook's answer is the component's own decision, so the model takes it from here: it checks
-what the hook was told, and that the core does with the answer what the contract says.
+A hook's answer is the component's own decision, so the model takes it from here: it checks the
+hook's arguments, and that the core treats the answer as the contract says.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class HookCall(NamedTuple):
     Attributes:
         component: whose hook.
         hook: its name.
-        query: what it was asked.
-        answer: what it returned; None also if it raised.
-        error: what it raised.
+        query: its argument.
+        answer: the value it returned; None also if it raised.
+        error: the error it raised.
     """
 
     component: str
@@ -143,7 +143,7 @@ def matches(calls: list[HookCall]) -> list[tuple[str, MatchView, ComponentMatch 
 
 
 def locks(calls: list[HookCall], boundary: int) -> dict[str, set[int]]:
-    """Per component, the pages it wanted pinned at a boundary, where it said so."""
+    """Per component, the pages it asked to pin at a boundary, if it named any."""
     pages: dict[str, set[int]] = {}
     for call in calls:
         if call.hook == "acquire_component_lock" and call.answer is not None:

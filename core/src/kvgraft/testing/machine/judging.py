@@ -1,4 +1,4 @@
-"""Broken rules: what is expected, and what the core raises, as `ContractViolation`."""
+"""Broken rules: failed expectations and the core's errors, as `ContractViolation`."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Judge:
         self.passed_over[rule] += 1
 
     def refuse(self, error: Exception, operation: str) -> None:
-        """Raise what an operation raised as a broken rule; return if that is ignored."""
+        """Raise an operation's error as a broken rule; return if that is ignored."""
         violation = as_violation(error, operation)
         if violation.rule not in self.ignored:
             raise violation from (None if violation is error else error)

@@ -15,7 +15,7 @@ __all__ = ["Leases"]
 
 
 class Leases:
-    """Compares leases with what the model finds."""
+    """Compares leases with the model's."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
@@ -30,7 +30,7 @@ class Leases:
         return (tokens - 1) // self.model.page_size
 
     def matched(self, calls: list[HookCall]) -> list[HookCall]:
-        """Of the hook calls of one operation, what components said of its first match.
+        """Of the hook calls of one operation, those about its first match.
 
         All are asked in turn, and again as long as one of them shortens it.
         """
@@ -53,7 +53,7 @@ class Leases:
         return self.predictor.lease(before, sequence, limit, limits)
 
     def check(self, live: Live, before: Snapshot, limit: int, calls: list[HookCall]) -> None:
-        """The lease is what the model found (M1 to M5), or says why not."""
+        """The lease is the model's (M1 to M5), or says why not."""
         request, size, expect = live.request, self.model.page_size, self.judge.expect
         self._check_hooks(live, before, limit, calls)
         found = self.predict(before, live.sequence, limit, calls)
@@ -99,7 +99,7 @@ class Leases:
                 self.judge.fail("M4", name, said)
 
     def _elsewhere(self, before: Snapshot, live: Live, known: int, anchor: int) -> bool:
-        """Whether a request resumes at what only another namespace has."""
+        """Whether a request resumes at data that only another namespace has."""
         tokens = live.tuple[:anchor]
         return anchor > known * self.model.page_size and any(
             page[1] == tokens and page[0] != live.namespace for page in before.known()

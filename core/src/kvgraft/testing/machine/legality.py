@@ -1,6 +1,6 @@
-"""Whether what vanished between two snapshots was allowed to.
+"""Whether data that vanished between two snapshots was allowed to.
 
-The model does not choose victims; it looks at what the cache evicted and asks, with nothing but
+The model does not choose victims; it looks at the evicted data and asks, with nothing but
 prefixes and its own recency counters: was the cell unpinned, was a pool short that explains it,
 were the other components' cells inside the cascade, was there a victim used less recently, and did
 it stop in time.
@@ -52,7 +52,7 @@ def _gap(model: BruteForce, after: Snapshot, page: Prefix, first: int, end: int)
 def _buried(tier: TierChange, other: TierChange, view: NodeView) -> bool:
     """Whether nothing on the node could be resumed from any more, for a reason found elsewhere.
 
-    A prefix-closed component lost what lies before the node, or its cell here on the other tier.
+    A prefix-closed component lost data before the node, or its cell here on the other tier.
     """
     first, last = tier.model.page_of(view.pages[0]), tier.model.page_of(view.pages[-1])
     if _gap(tier.model, tier.after, view.pages[-1], 0, first):
@@ -95,7 +95,7 @@ def check_losses(
 ) -> None:
     """Every cell that vanished did so by the rules E1 to E5.
 
-    An operation splits nodes and evicts, in any order: what vanished from a node that is two
+    An operation splits nodes and evicts, in any order: data that vanished from a node that is two
     nodes now was evicted from either, or from the one before another two were made.
     """
     ends = {view.pages[-1] for view in after.nodes}

@@ -18,7 +18,7 @@ MAX_OVERTAKEN = 2
 
 @dataclass(eq=False)
 class _Waiting:
-    """One in line: what it asks for, and how often others went first."""
+    """One in line: its demand, and how often others went first."""
 
     number: int
     tokens: tuple[int, ...]
@@ -30,8 +30,8 @@ class Line:
     """The core's queue of waiting requests beside a plain list of them.
 
     Args:
-        cache: admits them; whoever is admitted ends at once.
-        judge: raises what is broken.
+        cache: admits them; an admitted request ends at once.
+        judge: raises broken rules.
     """
 
     def __init__(self, cache: Cache, judge: Judge) -> None:

@@ -28,14 +28,14 @@ class Live:
         computed: tokens whose data exists.
         admitted, loaded, started: how far it got; started means it allocated.
         due: boundaries (pages) ahead at which states are captured.
-        own: its resume points, and what it holds of its own.
+        own: its resume points, and its own data.
         standing: boundary its live states stand at, to be kept before it goes on; 0 for none.
         standing_as: why: `point`, `grid` or `left`.
         tracked: last boundary passed while decoding, or 0.
         deferred: whether admission last answered so.
         locked: per component that asked for it, pages pinned besides its reach that a load-back
             brings as well.
-        views: what components' hooks were told of its match.
+        views: the views of its match given to components' hooks.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Live:
         return (self.namespace, self.tuple)
 
     def leased(self, page_size: int) -> None:
-        """Take over what a new lease says."""
+        """Take over the values of a new lease."""
         self.anchor = self.request.anchor_tokens // page_size
         self.computed = self.request.anchor_tokens
         self.admitted = self.loaded = self.started = self.deferred = False

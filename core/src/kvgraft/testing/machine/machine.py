@@ -291,7 +291,7 @@ def machine_for(setup: Setup, ignored: frozenset[str] = frozenset()) -> type[Cac
 
     Raises:
         ConfigError: the components work together with none of the sizes.
-        PluginError: a component refuses its options whatever the sizes.
+        PluginError: a component refuses its options for all sizes.
     """
     body: dict[str, Any] = {
         "setup": setup,

@@ -115,7 +115,7 @@ def _walk(cache: Cache, page_size: int) -> Iterator[tuple[Node, NodeView]]:
 
 
 def observe(cache: Cache, model: BruteForce) -> Snapshot:
-    """Copy what the cache's tree and ledgers say."""
+    """Copy the state of the cache's tree and ledgers."""
     tree_components = {
         tree_component.name: tree_component for tree_component in cache.tree.components
     }

@@ -41,13 +41,13 @@ ONE_BYTE = np.int64(0x0101010101010101)
 
 
 class Wrong(NamedTuple):
-    """A slot that does not hold what it should.
+    """A slot with wrong content.
 
     Attributes:
         slot: which.
         plane: layer and plane of the bytes that are wrong.
-        wanted: what was computed into it last, or copied there.
-        holds: what its bytes say.
+        wanted: the content last computed into it or copied there.
+        holds: its actual content.
     """
 
     slot: int

@@ -71,7 +71,7 @@ def has_scene(*, of_ended: bool = False) -> Callable[[F], F]:
 
 
 class Picking(Example):
-    """An example that knows its requests by the stage they are in."""
+    """An example that finds its requests by stage."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -124,7 +124,7 @@ class Predictor:
 
 
 def adopted(model: BruteForce, before: Snapshot, offered: Adopted) -> Adopted:
-    """Of what a request offers, what the tree must take: empty cells of use (I1, I4, T4)."""
+    """The part of an offer that the tree must take: empty cells of use (I1, I4, T4)."""
     result: Adopted = {}
     there = {name: set(held.device) for name, held in before.held.items()}
 

@@ -1,4 +1,4 @@
-"""Handing data to the tree: what must be adopted of it, and what counts as used (I1, I9, I10)."""
+"""Handing data to the tree: its expected adoption, and its use (I1, I9, I10)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Offer:
 
     Attributes:
         pages: per component, the slots of each page; None for a state.
-        left: of them, what is left behind.
+        left: those of them that are left behind.
         path: every page up to the boundary.
     """
 
@@ -74,7 +74,7 @@ class Publishing:
         return Offer(pages, left, {named(page) for page in range(leaving.end)})
 
     def adopted(self, before: Snapshot, offer: Offer) -> Adopted:
-        """Of an offer, what the tree must take."""
+        """The part of an offer that the tree must take."""
         return adopted(self.model, before, offer.pages)
 
     def note(self, before: Snapshot, offer: Offer, *, made_room: bool = False) -> None:
@@ -108,8 +108,8 @@ class Publishing:
     ) -> Adopted | None:
         """The data that left a running request; the tree must have adopted part of it (I9, I10).
 
-        Which pages it hands over when is the core's to decide, and so is what others have there
-        already; none may be of its reach, and none may be lost that a point needs.
+        The core decides which pages it hands over and when, and others may have some already; none
+        may be of its reach, and none may be lost that a point needs.
         """
         own, request, resuming = live.own, live.request, self.bench.resuming
         kept = {part.component.name: part.runs for part in request.parts}
@@ -155,8 +155,8 @@ class Publishing:
     def keeps(self, live: Live, seen: Snapshot) -> bool:
         """Whether the states a request stands at are kept before it goes on.
 
-        What is promised always; another only out of the headroom of every pool, and what is to be
-        left behind only in the place of nothing, or of what was left behind before.
+        A promised state always; another only out of the headroom of every pool, and a left-behind
+        one only in a free slot or in place of an earlier left-behind state.
         """
         if not live.standing or live.standing_as == "point":
             return bool(live.standing)
@@ -172,7 +172,7 @@ class Publishing:
     def settle(self, live: Live, before: Snapshot, skipped: int) -> None:
         """The states a request stood at are kept: for every component or for none (I10, I11).
 
-        Room that was made in the same call may have freed a slot for what is left behind.
+        Room that was made in the same call may have freed a slot for a left-behind state.
         """
         page, own, kind = live.standing, live.own, live.standing_as
         if not page:
@@ -199,7 +199,7 @@ class Publishing:
             own.points.add(page)
             own.last_point = page
 
-    # -- what must be there
+    # -- data that must be there
 
     def check_points(self, live: Live) -> None:
         """The resume points decided so far are those of the model (I10)."""

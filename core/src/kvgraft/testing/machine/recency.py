@@ -10,7 +10,7 @@ from kvgraft.testing.machine.observing import NodeView, Snapshot
 __all__ = ["Recency"]
 
 LEFT = 1 << 40
-"""Taken off the clock for what is left behind: before everything else, oldest first."""
+"""Taken off the clock for left-behind data: before everything else, oldest first."""
 
 
 class Recency:
@@ -60,7 +60,7 @@ class Recency:
     def again(self, name: str, pages: set[Prefix], nodes: Iterable[NodeView]) -> None:
         """Pages that are there were computed again, and are not left behind (I9).
 
-        Whole nodes may count as used, but for what was left behind: of that they are split off.
+        Whole nodes may count as used, except left-behind data: nodes are split from that.
         """
         for view in nodes:
             if not pages.isdisjoint(view.pages):
@@ -95,9 +95,9 @@ class Recency:
     ) -> None:
         """A request resumes at a boundary, or continues from there having got to `position`.
 
-        Then it is certain to use only what it reaches from both. One that ended there is certain
-        to have used the pages it computed, `since` on. Pages that components pin besides, as in
-        `locked`, may count as used.
+        Then it is certain to use only data within its reach from both. One that ended there is
+        certain to have used the pages it computed, `since` on. Pages that components pin besides,
+        as in `locked`, may count as used.
         """
         self.clock += 1
         for component in self.model.components:

@@ -1,7 +1,7 @@
 """Where requests can be resumed from, by definition (I9 to I12).
 
-A boundary can be resumed from if every component has there what it needs. Some boundaries are
-resume points: what they need is worth keeping. Other data that bounded reaches leave behind is kept
+A boundary can be resumed from if every component has the data it needs there. Some boundaries are
+resume points: their data is worth keeping. Other data that bounded reaches leave behind is kept
 too, until its memory is needed. No tree, no slots: sets of page numbers and nothing else.
 """
 
@@ -61,7 +61,7 @@ class Leaving:
         end: boundary up to which the tree is offered something.
         pages: per paged component, the pages offered.
         states: boundaries whose states are offered.
-        left: per component, what of both is left behind: no resume point needs it.
+        left: per component, those of both that are left behind: no resume point needs them.
     """
 
     end: int
@@ -100,10 +100,9 @@ class Resuming:
     def ahead(self, prompt: int, anchor: int, known: int, asked: Collection[int]) -> set[int]:
         """The points decided when a prompt of that many tokens resumes at `anchor`.
 
-        Its end, the last boundary an identical prompt can use, where it leaves what others have
-        computed (`known`), and what is asked for. With states only where the prefill stops, or
-        states come from inside it. One of use to repeats alone must save them a quarter, or be
-        asked for.
+        Its end, the last boundary an identical prompt can use, where it departs from others' data
+        (`known`), and the ones asked for. With states only where the prefill stops, or states come
+        from inside it. One of use to repeats alone must save them a quarter, or be asked for.
         """
         if not self.matters:
             return set()
@@ -141,7 +140,7 @@ class Resuming:
             for each in parts
         )
 
-    # -- what a request leaves
+    # -- data that a request leaves
 
     def behind(self, own: Progress, position: int) -> dict[str, set[int]]:
         """Per bounded component, a request's pages that it needs no more at page `position`."""
@@ -161,7 +160,7 @@ class Resuming:
     def may_drop(self, own: Progress, prompt: int, computed: int, name: str, page: int) -> bool:
         """Whether a page left behind may go back to the pools: no point needs it, and it decodes.
 
-        With states, what neither a point nor a state left behind needs is of no use at all.
+        With states, a page that neither a point nor a left-behind state needs is of no use at all.
         """
         each = self.model.component(name)
         if self.is_needed(each, own.points | own.left, page):

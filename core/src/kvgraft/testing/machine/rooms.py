@@ -107,7 +107,7 @@ class Rooms:
             self.judge.expect(
                 not left, rule, name, lambda: f"{short}, {left} could still be evicted"
             )
-            # On HOST a load-back pins only what it reads; what that hangs from stays as well.
+            # On HOST a load-back pins only its source; the pages that hangs from stay as well.
             self.judge.expect(
                 now.evictable == 0 or (tier is Tier.HOST and component.is_prefix_closed),
                 "E6",

@@ -28,10 +28,9 @@ class Scenes(Picking):
     @rule(index=picks, stem=st.sampled_from(STEMS), reserve=st.integers(4, 24))
     @unless_over
     def squeeze_in(self, index: int, stem: tuple[int, ...], reserve: int) -> None:
-        """Promise all that is left to others; a request comes in, or goes on, where it just fits.
+        """Promise all remaining slots to others; a request is admitted or goes on in an exact fit.
 
-        A demand that forgets something, a chunk that is too large and a promise that is not
-        renewed show here.
+        This shows demands that are too small, chunks that are too large and promises not renewed.
         """
         harness, live = self.harness, self._pick("unfinished", index)
         others = self._promise_the_rest(stem, reserve)

@@ -27,9 +27,9 @@ class Setup:
 
     Attributes:
         name: for test ids and reports.
-        options: per component, its options. What they say of pool sizes wins over the cache's.
+        options: per component, its options. Their pool sizes override the cache's.
         plugins: the packages; one that is missing here is looked for among those installed.
-        page_sizes: tokens per page to try; what the components refuse is left out.
+        page_sizes: tokens per page to try; sizes that components refuse are left out.
     """
 
     name: str
@@ -46,7 +46,7 @@ def setup_for(
     """A component set of installed names and given packages.
 
     Args:
-        components: what is under test.
+        components: the components under test.
         options: per component, its options; none by default.
         beside: companions, such as `references()`, which have small options of their own.
 

@@ -2,9 +2,9 @@
 
 Whole requests are left out as long as the failure stays, then namespaces, then rules, halves
 first; rules that do much are tried as one that does less, scenes as the plain calls they make;
-then values are made smaller one at a time. What is left goes on picking the same requests. That
-runs whole examples without drawing anything, which takes a tenth of the time that Hypothesis' own
-shrinking does.
+then values are made smaller one at a time. The remaining rules go on picking the same requests.
+That runs whole examples without drawing anything, which takes a tenth of the time that Hypothesis'
+own shrinking does.
 """
 
 from __future__ import annotations

@@ -43,4 +43,4 @@ class Sizes:
 
 
 Options = Mapping[str, Any] | Callable[[Sizes], Mapping[str, Any]]
-"""A component's options, or what gives them for some sizes."""
+"""A component's options, or a function of the sizes that returns them."""

@@ -1,4 +1,4 @@
-"""A step of the model that runs: what it reads is there and right, what it writes is kept."""
+"""A step of the running model: it reads the right data, and its writes are kept."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Steps:
         self.publishing = bench.publishing
 
     def advance(self, live: Live, n_tokens: int, *, promised_by: str | None) -> bool:
-        """Allocate, read what the step reads, write what it computes; False if refused.
+        """Allocate, read the step's inputs, write its results; False if refused.
 
         `promised_by` is the rule that says there is room; None where there need not be.
         """
@@ -99,7 +99,7 @@ class Steps:
         return given
 
     def _computed(self, live: Live, n_tokens: int) -> None:
-        """Tokens exist: what is behind the reaches now goes to the tree (I9, I12)."""
+        """Tokens exist: pages now behind the reaches go to the tree (I9, I12)."""
         bench, own, resuming = self.bench, live.own, self.bench.resuming
         request, size = live.request, self.model.page_size
         before, tables = bench.seen, self.publishing.tables(live)
@@ -127,7 +127,7 @@ class Steps:
         )
         for (name, tier), books in bench.seen.books.items():
             if n_states and (tier == "host" or bench.waited_in_vain):
-                continue  # room for states was made, and what left for HOST is on its way
+                continue  # room for states was made, and copies to HOST are on their way
             cost = self._joined(before, name, tier)
             if tier == "device" and self.model.component(name).is_state:
                 cost += taken

@@ -32,7 +32,7 @@ def cut_nodes(
 
 
 def vanished(view: NodeView, before: Snapshot, after: Snapshot) -> bool:
-    """Whether nothing of what was on a node is where it was."""
+    """Whether none of a node's data is where it was."""
     return not any(
         page in there and there[page] == now.get(page)
         for name, held in before.held.items()
@@ -96,7 +96,7 @@ class TierChange:
     def remade(self, name: str, view: NodeView) -> bool:
         """Whether the cell went and came back within the operation, or may have.
 
-        On HOST it may have if it left DEVICE: what is demoted may get back the slots it had.
+        On HOST it may have if it left DEVICE: demoted data may get back the slots it had.
         """
         page = self.cells_of(view, name)[-1]
         before, after = self.before.held[name], self.after.held[name]

@@ -33,7 +33,7 @@ class Trace:
         self._lines[self._last] = f"{self._lines[self._last]} -> {text}"
 
     def hook(self, call: HookCall) -> None:
-        """The core called a hook meanwhile; what it left to the reach is not worth a line."""
+        """The core called a hook; a call that left the answer to the reach gets no line."""
         if call.answer is not None or call.error is not None:
             self._lines.append(call)
 

@@ -1,4 +1,4 @@
-"""Scenes as the plain calls they made: what the shrinker can leave out one by one.
+"""Scenes as the plain calls they made, which the shrinker can leave out one by one.
 
 A scene is one rule of the machine and many calls of the engine. Where the same calls break the
 same rule of the contract without the scene, most of them usually play no part.
@@ -35,7 +35,7 @@ PLAIN: dict[str, tuple[str, Callable[..., dict[str, Any]]]] = {
     "finish": ("finish", _of_a_request()),
     "abort": ("abort", _of_a_request()),
 }
-"""Calls about a request: the rule that makes the same call, and what is drawn for it."""
+"""Calls about a request: the rule that makes the same call, and the values drawn for it."""
 
 ROOMS: dict[str, Callable[..., dict[str, Any]]] = {
     "step": lambda index, *, fails: {"index": index, "fails": fails, "poll": False},
@@ -63,7 +63,7 @@ def unrolled(machine: Example, rules: Sequence[Rule], at: int) -> list[Rule]:
             recorder.record()
         try:
             getattr(machine, rule.name)(**rule.drawn)
-        except Exception:  # noqa: BLE001 - whatever it is, it is where the example fails
+        except Exception:  # noqa: BLE001 - any error: the example fails here
             break
     left = [live.name for live in machine.harness.live if live.name in recorder.new]
     renamed = {

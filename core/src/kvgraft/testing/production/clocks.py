@@ -1,4 +1,4 @@
-"""A later time for whoever asks."""
+"""A later time for every reader of a clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The small engine beside the suite, and where there is no suite; what their notes say."""
+"""The small engine beside the suite and without it; differences of their notes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Run(NamedTuple):
 
     Attributes:
         notes: in the order in which they were written.
-        error: the last line of what the process said, if it was one of its own.
+        error: the last line of the process's output, if it was one of its own.
     """
 
     notes: tuple[Seen, ...]

@@ -1,4 +1,4 @@
-"""Whether code changed kvgraft, or what drives it, under the suite's feet (P10).
+"""Whether code changed kvgraft, or the modules that drive it, during the suite (P10).
 
 A component that is checked runs beside the suite. Functions it could silence are noted before its
 code runs: every function and class of kvgraft and of Hypothesis, kvgraft's constants, and the calls
@@ -29,7 +29,7 @@ CODE = (FunctionType, property, classmethod, staticmethod)
 
 
 class _Name(NamedTuple):
-    """A name in a module or class, and what it stood for."""
+    """A name in a module or class, and its original value."""
 
     owner: Any
     names: Mapping[str, Any]
@@ -38,7 +38,7 @@ class _Name(NamedTuple):
 
 
 class _Function(NamedTuple):
-    """A function, and what it did."""
+    """A function, and its original code."""
 
     function: FunctionType
     code: object
@@ -96,13 +96,13 @@ class _Taken:
 
 
 def seal() -> Told:
-    """Note what a component must leave as it is, before its code runs.
+    """Note the objects that a component must not change, before its code runs.
 
     Modules that are imported later, and names that are added, are not looked at.
 
     Returns:
-        What says whether something changed. It is a closure over plain values: nothing that it
-        uses can be replaced by assigning to a name.
+        A function that says whether something changed. It is a closure over plain values: nothing
+        that it uses can be replaced by assigning to a name.
     """
     taken = _Taken()
     names, functions, contents = taken.names, taken.functions, taken.contents

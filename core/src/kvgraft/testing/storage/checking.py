@@ -47,8 +47,8 @@ def check_storage(
     """Run every clause on one backend. The store's content is removed.
 
     Args:
-        store: a URL in which `{directory}` stands for an empty directory, or what opens a store
-            for such a directory; a small capacity is fast.
+        store: a URL in which `{directory}` stands for an empty directory, or a function that opens
+            a store in such a directory; a small capacity is fast.
         name: for reports.
         deadline_s: longest time for a call.
         progress: called with each result as it comes.

@@ -19,7 +19,7 @@ class StorageClause(NamedTuple):
     Attributes:
         rule: the rule of the contract it is part of.
         name: unique.
-        sentence: what must hold.
+        sentence: the condition checked.
         needs: the capability it is about; empty if it is asked of all.
         check: raises `ContractViolation` if it does not hold.
     """
@@ -36,7 +36,7 @@ class StorageClause(NamedTuple):
         return f"{self.rule}-{self.name}"
 
     def applies(self, capabilities: Capabilities) -> bool:
-        """Whether the backend claims what the clause is about."""
+        """Whether the backend claims the clause's capability."""
         return not self.needs or bool(getattr(capabilities, self.needs))
 
 

@@ -1,4 +1,4 @@
-"""Clauses about what stays, what goes, and what a store says of itself."""
+"""Clauses about data that stays or is removed, and a store's report of itself."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LARGEST = 64 << 20
 """Stores beyond this size are not filled."""
 
 PAUSE_S = 0.02
-"""Between two looks at what another opener did."""
+"""Between two looks at the effects of another opener."""
 
 
 @storage_clause("S8", "Removed and cleared keys are gone, and no others.")

@@ -21,7 +21,7 @@ __all__ = ["MemoryBackend"]
 
 
 class MemoryBackend(StorageBackend):
-    """Keeps values in this process; what other backends are compared with.
+    """Keeps values in this process; other backends are compared with it.
 
     Args:
         capacity_nbytes: bytes of header and payload it may hold.
@@ -63,13 +63,13 @@ class MemoryBackend(StorageBackend):
             return [self._set(key, value) for key, value in zip(keys, values)]
 
     def remove(self, keys: Sequence[bytes]) -> Sequence[Status]:
-        """Forget keys."""
+        """Remove keys."""
         with self._lock:
             gone = [self.stored.pop(key, None) for key in keys]
         return [Status.MISS if each is None else Status.OK for each in gone]
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove everything."""
         with self._lock:
             self.stored.clear()
 
@@ -96,7 +96,7 @@ class MemoryBackend(StorageBackend):
         return not self.closed
 
     def close(self) -> None:
-        """Forget everything."""
+        """Remove everything."""
         self.closed = True
         self.clear()
 

@@ -1,4 +1,4 @@
-"""The backend under test: how to open it, and what to put into it."""
+"""The backend under test: how to open it, and payloads to put into it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class StorageSubject:
 
     Args:
         name: for reports.
-        opener: opens a store; what is in it is cleared.
+        opener: opens a store; its content is cleared.
         deadline_s: longest time for a call.
     """
 

@@ -1,6 +1,6 @@
 """Traffic for a backend's own tests: payloads that are known from their address.
 
-So that whatever a store hands out can be told to be right or wrong, whoever stored it and when.
+So a test can tell whether a returned payload is right, no matter who stored it and when.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def settled(ticket: StorageTicket) -> list[Status | None]:
 
 
 def stored(storage: Storage, places: Sequence[Address], nbytes: int) -> list[Status | None]:
-    """Store what belongs there; a status per address."""
+    """Store the payload that belongs to each address; a status per address."""
     return settled(storage.set(places, [payload(each, nbytes) for each in places]))
 
 
@@ -116,7 +116,7 @@ def fetched(storage: Storage, places: Sequence[Address], nbytes: int) -> list[St
     """Fetch; a status per address.
 
     Raises:
-        AssertionError: what is OK is not what belongs there.
+        AssertionError: a payload with status OK is not the one that belongs there.
     """
     buffers = [bytearray(nbytes) for _ in places]
     told = settled(storage.get(places, buffers))
@@ -127,7 +127,7 @@ def fetched(storage: Storage, places: Sequence[Address], nbytes: int) -> list[St
 
 
 def until(condition: Callable[[], object], timeout_s: float = LONGEST_S) -> None:
-    """Wait for what another thread or process does.
+    """Wait for an effect of another thread or process.
 
     Raises:
         AssertionError: it did not happen.

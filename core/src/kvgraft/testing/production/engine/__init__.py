@@ -1,10 +1,10 @@
-"""A small engine that writes down what a component answers and what a cache with it does.
+"""A small engine that notes a component's answers and the effects of a cache with it.
 
 It imports the core and nothing of the suite, so that it also runs where no suite is: as a program
 in a process of its own, from a copy of this folder. Its calls and requests are the same every time;
-so is what it writes down, unless the component looks at more than what it is told.
+so are its notes, unless the component looks at more than its arguments.
 
-timing     how long hooks take, and what is noted
+timing     how long hooks take, and the notes
 asking     everything that a component can be asked, on its own
 serving    requests served in a cache with the component alone
 """
@@ -45,7 +45,7 @@ def _run(plugin: Any, options: dict[str, Any], note: Note, timed: Timed) -> None
     """Ask, then serve; the note `"end"` says that it got there."""
 
     def go_on(what: str, part: Callable[..., None], *given: Any) -> None:
-        """Run a part, unless a hook blocks; what it raises is noted, the next one runs anyway."""
+        """Run a part, unless a hook blocks; its error is noted, the next one runs anyway."""
         if timed.blocked:
             return
         try:

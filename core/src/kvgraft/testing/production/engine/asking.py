@@ -19,7 +19,7 @@ SIZES = ((1, 2, 4), (8,), (16,), (32,), (64,), (128,))
 
 
 class Asking:
-    """Asks; what is seen is noted."""
+    """Asks hooks and notes their answers."""
 
     def __init__(self, plugin: Any, options: dict[str, Any], note: Note, timed: Timed) -> None:
         self.plugin, self.options, self.note, self.timed = plugin, options, note, timed
@@ -74,7 +74,7 @@ class Asking:
         self.note("seen", f"bytes, {where}", digest(component))
 
     def _answer(self, hook: str, function: Callable[[Any], Any], query: Any) -> Any:
-        """Ask a hook; what it answers, None also if it raises.
+        """Ask a hook; return its answer, None also if it raises.
 
         Where it is slow it is asked again, for its time alone: a busy machine is slow as well, and
         the notes are the same each time.

@@ -1,6 +1,6 @@
 """Copies of the process that a component forks: they end at once, and that it forked is told (P10).
 
-A copy would go on with what this process does, fork again, and answer in its place. Programs that
+A copy would go on with this process's work, fork again, and answer in its place. Programs that
 a component starts with `subprocess` are none.
 """
 

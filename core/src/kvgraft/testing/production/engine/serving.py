@@ -156,7 +156,7 @@ class Serving:
             self.cache.computed(request, n_tokens)
 
     def _write(self, request: Any) -> None:
-        """Bytes for what was computed last."""
+        """Bytes for the tokens computed last."""
         (mounted,) = self.cache.mounted
         component = mounted.component
         value = request.computed % 100 + 1

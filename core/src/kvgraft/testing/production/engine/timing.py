@@ -20,9 +20,9 @@ HANGS_S = 20.0
 """Seconds after which a hook is not waited for any longer."""
 
 Note = Callable[[str, str, str], None]
-"""Takes the kind of what was seen, what was done and what came of it.
+"""Takes the kind of an observation, the call and its result.
 
-Kinds are `"seen"`, `"raised"` and `"form"` (what was done is then a hook), `"blocked"`, `"calling"`
+Kinds are `"seen"`, `"raised"` and `"form"` (the call is then a hook), `"blocked"`, `"calling"`
 (a hook that begins to be asked) and `"end"`.
 """
 
