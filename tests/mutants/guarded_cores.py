@@ -250,8 +250,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "a point lies a page early": BadCore(
         ("I10",),
         "requests/resume_points.py",
-        "ahead.append((repeat, PointKind.REPEAT))",
-        "ahead.append((max(anchor + 1, repeat - 1), PointKind.REPEAT))",
+        "ahead[repeat] = REPEAT",
+        "ahead[max(anchor + 1, repeat - 1)] = REPEAT",
     ),
     "a branch is no point": BadCore(
         ("I10",),

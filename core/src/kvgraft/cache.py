@@ -37,7 +37,17 @@ from kvgraft.requests.leases import Leases
 from kvgraft.requests.load_back import LoadBacks
 from kvgraft.requests.parts import Part
 from kvgraft.requests.publishing import Publisher
-from kvgraft.requests.request import Limited, Request, Stage, expect_key, no_request, whole
+from kvgraft.requests.request import (
+    ADMITTED,
+    CLOSED,
+    LEASED,
+    Limited,
+    Request,
+    Stage,
+    expect_key,
+    no_request,
+    whole,
+)
 from kvgraft.requests.resume_points import ResumePoints, resume_pages
 from kvgraft.requests.slots import InnerStates, RequestSlots
 from kvgraft.requests.tables import slot_table, state_slot
@@ -223,8 +233,8 @@ class Cache:
         and begin it again later. `Decision.waits_for` says who holds the room: after a step that
         defers while nothing runs, copies in flight may be all there is to wait for.
         """
-        self._expect(request, Stage.LEASED)
-        if request.limited is Limited.CROWDED:
+        self._expect(request, LEASED)
+        if request.limited is not None and request.limited is Limited.CROWDED:
             self.leases.renew(request, self._limit(request))
         decision = self.budget.decide(request)
         if decision.outcome is Outcome.NEVER_FITS and request.anchor_tokens:
@@ -233,7 +243,7 @@ class Cache:
             decision = self.budget.decide(request)
         if decision.admitted:
             self.budget.open(request)
-            request.stage = Stage.ADMITTED
+            request.stage = ADMITTED
         elif decision.outcome is Outcome.DEFERRED:
             decision = decision._replace(waits_for=self._waits_for(request))
         return decision
@@ -244,7 +254,7 @@ class Cache:
         The request may run once `request.ready`; if `request.load_failed`, call `restart`. That is
         so at once if a transfer failed that others had started and this request relied on.
         """
-        self._expect(request, Stage.ADMITTED)
+        self._expect(request, ADMITTED)
         if request.load_failed or request.load_started:
             return request.waits
         return self.load_backs.start(request, fence)
@@ -255,7 +265,7 @@ class Cache:
         Its slots and pins are given up; the request must be admitted again.
         """
         self._expect_own(request)
-        if request.stage is Stage.CLOSED:
+        if request.stage is CLOSED:
             raise LeaseError("request is closed; begin a new one")
         if request.key.n_tokens < request.prompt:
             raise LeaseError(
@@ -274,7 +284,7 @@ class Cache:
             raise
         request.total = max(request.total, request.prompt)
         request.key_edits = request.key.edits
-        request.stage = Stage.LEASED
+        request.stage = LEASED
         request.load_started = False
         self._give_up(parts)
         self.leases.unpin(held)
@@ -286,7 +296,7 @@ class Cache:
         prompt. Larger than the admitted chunk only if every pool has the headroom (A12). Nothing
         is set aside for it: `allocate` before asking for another request's.
         """
-        self._expect(request, Stage.ADMITTED)
+        self._expect(request, ADMITTED)
         if limit is not None:
             limit = expect_count("next_chunk: limit", limit)
         return self.budget.next_chunk(request, limit)
@@ -303,7 +313,7 @@ class Cache:
             LeaseError: a load-back the request waits for has not ended or has failed, or a number
                 of tokens that is none.
         """
-        self._expect(request, Stage.ADMITTED)
+        self._expect(request, ADMITTED)
         if request.receipt.host_from is not None:
             if not request.load_started and request.needs_load_back:
                 raise LeaseError("allocate before load_back: part of the prefix is on HOST only")
@@ -336,7 +346,7 @@ class Cache:
         Raises:
             LeaseError: no number of tokens.
         """
-        self._expect(request, Stage.ADMITTED)
+        self._expect(request, ADMITTED)
         start = request.computed
         pages = self.points.inside_chunk(
             request, start, start + whole(n_tokens, "state_boundaries")
@@ -370,7 +380,7 @@ class Cache:
             ConfigError: states that the cache was not opened for, of a component without states, at
                 another position, or of other shapes or element types; nothing has changed.
         """
-        self._expect(request, Stage.ADMITTED)
+        self._expect(request, ADMITTED)
         if states is not None and not self.config.states_inside_chunks:
             raise ConfigError(
                 "computed: states inside a chunk are for a cache opened with "
@@ -385,7 +395,7 @@ class Cache:
         Declined, returning False and changing nothing, when there is nothing new, or when the
         shared pages could not be replaced out of the headroom (A12).
         """
-        self._expect(request, Stage.ADMITTED)
+        self._expect(request, ADMITTED)
         return self.publisher.checkpoint(request, fence)
 
     def finish(self, request: Request, fence: Fence | None = None) -> int:
@@ -393,7 +403,7 @@ class Cache:
 
         A state component donates its live state if it stands on a page boundary.
         """
-        self._expect(request, Stage.ADMITTED)
+        self._expect(request, ADMITTED)
         n_pages = self.publisher.finish(request, fence)
         self._end(request)
         return n_pages * self.tree.page_size
@@ -405,7 +415,7 @@ class Cache:
     def abort(self, request: Request) -> None:
         """Drop a request in any stage, with the data computed since its last checkpoint (L8)."""
         self._expect_own(request)
-        if request.stage is Stage.CLOSED:
+        if request.stage is CLOSED:
             raise LeaseError("request is closed; it was finished or aborted before")
         self._end(request)
 
@@ -444,12 +454,12 @@ class Cache:
         Raises:
             LeaseError: the request is not admitted, or has ended.
         """
-        self._expect(request, Stage.ADMITTED)
+        self._expect(request, ADMITTED)
         return request.parts[self.tree.component(component).index].private
 
     def state_slot(self, request: Request, component: str) -> int:
         """The slot of a state component that the model writes for this request."""
-        self._expect(request, Stage.ADMITTED)
+        self._expect(request, ADMITTED)
         return state_slot(request, self.tree.component(component))
 
     # -- transfers, checks, the end
@@ -510,7 +520,7 @@ class Cache:
         if self.requests.get(id(request), self) is not request:
             if not isinstance(request, Request):
                 raise no_request(request)
-            if request.stage is not Stage.CLOSED:
+            if request.stage is not CLOSED:
                 raise LeaseError("request belongs to another cache; use the one that began it")
 
     def _expect(self, request: Request, stage: Stage) -> None:
@@ -525,7 +535,7 @@ class Cache:
     def _waits_for(self, request: Request) -> Waiting:
         """The holders of slots beside a deferred request."""
         stages = [each.stage for each in self.requests.values() if each is not request]
-        running = stages.count(Stage.ADMITTED)
+        running = stages.count(ADMITTED)
         return Waiting(
             running,
             len(stages) - running,
@@ -545,7 +555,7 @@ class Cache:
     def _end(self, request: Request) -> None:
         """The request is over: give up everything it holds."""
         self._give_up(request.parts)
-        request.stage, request.waits = Stage.CLOSED, []
+        request.stage, request.waits = CLOSED, []
         del self.requests[id(request)]
         self.leases.unpin(request.receipt)
         self.tree.let_go(request.key.namespace)

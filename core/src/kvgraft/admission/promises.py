@@ -192,8 +192,8 @@ class Budget:
     def open(self, request: Request) -> None:
         """Promise an admitted request the demand it was decided on, and its private slots."""
         anchor = request.receipt.anchor
-        if anchor.points is not None and anchor.end in anchor.points:
-            self.points.used[anchor.points[anchor.end]] += 1
+        if anchor.points:
+            self.points.used_at(anchor)
         for part in request.parts:
             demand, load = part.demand, part.host_slots
             peak = demand.now + demand.later - load

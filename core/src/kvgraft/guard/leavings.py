@@ -173,7 +173,7 @@ class Leavings:
                 for node in nodes
                 if node.end <= end and (cell := node.cells[component.index]).device is not None
             }
-        marked = frozenset(page for node in nodes for page in node.points or ())
+        marked = frozenset(page for node in nodes for page, _ in node.each_point())
         skipped = sum(self.cache.points.skipped.values())
         return Belongings(
             own,

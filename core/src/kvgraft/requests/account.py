@@ -27,11 +27,7 @@ class Account:
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
-        self.load = 0
-        self.peak = 0
-        self.remaining = 0
-        self.held = 0
-        self.promised = 0
+        self.load = self.peak = self.remaining = self.held = self.promised = 0
 
     def open(self, peak: int, remaining: int, load: int) -> None:
         """Promise the request its peak and the slots of its load-back (admission)."""

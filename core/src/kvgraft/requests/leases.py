@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 
@@ -91,9 +91,9 @@ class Leases:
         if self._cannot_copy and found.anchor:
             limited = Limited.NO_COPY
             found = self._shorten(found, 0)
-        checkpoints: set[int] = set()
+        asked: Collection[int] = ()
         if self._finalizers:
-            found, checkpoints = self._finalize(found, limit)
+            found, asked = self._finalize(found, limit)
         host_from = None
         if found.device_anchor != found.anchor:
             if self._recompute(found):
@@ -142,7 +142,7 @@ class Leases:
             else []
         )
         request.points, request.checkpoints = (
-            self.points.ahead(request, found, checkpoints) if self.points.matter else ({}, [])
+            self.points.ahead(request, found, asked) if self.points.matter else ({}, [])
         )
 
     def renew(self, request: Request, limit: int) -> None:
@@ -222,12 +222,12 @@ class Leases:
         shorter = matching.resolve(self.tree, path, found.root, limit)
         return shorter._replace(base=found.base)
 
-    def _finalize(self, found: Match, limit: int) -> tuple[Match, set[int]]:
-        """Let components shorten and annotate the match (M5).
+    def _finalize(self, found: Match, limit: int) -> tuple[Match, Collection[int]]:
+        """Let components shorten the match, and ask for resume points, in pages (M5).
 
         Where one shortens it the others are asked again: they may not accept the new boundary (M1).
         """
-        checkpoints: set[int] = set()
+        asked: tuple[int, ...] = ()
         anchor = -1
         while anchor != found.anchor:
             anchor = found.anchor
@@ -246,10 +246,10 @@ class Leases:
                         f"finalize_match_result lengthened the match from {found.anchor} to "
                         f"{answer.limit_pages} pages",
                     )
-                checkpoints.update(answer.checkpoint_pages)
+                asked = (*asked, *answer.checkpoint_pages)
                 if answer.limit_pages < found.anchor:
                     found = self._shorten(found, answer.limit_pages)
-        return found, checkpoints
+        return found, asked
 
     def _recompute(self, found: Match) -> bool:
         """Whether computing is estimated faster than loading (R8); not if a state is needed."""

@@ -9,14 +9,13 @@ from kvgraft.errors import LeaseError
 from kvgraft.requests.backup import Backups
 from kvgraft.requests.leases import Leases, Locks
 from kvgraft.requests.request import Request
-from kvgraft.requests.resume_points import ResumePoints
+from kvgraft.requests.resume_points import END, GRID, ResumePoints
 from kvgraft.requests.slots import Going, InnerStates, RequestSlots
 from kvgraft.transfers import Fence, Journal
 from kvgraft.tree import inserting, pinning
 from kvgraft.tree.keys import common_prefix_pages
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
-from kvgraft.types import PointKind
 
 __all__ = ["Publisher"]
 
@@ -56,20 +55,20 @@ class Publisher:
     ) -> None:
         """The next tokens exist: note states, and hand over pages behind the reaches (L6, I9)."""
         slots, size = self.slots, self.tree.page_size
+        end = request.position_after(n_tokens, size)
         if states is not None:
-            slots.check_inner(request, request.position_after(n_tokens, size), states)
-        start = request.computed
-        before = request.advance(n_tokens, size)
-        page, rest = divmod(request.computed, size)
+            slots.check_inner(request, end, states)
+        start, request.computed = request.computed, end
+        page, rest = divmod(end, size)
         if fence is not None:
             self.journal.fence = fence
         if self.tree.has_state:
             if self.points.inside:
                 slots.capture_inside(request, start, states or {})
             slots.note_boundary(request, 0 if rest else page)
-        if page > before and self.points.matter:
+        if self.points.matter and page > start // size:
             pinning.slide(self.tree, request.receipt, page)
-            if request.bounded_parts and request.computed != request.total:
+            if request.bounded_parts and end != request.total:
                 self.leave_behind(request, page)
 
     def checkpoint(self, request: Request, fence: Fence | None) -> bool:
@@ -218,7 +217,7 @@ class Publisher:
         if fence is not None:
             self.journal.fence = fence
         if self.points.matter and page:
-            request.points.setdefault(page, PointKind.END)
+            request.points.setdefault(page, END)
         inserted = self._insert(request, page, None)
         request.last_point = max(request.last_point, page)
         key.found_at(inserted.anchor if inserted.anchor.parent is not None else None)
@@ -271,7 +270,7 @@ class Publisher:
             # Also those that lie behind `end`: part of their data may be handed over now.
             passed = max(end, request.computed // self.tree.page_size)
             for page in self.points.grid_between(request, request.last_point, passed):
-                request.points.setdefault(page, PointKind.GRID)
+                request.points.setdefault(page, GRID)
             request.last_point = max(request.last_point, passed)
         holdings = self.slots.take_out(request, end, going)
         start = leaf = request.receipt.anchor
@@ -297,10 +296,9 @@ class Publisher:
         )
         for kind in inserted.points:
             self.points.made[kind] += 1
-        if self.tree.has_state:
-            for component, holding in zip(self.tree.components, holdings):
-                for slots in holding.states.values():
-                    component.device.give_private(slots)
+        for part in request.state_parts:
+            for slots in holdings[part.component.index].states.values():
+                part.component.device.give_private(slots)
         return inserted
 
     def _shareable(self, request: Request) -> int:

@@ -9,15 +9,15 @@ from kvgraft.errors import ConfigError, TransferError
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.packages.hook_results import shown
 from kvgraft.requests.eviction import Evictor
-from kvgraft.requests.parts import Due, Part, StatePart
+from kvgraft.requests.parts import DECODED, POINT, Due, Part, StatePart
 from kvgraft.requests.request import Request
-from kvgraft.requests.resume_points import ResumePoints
+from kvgraft.requests.resume_points import GRID, ResumePoints
 from kvgraft.tree import eviction
 from kvgraft.tree.component import TreeComponent
-from kvgraft.tree.inserting import Holding, Run
+from kvgraft.tree.inserting import NO_STATES, Holding, Run
 from kvgraft.tree.integrity import SlotOwner
 from kvgraft.tree.tree import Tree
-from kvgraft.types import PointKind, Span, Tier
+from kvgraft.types import Span, Tier
 
 if TYPE_CHECKING:
     import torch
@@ -188,14 +188,13 @@ class RequestSlots:
         The copy waits until then, because a request that ends here donates the state itself (I7).
         Page 0 stands for no boundary: a state that was due and not kept has been overwritten.
         """
-        due_as = Due.DECODED
+        due_as = DECODED
         ahead = request.checkpoints
         while ahead and ahead[0] != page and ahead[0] * self.tree.page_size <= request.computed:
             self.points.skip(request, ahead.pop(0), "the engine computed past it")
-        if page in ahead:
-            request.checkpoints.remove(page)
-            request.last_point = page
-            due_as = Due.POINT
+        if ahead and ahead[0] == page:
+            request.last_point = ahead.pop(0)
+            due_as = POINT
         elif page and request.computed < request.prompt:
             if self.points.on_grid(request, page):
                 due_as = Due.GRID
@@ -263,7 +262,7 @@ class RequestSlots:
             if promised:
                 request.checkpoints.remove(page)
             else:
-                request.points.setdefault(page, PointKind.GRID)
+                request.points.setdefault(page, GRID)
             reason = "the engine handed over no state"
             if None not in handed:
                 reason = self._no_room_for_states(request, promised=promised)
@@ -301,7 +300,7 @@ class RequestSlots:
             return
         first = request.state_parts[0]
         page, due_as = first.due, first.due_as
-        if not page or first.live is None or due_as in (Due.POINT, Due.DECODED):
+        if not page or first.live is None or due_as in (POINT, DECODED):
             return
         for part in request.state_parts:
             component, ledger = part.component, part.component.device
@@ -312,15 +311,15 @@ class RequestSlots:
                 )
             if not spare:
                 if due_as is Due.GRID:
-                    self.points.count_skipped(PointKind.GRID, _no_headroom(component))
+                    self.points.count_skipped(GRID, _no_headroom(component))
                 for each in request.state_parts:
                     each.due = 0
                 return
         for part in request.state_parts:
             part.account.add(1)
-            part.due_as = Due.POINT
+            part.due_as = POINT
         if due_as is Due.GRID:
-            request.points[page] = PointKind.GRID
+            request.points[page] = GRID
             request.last_point = page
         else:
             request.left |= {page}
@@ -337,7 +336,7 @@ class RequestSlots:
         if not part.due or part.live is None:
             return
         page, component = part.due, part.component
-        if part.due_as is Due.DECODED:
+        if part.due_as is DECODED:
             if part.tracked is None:
                 part.tracked = self._take_state(part)
             if part.tracked is not None:
@@ -362,7 +361,7 @@ class RequestSlots:
         if request.state_parts:
             self.settle_due(request)
             for part in request.state_parts:
-                if part.due and part.due_as is not Due.DECODED:
+                if part.due and part.due_as is not DECODED:
                     self.keep_due(request, part)
                 page = min(page, max([part.shared, *part.captured]))
         return page
@@ -442,7 +441,7 @@ class RequestSlots:
                 below = self._classed(request, part, below)
             part.released(below)
             renews = going is not None and not component.is_prefix_closed
-            holdings.append(Holding(below, {}, renews=renews))
+            holdings.append(Holding(below, NO_STATES, (), renews))
         return holdings
 
     def _states_out(self, request: Request, part: StatePart, end: int) -> Holding:
@@ -459,7 +458,7 @@ class RequestSlots:
             }
             offered = {p: s for p, s in offered.items() if p not in part.captured}
         if offered:
-            part.shared = max(part.shared, *offered)
+            part.shared = max([part.shared, *offered])
         part.account.release(len(offered))
         return Holding([], offered, request.left)
 

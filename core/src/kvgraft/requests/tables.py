@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from kvgraft.errors import LeaseError
 from kvgraft.pools.allocator import SLOT_BYTES
-from kvgraft.requests.request import Request, Stage, no_request
+from kvgraft.requests.request import CLOSED, Request, no_request
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.inserting import Run
 from kvgraft.types import Tier
@@ -23,7 +23,7 @@ def _nothing(n_pages: int, component: TreeComponent) -> bytes:
 def _expect_open(request: Request) -> None:
     """Refuse one that has ended: its slots may be others' by now."""
     try:
-        closed = request.stage is Stage.CLOSED
+        closed = request.stage is CLOSED
     except AttributeError:
         raise no_request(request) from None
     if closed:

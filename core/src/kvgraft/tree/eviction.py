@@ -86,7 +86,7 @@ def evict_victim(tree: Tree, victim: Victim) -> None:
             component.device_evictions[along] += n_slots
         else:
             component.device_evictions["deleted" if cell.host is None else "demoted"] += n_slots
-        if node.points is not None and cell.host is None:
+        if node.points and cell.host is None:
             tree.lose_points(node, component)
     tree.sink_device(node, len(victim.components))
     lift_recency(tree, node, parent)

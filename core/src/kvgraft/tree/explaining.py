@@ -112,7 +112,7 @@ def explain(tree: Tree, key: TokenKey, limit: int) -> Explanation:
         points=tuple(
             (page * size, kind)
             for node in nodes
-            for page, kind in sorted((node.points or {}).items())
+            for page, kind in node.each_point()
             if page <= known
         ),
     )

@@ -20,7 +20,7 @@ from kvgraft.tree.recency import LEFT_BEHIND
 from kvgraft.tree.tree import Tree
 from kvgraft.types import PointKind
 
-__all__ = ["Holding", "Inserted", "Run", "insert"]
+__all__ = ["NO_STATES", "Holding", "Inserted", "Run", "insert"]
 
 
 LONGEST_LEAF_BYTES = 4096 * TOKEN_BYTES
@@ -28,6 +28,9 @@ LONGEST_LEAF_BYTES = 4096 * TOKEN_BYTES
 
 FEW_RUNS = 4
 """Runs that are looked through faster than searched."""
+
+NO_STATES: dict[int, bytes] = {}
+"""Of a component that keeps none."""
 
 NO_POINTS: Mapping[int, PointKind] = MappingProxyType({})
 
@@ -151,10 +154,7 @@ def _mark(node: Node, start: int, points: Mapping[int, PointKind]) -> list[Point
         while node.start >= page:
             assert node.parent is not None
             node = node.parent
-        if node.points is None:
-            node.points = {}
-        if page not in node.points:
-            node.points[page] = points[page]
+        if node.mark_point(page, points[page]):
             new.append(points[page])
     return new
 

@@ -6,18 +6,24 @@ nothing: where coverage changes, the tree splits the node, so no operation looks
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
+
+from kvgraft.types import PointKind
 
 if TYPE_CHECKING:
     from kvgraft.tree.operations import Incoming, Operation
-    from kvgraft.types import PointKind
 
 __all__ = ["BEHIND", "ON_DEVICE", "ON_HOST", "Cell", "Node", "PageNames"]
 
 ON_DEVICE = 1
 ON_HOST = 2
 BEHIND = 4
+
+KINDS = (None, *PointKind)
+"""Kinds of resume points by their codes in `Node.points`."""
+
+CODES = {kind: bytes([code]) for code, kind in enumerate(KINDS) if kind is not None}
 
 
 class Cell:
@@ -92,7 +98,9 @@ class Node:
         receipts: how many receipts are anchored here; the node outlives its data for them.
         hits: times a match used this node as anchor.
         ident: creation order, for determinism and reports.
-        points: the resume points on its pages, by boundary; None if there is none.
+        points: the resume points on its pages: a byte for each page up to the last point, 0 or the
+            code of its kind. Nearly every node has one, and this is no object that the garbage
+            collector follows.
         names: its pages' names in STORAGE; None until they are asked for.
     """
 
@@ -126,7 +134,7 @@ class Node:
         self.receipts = 0
         self.hits = 0
         self.ident = ident
-        self.points: dict[int, PointKind] | None = None
+        self.points = b""
         self.names: PageNames | None = None
 
     def child(self, page: bytes) -> Node | None:
@@ -142,6 +150,26 @@ class Node:
         if isinstance(children, dict):
             return children.values()
         return () if children is None else (children,)
+
+    def point_at(self, page: int) -> PointKind | None:
+        """The kind of the resume point at a boundary of the node, in pages; None if it is none."""
+        at = page - self.start
+        return KINDS[self.points[at - 1]] if 0 < at <= len(self.points) else None
+
+    def mark_point(self, page: int, kind: PointKind) -> bool:
+        """Boundary `page`, one of the node's, is a resume point; False where it is one already."""
+        at, points = page - self.start, self.points
+        if at <= len(points) and points[at - 1]:
+            return False
+        self.points = points[: at - 1].ljust(at - 1, b"\0") + CODES[kind] + points[at:]
+        return True
+
+    def each_point(self) -> Iterator[tuple[int, PointKind]]:
+        """The resume points on its pages, with their boundaries, shallow first."""
+        for page, code in enumerate(self.points, self.start + 1):
+            kind = KINDS[code]
+            if kind is not None:
+                yield page, kind
 
     def __lt__(self, other: Node) -> bool:
         """Order among equal stamps: shallow first, then older first."""

@@ -196,10 +196,7 @@ class Tree:
         self.n_nodes += 1
         upper.children = node
         upper.hits = node.hits
-        if node.points is not None:
-            points = node.points
-            upper.points = {page: kind for page, kind in points.items() if page <= at} or None
-            node.points = {page: kind for page, kind in points.items() if page > at} or None
+        upper.points, node.points = node.points[:pages].rstrip(b"\0"), node.points[pages:]
         if node.names is not None:
             upper.names = node.names.cut(pages * HASH_BYTES, self.states)
         if node.operations is not None:
@@ -319,10 +316,10 @@ class Tree:
 
     def lose_points(self, node: Node, component: TreeComponent) -> None:
         """A component's data left its last tier: `node` has no resume points any more."""
-        if node.points is not None and not component.is_prefix_closed:
-            for kind in node.points.values():
+        if node.points and not component.is_prefix_closed:
+            for _, kind in node.each_point():
                 self.lost_points[kind] += 1
-            node.points = None
+            node.points = b""
 
     def detach_device(self, node: Node, component: TreeComponent) -> bytes:
         """An unpinned cell gives up its DEVICE slots; the caller owns them now."""
