@@ -98,7 +98,9 @@ class Drawing:
 
 def life() -> Drawing:
     """A request's life over the three tiers."""
-    drawing = Drawing(960, 470, "The life of a request: calls, and what moves between the tiers")
+    drawing = Drawing(
+        960, 470, "A request from begin to finish: calls, and transfers between tiers"
+    )
     steps = [
         ("queued", "prefetch", "asks the store"),
         ("begin", "match and pin", "the longest prefix"),
@@ -316,7 +318,7 @@ NEIGHBOURS = (
     ("stores", "plugins/file, valkey, s3, ...", "import kvgraft.storage", (4, 4)),
     ("components", "plugins/full, swa, ...", "import words and pools", (7, 8)),
 )
-"""Packages outside of the core, what they import, and the floors where that is."""
+"""Packages outside of the core, their imports, and the floors of these."""
 
 
 def house() -> Drawing:
