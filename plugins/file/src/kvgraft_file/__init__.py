@@ -4,7 +4,7 @@ store               the backend, made of
 directory, disk     names and locks; files in whole blocks
 open_files          how many of them are open
 segment, record     one file, and how a value lies in it
-catalog, writer     what is where; appending and making room
+catalog, writer     places of records; appending and making room
 transfer, verifying one record in memory; a scan
 """
 

@@ -54,7 +54,7 @@ class Catalog:
         self._directory = directory
 
     def refresh(self) -> None:
-        """Take in what other processes wrote, reclaimed or cleared.
+        """Take in other processes' records, reclaimed segments and clears.
 
         Raises:
             OSError: the directory or a segment cannot be read.

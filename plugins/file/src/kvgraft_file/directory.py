@@ -63,7 +63,7 @@ class Directory:
 
     Args:
         path: an existing directory that can be written to.
-        max_open_files: how many segments stay open; None for what the process's limit allows.
+        max_open_files: how many segments stay open; None for as many as the process's limit allows.
 
     Attributes:
         direct: whether files here can be written past the page cache.
@@ -145,10 +145,9 @@ class Directory:
         return number
 
     def remove_unfinished(self) -> None:
-        """Remove what nobody finishes any more; under the lock.
+        """Remove files that no process will finish; under the lock.
 
-        Segments are made under it, so their writer died, whatever process it was. Files that are
-        locked all the same are left alone.
+        Segments are made under it, so their writer has ended. Files with a lock are left alone.
         """
         self.open_files.opening(lambda: remove_unfinished(self.path, SUBJECT, FORMER))
 
@@ -200,7 +199,7 @@ class Directory:
             os.close(fd)
 
     def close(self) -> None:
-        """Let go of the lock file, which stays; who waits for the lock finds it closed."""
+        """Close the lock file, which stays; a thread that waits for the lock finds it closed."""
         with self._thread:
             os.close(self._lock)
             self._lock = -1

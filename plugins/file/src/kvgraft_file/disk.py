@@ -41,11 +41,11 @@ _FLOCK = struct.Struct("@hhqqi4x")
 
 
 class TruncatedRead(Exception):  # noqa: N818 - an outcome
-    """The file ends before what was to be read."""
+    """The file ends before the range to read."""
 
 
 class DiskFile:
-    """A regular file; closed when it is let go of and nobody uses it any more.
+    """A regular file; closed when it is released and no thread uses it.
 
     With `open_files` it may be closed while nobody uses it, and is opened again when somebody does.
     From the first use on, everything that needs the descriptor happens between `acquire` and
@@ -59,7 +59,7 @@ class DiskFile:
 
     Attributes:
         fd: the descriptor; -1 while it is closed.
-        is_same: asked when it was opened again, besides what the file system says.
+        is_same: a check of a reopened file, besides the file system's identity.
 
     Raises:
         NotRegularFileError: something else has the name.
@@ -263,7 +263,7 @@ class DiskFile:
     def is_gone(self) -> bool:
         """Whether its name is not its own any more: somebody reclaimed, reused or cleared it.
 
-        If it is still there after a read, nothing had been written over what was read.
+        If it is still there after a read, nothing had been written over the data read.
         """
         try:
             told = os.lstat(self.path)
@@ -296,7 +296,7 @@ def supports_direct(directory: Path) -> bool:
     path = unfinished_path(directory, SUBJECT)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        with suppress(FileNotFoundError):  # whoever cleans up may be first
+        with suppress(FileNotFoundError):  # another process may have removed it
             path.unlink()
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_DIRECT)
         block = aligned(BLOCK_NBYTES)

@@ -1,7 +1,7 @@
 """Bounds the open files of a store: the rest of the process needs descriptors too.
 
-Only what is locked has to stay open: segments this process writes to, and one that it reclaims or
-scans for a writer that died. Every other segment is opened again when it is read.
+Only locked files have to stay open: segments this process writes to, and one that it reclaims or
+scans for a writer that ended. Every other segment is opened again when it is read.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class OpenFiles:
     """The files that stay open, least recently used first.
 
     Args:
-        most: as many; None for what the limit of the process (`ulimit -n`) allows.
-        subject: what needs them, for the message.
+        most: largest number; None for as many as the process's limit (`ulimit -n`) allows.
+        subject: their user's name, for the message.
 
     Attributes:
         most: as many as stay open; those in use come on top.

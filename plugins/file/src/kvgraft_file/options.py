@@ -24,11 +24,11 @@ class FileOptions(StorageOptions):
     """The size of a store and of its pieces.
 
     Attributes:
-        capacity: bytes of all segments in the directory, whoever wrote them.
-        segment: bytes of one segment: what is reserved and what is evicted at once; an eighth of
+        capacity: bytes of all segments in the directory, of all writers.
+        segment: bytes of one segment, which is reserved and evicted as a whole; an eighth of
             the capacity by default, at most 64 MiB, or as much as 1,024 of them need, at most
             4 GiB. A payload must fit into one.
-        refresh_s: seconds for which what other processes store may stay unseen.
+        refresh_s: seconds for which other processes' records may stay unseen.
         max_open_files: segments that stay open; by default an eighth of the process's limit
             (`ulimit -n`), at most 256.
     """

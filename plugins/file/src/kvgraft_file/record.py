@@ -44,7 +44,7 @@ MAGICS = (LIVE, REMOVED)
 """The first bytes of a record's block."""
 
 MAX_SEGMENT_NBYTES = 4 << 30
-"""The largest segment: what one file can take to read, whatever its blocks say."""
+"""The largest segment: a bound for reading one file, independent of its blocks."""
 
 MIN_SEGMENT_NBYTES = 3 * BLOCK_NBYTES
 SEGMENT_MAGIC = b"KVGSeg\x01\x93"

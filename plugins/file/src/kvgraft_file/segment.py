@@ -1,23 +1,22 @@
 """A segment: a preallocated file that one process writes from its start to its end.
 
-    created ─► active: locked by its writer, full length ─► sealed: cut to what is used, no lock
-                          └── the writer died: whoever takes the lock scans it and seals it
+    created ─► active: locked by its writer, full length ─► sealed: cut to its used length, no lock
+                          └── the writer ended: the next holder of the lock scans it and seals it
 
 A writer has more than one of them active while writes to full ones are on their way.
 
 Bytes are locked while they are written, and so is the first block as long as the
-writer lives: a record's block may be there before the payload behind it is, and nobody else takes
-the record in until all of it is written. A writer that died may have left one like that, so
-whoever scans its segment under the lock reads the payloads too, while others wait.
+writer lives: a record's block may be there before the payload behind it is, and no other process
+takes the record in until all of it is written. A writer that ended may have left such a record, so
+the process that scans its segment under the lock reads the payloads too, while others wait.
 
-The records of a failed write are marked removed. A writer that died may have left
-nothing in front of what is whole; then a gap stands there, a record that was never anything else
-than removed.
+The records of a failed write are marked removed. A writer that ended may have left nothing in front
+of whole records; then a gap stands there, a record that was written as removed.
 
-Two things change what was written. Removing a record overwrites its block. Reclaiming a segment
+Two operations change written data. Removing a record overwrites its block. Reclaiming a segment
 makes the next one of its blocks, which are faster to write over than new ones: the file is renamed
-first and then gets another identity, so that nobody takes old records for new ones, and a reader
-who finds the name unchanged after a read knows that it read what was there before.
+first and then gets another identity, so that no process takes old records for new ones. A reader
+that finds the name unchanged after a read has read the old data.
 """
 
 from __future__ import annotations
@@ -72,12 +71,12 @@ class Segment:
 
     Attributes:
         file: the open file.
-        header: what its first block says.
+        header: the content of its first block.
         tail: end of the records known here, and of the places for those on their way.
         coming: offsets of those places.
-        sealed: nobody will append.
+        sealed: no process will append.
         mine: this process appends.
-        unreadable: what is at `tail` was not given by the disk when it was last looked at.
+        unreadable: the last read at `tail` failed.
         keys: of the records that were found or written here.
     """
 
@@ -125,7 +124,7 @@ class Segment:
         directory = old.file.path.parent
         path = unfinished_path(directory, SUBJECT)
         old.file.path.rename(path)
-        old.file.unlock()  # whoever takes it now sees that the name is gone
+        old.file.unlock()  # its next holder sees that the name is gone
         return cls._begin(opener(path, 0), directory, number, capacity)
 
     @classmethod
@@ -194,9 +193,9 @@ class Segment:
         return record if record is not None and offset + record.size <= end else None
 
     def news(self) -> Iterator[tuple[int, Record]]:
-        """Records behind `tail`, with their offsets; what is not all written ends them.
+        """Records behind `tail`, with their offsets, up to the first one not wholly written.
 
-        A segment without a writer is read to its end, past what is damaged, and sealed. A read
+        A segment without a writer is read to its end, past damaged records, and sealed. A read
         error ends it too, changes nothing, and the read is tried again the next time.
 
         Raises:
@@ -225,7 +224,7 @@ class Segment:
             self.sealed = True
         elif self.file.try_lock():
             try:
-                if self.file.is_gone:  # reused, perhaps; what is in it is another's
+                if self.file.is_gone:  # reused, perhaps; its content is another's
                     return
                 end = self._end()
                 if end < self.header.capacity:  # sealed before it was locked
@@ -240,11 +239,11 @@ class Segment:
             yield from self._written(end)
 
     def _end(self) -> int:
-        """Bytes to look at; what is behind its capacity is not a segment's, and may be endless."""
+        """Bytes to look at; data behind its capacity is not a segment's, and may be endless."""
         return min(self.file.size, self.header.capacity)
 
     def _rest(self, end: int) -> Iterator[tuple[int, Record]]:
-        """All there is behind `tail`, past what is damaged."""
+        """All records behind `tail`, past damaged ones."""
         while self.tail < end:
             record = self.read(self.tail, end=end)
             if record is None:
@@ -284,7 +283,7 @@ class Segment:
     def walk(self) -> Iterator[tuple[int, int, Record | None]]:
         """All records there are now: from where to where each is, and None where none can be read.
 
-        A sealed segment was cut behind its last record, so what is behind it now is damage too.
+        A sealed segment was cut behind its last record, so data behind that is damage too.
         """
         end = self._end()
         if not self.sealed or end == self.header.capacity:
@@ -337,7 +336,7 @@ class Segment:
     def appending(self, records: Sequence[Record]) -> Iterator[int]:
         """The place at the tail, to be written meanwhile; if that fails all of it is removed.
 
-        The place is not used again: who had taken in a record of it may remove it late.
+        The place is not used again: a process that took in a record of it may remove it late.
         """
         nbytes = sum(record.size for record in records)
         offset = self.tail
@@ -364,9 +363,9 @@ class Segment:
         self.file.write_block(encode_record(self.place(offset), dead), offset)
 
     def seal(self) -> None:
-        """Append no more; give back what is not used.
+        """Append no more; give back the unused rest.
 
-        One that could not be cut is cut by whoever opens it next, as a dead writer's.
+        A segment that could not be cut is cut at its next opening, like an ended writer's.
         """
         self.sealed, self.mine = True, False
         try:

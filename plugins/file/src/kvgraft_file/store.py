@@ -40,7 +40,7 @@ RUN_NBYTES = 16 << 20
 """Most that one read takes in."""
 
 BATCH_SET_NBYTES = 2 << 20
-"""Payload of one write: what was checksummed for it is still in the processor's cache."""
+"""Payload of one write: its bytes are still in the processor's cache after the checksum."""
 
 LOCK_S = 10.0
 """Longest wait for the directory's lock in calls without a deadline."""
@@ -112,7 +112,7 @@ class FileBackend(StorageBackend):
 
     @classmethod
     def open_existing(cls, location: str, options: FileOptions) -> FileBackend:
-        """A store that was opened before, for whoever inspects it.
+        """A store that was opened before, for inspection.
 
         Its capacity is another process's setting, so it is known only if the options give it.
 
@@ -153,7 +153,7 @@ class FileBackend(StorageBackend):
     def exists(self, keys: Sequence[bytes]) -> Sequence[bool]:
         """Per key, whether this process knows a record of it.
 
-        Who is told so may count on it: `flush` makes it durable, whoever wrote it.
+        The caller may rely on it: `flush` makes it durable, for any writer.
         """
         self._look_for(keys)
         with self._lock:
@@ -189,7 +189,7 @@ class FileBackend(StorageBackend):
     def set_from(
         self, keys: Sequence[bytes], values: Sequence[Value], deadline_s: float
     ) -> Sequence[Status]:
-        """Append records, those that fit into one segment at once; what is there is kept."""
+        """Append records, those that fit into one segment at once; existing ones are kept."""
         end = self._clock() + deadline_s
         if not self._writing.acquire(timeout=max(0.0, deadline_s)):
             return [Status.TIMEOUT] * len(keys)
@@ -321,7 +321,7 @@ class FileBackend(StorageBackend):
             raise ConfigError(f"storage 'file': {self.path} was closed; open it again")
 
     def _look_for(self, keys: Sequence[bytes]) -> None:
-        """Take in what others stored, if a key is not known and it was not done just now."""
+        """Take in others' records, if a key is not known and it was not done just now."""
         with self._lock:
             self._expect_open()
             if all(key in self._catalog.entries for key in keys):
@@ -350,7 +350,7 @@ class FileBackend(StorageBackend):
         try:
             with segment.file as file:
                 statuses = self._read_run(run)
-                if not file.is_gone:  # else what was read may be of what came after it
+                if not file.is_gone:  # else the data read may be its successor's
                     return statuses
         except FileNotFoundError:
             pass

@@ -105,7 +105,7 @@ class Incoming:
             self.pieces.append(self._bounce)
 
     def finish(self, key: bytes, place: Place) -> Status:
-        """Fill the value from what was read; the payload is for the caller to verify."""
+        """Fill the value from the bytes read; the payload is for the caller to verify."""
         record = read_record(self._block, place)
         if record is None:
             return Status.CORRUPT

@@ -1,4 +1,4 @@
-"""Reading a segment from start to end to find what is damaged."""
+"""Reads a segment from start to end to find damage."""
 
 from __future__ import annotations
 

@@ -34,15 +34,15 @@ class Writer:
     A segment that is full is left at once, so that the disk always has something to write, and
     sealed when the last write to it has ended.
 
-    The oldest segment that nobody writes to goes first, whoever wrote it. Records of it that this
-    process has read since are carried over, once per read and half a segment at most: a second
-    chance that at most doubles what is written.
+    The oldest segment without an active writer goes first, also another process's. Records of it
+    that this process has read since are carried over, once per read and half a segment at most: a
+    second chance that at most doubles the bytes written.
 
     Args:
         directory: where.
-        catalog: what is known; changed under `lock`.
+        catalog: known records; changed under `lock`.
         lock: guards the catalog.
-        writing: held by who calls; let go of while the disk works, so that the next write is on
+        writing: held by the caller; released while the disk works, so that the next write is on
             its way to it when one ends.
         capacity, segment_nbytes: bytes of all segments, and of one.
         counters: where to count.
@@ -78,7 +78,7 @@ class Writer:
     def store(
         self, keys: Sequence[bytes], values: Sequence[Value], deadline_s: float
     ) -> list[Status]:
-        """Append what is not there yet; a status per key.
+        """Append missing records; a status per key.
 
         Raises:
             TimeoutError: another process kept the directory's lock for `deadline_s`.
@@ -122,7 +122,7 @@ class Writer:
             self._leave()
 
     def abandon(self) -> None:
-        """Append no more; what is still on its way is sealed when it ends, if it does."""
+        """Append no more; a write still running seals the segment when it ends."""
         active, self._active = self._active, None
         if active is not None:
             self._left.add(active)
@@ -161,7 +161,7 @@ class Writer:
         return active is not None and active.tail + pending + size < self._segment_nbytes
 
     def _make_room(self, size: int, end: float) -> bool:
-        """The next segment, or the one after that if what was carried over leaves too little."""
+        """The next segment, or the one after that if carried records leave too little."""
         self._expect_open()
         while not self._begins(size, end):
             if not self._left:
@@ -281,7 +281,7 @@ class Writer:
         return created
 
     def _begin(self, carried: list[tuple[bytes, Value]], *, carry: bool) -> bool:
-        """Evict what must go, and begin a segment, of the last one's blocks where there is one.
+        """Evict segments as needed, and begin a segment, of an evicted one's blocks if any.
 
         Nothing is evicted where that would not make room.
         """
@@ -365,7 +365,7 @@ class Writer:
         return None
 
     def _evict(self, victim: Segment, carried: list[tuple[bytes, Value]], *, carry: bool) -> None:
-        """Forget a segment that is claimed, but for what is carried over."""
+        """Drop a claimed segment's records, except those carried over."""
         if carry:
             self._carry(victim, carried)
         with self._lock:
@@ -374,7 +374,7 @@ class Writer:
             self._catalog.drop(victim)
 
     def _carry(self, segment: Segment, carried: list[tuple[bytes, Value]]) -> None:
-        """Read what deserves a second chance; what is damaged does not."""
+        """Read the records that get a second chance; damaged ones do not."""
         room = self._segment_nbytes // CARRIED_SHARE
         room -= sum(BLOCK_NBYTES + round_up(len(value.payload)) for _, value in carried)
         with self._lock:

@@ -2,7 +2,7 @@
 
 The host copy is canonical (H1). In every layer the buffer is a cache of token rows over it, with
 its own token-to-row map, because every layer selects other tokens. Nothing here loops over tokens:
-a selection is one gather through the map, and one batched copy per plane for what is missing.
+a selection is one gather through the map, and one batched copy per plane for missing rows.
 
     sequence   0 1 2 3 ... n-1      host slots   [page 0][page 1]...
                                     hot rows     row = slot of the request * page_size + offset
@@ -44,7 +44,7 @@ class HotBuffer:
 
     It owns nothing. The hot slots are those the cache took for the request at admission and takes
     back when it is finished, aborted, retracted or restarted (H8); the host slots are pinned for
-    the life of the request (H4). `close` it before either goes: what it held belongs to others
+    the life of the request (H4). `close` it before either is released: its slots belong to others
     then. `SparseComponent.open_buffer` opens one for a request.
 
     Args:

@@ -3,7 +3,7 @@
 One slot of the pool is `page_size` token rows in *every* layer. The cache takes a request's slots
 once, at admission, and each layer arranges its own tokens in them, so the rows rotated in any layer
 are, over all layers, the rows of these slots: the budget counts slots, and giving these back gives
-everything back (H7, H8). Who owns which slot is in the cache's books alone.
+everything back (H7, H8). The owner of each slot is in the cache's books alone.
 
 This module imports no torch, so that a budget can be computed without it.
 """

@@ -19,7 +19,7 @@ class HisparseOptions(AttentionOptions):
         index_dim: elements of an indexer key per token and layer.
         index_dtype: their element type.
         hot_tokens: tokens whose keys and values a running request holds on DEVICE, per layer: at
-            least what one step selects (top-k).
+            least as many as one step selects (top-k).
         max_running: running requests there are hot buffers for.
     """
 

@@ -57,9 +57,9 @@ def create_component(options: HisparseOptions, context: BuildContext) -> SparseC
 def budget_contribution(component: SparseComponent, query: DemandQuery) -> Demand:
     """Indexer rows for the whole request, and one hot buffer held to its end.
 
-    Now: the pages of the next chunk, one page of slack and what a load-back takes. Later: the rest
-    up to the total. The hot buffer is the same while extending and while decoding, `hot_tokens` in
-    whole pages plus a page for the newest token. Contract: A1 A3 H7 H8.
+    Now: the pages of the next chunk, one page of slack and the pages of a load-back. Later: the
+    rest up to the total. The hot buffer is the same while extending and while decoding,
+    `hot_tokens` in whole pages plus a page for the newest token. Contract: A1 A3 H7 H8.
     """
     held = _pages_up(query.computed, query.page_size)
     total = _pages_up(query.total, query.page_size) - held + SLACK_PAGES

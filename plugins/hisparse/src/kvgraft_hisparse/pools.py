@@ -1,8 +1,8 @@
 """The pools of the `hisparse` component; loaded when a cache is built.
 
     HOST     k v | latent, index    canonical, every token
-    DEVICE   index                  every token a request resumes from: what selects
-    DEVICE   k v | latent           hot rows of running requests: what was selected
+    DEVICE   index                  every token a request resumes from: they select
+    DEVICE   k v | latent           hot rows of running requests: selected tokens
 
 Copies between the tiers pair planes by layer and name. Pool and mirror share only the indexer
 keys, so a load-back moves nothing else (H5); keys and values move when they are selected.
@@ -36,7 +36,7 @@ __all__ = ["SparseComponent", "build", "index_planes"]
 
 @dataclass(slots=True, kw_only=True)
 class SparseComponent(Component):
-    """The component with what its hook and the engine need.
+    """The component with data for its hook and the engine.
 
     Attributes:
         hot: the rows hot buffers are cut from.
@@ -64,8 +64,8 @@ class SparseComponent(Component):
     def open_buffer(self, cache: Cache, request: Request) -> HotBuffer:
         """The hot buffer of an admitted request, in the slots the cache took for it.
 
-        It starts from what is computed: the prefix that was hit, or more when it is opened later,
-        such as before the first decode. Moves no row (H5); needs no load-back to have ended.
+        It starts from the computed tokens: the prefix that was hit, or more when it is opened
+        later, such as before the first decode. Moves no row (H5); needs no load-back to have ended.
         Close it before the request is finished, aborted, retracted or restarted.
 
         Args:

@@ -28,7 +28,7 @@ class CheckpointRule(NamedTuple):
     def boundaries(self, view: MatchView) -> tuple[int, ...]:
         """Boundaries above the anchor and up to the limit, ascending.
 
-        Where they are too many their interval is doubled: what remains are still multiples of it,
+        Where they are too many their interval is doubled: the remaining ones are multiples of it,
         shared with other requests.
         """
         if self.interval is None or self.most < 1:

@@ -27,7 +27,7 @@ FEWEST_STATES = 16
 
 @dataclass(slots=True, kw_only=True)
 class StateComponent(Component):
-    """The component with what its hook needs.
+    """The component with data for its hook.
 
     Attributes:
         rule: where a request captures states.

@@ -1,10 +1,10 @@
 """The backend `mooncake`: memory of many machines, by Mooncake Store.
 
-options, location   what a URL says: options, master and namespace, names of objects
+options, location   parts of a URL: options, master and namespace, names of objects
 store               the backend, made of
-client, codes       calls of the client library; what its numbers mean
+client, codes       calls of the client library; its result codes
 regions             memory that it may read and write
-admin               what only the master's HTTP service tells
+admin               the master's HTTP service
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Admin:
         self._timeout_s = timeout_s
 
     def names(self) -> list[str]:
-        """Names of all values of the master, whoever's they are; a line each."""
+        """Names of all values of the master, of all users; a line each."""
         return list(self._lines("/get_all_keys"))
 
     def sizes(self, names: Sequence[str]) -> dict[str, list[int]]:

@@ -130,7 +130,7 @@ class Client:
         )
 
     def put(self, names: Sequence[str], values: Sequence[Value]) -> list[int]:
-        """Store from registered memory; per name 0, also for what was there and is kept."""
+        """Store from registered memory; per name 0, also for an existing value, which is kept."""
         return self._call(
             lambda store: store.batch_put_from_multi_buffers(
                 list(names), *_places(values), self._replicas

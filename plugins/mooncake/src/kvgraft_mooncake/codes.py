@@ -24,7 +24,7 @@ class Code(enum.IntEnum):
     OBJECT_HAS_LEASE = -706
     """It was asked for within the last seconds, and may be being read."""
     TRANSFER_FAIL = -800
-    """The buffers are too large for the value, or who has it does not answer."""
+    """The buffers are too large for the value, or its holder does not answer."""
     RPC_FAIL = -900
     """The master does not answer."""
 

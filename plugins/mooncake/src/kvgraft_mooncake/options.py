@@ -17,13 +17,13 @@ class MooncakeOptions(StorageOptions):
     """A process's part in a store.
 
     Attributes:
-        protocol: what payloads travel by.
+        protocol: transport of payloads.
         devices: RDMA devices, commas between them; empty for all that are there.
         metadata: where clients find each other: `P2PHANDSHAKE` or a metadata server's URL.
         address: host under which other clients reach this process; by default the address that
             this machine shows to the master.
-        segment: bytes of this process' memory that the store may use, whoever stores; what is in
-            them is gone when the process ends. 0 to contribute nothing.
+        segment: bytes of this process' memory that the store may use, for any writer; their data is
+            lost when the process ends. 0 to contribute nothing.
         buffer: bytes the client library reserves for calls that copy; kvgraft makes none.
         replicas: segments that each value is stored in.
         admin: the master's HTTP service, which `stats` and `verify` ask; by default port 9003.

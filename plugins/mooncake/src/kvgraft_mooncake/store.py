@@ -29,7 +29,7 @@ EVICTION_S = 0.1
 PAUSE_S = 0.05
 """Seconds, and times, that the master is given to make room, which it does when asked to.
 
-Every attempt costs a twentieth of what is stored, even for a value that would never fit.
+Every attempt evicts a twentieth of the stored data, even for a value that would never fit.
 """
 
 REMOVED_AT_ONCE = 256
@@ -39,10 +39,10 @@ READ_AT_ONCE = 8
 
 
 class MooncakeBackend(StorageBackend):
-    """A store in the memory of those who take part.
+    """A store in the memory of the participating processes.
 
-    The library takes no deadlines: a call waits for what it waits for, 4.5 s for a master that is
-    gone. `Storage` does not wait with it.
+    The library takes no deadlines: a call waits without a bound, 4.5 s for a master that is gone.
+    `Storage` does not wait with it.
 
     Args:
         location: master and namespace.
@@ -76,7 +76,7 @@ class MooncakeBackend(StorageBackend):
     # -- calls
 
     def exists(self, keys: Sequence[bytes]) -> Sequence[bool]:
-        """Per key, whether the master knows it; whoever has it may be gone."""
+        """Per key, whether the master knows it; its holder may be gone."""
         told = self._client.exist(self._names(keys))
         _expect_none_but(told, {0, 1})
         return [each == 1 for each in told]
@@ -101,7 +101,7 @@ class MooncakeBackend(StorageBackend):
     def set_from(
         self, keys: Sequence[bytes], values: Sequence[Value], deadline_s: float
     ) -> Sequence[Status]:
-        """Store straight from registered memory; what is there is kept."""
+        """Store straight from registered memory; existing values are kept."""
         if deadline_s <= 0:
             return [Status.TIMEOUT] * len(keys)
         end = time.monotonic() + min(deadline_s, EVICTION_S)
@@ -118,14 +118,14 @@ class MooncakeBackend(StorageBackend):
         return _expect_some([outcomes.get(code, Status.DOWN) for code in told], told)
 
     def remove(self, keys: Sequence[bytes]) -> Sequence[Status]:
-        """Remove, also what may be being read: such a reader finds out by the checksum.
+        """Remove, also values being read: the checksum shows that to their reader.
 
         A value that is being stored this moment counts as missing: its memory is still written to.
         """
         return self._remove(self._names(keys))
 
     def clear(self) -> None:
-        """Remove the values of the namespace, whoever stored them."""
+        """Remove the values of the namespace, of all writers."""
         own = self._own()
         for first in range(0, len(own), REMOVED_AT_ONCE):
             self._remove(own[first : first + REMOVED_AT_ONCE])
@@ -166,7 +166,7 @@ class MooncakeBackend(StorageBackend):
         return self._client.exist(["kvgraft-probe"])[0] in (0, 1)
 
     def close(self) -> None:
-        """Wait for calls to end and leave the store; what lies in this process' segment is gone."""
+        """Wait for calls to end and leave the store; data in this process' segment is lost."""
         self._client.close()
 
     # -- inside
@@ -202,7 +202,7 @@ class MooncakeBackend(StorageBackend):
         return [Status.MISS if code else Status.OK for code in told]
 
     def _scan(self) -> Iterator[tuple[str, int, str | None]]:
-        """Values of the namespace: name, bytes, and what is wrong."""
+        """Values of the namespace: name, bytes, and the damage, if any."""
         own = self._own()
         for first in range(0, len(own), READ_AT_ONCE):
             found = self._admin.sizes(own[first : first + READ_AT_ONCE])

@@ -34,7 +34,7 @@ __all__ = ["AGENTIC_BLOCK_TOKENS", "THINK_LIMIT_S", "read_agentic"]
 
 AGENTIC_BLOCK_TOKENS = 64
 THINK_LIMIT_S = 300.0
-"""Idle gaps are capped here: nights and lunch breaks are not what a replay is about."""
+"""Idle gaps are capped here: a replay leaves out nights and lunch breaks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ class Arrivals(Protocol):
 
 
 class OpenLoop:
-    """Requests arrive when the trace says, whatever the cache does."""
+    """Requests arrive at the trace's times, independent of the cache."""
 
     def __init__(self, requests: list[TraceRequest]) -> None:
         self._left = deque(sorted(requests, key=lambda each: (each.arrival_s, each.index)))

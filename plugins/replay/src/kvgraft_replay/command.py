@@ -107,7 +107,7 @@ def save(result: ReplayResult, targets: Mapping[str, Target]) -> None:
     """Write the result as JSON and HTML, each where it was asked for.
 
     Raises:
-        ConfigError: a file that cannot be written; it keeps what it held.
+        ConfigError: a file that cannot be written; it keeps its content.
     """
     renderers = {
         "--json": lambda: json.dumps(result, indent=1) + "\n",
@@ -296,7 +296,7 @@ def replay(path: Path | None, **options: Any) -> None:
     taken = any(target.is_standard_output for target in targets.values())
     try:
         save(result, targets)
-    finally:  # whoever reads the tables may stop reading, and a full disk loses no tables
+    finally:  # the tables' reader may stop reading, and a full disk loses no tables
         print_tables(result, OutputConsole(stderr=taken))
     if any(result[name] for name in MUST_BE_ZERO):  # type: ignore[literal-required]
         click.echo(f"kvgraft: {result['first_problem']}", err=True)

@@ -2,8 +2,9 @@
 
 Traces name the blocks of prompts only. An output, and the part of a prompt behind its last whole
 block, shows up again in the prompt of the conversation's next turn: that turn's prompt starts with
-all whole blocks of the earlier one and is longer. So the earliest such request says what followed
-the earlier request's whole blocks; what nothing continues gets content that never recurs.
+all whole blocks of the earlier one and is longer. So the earliest such request has the content
+behind the earlier request's whole blocks; a request that none continues gets content that never
+recurs.
 
 A request continues one request only: the one it shares most with, the latest among equals. Others
 it could continue share a common opening with it (a system prompt), not a conversation, and stay
@@ -110,7 +111,7 @@ class _Tails:
         self._claimed: set[int] = set()
 
     def claim(self, request: Recorded, later: Recorded, later_index: int) -> bool:
-        """Say that `later` continues `request`; False where that contradicts what is known."""
+        """Say that `later` continues `request`; False where that contradicts known content."""
         if not request.tail_tokens:
             return True
         address = later.address_at(request.whole_tokens)
@@ -155,7 +156,7 @@ def contents(
     known_tails: dict[int, tuple[Span, ...]],
     addresses: Addresses,
 ) -> list[tuple[Span, ...]]:
-    """Prompt and output of every request as spans, from what `continuations` found."""
+    """Prompt and output of every request as spans, from the links of `continuations`."""
     result: list[tuple[Span, ...]] = []
     for request, link in zip(requests, links, strict=True):
         spans = _prompt(request, known_tails)

@@ -23,7 +23,7 @@ def open_workload(
         path: a Mooncake trace (lines with `hash_ids`) or a coding-agent trace (lines with
             `requests`).
         limit: read this many requests and leave the rest of the file alone.
-        users: read what a closed loop of that many users needs for them: whole sessions, at least
+        users: read enough for a closed loop of that many users: whole sessions, at least
             one for each user.
 
     Raises:

@@ -1,8 +1,8 @@
 """A serving engine without a model: continuous batching on a virtual clock.
 
-Every step admits what fits, prefills up to a chunk of tokens, decodes for as long as that took,
-and moves the clock. Durations come from two rates, so a replay is repeatable; the cache under it
-is the real one, with real pools and real copies.
+Every step admits requests that fit, prefills up to a chunk of tokens, decodes for as long as that
+took, and moves the clock. Durations come from two rates, so a replay is repeatable; the cache under
+it is the real one, with real pools and real copies.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class ReplayEngine:
         self.loading.append(job)
 
     def _matched(self, job: Job, request: Request) -> None:
-        """Count where a request's prefix was; what it lost since the first time was not saved."""
+        """Count where a request's prefix was; tokens lost since its first match were not saved."""
         if job.hits is None:
             hits = hits_of(self.cache, request, job.fetched)
             self.totals.count(job)

@@ -59,7 +59,7 @@ class Fetching:
         return ready
 
     def begin(self, job: Job, *, reserve: int, chunk: int) -> Request:
-        """Begin a request with what has come for it."""
+        """Begin a request with the pages that arrived for it."""
         prefetch, job.prefetch = job.prefetch, None
         request = self.cache.begin(job.key, reserve=reserve, chunk=chunk, prefetch=prefetch)
         if prefetch is not None:
@@ -70,12 +70,12 @@ class Fetching:
         return request
 
     def deferred(self, job: Job, request: Request) -> None:
-        """A request stays in line; what HOST has lost of its prefix meanwhile is fetched again."""
+        """A request stays in line; pages of its prefix lost on HOST are fetched again."""
         if request.limited is None and request.anchor_tokens < job.resumable_tokens:
             self._start(job)
 
     def settle(self) -> None:
-        """Take in what ended: all copies, and the store's calls as the policy says."""
+        """Take in finished work: all copies, and the store's calls as the policy says."""
         if self._waits:
             self.cache.drain()
             return

@@ -27,9 +27,9 @@ class Hits(NamedTuple):
     """A match by tier, in tokens; together they are its anchor.
 
     Attributes:
-        device: what could be resumed from without a copy.
-        host: what HOST had.
-        storage: what HOST had only because STORAGE brought it while the request was queued.
+        device: tokens that could be resumed from without a copy.
+        host: tokens on HOST.
+        storage: tokens on HOST only because STORAGE brought them while the request was queued.
         slots: per component, in its own slots.
     """
 
@@ -44,7 +44,7 @@ class Hits(NamedTuple):
         return self.device + self.host + self.storage
 
     def at_most(self, n_tokens: int) -> Hits:
-        """The first `n_tokens` of it: what came from the farthest tier goes first."""
+        """The first `n_tokens` of it: tokens of the farthest tier are dropped first."""
         device = min(self.device, n_tokens)
         host = min(self.host, n_tokens - device)
         return self._replace(

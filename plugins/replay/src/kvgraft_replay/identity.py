@@ -1,7 +1,7 @@
-"""Whose data a replay's payloads are, so that a store outlives a replay and misleads none (S8).
+"""The identity of a replay's payloads, so that replays share a store without mix-ups (S8).
 
 A payload is a function of the tokens before it, and a token stands for content of one workload
-only: another workload uses the same numbers for other content. So replays share what is stored if
+only: another workload uses the same numbers for other content. So replays share stored data if
 their workloads are equal, their components have equal options, and both stamp. Pool sizes, policies
 and rates do not matter; page size and the layout of slots are in the fingerprint anyway.
 """

@@ -17,7 +17,7 @@ class Sessions(NamedTuple):
 
     Attributes:
         chosen: each not empty; its requests follow one another.
-        notices: what a reader of the result must know about the choice.
+        notices: facts about the choice that a reader of the result must know.
     """
 
     chosen: tuple[Session, ...]
@@ -77,7 +77,7 @@ def _within(sessions: Sequence[Session], limit: int | None) -> tuple[Session, ..
 
 
 def _beginnings(sessions: Sequence[Session], limit: int) -> tuple[Session, ...]:
-    """Equal numbers of first requests; what a short session leaves goes to the others."""
+    """Equal numbers of first requests; a short session's rest goes to the others."""
     counts = [0] * len(sessions)
     left = limit
     while left:

@@ -1,7 +1,7 @@
-"""Trace files line by line, and errors that say where and what.
+"""Trace files line by line, and errors that name place and fault.
 
 Every reader of a trace format gets its lines here, so that a truncated archive, a binary file or
-a wrong type reads the same whatever the format: `path:line: what is wrong; what to do`.
+a wrong type reads the same for every format: `path:line: fault; next action`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Record:
         path: the trace file.
         line: line number, from 1.
         fields: the object.
-        part: what of the line it is, such as `"request 3"`; empty for the whole line.
+        part: its part of the line, such as `"request 3"`; empty for the whole line.
     """
 
     __slots__ = ("fields", "line", "part", "path")

@@ -1,8 +1,8 @@
 """Stamps: bytes that say which prefix a slot was computed for.
 
-A replay runs no model, so it writes into each slot what identifies its content: a digest of all
+A replay runs no model, so it writes into each slot an identifier of its content: a digest of all
 tokens up to the end of the page (or up to the state's boundary), spread over every plane of the
-slot. Reading a slot back and comparing every byte shows whether it still is what the request needs,
+slot. Reading a slot back and comparing every byte shows whether it still has the request's data,
 after any eviction, load-back, split or copy.
 """
 

@@ -36,10 +36,10 @@ class ReplaySettings:
     """Settings of a replay.
 
     Attributes:
-        cache: settings of the cache, as for `Cache.open`; whose data it stores is filled in.
+        cache: settings of the cache, as for `Cache.open`; the identity of stored data is filled in.
         users: closed loop with that many users; None replays by the trace's clock.
         model: how fast the pretended engine is.
-        verify: how much of what is reused is compared.
+        verify: which share of reused data is compared.
         seed: of everything random.
         limit: replay at most this many requests: the trace's first, or in a closed loop sessions
             of all users.
@@ -63,7 +63,7 @@ def replay(
 
     Raises:
         ConfigError: a workload without absolute times needs `users`.
-        KvgraftError: whatever opening the cache raises.
+        KvgraftError: an error of opening the cache.
     """
     arrivals: Arrivals
     notices: tuple[str, ...] = ()
@@ -90,7 +90,7 @@ def replay(
 
 
 def _config(workload: Workload, settings: ReplaySettings) -> CacheConfig:
-    """The cache's settings, with what tells a replay's data in a store apart."""
+    """The cache's settings, with the identity of a replay's data in a store."""
     given = settings.cache
     if given.get("storage") is None:
         return parse_config({"payload": settings.verify is not Verify.OFF, **given})

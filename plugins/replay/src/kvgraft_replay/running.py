@@ -44,12 +44,12 @@ class Job:
     Attributes:
         decoded: output tokens computed so far.
         credit: virtual decode tokens earned and not used yet.
-        hits: what it still has of its first match by tier: tokens it did not compute.
+        hits: the rest of its first match by tier: tokens it did not compute.
         computed: positions of the tokens it computed, in tokens.
         unserved: whether it ended without all of its output.
-        prefetch: what STORAGE is asked for until it begins.
+        prefetch: its prefetch from STORAGE until it begins.
         fetched: pages that its last prefetch made resumable, of those that gained anything.
-        resumable_tokens: what could be resumed from when its last prefetch ended.
+        resumable_tokens: tokens that could be resumed from when its last prefetch ended.
     """
 
     trace: TraceRequest
@@ -81,7 +81,7 @@ class Job:
 
 
 class Player:
-    """Computes what a model would have, stamps it, and verifies what is reused."""
+    """Stands in for the model: stamps computed tokens, and verifies reused ones."""
 
     def __init__(self, cache: Cache, meter: Meter, verify: Verify, seed: int) -> None:
         self.cache = cache

@@ -2,7 +2,7 @@
 
 Each kind is a few distributions with fixed parameters, below. Lengths are lognormal (given as
 median and sigma of the logarithm), sessions begin as a Poisson process, popularity is Zipf. A
-prompt always repeats what its session has seen so far, so outputs come back word for word.
+prompt always repeats its session so far, so outputs come back word for word.
 
 Arrival times assume a server without queues: 1 ms per 10 new prompt tokens and 20 ms per output
 token, with everything seen before cached. Think times do not depend on that assumption.

@@ -51,7 +51,7 @@ class Timeline:
     """Collects samples while a replay runs, at equal intervals of the virtual clock.
 
     Args:
-        cache: what is watched.
+        cache: the cache to sample.
         expected: how many requests will end, to space the looks at the tree.
     """
 

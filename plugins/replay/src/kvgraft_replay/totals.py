@@ -70,7 +70,7 @@ class Totals:
         job.computed = Span(started, max(end, job.computed.end))
 
     def count_again(self, job: Job, anchor: int) -> None:
-        """A request is admitted again: what it must compute after all, or again, was not saved."""
+        """A request is admitted again: tokens it must compute now were not saved."""
         self.recomputed_tokens += max(0, job.computed.end - max(anchor, job.computed.start))
         if job.hits is not None and anchor < job.hits.tokens:
             self.count_hits(job, job.hits.at_most(anchor))

@@ -70,7 +70,7 @@ class Addresses:
     """Hands out addresses, each once.
 
     Args:
-        subject: what an error names, such as the trace's path.
+        subject: the subject of errors, such as the trace's path.
     """
 
     __slots__ = ("_next", "_subject")
@@ -147,7 +147,7 @@ class Workload:
     """Requests to replay, in order.
 
     Attributes:
-        name: what reports call it: a file's name, or a synthetic kind with its seed.
+        name: its name in reports: a file's name, or a synthetic kind with its seed.
         format: `"mooncake"`, `"agentic"` or `"synthetic"`.
         has_absolute_time: whether `arrival_s` counts from the workload's beginning, so that an
             open-loop replay is possible; otherwise it counts from the session's.

@@ -1,8 +1,8 @@
 """The backend `s3`: one object per key in a bucket of any S3-compatible store.
 
-options, location   what a URL says: options, bucket and prefix, names of objects
+options, location   parts of a URL: options, bucket and prefix, names of objects
 store               the backend, made of
-client, failure     requests, many at a time; what an error of the client library means
+client, failure     requests, many at a time; the meaning of the library's errors
 """
 
 from __future__ import annotations

@@ -61,13 +61,13 @@ class Client:
         self._threads = ThreadPoolExecutor(options.connections, "kvgraft-s3")
 
     def close(self) -> None:
-        """Send nothing more; what is on its way ends by itself."""
+        """Send nothing more; requests under way end by themselves."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def each(
         self, request: Callable[..., T], deadline_s: float, *arguments: Sequence[object]
     ) -> Sequence[T | Exception]:
-        """Make requests at a time; what came of each, in their order.
+        """Make requests at a time; the result of each, in their order.
 
         Args:
             request: called with one of each of the arguments.
@@ -118,5 +118,5 @@ def _outcome(future: Future[T]) -> T | Exception:
         return future.result()
     except CancelledError:
         return TimeoutError("not begun in time")
-    except Exception as error:  # noqa: BLE001 - told to the caller, who knows what it means
+    except Exception as error:  # noqa: BLE001 - told to the caller, which interprets it
         return error

@@ -1,7 +1,7 @@
 """The status of a key for an exception of obstore, and its one line for people.
 
 obstore has one exception for most failures. The outcome of a request is in its text: the answer of
-the server above the line `Debug source:`, what the operating system said below.
+the server above the line `Debug source:`, the operating system's error below.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def status_of(error: Exception) -> Status:
 
 
 def reason_of(error: Exception) -> str:
-    """The request, and what came of it: `GET http://…: 403 Forbidden, AccessDenied: …`."""
+    """The request, and its outcome: `GET http://…: 403 Forbidden, AccessDenied: …`."""
     said, _, debug = str(error).partition("\n\nDebug source:")
     request, answer = REQUEST.search(said), ANSWER.search(said)
     if request is None:

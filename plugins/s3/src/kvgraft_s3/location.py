@@ -1,4 +1,4 @@
-"""Where in a bucket a store is, and what its objects are called.
+"""Where in a bucket a store is, and the names of its objects.
 
     PREFIX/ab/cd/abcd…          a key in hex, behind its first two bytes
 
@@ -23,7 +23,7 @@ NAME = re.compile(r"([0-9a-f]{2})/([0-9a-f]{2})/(\1\2[0-9a-f]{60})")
 
 
 class Location(NamedTuple):
-    """A bucket, and what stands in front of the names of a store's objects; may be empty."""
+    """A bucket, and the prefix of the names of a store's objects; may be empty."""
 
     bucket: str
     prefix: str

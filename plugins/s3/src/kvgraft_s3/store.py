@@ -34,19 +34,19 @@ PROBE = "kvgraft-probe"
 """An object nobody stores; the answer shows what would become of other requests."""
 
 WAITED = 0.95
-"""Share of a deadline that is waited for; in the rest, what came in time is handed over."""
+"""Share of a deadline that is waited for; in the rest, results in time are handed over."""
 
 VERIFIED_AT_ONCE = 8
 """Objects that a scan holds in memory."""
 
 
 class S3Backend(StorageBackend):
-    """A store in a bucket; what a request acknowledged is durable.
+    """A store in a bucket; acknowledged data is durable.
 
     Args:
         location: bucket and prefix.
         options: how it is asked.
-        client: what makes the requests.
+        client: makes the requests.
 
     Raises:
         ConfigError: no such bucket, access that is denied, or a server that does not answer.
@@ -121,7 +121,7 @@ class S3Backend(StorageBackend):
     def set_from(
         self, keys: Sequence[bytes], values: Sequence[Value], deadline_s: float
     ) -> Sequence[Status]:
-        """Store objects, over what is there; one that is given up may be stored all the same."""
+        """Store objects, replacing existing ones; one that is given up may still be stored."""
         client = self._expect_open()
         if deadline_s <= 0:
             return [Status.TIMEOUT] * len(keys)
@@ -140,12 +140,12 @@ class S3Backend(StorageBackend):
         return statuses
 
     def clear(self) -> None:
-        """Delete the store's objects, whoever stored them; what is called otherwise stays."""
+        """Delete the store's objects, of all writers; objects with other names stay."""
         for own, _ in self._listed():
             self._delete(list(own))
 
     def flush(self) -> None:
-        """Nothing: what was acknowledged is durable."""
+        """Nothing: acknowledged data is durable."""
         self._expect_open()
 
     def stats(self) -> StoreStats:
@@ -190,7 +190,7 @@ class S3Backend(StorageBackend):
         return not self._closed
 
     def close(self) -> None:
-        """Send no more requests; what is on its way ends by itself, within `timeout_s`."""
+        """Send no more requests; those under way end by themselves, within `timeout_s`."""
         self._closed = True
         self._client.close()
 

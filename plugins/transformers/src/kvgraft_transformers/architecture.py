@@ -1,7 +1,7 @@
 """The data that a model keeps per layer, read off the model itself.
 
-Configurations name heads, ranks and kernels in a hundred ways; what a layer puts into its cache has
-one form. So the model runs over a few tokens with transformers' own cache, and the shapes that are
+Configurations name heads, ranks and kernels in a hundred ways; a layer's entry in its cache has one
+form. So the model runs over a few tokens with transformers' own cache, and the shapes that are
 there afterwards decide which component serves which layer, with which geometry.
 """
 

@@ -36,7 +36,7 @@ class AdmissionRefusedError(KvgraftError):
     """A sequence whose slots cannot be promised now, or ever.
 
     Attributes:
-        decision: what admission said, with the pools that are short.
+        decision: admission's decision, with the pools that are short.
         open_sessions: sessions that hold memory.
     """
 

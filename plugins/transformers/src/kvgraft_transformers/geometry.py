@@ -1,4 +1,4 @@
-"""Geometries of what layers keep: layers that agree in one share a component's pool."""
+"""Geometries of layers' data: layers with equal ones share a component's pool."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Pages:
                 "v_head_dim": self.value_dim,
             }
         if self.window is not None:
-            # what the *next* token sees of the past is one less than what it sees
+            # the *next* token sees one token less of the past than the window
             options["window"] = max(1, self.window - 1)
         if self.package == "hisparse":
             options |= {"index_dim": self.index_dim, "index_dtype": self.index_dtype}

@@ -1,4 +1,4 @@
-"""Hooks around a model's forward pass, so that a session's books follow whoever calls the model."""
+"""Hooks around a model's forward pass, which keep a session's books for every caller."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["watch_forward", "watch_generate"]
 HARMLESS = frozenset(
     {"input_ids", "attention_mask", "position_ids", "cache_position", "logits_to_keep", "labels"}
 )
-"""Tensors a model may be given with a session: checked, or without effect on what it caches."""
+"""Tensors a model may be given with a session: checked, or without effect on cached data."""
 
 OF_EVERY_TOKEN = ("output_hidden_states", "output_attentions", "output_router_logits")
 """Outputs besides the logits that a caller may ask for, of every token of a pass."""
@@ -37,8 +37,7 @@ def watch_forward(memory: ModelMemory) -> Callable[[], None]:
     cache, or none, are left alone. After a pass that failed, the session is good for nothing but
     `abort`.
 
-    Returns:
-        What removes the hooks.
+    Returns: A function that removes the hooks.
     """
 
     def mine(kwargs: dict[str, Any]) -> SessionCache | None:
@@ -90,12 +89,11 @@ def watch_forward(memory: ModelMemory) -> Callable[[], None]:
 
 
 def watch_generate(model: PreTrainedModel) -> Callable[[], None]:
-    """Check what `generate` is given with a session, before anything is computed.
+    """Check the arguments of `generate` with a session, before anything is computed.
 
     The model itself sees only the tokens behind those a session has: `generate` leaves them out.
 
-    Returns:
-        What removes the check.
+    Returns: A function that removes the check.
     """
     known = vars(model).get("generate")  # another memory's
     if known is None and not hasattr(model, "generate"):
@@ -114,7 +112,7 @@ def watch_generate(model: PreTrainedModel) -> Callable[[], None]:
 
     def undo() -> None:
         if vars(model).get("generate") is not watched:
-            return  # whoever came later calls this one; it checks twice, and holds no memory
+            return  # a later wrapper calls this one; it checks twice, and holds no memory
         if known is None:
             del vars(model)["generate"]
         else:
@@ -135,7 +133,7 @@ def _check_prompt(cache: SessionCache, prompt: object, arguments: dict[str, Any]
         return  # refused by `generate` or by the pass
     mask = arguments.get("attention_mask")
     if isinstance(mask, torch.Tensor) and mask.shape[-1] != prompt.shape[1]:
-        return  # what is given are the new tokens alone, all of which the model sees
+        return  # the new tokens alone are given, and the model sees all of them
     new = arguments.get("max_new_tokens")
     for session, row in zip(cache.sessions, prompt.tolist()):
         tokens = row[cache.past - session.computed :]  # without the padding
@@ -160,7 +158,7 @@ def _wants_last_only(model: Any, kwargs: Mapping[str, Any]) -> bool:
 def _without_cached(cache: SessionCache, kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a session's first pass without the tokens that are cached.
 
-    `generate` gives models of recurrences alone the whole prompt, whatever is cached of it.
+    `generate` gives models of recurrences alone the whole prompt, even if part of it is cached.
     """
     tokens, past = kwargs.get("input_ids"), cache.past
     if "cache_params" not in kwargs or not past or not isinstance(tokens, torch.Tensor):
@@ -202,7 +200,7 @@ def _session_cache(kwargs: dict[str, Any]) -> SessionCache | None:
 
 
 def _check_arguments(cache: SessionCache, n_new: int, arguments: dict[str, Any]) -> None:
-    """Refuse what would make a token's data depend on more than the tokens before it.
+    """Refuse arguments that make a token's data depend on more than the tokens before it.
 
     A request that shares the data later knows the tokens alone.
 

@@ -1,10 +1,10 @@
-"""Whose data it is in storage: what must be equal before one process may read another's (S8).
+"""The identity of data in storage: all that must be equal to read another process's (S8).
 
 Three values go into the cache's fingerprint beside page size, geometry and the tokens themselves:
 
     model      the model's class and its whole configuration
     weights    every parameter and buffer: name, element type, shape, bytes
-    salt       what computes with them: versions, processor, attention, precision
+    salt       the code that computes with them: versions, processor, attention, precision
 
 A checkpoint's name or commit is none of them. It stays the same when an adapter is merged or a
 weight is changed, and differs between two copies of one model.
@@ -55,10 +55,10 @@ PRECISIONS = ("cuda.matmul", "cudnn.conv", "mkldnn.matmul", "mkldnn.conv")
 def storage_options(
     model: PreTrainedModel, given: str | Mapping[str, Any] | StorageSettings
 ) -> dict[str, Any]:
-    """Settings of the storage tier for a model; whose data it is, is filled in but for the weights.
+    """Settings of the storage tier for a model, with its identity except the weights.
 
     Args:
-        model: decides `model` where that is not given, and what stands in front of the `salt`.
+        model: decides `model` where that is not given, and the first part of the `salt`.
         given: a store's URL, or settings.
 
     Raises:

@@ -1,7 +1,7 @@
-"""Cache layers over pools: what transformers' models call, one per layer of the model.
+"""Cache layers over pools, which transformers' models call, one per layer of the model.
 
-They subclass transformers' own layers, because models ask `isinstance`, and replace what those keep
-by rows of kvgraft's pools. New keys and values go straight into pool pages; what attention reads is
+They subclass transformers' own layers, because models ask `isinstance`, and replace their tensors
+by rows of kvgraft's pools. New keys and values go straight into pool pages; attention's inputs are
 gathered from them into the contiguous `[batch, heads, tokens, dim]` tensors that transformers'
 dynamic layers return, so that every bit of the result is the same.
 """
@@ -101,7 +101,7 @@ class _State:
     plan: LayerPlan
     cache: SessionCache
 
-    # what transformers' layers have
+    # attributes of transformers' layers
     conv_states: dict[int, torch.Tensor | None]
     recurrent_states: dict[int, torch.Tensor | None]
     is_conv_states_initialized: dict[int, bool]
@@ -125,7 +125,7 @@ class _State:
         self.begin_states()
 
     def begin_states(self) -> None:
-        """A forward pass begins: what it continues from."""
+        """A forward pass begins: set the states it continues from."""
         for position in self.has_previous_state:
             self.has_previous_state[position] = self.cache.past > 0
         if not self.cache.n_new:
@@ -137,7 +137,7 @@ class _State:
             self.recurrent_states[0] = self.cache.read_states(self.plan.state, self._recurrent)
 
     def end_states(self) -> None:
-        """The pass has ended: bring what it wrote into the pool, where it is not there already."""
+        """The pass has ended: copy its states into the pool, unless they are there already."""
         assert self.plan.state is not None
         for position, plane in enumerate(self._convs):
             self.cache.write_states(self.plan.state, plane, self.conv_states[position])
@@ -192,7 +192,7 @@ class SparseLayer(_Attention, DynamicIndexedLayer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store new keys and values on the host first (H1); returns the new ones alone.
 
-        Attention fetches what the indexer selects, in `kvgraft_transformers.sparse`.
+        Attention fetches the rows that the indexer selects, in `kvgraft_transformers.sparse`.
         """
         self._updated = True
         for row, session in enumerate(self.cache.sessions):

@@ -54,10 +54,10 @@ def keeps_lightning_states(cache: type[Any]) -> bool:
 
 
 def accepted_as(own: type[Cache], base: type[CacheT]) -> type[CacheT]:
-    """A `base` that passes for the class a model insists on, and answers what the model calls.
+    """A `base` that passes for the class a model insists on, and has the methods the model calls.
 
     Args:
-        own: what `keeps_lightning_states` is true of; its constructor is not called.
+        own: the class that `keeps_lightning_states` accepts; its constructor is not called.
         base: keeps everything in `layers`; initialises `Cache` itself.
     """
     name = f"{base.__name__}As{own.__name__}"

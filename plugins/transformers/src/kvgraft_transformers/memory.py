@@ -1,4 +1,4 @@
-"""The pools behind one model: kvgraft's cache, opened for what the model keeps per layer."""
+"""The pools behind one model: kvgraft's cache, opened for the model's data per layer."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class ModelMemory:
 
     Args:
         model: a decoder; hooks around its forward pass are installed until `close`.
-        architecture: what the model keeps per layer.
+        architecture: the model's data per layer.
         cache: opened with the components the architecture names.
-        self_check: what was compared before; nothing by default.
+        self_check: the comparisons made before; none by default.
 
     Attributes:
         cache: kvgraft's cache.
-        self_check: what was compared, and whether batches may be padded.
-        layers: who keeps what each layer of the model needs.
+        self_check: the comparisons made, and whether batches may be padded.
+        layers: the component of each layer of the model.
         sparse: name of the component that keeps keys and values on the host; None if none does.
         n_sparse_layers: layers it serves.
         running: the cache of the forward pass that is running; None between passes.
@@ -173,8 +173,9 @@ class ModelMemory:
     ) -> Session:
         """A session that is ready to run: matched, admitted, its prefix on the device.
 
-        With a storage tier it first asks for what is stored of the prompt, and blocks for as long
-        as the prefetch policy says: at most `prefetch_timeout_s`, or until all has come that will.
+        With a storage tier it first fetches the prompt's stored data, and blocks for as long
+        as the prefetch policy says: at most `prefetch_timeout_s`, or until all available data has
+        arrived.
 
         Args:
             input_ids: the prompt, `[n]` or `[1, n]`.
@@ -183,7 +184,8 @@ class ModelMemory:
             resume_at: tokens of the prompt after which others will go on differently, such as the
                 end of a system prompt: they resume there, rounded down to pages, from the second
                 one on. One position, several or None.
-            namespace: what must not share cache with others: a tenant's salt, an adapter's id.
+            namespace: separates prompts that must not share cache: a tenant's salt, an adapter's
+                id.
 
         Raises:
             AdmissionRefusedError: it does not fit; the message names the pool and the numbers.
@@ -211,7 +213,7 @@ class ModelMemory:
         return session
 
     def prefetch(self, key: TokenKey) -> Prefetch | None:
-        """Ask storage for what it has of a prompt; returns at once. None without a storage tier.
+        """Ask storage for a prompt's data; returns at once. None without a storage tier.
 
         Give it to the prompt's `Session`, or `cancel` it.
 
@@ -221,7 +223,7 @@ class ModelMemory:
         return self.cache.storage.prefetch(key) if self.cache.storage else None
 
     def cancel(self, prefetch: Prefetch) -> None:
-        """Nobody wants any more what a prefetch was to bring."""
+        """Cancel a prefetch whose data is no longer needed."""
         self.cache.storage.cancel(prefetch)
 
     def _fetched(self, key: TokenKey) -> Prefetch | None:
@@ -247,7 +249,7 @@ class ModelMemory:
         return self._cache_class(self, sessions)
 
     def check_tokens(self, tokens: Sequence[int]) -> None:
-        """Refuse what is no token of the model.
+        """Refuse numbers that are no tokens of the model.
 
         Raises:
             ConfigError: naming the lowest and the highest.
@@ -334,7 +336,7 @@ def _component_options(
     chunk_tokens: int,
     extra: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, dict[str, Any]]:
-    """Options of each component: its geometry, what is given, defaults that follow the model."""
+    """Options of each component: its geometry, given options, defaults that follow the model."""
     options: dict[str, dict[str, Any]] = {}
     for name, geometry in architecture.components.items():
         package = name.partition("@")[0]
@@ -412,7 +414,7 @@ def _configure(
 
 
 def _expect_model(model: object) -> None:
-    """Refuse what is no model of transformers, such as a model's name.
+    """Refuse an object that is no model of transformers, such as a model's name.
 
     Raises:
         ConfigError: saying how to load one.
@@ -428,7 +430,7 @@ def _one_row(input_ids: torch.Tensor | Sequence[int]) -> list[int]:
     """Token ids as a list.
 
     Raises:
-        ConfigError: a batch of more than one row, or what is no token id.
+        ConfigError: a batch of more than one row, or a value that is no token id.
     """
     if not isinstance(input_ids, torch.Tensor):
         try:

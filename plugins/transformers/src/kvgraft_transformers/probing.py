@@ -87,7 +87,7 @@ def cache_argument(model: PreTrainedModel) -> str:
 
 
 def takes_positions(model: PreTrainedModel) -> bool:
-    """Whether a model's forward pass has `position_ids`; others count what was cached."""
+    """Whether a model's forward pass has `position_ids`; others count the cached tokens."""
     return "position_ids" in inspect.signature(model.forward).parameters
 
 
@@ -128,7 +128,7 @@ def probe_model(model: PreTrainedModel) -> Probe:
 
 
 def _check_cache_argument(model: PreTrainedModel) -> None:
-    """Refuse a model that keeps what it computed elsewhere, or nowhere.
+    """Refuse a model that keeps its keys and values elsewhere, or nowhere.
 
     Raises:
         UnsupportedModelError: with the outputs that it returns instead.
@@ -139,7 +139,7 @@ def _check_cache_argument(model: PreTrainedModel) -> None:
     try:
         output = _run(model, None, (3, 4, 5, 6), 0)
         names = [name for name in output if name not in NO_MEMORY]
-    except Exception:  # noqa: BLE001 - what it returns only completes the reason
+    except Exception:  # noqa: BLE001 - its result only completes the reason
         names = []
     reason = (
         f"its forward pass returns {', '.join(names)} instead"
@@ -183,7 +183,7 @@ def _shapes(cache: Cache) -> list[Any]:
 
 
 def _check_rotation(model: PreTrainedModel) -> None:
-    """Refuse rotary frequencies that follow the length of what runs.
+    """Refuse rotary frequencies that follow the length of the running sequence.
 
     Keys of a prefix would then depend on the prompt they were computed for.
     """
@@ -199,7 +199,7 @@ def _check_rotation(model: PreTrainedModel) -> None:
 
 
 def check_layer(model: PreTrainedModel, index: int, layer: Any) -> None:
-    """Refuse what a layer keeps if no component has a place for it.
+    """Refuse a layer whose data no component has a place for.
 
     Raises:
         UnsupportedModelError: with the layer's number and type.
@@ -279,7 +279,7 @@ def layer_modules(model: PreTrainedModel) -> dict[str, torch.nn.Module]:
 def undisturbed(model: PreTrainedModel) -> Iterator[None]:
     """Run a model for a trial: evaluation mode, no gradients, nothing left behind.
 
-    Random generators, training modes and whatever attributes passes set on modules are as before.
+    Random generators, training modes and attributes that passes set on modules are as before.
     """
     device = torch.device(model.device)
     devices = [device] if device.type == "cuda" else []

@@ -1,17 +1,17 @@
-"""Whether a model says the same behind a reused prefix as in one pass: tried before it is served.
+"""Checks that a model's output behind a reused prefix equals that of one pass, before serving.
 
 Shapes do not tell. A scan may restart at every chunk, a mask may forget the window, positions may
-count padding. So sessions run on small pools of their own, as they will run in service, and what
-they say is compared with the plain model:
+count padding. So sessions run on small pools of their own, as they will run in service, and their
+output is compared with the plain model's:
 
     chunks      0 ....|....|....|              one page each, shared at the end
     resumed                      ....|.|.      behind the shared pages, then token by token
     batch                              ..      beside another sequence of the same length
     padded                               .|..  beside a shorter one
 
-Sums in another order round differently. The bound is what rounding costs the plain model when only
-the length of its pass changes; a sequence that exceeds it is followed by two others, because
-experts and indexers choose between near ties.
+Sums in another order round differently. The bound is the plain model's rounding error when only the
+length of its pass changes; a sequence that exceeds it is followed by two others, because experts
+and indexers choose between near ties.
 """
 
 from __future__ import annotations
@@ -117,14 +117,14 @@ def check_reuse(
 
     Args:
         model: in evaluation mode, without gradients.
-        architecture: what it keeps per layer.
+        architecture: its data per layer.
         open_trial: a memory for an architecture, a page size and a number of tokens.
         sparse_on_host: as the memory will be opened.
         probe_tokens: most tokens of a sequence; windows are compared at their edge besides, see
             `kvgraft_transformers.window_check`.
 
     Raises:
-        UnsupportedModelError: what a session says differs, or a pass fails; the layer is named
+        UnsupportedModelError: a session's output differs, or a pass fails; the layer is named
             where it is known.
     """
     plan = _plan(model, architecture, probe_tokens)
@@ -182,7 +182,7 @@ def _windows(architecture: Architecture) -> list[int]:
 
 
 def _plan(model: PreTrainedModel, architecture: Architecture, probe_tokens: int) -> _Plan | None:
-    """Lengths within the model's context; None if that, or what may be used, is too short."""
+    """Lengths within the model's context; None if it or `probe_tokens` is too short."""
     config = model.config.get_text_config(decoder=True)
     context = getattr(config, "max_position_embeddings", None) or probe_tokens
     most = min(probe_tokens, int(context)) - sum(TAIL_TOKENS)
@@ -218,7 +218,7 @@ class _Trial:
         """Compare; why padded batches differ, None if they do not.
 
         Raises:
-            _DiffersError: sessions differ from the plain model whatever the sequence.
+            _DiffersError: sessions differ from the plain model on every sequence.
         """
         padding: str | None = None
         for seed in range(TRIES):
@@ -315,7 +315,7 @@ class _Trial:
     def _check_states(self, tokens: list[int]) -> None:
         """Compare recurrent states after chunks with those after one pass.
 
-        A state that is lost changes itself entirely, and what the model says perhaps a little.
+        A state that is lost changes itself entirely, and the model's output perhaps a little.
 
         Raises:
             _DiffersError: naming the layer.

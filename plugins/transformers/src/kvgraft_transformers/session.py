@@ -3,7 +3,7 @@
     with memory.session(input_ids, max_new_tokens=64) as session:
         model.generate(input_ids, past_key_values=session.cache, max_new_tokens=64)
 
-Leaving the block finishes the session, so that what it computed stays behind for others; an
+Leaving the block finishes the session, so that its data stays for others; an
 exception, or a forward pass that failed inside it, aborts it.
 """
 
@@ -30,10 +30,10 @@ class Session:
 
     Args:
         memory: the pools.
-        key: the prompt; grows by what is computed beyond it.
+        key: the prompt; grows by tokens computed beyond it.
         reserve: tokens to keep slots for behind the prompt.
         chunk: most tokens a prefill pass computes; the whole prompt by default.
-        prefetch: what was asked of storage for it; what has not come is given up.
+        prefetch: its prefetch from storage; pages that have not arrived are given up.
         resume_at: tokens of the prompt after which others will go on differently: one position,
             several or None.
         limit_tokens: longest it may become; by default as long as there is memory.
@@ -88,7 +88,7 @@ class Session:
         return self.memory.cache.admit(self.request)
 
     def load_back(self) -> None:
-        """Start fetching what only the host has; `ready` says when it has arrived."""
+        """Start fetching data that only the host has; `ready` says when it has arrived."""
         self.memory.cache.load_back(self.request)
 
     @property
@@ -108,7 +108,7 @@ class Session:
         self.memory.cache.restart(self.request)
 
     def open(self) -> None:
-        """Admit it, fetch what the host has, and wait for that.
+        """Admit it, fetch its host data, and wait for that.
 
         Raises:
             AdmissionRefusedError: it does not fit, now or ever; it is aborted.
@@ -117,7 +117,7 @@ class Session:
         while True:
             decision = self.admit()
             if decision.outcome is Outcome.DEFERRED:
-                # copies that are under way hold what they copy
+                # copies under way hold their source
                 self.memory.cache.drain()
                 decision = self.admit()
             if not decision.admitted:
@@ -131,7 +131,7 @@ class Session:
                 return
             self.restart()
 
-    # -- what it is
+    # -- its identity
 
     @property
     def computed(self) -> int:
@@ -175,7 +175,7 @@ class Session:
             return self._swapped
         return self._hot[0].statistics
 
-    # -- what it may be given
+    # -- checks of arguments
 
     def expect_open(self) -> None:
         """Refuse a session that has ended.
@@ -190,7 +190,7 @@ class Session:
         """Refuse other tokens than the session's.
 
         Args:
-            tokens: those from position `start` on; what is beyond the session's may be any.
+            tokens: those from position `start` on; tokens beyond the session's may be any.
             start: a position of the sequence.
 
         Raises:
@@ -256,7 +256,7 @@ class Session:
             self.rows_dense += self.memory.n_sparse_layers * start
 
     def end_step(self, n_tokens: int) -> None:
-        """They are computed: share what reaches a boundary."""
+        """They are computed: share data up to the last boundary."""
         self.memory.cache.computed(self.request, n_tokens)
         self.memory.cache.checkpoint(self.request)
         self._in_pieces = False
@@ -284,7 +284,7 @@ class Session:
     # -- the end
 
     def finish(self) -> int:
-        """End it and leave what it computed to others; returns the tokens cached.
+        """End it and leave its data to others; returns the tokens cached.
 
         Raises:
             SessionError: a forward pass failed; only `abort` is left.
@@ -298,7 +298,7 @@ class Session:
         return self.finish()
 
     def abort(self) -> None:
-        """End it and leave nothing of what it computed since the last shared boundary."""
+        """End it and drop the data computed since the last shared boundary."""
         self._close_buffer()
         self.memory.cache.abort(self.request)
 

@@ -4,7 +4,7 @@
     update    each layer stores and reads (`kvgraft_transformers.layers`)
     end       they are computed: states stored, boundaries shared
 
-`begin` and `end` run from hooks around the model's forward pass, so that whoever calls the model,
+`begin` and `end` run from hooks around the model's forward pass, so that every caller of the model,
 `generate` included, keeps the books right at every chunk.
 
 Several sessions are padded on the left to the longest, as transformers' masks expect:
@@ -38,7 +38,7 @@ class Rows(NamedTuple):
 
     Attributes:
         write: int64 `[batch * n_new]`, where the new tokens go.
-        read: int64 `[batch, n_past + n_new]`, what they may attend to.
+        read: int64 `[batch, n_past + n_new]`, the tokens they may attend to.
     """
 
     write: torch.Tensor
@@ -136,12 +136,12 @@ class SessionCache(Cache):
             session.end_step(n_new)
         for layer in self._paged:
             layer.begin_pages()
-        self.memory.cache.poll()  # whoever calls `generate` does not
+        self.memory.cache.poll()  # callers of `generate` do not
 
-    # -- what layers ask
+    # -- calls of layers
 
     def rows(self, component: str, window: int | None) -> Rows:
-        """Where a paged component keeps the running pass's tokens and what they attend to."""
+        """Where a paged component keeps the running pass's tokens and those they attend to."""
         if not self.n_new:
             raise SessionError(
                 "this session's model is not running it: its memory is closed, or the session "
@@ -209,7 +209,7 @@ class SessionCache(Cache):
         if len(self.sessions) > 1 or states.data_ptr() != plane[int(slots[0])].data_ptr():
             plane[slots] = states
 
-    # -- what transformers asks
+    # -- calls of transformers
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens computed, and those of the running pass once the layer has stored them."""
@@ -222,7 +222,7 @@ class SessionCache(Cache):
         raise SessionError("beam search reorders sequences; open a session per sequence")
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Refused: what was computed may be shared already."""
+        """Refused: computed tokens may be shared already."""
         raise SessionError("a session cannot be cropped; abort it and begin another")
 
     def batch_repeat_interleave(self, repeats: int) -> None:

@@ -39,8 +39,7 @@ Attention = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 def route_sparse_attention(memory: ModelMemory) -> Callable[[], None]:
     """Make a model's indexed layers fetch the rows they select.
 
-    Returns:
-        What gives the model its former attention back.
+    Returns: A function that gives the model its former attention back.
 
     Raises:
         UnsupportedModelError: an implementation other than eager or SDPA, or attention modules

@@ -1,7 +1,7 @@
 """Models of every verified family with random weights, small enough to run anywhere.
 
 For tests and demonstrations: nothing is downloaded. Weights are drawn with a wide spread, and
-recurrences given a long memory, so that a lost page or state changes what the model says. With
+recurrences given a long memory, so that a lost page or state changes the model's output. With
 ordinary initialisation a state is forgotten within a few tokens, and its loss would not show.
 """
 
@@ -36,7 +36,7 @@ class TinyFamily:
     """One architecture.
 
     Attributes:
-        config: what differs from the common small configuration; None drops a field.
+        config: differences from the common small configuration; None drops a field.
         attention: the implementation it is run with.
         recurrent: whether chunks of other lengths change its result beyond rounding of sums.
     """

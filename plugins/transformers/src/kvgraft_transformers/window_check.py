@@ -64,7 +64,7 @@ class _MadeUp:
 
 
 class _Whole(_MadeUp, DynamicLayer):
-    """All of the past, whatever the window."""
+    """All of the past, without a window."""
 
     def __init__(self, layer: DynamicLayer, n_past: int, seed: int) -> None:
         DynamicLayer.__init__(self)
@@ -95,7 +95,7 @@ class _Windowed(_MadeUp, DynamicSlidingWindowLayer):
 
 
 def check_wide_window(model: PreTrainedModel, window: int, bound: float) -> None:
-    """Compare what a model says behind a window with what it says where all is kept.
+    """Compare a model's output behind a window with its output where all is kept.
 
     Args:
         model: in evaluation mode, without gradients.

@@ -1,9 +1,9 @@
 """Valkey and Redis servers as a store of the storage tier: `valkey:HOST:PORT`.
 
-options             what a URL may say
+options             options of a URL
 opening, connection one client of a server or a cluster, and why there is none
-facts               what the servers say of themselves: limits, eviction, durability
-records             what a value is on the servers, and what one round trip carries
+facts               the servers' own data: limits, eviction, durability
+records             the form of a value on the servers, and of a round trip
 store               the backend
 
 Importing this package does not import the client; opening a store does.

@@ -89,7 +89,7 @@ class Connection(abc.ABC, Generic[Client]):
 
     @abc.abstractmethod
     def names(self, pattern: str) -> Iterator[list[bytes]]:
-        """Names of keys that match, each once; what comes and goes meanwhile may be among them."""
+        """Names of keys that match, each once; keys that come or go meanwhile may be included."""
 
     @abc.abstractmethod
     def info(self) -> list[Table]:
@@ -221,7 +221,7 @@ def one_line(error: BaseException) -> str:
 
 @contextmanager
 def _refusals_aside() -> Iterator[None]:
-    """Go on behind the block where a server refuses what it asks; other errors stay."""
+    """Go on behind the block where a server refuses a command; other errors stay."""
     try:
         yield
     except (glide.TimeoutError, glide.ConnectionError):

@@ -19,8 +19,8 @@ class Facts(NamedTuple):
     Attributes:
         value_nbytes: longest value.
         capacity_nbytes: memory they may use for everybody's data; None if one has no limit.
-        evicts: whether each makes room by itself for what this store writes.
-        durable: whether each has what it acknowledged on its disk; false where it does not say.
+        evicts: whether each makes room by itself for this store's values.
+        durable: whether each has acknowledged writes on its disk; false where it does not say.
     """
 
     value_nbytes: int

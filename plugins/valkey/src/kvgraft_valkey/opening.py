@@ -28,7 +28,7 @@ def connect(servers: Sequence[Server], options: ValkeyOptions) -> AnyConnection:
     """A connection to a server or a cluster.
 
     Raises:
-        ConfigError: it cannot be reached, refuses the log-in, or is not what `cluster` says.
+        ConfigError: it cannot be reached, refuses the log-in, or contradicts `cluster`.
     """
     glide.Logger.init(glide.LogLevel.ERROR)  # unless the application has set the log up
     if options.cluster:

@@ -25,10 +25,10 @@ class ValkeyOptions(StorageOptions):
         cluster: whether the servers are a cluster; the location then needs only some of them.
         tls: whether to speak TLS.
         tls_ca: PEM file of the authorities to trust instead of the system's; needs `tls`.
-        username: whom to log in as, with `password_env`; the server's default user if None.
+        username: the user to log in as, with `password_env`; the server's default user if None.
         password_env: environment variable that holds the password; no log-in if None.
         database: number of the database; a cluster has only 0.
-        prefix: what the names of all keys start with. Stores with different ones do not see each
+        prefix: the start of all keys' names. Stores with different ones do not see each
             other.
         ttl_s: seconds after which the server forgets a value; None for never.
         timeout_s: longest wait for one answer in calls that have no deadline of their own, and

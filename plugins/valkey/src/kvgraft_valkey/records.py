@@ -3,7 +3,7 @@
 Header and payload have keys of their own, so that a payload goes to and from the caller's memory
 as it is; in one string, each way would cost a copy that puts them in a row or takes them apart.
 
-A run is short because copies are what a transfer costs, and short ones stay in the processor's
+A run is short because a transfer's cost is its copies, and short ones stay in the processor's
 caches: 8 MiB at once took 1.3 to 2 times the processor time of 512 KiB at a time.
 """
 
@@ -29,7 +29,7 @@ _HEADER, _PAYLOAD = b"}:header", b"}:payload"
 class Names(NamedTuple):
     """Names of a value's two strings on the servers: `PREFIX{KEY}:header`, `...:payload`.
 
-    The key is in hexadecimal, and braced: a cluster keeps both in the slot of what is between the
+    The key is in hexadecimal, and braced: a cluster keeps both in the slot of the text between the
     braces (or of the prefix's own braces; that is the same for both as well).
     """
 
@@ -88,7 +88,7 @@ def verdict(value: Value, header: int | None, payload: int | None) -> Status:
 
 
 def placed(value: Value, header: bytes, payload: bytes) -> Status:
-    """Put what was found where it belongs, if it is of the right length."""
+    """Copy the strings found into the value, if their lengths are right."""
     told = verdict(value, len(header), len(payload))
     if told is Status.OK:
         value.header[:] = header

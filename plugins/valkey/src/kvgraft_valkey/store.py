@@ -43,8 +43,8 @@ class _Found(NamedTuple):
     Attributes:
         name: the string's.
         key: the value's.
-        memory_nbytes: what the string takes.
-        nbytes: lengths of header and payload: 0 for what is not there, None for what is no string.
+        memory_nbytes: memory of the string.
+        nbytes: lengths of header and payload: 0 for a missing one, None for one that is no string.
     """
 
     name: bytes
@@ -90,7 +90,7 @@ class ValkeyBackend(StorageBackend):
         """A store from the location of a URL: `HOST:PORT`, of a cluster several.
 
         Raises:
-            ConfigError: what is wrong with location, options or servers.
+            ConfigError: names the fault of location, options or servers.
         """
         connection = connect(parse_location(location), options)
         try:
@@ -101,7 +101,7 @@ class ValkeyBackend(StorageBackend):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Shared and synchronous; the rest is what the servers were set up for at opening."""
+        """Shared and synchronous; the rest follows the servers' set-up at opening."""
         return Capabilities(
             durable=self._facts.durable,
             shared=True,
@@ -153,7 +153,7 @@ class ValkeyBackend(StorageBackend):
     def set_from(
         self, keys: Sequence[bytes], values: Sequence[Value], deadline_s: float
     ) -> Sequence[Status]:
-        """Store values; what is there is replaced, header and payload at once."""
+        """Store values; existing ones are replaced, header and payload at once."""
         names = self._names_of(keys)
         longest = self._facts.value_nbytes
 
@@ -176,7 +176,8 @@ class ValkeyBackend(StorageBackend):
                     told[number] = _refusal(mine) or Status.OK
             return list(told.values())
 
-        # what expires takes two commands, which only a batch of one slot carries out at once
+        # a value that expires takes two commands, which only a batch of one slot carries out at
+        # once
         alone = (range(number, number + 1) for number in range(len(keys)))
         work = runs([len(value.payload) for value in values]) if self._expiry is None else alone
         return self._carry_out(len(keys), work, carry, deadline_s)

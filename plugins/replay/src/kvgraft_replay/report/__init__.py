@@ -1,7 +1,7 @@
 """A replay's result for people: terminal tables and one self-contained HTML page.
 
-Both renderers read the plain dictionary described in `kvgraft_replay.report.schema`, which is also
-what `--json` writes, so a report can be made again from a saved result.
+Both renderers read the plain dictionary described in `kvgraft_replay.report.schema`, which `--json`
+also writes, so a report can be made again from a saved result.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ __all__ = [
 
 MAX_BARS = 96
 SOURCES = ("device", "host", "storage", "computed", "unserved")
-# Bottom to top: what nobody can take first, what anybody can take last.
+# Bottom to top: slots that cannot be taken first, free slots last.
 LEDGER_TONES = (
     ("pinned", "pinned"),
     ("private", "private"),

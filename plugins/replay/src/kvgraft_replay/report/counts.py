@@ -87,7 +87,7 @@ def storage_counts(cache: Cache, before: StoreContents | None) -> StorageCounts 
 
     Args:
         cache: the cache.
-        before: what the store held when the cache was opened.
+        before: the store's content when the cache was opened.
     """
     tier = cache.storage
     if not tier:

@@ -49,7 +49,7 @@ LEAF_PX = 5
 
 
 def write_html(result: ReplayResult, path: str | Path) -> None:
-    """Write the page to `path` as UTF-8, replacing what was there; whole or not at all.
+    """Write the page to `path` as UTF-8, replacing its content; whole or not at all.
 
     Raises:
         OSError: the file cannot be written.

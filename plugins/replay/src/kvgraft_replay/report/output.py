@@ -31,7 +31,7 @@ class Target:
         path: a file, a pipe or another device, or `-` for standard output; links are followed.
 
     Attributes:
-        is_standard_output: whether this is standard output, by whatever name.
+        is_standard_output: whether this is standard output, under any name.
 
     Raises:
         ConfigError: it could not be written. Nothing is changed to find out.
@@ -54,11 +54,11 @@ class Target:
         return _is_same_file(self.path, other.path)
 
     def write(self, text: str) -> None:
-        """Write the result; a file keeps what it held unless all of it could be written.
+        """Write the result; a file keeps its content unless all of it could be written.
 
         Raises:
             ConfigError: it could not be written.
-            BrokenPipeError: whoever reads it has stopped reading.
+            BrokenPipeError: its reader has stopped reading.
         """
         with self._refusing():
             if self.is_standard_output:
@@ -110,7 +110,7 @@ def write_whole(path: Name, text: str) -> None:
     A pipe or another device is written to directly.
 
     Raises:
-        OSError: it cannot be written; what was there is there still.
+        OSError: it cannot be written; the old file stays.
     """
     if _is_device(path):
         with open(path, "w", encoding="utf-8") as device:
@@ -120,7 +120,7 @@ def write_whole(path: Name, text: str) -> None:
 
 
 def _expect_writable(path: str) -> None:
-    """Raise what writing would raise, as far as that can be known; changes nothing."""
+    """Raise the error that writing would raise, as far as that can be known; changes nothing."""
     found = _stat(path)
     if os.path.basename(path) in ("", os.curdir, os.pardir):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))

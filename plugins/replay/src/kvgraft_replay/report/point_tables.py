@@ -15,7 +15,7 @@ COUNTS = ("made", "skipped", "used", "lost")
 
 
 def point_tables(result: ReplayResult) -> tuple[SummaryTable, ...]:
-    """Points by kind, and the slots they take beside what was left behind."""
+    """Points by kind, and the slots they take beside left-behind data."""
     points = result.get("resume_points")  # a result of an older version has none
     return () if points is None else (_kind_table(points), _slot_table(points))
 

@@ -104,7 +104,7 @@ class TierEvictions(TypedDict):
 class StoreContents(TypedDict):
     """A store's content; `bytes` with its overhead, `capacity_bytes` None without a limit.
 
-    `details`: what else it counts since it was opened, such as records it `evicted`.
+    `details`: its other counts since it was opened, such as records it `evicted`.
     """
 
     records: int
@@ -119,7 +119,7 @@ class StorageCounts(TypedDict):
     `prefetches`: how many were `started`, `shared` with another request's, `delivered` something or
     were `in vain`, and `shrunk` for want of HOST memory (S3); and the `tokens` they made resumable.
     `in_vain`: why, with how often; numbers are replaced by N. `stores`: `nodes` sent, their `slots`
-    that the store has, `slots failed`, and what was `dropped` and why. `calls`: per verb, the
+    that the store has, `slots failed`, and those `dropped`, with reasons. `calls`: per verb, the
     number of keys by outcome (`known`: of those stored, there already), besides of calls that met
     `errors` or `timeouts`. `breaker`: `closed` while the store is used. `before` and `after` are
     None where the store did not tell.
@@ -221,7 +221,7 @@ class PointSlots(TypedDict):
     """DEVICE slots of one component in the tree when the replay ended.
 
     `left_behind`: by requests that went on, and not used since: the first to be evicted. `kept`:
-    all others, of resume points and of what was used again.
+    all others, of resume points and of data used again.
     """
 
     kept: int
@@ -261,8 +261,8 @@ class CacheCounts(TypedDict):
 class ReplayResult(CacheCounts):
     """Everything `kvgraft replay` reports.
 
-    `requests` and `input_tokens` are what was replayed, served or not; `workload` says what the
-    trace holds. `served` and `output_tokens` count requests that ended with all of their output.
+    `requests` and `input_tokens` count replayed requests, served or not; `workload` describes the
+    trace. `served` and `output_tokens` count requests that ended with all of their output.
     `notices` are sentences a reader of the headline must know besides. `storage` is None without a
     storage tier.
 

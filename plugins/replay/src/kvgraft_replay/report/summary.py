@@ -226,7 +226,7 @@ def _scheduling_table(result: ReplayResult) -> SummaryTable:
 
 
 def _quantiles(of: Quantiles) -> tuple[str, str]:
-    """p50 and p99; dashes for what all requests share alike, of which only the mean is known."""
+    """p50 and p99; dashes for values with only a mean, equal for all requests."""
     if of["p50"] == of["p99"]:
         return ABSENT, ABSENT
     return micros(of["p50"]), micros(of["p99"])

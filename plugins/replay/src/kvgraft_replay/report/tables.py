@@ -118,7 +118,7 @@ def _grid(table: SummaryTable, text: Callable[[str], Text], width: int) -> Table
 
 
 def _narrow(table: SummaryTable, width: int) -> list[int]:
-    """Columns for each column: numbers whole, then what is left, one by one."""
+    """Widths of columns: numbers whole, then the rest, one by one."""
     cells = list(zip(table.columns, *table.rows))
     whole = [max(map(cell_len, column)) for column in cells]
     words = [max(cell_len(w) for cell in column for w in cell.split()) for column in cells]
@@ -135,7 +135,7 @@ def _narrow(table: SummaryTable, width: int) -> list[int]:
 
 
 def _keep_whole(cells: Sequence[Text]) -> None:
-    """Never fold them; what does not fit ends in an ellipsis."""
+    """Never fold them; text that does not fit ends in an ellipsis."""
     for cell in cells:
         cell.no_wrap, cell.overflow = True, "ellipsis"
 

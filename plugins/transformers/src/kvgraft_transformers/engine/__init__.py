@@ -1,8 +1,8 @@
 """A reference engine: requests in, tokens out, over one model's memory.
 
-generation   a request and what has become of it
+generation   a request and its progress
 sampling     from logits to a token
-schedule     who runs next, and who makes room
+schedule     which requests run next, and which make room
 settings     limits and counts
 engine       the loop around the model
 

@@ -109,7 +109,7 @@ class Engine:
         return generation
 
     def abort(self, generation: Generation) -> None:
-        """Give up a request in any state; what it held is free again. Nothing if it has ended."""
+        """Give up a request in any state; its memory is free again. Nothing if it has ended."""
         if generation.finish is not None:
             return
         self.schedule.leave(generation, finished=False)
@@ -130,7 +130,7 @@ class Engine:
     # -- the loop
 
     def step(self) -> list[NewToken]:
-        """Compute what fits one step; the tokens that came out of it.
+        """Compute one step's tokens; return the new tokens.
 
         A pass of the model that fails ends its requests as `FAILED`. An exception here is the
         engine's or the cache's own error; tokens computed before it come with the next step.
@@ -164,7 +164,7 @@ class Engine:
         return generations
 
     def close(self) -> None:
-        """Abort what is left and close the memory."""
+        """Abort the remaining requests and close the memory."""
         schedule = self.schedule
         for line in (schedule.running, schedule.loading, schedule.waiting, schedule.fetching):
             for generation in list(line):
@@ -179,7 +179,8 @@ class Engine:
         for generation, n_tokens in work:
             assert generation.session is not None
             computed = generation.session.computed
-            # what continues a state and what begins one take different paths through a model
+            # passes that continue a state and passes that begin one take different paths through a
+            # model
             kind = min(computed, 1) if self.memory.self_check.padding is None else computed
             alike.setdefault((n_tokens, kind), []).append(generation)
         ran = False

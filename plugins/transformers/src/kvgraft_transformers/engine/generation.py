@@ -1,4 +1,4 @@
-"""A request to an engine, and what has become of it."""
+"""A request to an engine, and its progress."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class GenerationRequest:
         sampling: how they are chosen.
         stop_tokens: tokens that end it, besides the model's own.
         ignore_end: go on behind the model's end-of-sequence token.
-        namespace: what must not share cache with others.
+        namespace: separates requests that must not share cache.
         resume_at: tokens of the prompt after which other requests will go on differently, such as
             the end of a system prompt; they resume there from the second one on.
     """
@@ -71,17 +71,17 @@ class Generation:
     """A request on its way through an engine.
 
     Attributes:
-        request: what was asked.
+        request: the request.
         prompt_tokens: length of the prompt.
-        tokens: what was produced so far.
+        tokens: tokens produced so far.
         finish: why it ended; None while it has not.
         cached_tokens: prompt tokens that were not computed, by its first match.
         host_tokens: those of them that came from the host.
         storage_tokens: those of these that storage brought there for it.
-        prefetch: what was asked of storage while it waits; None without, and once it runs.
+        prefetch: its prefetch from storage while it waits; None without, and once it runs.
         retractions: how often it made room for others.
-        decision: admission's last word.
-        error: what failed; None otherwise.
+        decision: admission's last one.
+        error: why it failed; None otherwise.
         session: while it holds memory.
     """
 

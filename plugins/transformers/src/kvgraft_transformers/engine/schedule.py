@@ -6,9 +6,9 @@
 
 With a storage tier a request is fetching until the prefetch policy lets it go: outside of the
 line, so that it holds up nobody. One that does not fit now gives its lease back and waits;
-`WaitingQueue` bounds how often it is overtaken. A running one that needs a page nobody has makes
-the youngest other one give up its memory: what that computed stays behind as cache, so it comes
-back to a hit.
+`WaitingQueue` bounds how often it is overtaken. A running one that needs a page when none is left
+makes the youngest other one give up its memory: that one's data stays as cache, so it comes back to
+a hit.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Schedule:
     """The order of requests over one memory.
 
     Args:
-        memory: what they compete for.
+        memory: the memory they share.
         settings: how many run and how much is promised to each.
         totals: counts what happens.
 
@@ -139,7 +139,7 @@ class Schedule:
         ):
             return Outcome.NEVER_FITS
         if prefetch is not None and not prefetch.ended:
-            # to begin gives up what has not come; not for a request that goes on waiting
+            # to begin gives up pages that have not arrived; not for a request that goes on waiting
             outcome = self._probe(generation, reserve)
             if outcome is not Outcome.ADMITTED:
                 return outcome
@@ -198,7 +198,7 @@ class Schedule:
     def arrived(self, give_up: Callable[[Generation], None]) -> None:
         """Move requests whose prefix has arrived to the running ones.
 
-        Where it failed to arrive, resume from what the device alone has (R5).
+        Where it failed to arrive, resume from the data on the device alone (R5).
 
         Args:
             give_up: called with requests whose copies do not end in the cache's time.
@@ -227,7 +227,7 @@ class Schedule:
                 self.waiting.push_front(generation)
 
     def _forget(self, generation: Generation) -> None:
-        """Nobody wants what storage was asked for."""
+        """Cancel a request's prefetch, which no request needs any more."""
         prefetch, generation.prefetch = generation.prefetch, None
         if prefetch is not None:
             self.memory.cancel(prefetch)
@@ -265,7 +265,7 @@ class Schedule:
                 yield generation, n_tokens
 
     def retract(self, generation: Generation) -> None:
-        """Take a running request's memory and let it wait; what it computed stays as cache."""
+        """Take a running request's memory and let it wait; its data stays as cache."""
         assert generation.session is not None
         generation.session.retract()
         self._count_rows(generation.session)

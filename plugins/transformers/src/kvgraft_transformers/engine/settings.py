@@ -34,7 +34,7 @@ class EngineTotals:
     Attributes:
         requests: submitted.
         finished: ended by a stop token or their length.
-        aborted: given up by whoever asked.
+        aborted: given up by the caller.
         failed: ended because the model or a copy failed.
         rejected: too large for the pools.
         prompt_tokens: of requests that were admitted at least once.

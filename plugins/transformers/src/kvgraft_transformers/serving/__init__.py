@@ -2,8 +2,8 @@
 
 command    the command line
 app        routes
-protocol   what clients send, checked
-replies    what they get
+protocol   clients' requests, checked
+replies    the responses
 text       prompts to tokens, tokens to text, stop strings
 worker     the thread that runs the engine
 shutdown   how the server ends

@@ -24,7 +24,7 @@ class Piece(NamedTuple):
 
     Attributes:
         answer: its number.
-        text: what it says next.
+        text: its next text.
         reason: why it ended, as the API names it; None while it goes on.
     """
 
@@ -67,7 +67,7 @@ class Answers:
         ]
 
     def cancel(self) -> None:
-        """Abort what still runs; harmless when all has ended."""
+        """Abort running requests; harmless when all have ended."""
         for task in self._tasks:
             task.cancel()
 

@@ -59,7 +59,7 @@ class ServedModel:
         tokenizer: the model's.
         context_tokens: longest sequence the model was made for.
         room_tokens: longest sequence its pools can hold.
-        api_key: what clients must send; None lets everybody in.
+        api_key: the key clients must send; None lets everybody in.
     """
 
     name: str
@@ -203,7 +203,7 @@ class _Endpoints:
         )
         try:
             pieces = answers.pieces()
-            # what is refused is refused before the first byte of a stream
+            # a request is refused before the first byte of a stream
             first = await _or_gone(request, pieces.__anext__)
             if asked.stream:
                 events = _events(reply, len(generations), first, pieces, usage=asked.wants_usage)

@@ -133,7 +133,7 @@ def serve(model: str, host: str, port: int, grace_s: float, **options: Any) -> N
     tokens were cached.
 
     SIGTERM and Ctrl-C end it with status 0: new requests get 503 at once, those that run have
-    --grace seconds, and what is left then gets 503 or, as a stream, an error event. A second
+    --grace seconds, and the rest then gets 503 or, as a stream, an error event. A second
     signal does not wait.
     """
     if options["api_key"] is not None and not options["api_key"].strip():

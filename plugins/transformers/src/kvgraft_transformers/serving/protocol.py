@@ -67,8 +67,8 @@ class ApiError(Exception):
 
     Attributes:
         status: HTTP status.
-        body: what the client gets as JSON.
-        headers: what it gets beside them.
+        body: the response's JSON.
+        headers: its additional headers.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ LAST_WORDS_S = 2.0
 
 
 class DrainingServer(uvicorn.Server):
-    """A server that finishes what it can.
+    """A server that finishes running requests before it ends.
 
     Args:
         config: uvicorn's.

@@ -65,9 +65,9 @@ class Tokenizer:
     def system_tokens(self, messages: Sequence[Message], prompt: Sequence[int]) -> int:
         """Tokens of a chat's prompt that come from its system messages alone; 0 if none do.
 
-        Other chats with the same system messages begin with the same tokens. They are what the
-        prompt has in common with one whose first other message says something else, so this holds
-        for any template; it costs about as much as tokenizing the system messages.
+        Other chats with the same system messages begin with the same tokens. They are the tokens in
+        common with a prompt whose first other message is different, so this holds for any template;
+        it costs about as much as tokenizing the system messages.
 
         Args:
             messages: the conversation.
@@ -134,7 +134,7 @@ class TextStream:
 
     All pieces together are the text of all tokens. Text that may still change is held back:
     characters whose bytes are incomplete; a run of byte tokens, which one wrong byte turns into
-    replacement characters altogether; and what could be the beginning of a stop string.
+    replacement characters altogether; and a possible beginning of a stop string.
 
     Only the last tokens are decoded at each step:
 
@@ -180,7 +180,7 @@ class TextStream:
         return self._release(piece)
 
     def finish(self) -> str:
-        """The rest: what was held back, and characters that were never completed."""
+        """The rest: text held back, and characters that were never completed."""
         if self.stopped:
             return ""
         text = self._release(self._tokenizer.decode(self._tokens)[self._total :])

@@ -91,7 +91,7 @@ class EngineWorker:
         self._thread.start()
 
     def stop(self) -> None:
-        """Abort what runs, close the engine, and wait for its thread."""
+        """Abort running requests, close the engine, and wait for its thread."""
         self._stopping = True
         self._calls.put(lambda: None)  # wakes it
         self._thread.join()
@@ -145,14 +145,14 @@ class EngineWorker:
                     for new in self.engine.step():
                         self._deliver(new)
                     in_a_row = 0
-                except Exception as error:  # noqa: BLE001 - whatever it is, clients must hear of it
+                except Exception as error:  # noqa: BLE001 - any error: clients must hear of it
                     in_a_row += 1
                     self._lose(error)
         finally:
             self._close()
 
     def _take_calls(self) -> bool:
-        """Carry out what was asked; sleep while there is nothing to do. False at the end."""
+        """Carry out queued calls; sleep while there is nothing to do. False at the end."""
         try:
             call = self._next_call()
             while True:
