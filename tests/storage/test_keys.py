@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kvgraft.errors import ConfigError
 from kvgraft.storage import Fingerprint, PageChain
-from kvgraft.storage.canonical import encode
+from kvgraft.storage.canonical import decode, encode, encode_exact
 from kvgraft.storage.keys import page_hash
 
 from ..commands import run
@@ -137,6 +137,17 @@ PLAIN = st.recursive(
     lambda inner: st.lists(inner, max_size=4).map(tuple),
     max_leaves=8,
 )
+
+
+def test_a_bool_in_a_fingerprint_is_neither_0_nor_1_and_reads_back() -> None:
+    salts: list[object] = [True, False, 1, 0, None, (True,), (1,), (True, False), b"T"]
+    assert len({fingerprint(salt=salt).digest for salt in salts}) == len(salts)
+    assert len({fingerprint(geometry={"full": (salt,)}).digest for salt in salts}) == len(salts)
+    for salt in salts:
+        assert repr(decode(encode_exact(salt))) == repr(salt)
+    assert encode_exact((1, "a", None)) == encode((1, "a", None))
+    with pytest.raises(ConfigError, match="use None, bool, int, str, bytes or tuples"):
+        fingerprint(salt=1.5)
 
 
 @given(PLAIN, PLAIN)

@@ -3,15 +3,14 @@
 kvgraft is a hierarchical KV cache for serving language models that mix kinds of attention. An
 engine opens a `Cache`; each kind of attention is a component package found by its entry point.
 
-Importing this package imports no torch; the names below that need it load it on first use.
+Importing this package imports neither torch nor the tree: `kvgraft.storage` is of use without
+them. The names below that need them load them on first use.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvgraft.admission.decision import Decision, Outcome, Shortage, Waiting
-from kvgraft.admission.waiting import WaitingQueue
 from kvgraft.config import (
     CacheConfig,
     ComponentOptions,
@@ -40,7 +39,6 @@ from kvgraft.pools.options import AttentionOptions, Dtype, LayerOptions
 from kvgraft.reach import Reach
 from kvgraft.sizes import Nbytes, Tokens
 from kvgraft.terms import Chunk, ChunkedLocal, Everything, Leading, StateAt, Term, Trailing
-from kvgraft.tree.keys import TokenKey
 from kvgraft.types import (
     ComponentDeclaration,
     ComponentMatch,
@@ -56,10 +54,13 @@ from kvgraft.types import (
 )
 
 if TYPE_CHECKING:
+    from kvgraft.admission.decision import Decision, Outcome, Shortage, Waiting
+    from kvgraft.admission.waiting import WaitingQueue
     from kvgraft.cache import Cache
     from kvgraft.pools import BuildContext, Component, DevicePool, HostMirror, PlaneSpec
     from kvgraft.requests.request import Request
     from kvgraft.storage_tier import Prefetch, StorageTier
+    from kvgraft.tree.keys import TokenKey
 
 __version__ = "0.1.0"
 
@@ -67,12 +68,18 @@ _LAZY = {
     "BuildContext": "kvgraft.pools",
     "Cache": "kvgraft.cache",
     "Component": "kvgraft.pools",
+    "Decision": "kvgraft.admission.decision",
     "DevicePool": "kvgraft.pools",
     "HostMirror": "kvgraft.pools",
+    "Outcome": "kvgraft.admission.decision",
     "PlaneSpec": "kvgraft.pools",
     "Prefetch": "kvgraft.storage_tier",
     "Request": "kvgraft.requests.request",
+    "Shortage": "kvgraft.admission.decision",
     "StorageTier": "kvgraft.storage_tier",
+    "TokenKey": "kvgraft.tree.keys",
+    "Waiting": "kvgraft.admission.decision",
+    "WaitingQueue": "kvgraft.admission.waiting",
 }
 
 __all__ = [

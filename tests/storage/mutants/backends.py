@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvgraft.errors import ConfigError
-from kvgraft.storage import Capabilities, Damage, Status, StoreStats, Value, VerifyReport
+from kvgraft.storage import Capabilities, Change, Damage, Status, StoreStats, Value, VerifyReport
 from kvgraft.testing.storage import MemoryBackend
 
 __all__ = ["MUTANTS", "Kept"]
@@ -290,6 +290,42 @@ class PinsNot(Kept):
         raise ConfigError("not today")
 
 
+class DropsParts(Kept):
+    """Stores the first part of a payload, and zeros."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return super().capabilities._replace(synchronous=True, scatter=True)
+
+    def _set(self, key: bytes, value: Value) -> Status:
+        rest = bytes(value.nbytes - len(value.payload))
+        whole = memoryview(bytes(value.payload) + rest)
+        return super()._set(key, Value(value.header, whole))
+
+
+class HintsAlways(Kept):
+    def probably_has(self, keys: Sequence[bytes]) -> Sequence[bool | None]:
+        return [True] * len(keys)
+
+
+class HintsNever(Kept):
+    def probably_has(self, keys: Sequence[bytes]) -> Sequence[bool | None]:
+        return [False] * len(keys)
+
+
+class EvictsInSilence(Kept):
+    """Logs what it stores and not what it evicts."""
+
+    def _log(self, change: Change, keys: Sequence[bytes]) -> None:
+        if change is not Change.EVICTED:
+            super()._log(change, keys)
+
+
+class LogsTwice(Kept):
+    def _log(self, change: Change, keys: Sequence[bytes]) -> None:
+        super()._log(change, [*keys, *keys])
+
+
 class Racy(Kept):
     """Threads share one buffer."""
 
@@ -340,6 +376,11 @@ MUTANTS: dict[type[Kept], str] = {
     ClosedAndWell: "S11",
     ClosesOnce: "S11",
     PinsNot: "S11",
+    DropsParts: "S9",
+    HintsAlways: "S8",
+    HintsNever: "S8",
+    EvictsInSilence: "V2",
+    LogsTwice: "V1",
     Racy: "S9",
 }
 """Every mutant and the rule that must be named."""

@@ -1,9 +1,11 @@
-"""Stores: keys, payloads and backends; `kvgraft.storage_tier` uses them for a cache.
+"""Stores: keys, payloads and backends; of use by themselves, and used by `storage_tier`.
 
 keys, canonical     names of data: page hashes and storage keys
-payload             the header in front of it, and checks of data that comes back
+payload, memory     the header in front of it, checks of data that comes back, and where it lies
 backend, driver     the interface of a backend, and how one is found and opened
 supervised          a scheduler's client, `Storage`: attachment, calls, workers, ticket
+completions         one queue for all tickets
+events, hints       changes of a store, and guesses of presence, without asking it
 """
 
 from __future__ import annotations
@@ -11,12 +13,14 @@ from __future__ import annotations
 from kvgraft.storage.backend import (
     Capabilities,
     Damage,
+    ScatteredValue,
     StorageBackend,
     StoreStats,
     Value,
     VerifyReport,
 )
 from kvgraft.storage.breaker import Access, BreakerState
+from kvgraft.storage.completions import Completions
 from kvgraft.storage.counters import Counters
 from kvgraft.storage.driver import (
     STORAGE_API,
@@ -28,6 +32,7 @@ from kvgraft.storage.driver import (
     open_existing_storage,
     open_storage,
 )
+from kvgraft.storage.events import Change, EventLog, StoreEvent
 from kvgraft.storage.keys import Address, Fingerprint, PageChain
 from kvgraft.storage.limits import SupervisionLimits
 from kvgraft.storage.memory import BLOCK_NBYTES, aligned, copy, is_aligned, round_up
@@ -47,18 +52,23 @@ __all__ = [
     "Address",
     "BreakerState",
     "Capabilities",
+    "Change",
+    "Completions",
     "Counters",
     "Damage",
+    "EventLog",
     "Fingerprint",
     "FoundDriver",
     "Header",
     "PageChain",
+    "ScatteredValue",
     "Status",
     "Storage",
     "StorageBackend",
     "StorageDriver",
     "StorageOptions",
     "StorageTicket",
+    "StoreEvent",
     "StoreStats",
     "SupervisionLimits",
     "Value",

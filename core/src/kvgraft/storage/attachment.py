@@ -63,6 +63,7 @@ class Attachment:
         self._line = Line()
         self._trials: dict[Job, list[Breaker]] = {}
         self._polling = threading.Lock()
+        self._entry = threading.Lock()  # nothing is queued after `detach`
         self._close_job: Job | None = None
         self._close_queued = False
         self.pool = WorkerPool(
@@ -82,11 +83,12 @@ class Attachment:
 
     def submit(self, flow: Flow) -> None:
         """Queue a ticket's calls; with an open breaker they end at once with DOWN."""
-        if not self.breakers[flow.access].lets_pass:
-            flow.give_up(Status.DOWN)
-        elif not flow.over:
-            flow.waits_until = self._clock() + self._limits.queue_timeout_s
-            self._line.put(flow)
+        with self._entry:
+            if self.detaching is not None or not self.breakers[flow.access].lets_pass:
+                flow.give_up(Status.DOWN)
+            elif not flow.over:
+                flow.waits_until = self._clock() + self._limits.queue_timeout_s
+                self._line.put(flow)
 
     def poll(self) -> None:
         """Enforce deadlines, try a backend that failed again, go on detaching."""
@@ -105,12 +107,17 @@ class Attachment:
         finally:
             self._polling.release()
 
-    def detach(self, ticket: StorageTicket, deadline_s: float) -> None:
+    def detach(self, deadline_s: float) -> StorageTicket:
         """End queued calls, then close the backend; the ticket's value is True if that worked."""
-        self.detaching = ticket
-        deadline = self._clock() + deadline_s
-        self._close_job = Job(ticket, CLOSE, (0, 0), access=Access.WRITE, deadline=deadline)
+        with self._entry:
+            if self.detaching is None:
+                ticket = self.ticket(0)
+                deadline = self._clock() + deadline_s
+                self._close_job = Job(ticket, CLOSE, (0, 0), access=Access.WRITE, deadline=deadline)
+                self.detaching = ticket
+            ticket = self.detaching
         self.poll()
+        return ticket
 
     # -- on workers
 

@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvgraft.errors import ConfigError
+from kvgraft.storage.events import EventLog
 from kvgraft.storage.status import Status
 
 __all__ = [
     "Capabilities",
     "Damage",
+    "ScatteredValue",
     "StorageBackend",
     "StoreStats",
     "Value",
@@ -36,6 +38,44 @@ class Value(NamedTuple):
     header: memoryview
     payload: memoryview
 
+    @property
+    def parts(self) -> tuple[memoryview, ...]:
+        """All memory of the payload, in order."""
+        return (self.payload,)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the payload, all parts together."""
+        return len(self.payload)
+
+
+class ScatteredValue(Value):
+    """A value in several places; only for backends that claim `scatter`, which use `parts`.
+
+    The parts are one payload: it may be read in other parts than it was stored from. `payload` is
+    the first of them.
+    """
+
+    rest: tuple[memoryview, ...] = ()
+    """All parts but the first."""
+
+    @classmethod
+    def of(cls, header: memoryview, parts: Sequence[memoryview]) -> ScatteredValue:
+        """A value of these parts, in their order."""
+        made = cls(header, parts[0])
+        made.rest = tuple(parts[1:])
+        return made
+
+    @property
+    def parts(self) -> tuple[memoryview, ...]:
+        """All memory of the payload, in order."""
+        return (self.payload, *self.rest)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the payload, all parts together."""
+        return sum(map(len, self.parts))
+
 
 class Capabilities(NamedTuple):
     """A backend's capabilities; the contract suite tests the claimed ones.
@@ -52,6 +92,11 @@ class Capabilities(NamedTuple):
         max_payload_nbytes: longest payload; None without a limit.
         batch_set_nbytes: bytes of payload beyond which a `set_from` call of several keys gets no
             faster; None if more is always better.
+        scatter: takes a `ScatteredValue`; others get its parts joined in `Storage`'s own memory.
+        registers: gains by memory that was registered: `set_from` gets payloads that lie in it as
+            they are, also where the backend is not `synchronous`.
+        events: tells `observe`'s log what it stores and drops; for others `Storage` logs what was
+            stored and removed through it.
     """
 
     durable: bool = False
@@ -61,6 +106,9 @@ class Capabilities(NamedTuple):
     synchronous: bool = False
     max_payload_nbytes: int | None = None
     batch_set_nbytes: int | None = None
+    scatter: bool = False
+    registers: bool = False
+    events: bool = False
 
 
 @dataclass(frozen=True)
@@ -167,6 +215,27 @@ class StorageBackend(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Flush and release everything; calling it again does nothing."""
+
+    def probably_has(self, keys: Sequence[bytes]) -> Sequence[bool | None]:
+        """Per key, whether it is there by what is in memory; None if that does not say.
+
+        On any thread, a scheduler's too: no I/O, no wait for a lock that is held during I/O, and
+        about a microsecond a key. By default nothing is known.
+        """
+        return [None] * len(keys)
+
+    def observe(self, events: EventLog) -> None:  # noqa: B027 - most have nothing to do
+        """Log every change from now on, in order; does nothing without `Capabilities.events`."""
+
+    def register(self, memory: memoryview) -> None:  # noqa: B027 - most have nothing to do
+        """Prepare memory that payloads will lie in, such as for RDMA; by default nothing.
+
+        Raises:
+            OSError: it cannot be registered; calls work without.
+        """
+
+    def unregister(self, memory: memoryview) -> None:  # noqa: B027 - most have nothing to do
+        """Undo `register`; none of the memory is used any more when it returns."""
 
     def pin(self, keys: Sequence[bytes]) -> Sequence[Status]:
         """Keep keys from eviction until `unpin`; OK or MISS per key.

@@ -10,10 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from kvgraft.errors import ConfigError
-from kvgraft.storage.backend import Capabilities, StorageBackend, Value
+from kvgraft.storage.backend import Capabilities, ScatteredValue, StorageBackend, Value
+from kvgraft.storage.events import EventLog
 from kvgraft.storage.keys import Address
-from kvgraft.storage.memory import copy
+from kvgraft.storage.memory import Memory, gather, nbytes_of, parts_of, scatter
 from kvgraft.storage.payload import HEADER_NBYTES, check, encode_header
+from kvgraft.storage.registered import Registered
 from kvgraft.storage.status import Status
 from kvgraft.storage.ticket import Job, Phase
 from kvgraft.storage.workers import Staging
@@ -37,6 +39,7 @@ class Calls:
 
     Attributes:
         capabilities: the capabilities the backend declared.
+        registered: memory that the backend has registered.
 
     Raises:
         ConfigError: it does not say so in a way that makes sense.
@@ -47,6 +50,7 @@ class Calls:
     ) -> None:
         self.backend = backend
         self.capabilities = _capabilities(backend)
+        self.registered = Registered()
         self._fingerprint = fingerprint
         self._clock = clock
 
@@ -55,7 +59,7 @@ class Calls:
         job: Job,
         staging: Staging,
         addresses: Sequence[Address],
-        buffers: Sequence[memoryview],
+        buffers: Sequence[Memory],
     ) -> list[Status] | None:
         """Fetch, and verify the payloads in the caller's memory; None if the job was over.
 
@@ -65,7 +69,7 @@ class Calls:
         begin = job.lend if self.capabilities.synchronous else job.call
         if not begin(self._clock()):
             return None
-        values = self._values(staging, buffers)
+        values = self._values(staging, buffers, lambda buffer: self.capabilities.synchronous)
         keys = [address.key for address in addresses]
         told = _statuses(
             len(keys),
@@ -78,10 +82,10 @@ class Calls:
             for status, value, buffer, address in zip(told, values, buffers, addresses)
         ]
 
-    def _take(self, value: Value, buffer: memoryview, address: Address) -> Status:
+    def _take(self, value: Value, buffer: Memory, address: Address) -> Status:
         header = bytes(value.header)
-        if value.payload is not buffer:
-            copy(buffer, value.payload)
+        if not _is_in(value, buffer):
+            scatter(parts_of(buffer), value.payload)
         return check(header, buffer, address, self._fingerprint)
 
     def set(
@@ -89,23 +93,26 @@ class Calls:
         job: Job,
         staging: Staging,
         addresses: Sequence[Address],
-        buffers: Sequence[memoryview],
+        buffers: Sequence[Memory],
     ) -> list[Status] | None:
         """Put a header in front and store; None if the job was over.
 
-        A synchronous backend reads the caller's memory. Should it do so after the deadline, when
-        that holds something else, the checksum shows it to the next reader.
+        A synchronous backend reads the caller's memory, and so does any where that is registered.
+        Should it do so after the deadline, when that holds something else, the checksum shows it to
+        the next reader.
 
         Raises:
             BackendFailure: see there.
         """
         if not job.enter(Phase.COPYING):
             return None
-        values = self._values(staging, buffers)
+        values = self._values(staging, buffers, self._reads_from)
         for value, buffer, address in zip(values, buffers, addresses):
-            if value.payload is not buffer:
-                copy(value.payload, buffer)
-            value.header[:] = encode_header(address, self._fingerprint, value.payload)
+            mine = _is_in(value, buffer)
+            if not mine:
+                gather(value.payload, parts_of(buffer))
+            payload = buffer if mine else value.payload
+            value.header[:] = encode_header(address, self._fingerprint, payload)
         if not job.call(self._clock()):
             return None
         keys = [address.key for address in addresses]
@@ -114,14 +121,32 @@ class Calls:
             lambda: self.backend.set_from(keys, values, job.deadline - self._clock()),
         )
 
-    def _values(self, staging: Staging, buffers: Sequence[memoryview]) -> list[Value]:
+    def _reads_from(self, buffer: Memory) -> bool:
+        """Whether the backend may read a payload where the caller has it."""
         if self.capabilities.synchronous:
+            return True
+        return self.capabilities.registers and self.registered.holds(parts_of(buffer))
+
+    def _values(
+        self, staging: Staging, buffers: Sequence[Memory], is_usable: Callable[[Memory], bool]
+    ) -> list[Value]:
+        """Values in the callers' memory where it is usable, in a worker's where not."""
+        scatters = self.capabilities.scatter
+        direct = [
+            (scatters or isinstance(buffer, memoryview)) and is_usable(buffer) for buffer in buffers
+        ]
+        if self.capabilities.synchronous and all(direct):
             headers = memoryview(bytearray(HEADER_NBYTES * len(buffers)))
             return [
-                Value(headers[number * HEADER_NBYTES : (number + 1) * HEADER_NBYTES], buffer)
+                _value(headers[number * HEADER_NBYTES : (number + 1) * HEADER_NBYTES], buffer)
                 for number, buffer in enumerate(buffers)
             ]
-        return _guarded(lambda: staging.values([len(buffer) for buffer in buffers]))
+        nbytes = [0 if each else nbytes_of(buffer) for each, buffer in zip(direct, buffers)]
+        staged = _guarded(lambda: staging.values(nbytes))
+        return [
+            _value(value.header, buffer) if each else value
+            for each, value, buffer in zip(direct, staged, buffers)
+        ]
 
     def exists(self, job: Job, addresses: Sequence[Address]) -> list[Status] | None:
         """Ask for hints: OK for probably there, MISS for probably not; None if the job was over.
@@ -135,6 +160,28 @@ class Calls:
         if len(hints) != len(addresses):
             raise BackendFailure(f"exists answered {len(hints)} of {len(addresses)} keys")
         return [Status.OK if hint else Status.MISS for hint in hints]
+
+    def probably_has(self, keys: Sequence[bytes]) -> list[bool | None]:
+        """The backend's hints from memory, on the caller's thread; None where it has none."""
+        try:
+            hints = _guarded(lambda: list(self.backend.probably_has(keys)))
+        except BackendFailure:
+            hints = []
+        return hints if len(hints) == len(keys) else [None] * len(keys)
+
+    def observe(self, events: EventLog) -> None:
+        """Have changes logged; a backend that cannot is not asked."""
+        if self.capabilities.events:
+            _guarded(lambda: self.backend.observe(events))
+
+    def register(self, memory: memoryview) -> None:
+        """Have memory registered, on a worker's thread; payloads in it are used as they are then.
+
+        Raises:
+            BackendFailure: see there.
+        """
+        _guarded(lambda: self.backend.register(memory))
+        self.registered.add(memory)
 
     def remove(self, job: Job, keys: Sequence[bytes]) -> list[Status] | None:
         """Remove; None if the job was over.
@@ -187,6 +234,17 @@ def _capabilities(backend: StorageBackend) -> Capabilities:
                 f"storage: {name}.capabilities: {field} is {given!r:.40}; give {wanted}"
             )
     return told
+
+
+def _value(header: memoryview, buffer: Memory) -> Value:
+    if isinstance(buffer, memoryview):
+        return Value(header, buffer)
+    return ScatteredValue.of(header, buffer)
+
+
+def _is_in(value: Value, buffer: Memory) -> bool:
+    """Whether a value's payload is the caller's memory itself."""
+    return value.payload is (buffer if isinstance(buffer, memoryview) else buffer[0])
 
 
 def _statuses(n_keys: int, call: Callable[[], Sequence[object]]) -> list[Status]:

@@ -7,16 +7,20 @@ An encoding is a tag, a length and the content, so no two values share one.
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 
 from kvgraft.errors import ConfigError
 
-__all__ = ["MAX_DEPTH", "Plain", "decode", "encode"]
+__all__ = ["MAX_DEPTH", "Plain", "decode", "encode", "encode_exact"]
 
 Plain = object
-"""None, an int, a str, bytes, or a tuple of these."""
+"""None, an int, a str, bytes, or a tuple of these; in a fingerprint also a bool."""
 
 MAX_DEPTH = 16
 """Tuples inside tuples."""
+
+BOOLS: Mapping[bool, bytes] = {True: b"T", False: b"F"}
+"""Tags of the two, which have no content."""
 
 
 def encode(value: Plain, subject: str = "value", depth: int = MAX_DEPTH) -> bytes:
@@ -34,7 +38,23 @@ def encode(value: Plain, subject: str = "value", depth: int = MAX_DEPTH) -> byte
         ConfigError: another type, also inside a tuple; bool and float among them, because `True`,
             `1` and `1.0` are equal in Python and not in storage.
     """
-    return _encode(value, subject, depth)
+    return _encode(value, subject, depth, {})
+
+
+def encode_exact(value: Plain, subject: str = "value", depth: int = MAX_DEPTH) -> bytes:
+    """As `encode`, and takes `bool`: `True` and `1` get different bytes, although they are equal.
+
+    For values that are only named and never looked up in a table, such as a fingerprint's.
+
+    Args:
+        value: None, a bool, an int, a str, bytes, or a tuple of these.
+        subject: what it is, for the message.
+        depth: tuples inside tuples that are taken.
+
+    Raises:
+        ConfigError: another type, also inside a tuple.
+    """
+    return _encode(value, subject, depth, BOOLS)
 
 
 def decode(encoded: bytes, depth: int = MAX_DEPTH) -> Plain:
@@ -53,9 +73,11 @@ def decode(encoded: bytes, depth: int = MAX_DEPTH) -> Plain:
     return value
 
 
-def _encode(value: object, subject: str, depth: int) -> bytes:
+def _encode(value: object, subject: str, depth: int, bools: Mapping[bool, bytes]) -> bytes:
     if value is None:
         return b"n"
+    if isinstance(value, bool) and bools:
+        return bools[value]
     if isinstance(value, int) and not isinstance(value, bool):
         number = int(value)
         return _tagged(b"i", number.to_bytes(number.bit_length() // 8 + 1, "big", signed=True))
@@ -64,12 +86,13 @@ def _encode(value: object, subject: str, depth: int) -> bytes:
     if isinstance(value, bytes):
         return _tagged(b"b", bytes(value))
     if isinstance(value, tuple) and depth > 0:
-        return _tagged(b"t", b"".join(_encode(each, subject, depth - 1) for each in value))
+        return _tagged(b"t", b"".join(_encode(each, subject, depth - 1, bools) for each in value))
     if isinstance(value, tuple):
         raise ConfigError(f"{subject}: tuples nest deeper than {MAX_DEPTH}; use a flat tuple")
+    kinds = "None, bool, int" if bools else "None, int"
     raise ConfigError(
         f"{subject}: {value!r:.60} is a {type(value).__name__}, which has no canonical bytes; "
-        "use None, int, str, bytes or tuples of them"
+        f"use {kinds}, str, bytes or tuples of them"
     )
 
 
@@ -81,6 +104,8 @@ def _decode(encoded: memoryview, start: int, depth: int) -> tuple[Plain, int]:
     tag = bytes(encoded[start : start + 1])
     if tag == b"n":
         return None, start + 1
+    if tag in BOOLS.values():
+        return tag == BOOLS[True], start + 1
     if len(encoded) < start + 9:
         raise ValueError(f"cut at byte {start}")
     (length,) = struct.unpack_from("<Q", encoded, start + 1)

@@ -41,7 +41,7 @@ STORAGE_GROUP = "kvgraft.storage"
 PACKAGES = {name: f"plugins/{name}" for name in ("file", "mooncake", "s3", "valkey")}
 """Where the backends are that are kept with the core."""
 
-STORAGE_API = "1.0"
+STORAGE_API = "1.1"
 """The version of the backend interface this core has; counted apart from the components' one."""
 
 

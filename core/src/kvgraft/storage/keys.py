@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvgraft.errors import ConfigError
-from kvgraft.storage.canonical import Plain, encode
+from kvgraft.storage.canonical import Plain, encode, encode_exact
 
 __all__ = [
     "COMPONENT_NBYTES",
@@ -35,6 +35,9 @@ HASH_NBYTES = 32
 
 TOKEN_NBYTES = 4
 """Bytes of one token: int32, little-endian."""
+
+MIN_DIGEST_NBYTES, MAX_DIGEST_NBYTES = 8, 256
+"""Shortest and longest hash that an engine may name a block by."""
 
 COMPONENT_NBYTES = 64
 """Longest name of a component in storage, in UTF-8."""
@@ -89,7 +92,7 @@ class Fingerprint:
             "salt": self.salt,
         }
         return b"kvgraft fingerprint 1\0" + b"".join(
-            encode((name, value), f"fingerprint {name}") for name, value in fields.items()
+            encode_exact((name, value), f"fingerprint {name}") for name, value in fields.items()
         )
 
 
@@ -105,6 +108,47 @@ class Address(NamedTuple):
     key: bytes
     component: str
     namespace: bytes
+
+    @classmethod
+    def foreign(
+        cls, fingerprint: Fingerprint, digest: bytes, group: str = "kv", namespace: Plain = None
+    ) -> Address:
+        """The address of data that an engine names by a hash of its own; 3 µs.
+
+        `Storage.address` does it with the storage's own fingerprint. An engine's hash says which
+        tokens, tenant and adapter; what it does not say (model, weights, element type, layout,
+        parallelism) belongs into the fingerprint. Otherwise one model reads what another stored.
+
+        Args:
+            fingerprint: what computes the data; the one that the `Storage` was made with.
+            digest: the engine's hash of the block and of all blocks before it, 8 to 256 bytes.
+            group: the part of the model whose data it is, such as a KV cache group; 1 to 64 bytes.
+            namespace: keeps tenants apart whom the digest does not.
+
+        Raises:
+            ConfigError: no fingerprint, a digest of another type or length, or a group or
+                namespace that has no encoding.
+        """
+        given: object = fingerprint
+        if not isinstance(given, Fingerprint):
+            raise ConfigError(
+                f"foreign address: {given!r:.40} is a {type(given).__name__}, not a "
+                "Fingerprint; make one of everything that the engine's hash does not say"
+            )
+        given = digest
+        if not isinstance(given, bytes):
+            raise ConfigError(
+                f"foreign address: digest {given!r:.40} is a {type(given).__name__}, not bytes; "
+                "give the engine's block hash"
+            )
+        if not MIN_DIGEST_NBYTES <= len(digest) <= MAX_DIGEST_NBYTES:
+            raise ConfigError(
+                f"foreign address: digest has {len(digest)} bytes, not {MIN_DIGEST_NBYTES} to "
+                f"{MAX_DIGEST_NBYTES}; give the engine's block hash"
+            )
+        name, tenant = component_bytes(group), namespace_digest(namespace)
+        named = fingerprint.digest + tenant + len(digest).to_bytes(2, "little") + digest + name
+        return cls(hashlib.sha256(b"kvgraft foreign key 1\0" + named).digest(), group, tenant)
 
 
 def component_bytes(component: str) -> bytes:

@@ -21,6 +21,8 @@ class SupervisionLimits:
         batch_nbytes, batch_keys: most that goes into one backend call; more is cut into several.
         failure_limit: failing calls in a row that open the breaker.
         cooldown_s, cooldown_limit_s: time to the first trial, and the longest one.
+        hinted_keys: keys whose last answer `probably_has` remembers; 0.2 KiB each once it is used.
+        hint_absent_s: seconds for which it remembers that a key was not there.
     """
 
     deadline_s: float = 5.0
@@ -32,3 +34,5 @@ class SupervisionLimits:
     failure_limit: int = 3
     cooldown_s: float = 1.0
     cooldown_limit_s: float = 60.0
+    hinted_keys: int = 65_536
+    hint_absent_s: float = 1.0

@@ -4,14 +4,32 @@ from __future__ import annotations
 
 import abc
 import mmap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-__all__ = ["BLOCK_NBYTES", "Buffers", "aligned", "as_bytes", "copy", "is_aligned", "round_up"]
+__all__ = [
+    "BLOCK_NBYTES",
+    "Buffers",
+    "Memory",
+    "address_of",
+    "aligned",
+    "as_bytes",
+    "copy",
+    "gather",
+    "is_aligned",
+    "nbytes_of",
+    "parts_of",
+    "round_up",
+    "scatter",
+]
 
 BLOCK_NBYTES = 4096
 """Alignment of direct I/O in bytes: in memory, in length and on disk."""
+
+
+Memory = memoryview | tuple[memoryview, ...]
+"""The memory of one payload: bytes in one place, or in parts in their order."""
 
 
 class Buffers(abc.ABC):
@@ -22,8 +40,8 @@ class Buffers(abc.ABC):
         """Payloads."""
 
     @abc.abstractmethod
-    def __getitem__(self, part: slice) -> list[memoryview]:
-        """The memory of some of them, contiguous bytes each; on any thread."""
+    def __getitem__(self, part: slice) -> Sequence[Memory]:
+        """The memory of some of them, contiguous bytes each or parts of those; on any thread."""
 
     @abc.abstractmethod
     def sizes(self) -> Iterable[int]:
@@ -49,13 +67,44 @@ def as_bytes(buffer: object) -> memoryview:
     return memoryview(buffer).cast("B")  # type: ignore[arg-type]
 
 
+def parts_of(memory: Memory) -> tuple[memoryview, ...]:
+    """All of its parts, in order."""
+    return memory if isinstance(memory, tuple) else (memory,)
+
+
+def nbytes_of(memory: Memory) -> int:
+    """Bytes of all its parts."""
+    return len(memory) if isinstance(memory, memoryview) else sum(map(len, memory))
+
+
+def address_of(view: memoryview) -> int:
+    """Where memory starts; at least one byte."""
+    return int(np.frombuffer(view, np.uint8).ctypes.data)
+
+
 def is_aligned(view: memoryview) -> bool:
     """Whether direct I/O can use it as it is."""
     if len(view) % BLOCK_NBYTES:
         return False
-    return int(np.frombuffer(view, np.uint8).ctypes.data) % BLOCK_NBYTES == 0
+    return address_of(view) % BLOCK_NBYTES == 0
 
 
 def copy(target: memoryview, source: memoryview) -> None:
     """Copy bytes of equal number; numpy releases the interpreter lock while it does."""
     np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
+
+
+def gather(target: memoryview, parts: Iterable[memoryview]) -> None:
+    """Copy parts one behind the other; `target` is as long as all of them."""
+    start = 0
+    for part in parts:
+        copy(target[start : start + len(part)], part)
+        start += len(part)
+
+
+def scatter(parts: Iterable[memoryview], source: memoryview) -> None:
+    """Undo `gather`."""
+    start = 0
+    for part in parts:
+        copy(part, source[start : start + len(part)])
+        start += len(part)

@@ -47,6 +47,8 @@ _SEAL = struct.Struct("<Q")
 _ZERO = bytes(48)
 
 Buffer = bytes | bytearray | memoryview
+Payload = Buffer | tuple[memoryview, ...]
+"""A payload, whole or in parts; its checksum is that of the parts one behind the other."""
 
 
 class Header(NamedTuple):
@@ -67,19 +69,19 @@ class Header(NamedTuple):
     checksum: bytes
 
 
-def encode_header(address: Address, fingerprint: bytes, payload: Buffer) -> bytes:
+def encode_header(address: Address, fingerprint: bytes, payload: Payload) -> bytes:
     """The 256 bytes that go in front of a payload; reads all of it (0.1 ms per MiB)."""
     fields = _FIELDS.pack(
         MAGIC,
         FORMAT_VERSION,
         HEADER_NBYTES,
         0,
-        len(payload),
+        _nbytes(payload),
         address.key,
         address.namespace,
         fingerprint,
         component_bytes(address.component),
-        xxhash.xxh3_128_digest(payload),
+        _checksum(payload),
         _ZERO,
     )
     return fields + _SEAL.pack(xxhash.xxh3_64_intdigest(fields))
@@ -103,7 +105,7 @@ def decode_header(header: Buffer) -> Header | Status:
     return Header(key, namespace, fingerprint, name, nbytes, checksum)
 
 
-def check(header: Buffer, payload: Buffer, address: Address, fingerprint: bytes) -> Status:
+def check(header: Buffer, payload: Payload, address: Address, fingerprint: bytes) -> Status:
     """Whether a payload that was read back is the one asked for, to the last bit.
 
     Returns:
@@ -116,9 +118,10 @@ def check(header: Buffer, payload: Buffer, address: Address, fingerprint: bytes)
     mine = (address.key, address.namespace, fingerprint, address.component)
     if (found.key, found.namespace, found.fingerprint, found.component) != mine:
         return Status.STALE
-    if found.nbytes > len(payload):
+    nbytes = _nbytes(payload)
+    if found.nbytes > nbytes:
         return Status.TOO_LARGE
-    if found.nbytes < len(payload) or xxhash.xxh3_128_digest(payload) != found.checksum:
+    if found.nbytes < nbytes or _checksum(payload) != found.checksum:
         return Status.CORRUPT
     return Status.OK
 
@@ -135,3 +138,16 @@ def damage(key: bytes, header: Buffer, payload: Buffer) -> str | None:
     if xxhash.xxh3_128_digest(payload) != found.checksum:
         return f"payload of {len(payload)} bytes does not match its checksum"
     return None
+
+
+def _nbytes(payload: Payload) -> int:
+    return sum(map(len, payload)) if isinstance(payload, tuple) else len(payload)
+
+
+def _checksum(payload: Payload) -> bytes:
+    if not isinstance(payload, tuple):
+        return xxhash.xxh3_128_digest(payload)
+    digest = xxhash.xxh3_128()
+    for part in payload:
+        digest.update(part)
+    return digest.digest()

@@ -1,4 +1,4 @@
-"""The storage tier as a scheduler sees it: calls that return at once and tickets that end in time.
+"""A store as a scheduler sees it: calls that return at once and tickets that end in time.
 
 A backend runs on worker threads behind a circuit breaker. It may fail, stall, lie or be taken away
 while the cache serves; callers see only misses and counters (S9, S10, S11).
@@ -7,6 +7,7 @@ while the cache serves; callers see only misses and counters (S9, S10, S11).
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -16,11 +17,15 @@ from kvgraft.storage.attachment import Attachment
 from kvgraft.storage.backend import Capabilities, StorageBackend
 from kvgraft.storage.breaker import Access, BreakerState
 from kvgraft.storage.calls import BackendFailure
+from kvgraft.storage.canonical import Plain
+from kvgraft.storage.completions import Completions
 from kvgraft.storage.counters import Counters
+from kvgraft.storage.events import Change, EventLog
+from kvgraft.storage.hints import Hints
 from kvgraft.storage.keys import Address, Fingerprint
 from kvgraft.storage.limits import SupervisionLimits
 from kvgraft.storage.line import Flow
-from kvgraft.storage.memory import Buffers, as_bytes
+from kvgraft.storage.memory import Buffers, Memory, address_of, as_bytes, nbytes_of
 from kvgraft.storage.status import WRONG, Status
 from kvgraft.storage.ticket import Job, StorageTicket
 from kvgraft.storage.workers import Staging
@@ -31,8 +36,11 @@ __all__ = ["Storage"]
 class Storage:
     """A supervised store; every method but `close` returns at once.
 
-    One thread, the scheduler's, calls it. Buffers may be anything contiguous with the buffer
-    protocol; they must stay as they are until their ticket is done.
+    Any thread may call any method, and look at, wait for and cancel any ticket. Several calls of
+    one thread may be carried out in another order; wait for a ticket where that matters.
+
+    A buffer is anything contiguous with the buffer protocol, or a list or tuple of those: parts of
+    one payload, in their order. Buffers must stay as they are until their ticket is done.
 
     Args:
         fingerprint: of the model that computes the data; data of another one is never handed out.
@@ -57,6 +65,10 @@ class Storage:
         self.counters = Counters()
         self.store_number = 0
         self._clock = clock
+        self._lock = threading.RLock()
+        self._events: EventLog | None = None
+        self._hints: Hints | None = None
+        self._registered: list[memoryview] = []
         self._attachment: Attachment | None = None
         if backend is not None:
             self.attach(backend)
@@ -104,15 +116,20 @@ class Storage:
                 f"storage: a store is an open StorageBackend, not a {type(backend).__name__}; "
                 "open one with kvgraft.storage.open_storage(url)"
             )
-        if self._attachment is not None:
-            self._attachment.poll()
-            if not self._attachment.closed:
-                doing = "attached" if self.attached else "still being detached"
-                raise ConfigError(f"storage: a store is {doing}; detach it and wait until done")
-        self._attachment = Attachment(
-            backend, self.fingerprint.digest, self.limits, self.counters, self._clock
-        )
-        self.store_number += 1
+        with self._lock:
+            if self._attachment is not None:
+                self._attachment.poll()
+                if not self._attachment.closed:
+                    doing = "attached" if self.attached else "still being detached"
+                    raise ConfigError(f"storage: a store is {doing}; detach it and wait until done")
+            self._attachment = Attachment(
+                backend, self.fingerprint.digest, self.limits, self.counters, self._clock
+            )
+            self.forget_store()
+            if self._events is not None:
+                self._observe(self._attachment, self._events)
+            for memory in self._registered:
+                self._register(self._attachment, memory)
 
     def detach(self, deadline_s: float | None = None) -> StorageTicket:
         """Take no more calls, end those there are, close the store and let go of it.
@@ -124,15 +141,14 @@ class Storage:
         attachment = self._attachment
         if attachment is None:
             return self._ticket(0)
-        if attachment.detaching is not None:
-            return attachment.detaching
-        ticket = self._ticket(0)
-        attachment.detach(ticket, self._seconds(deadline_s))
-        return ticket
+        return attachment.detach(self._seconds(deadline_s))
 
     def forget_store(self) -> None:
         """Count the store as another one from now on, since its content is about to change."""
-        self.store_number += 1
+        with self._lock:
+            self.store_number += 1
+            if self._hints is not None:
+                self._hints.clear()
 
     def close(self, timeout_s: float = 10.0) -> bool:
         """Detach and wait, at the end of a process; whether the store was closed in time."""
@@ -143,6 +159,20 @@ class Storage:
         """Enforce deadlines, try a store that failed again, go on detaching; for every step."""
         if self._attachment is not None:
             self._attachment.poll()
+
+    # -- names, and how calls end
+
+    def address(self, digest: bytes, group: str = "kv", namespace: Plain = None) -> Address:
+        """The address of data that an engine names by a hash of its own; see `Address.foreign`.
+
+        Raises:
+            ConfigError: see there.
+        """
+        return Address.foreign(self.fingerprint, digest, group, namespace)
+
+    def completions(self) -> Completions:
+        """A new queue that hands out tickets when they are done, for one poll a step."""
+        return Completions(self.poll)
 
     # -- calls
 
@@ -170,6 +200,7 @@ class Storage:
         def run(attachment: Attachment, job: Job, staging: Staging) -> list[Status] | None:
             mine = addresses[job.first : job.last]
             statuses = attachment.calls.get(job, staging, mine, views[job.first : job.last])
+            self._note(attachment, "get", [each.key for each in mine], statuses)
             wrong = [each.key for each, told in zip(mine, statuses or ()) if told in WRONG]
             if wrong and job.call(self._clock()):
                 self._discard(attachment, wrong)
@@ -203,7 +234,7 @@ class Storage:
 
         def run(attachment: Attachment, job: Job, staging: Staging) -> list[Status] | None:
             mine, memory = addresses[job.first : job.last], views[job.first : job.last]
-            if longest is not None and any(len(view) > longest for view in memory):
+            if longest is not None and any(nbytes_of(each) > longest for each in memory):
                 return [Status.TOO_LARGE] * job.n_keys
             known: frozenset[int] = frozenset()
             if only_missing:
@@ -221,6 +252,7 @@ class Storage:
             )
             if told is None:
                 return None
+            self._note(attachment, "set", [mine[number].key for number in missing], told)
             fresh = iter(told)
             return [Status.OK if number in known else next(fresh) for number in range(job.n_keys)]
 
@@ -247,7 +279,10 @@ class Storage:
         """Ask what is probably there (OK) or probably not (MISS): a hint."""
 
         def run(attachment: Attachment, job: Job, staging: Staging) -> list[Status] | None:
-            return attachment.calls.exists(job, addresses[job.first : job.last])
+            mine = addresses[job.first : job.last]
+            statuses = attachment.calls.exists(job, mine)
+            self._note(attachment, "exists", [each.key for each in mine], statuses)
+            return statuses
 
         n_keys = len(addresses)
         batches = self._batches(itertools.repeat(0, n_keys))
@@ -260,10 +295,25 @@ class Storage:
         keys = [address.key for address in addresses]
 
         def run(attachment: Attachment, job: Job, staging: Staging) -> list[Status] | None:
-            return attachment.calls.remove(job, keys[job.first : job.last])
+            mine = keys[job.first : job.last]
+            statuses = attachment.calls.remove(job, mine)
+            self._note(attachment, "remove", mine, statuses)
+            return statuses
 
         batches = self._batches(itertools.repeat(0, len(keys)))
         return self._submit("remove", Access.WRITE, len(keys), batches, run, deadline_s)
+
+    def clear(self, deadline_s: float | None = None) -> StorageTicket:
+        """Remove everything that is the store's; `value` is True once that is done."""
+
+        def clear(backend: StorageBackend) -> None:
+            backend.clear()
+            if self._hints is not None:
+                self._hints.clear()
+            if self._events is not None and not backend.capabilities.events:
+                self._events.clear()
+
+        return self.ask("clear", clear, deadline_s, access=Access.WRITE)
 
     def flush(self, deadline_s: float | None = None) -> StorageTicket:
         """Make the data of completed tickets durable; `value` is True if it is."""
@@ -288,8 +338,16 @@ class Storage:
         Returns:
             Its `value` is the answer, True for None; it stays None where there was none.
         """
-        ticket = self._ticket(0)
+        return self._ask(verb, question, deadline_s, access, self._ticket(0))
 
+    def _ask(
+        self,
+        verb: str,
+        question: Callable[[StorageBackend], object],
+        deadline_s: float | None,
+        access: Access,
+        ticket: StorageTicket,
+    ) -> StorageTicket:
         def run(attachment: Attachment, job: Job, staging: Staging) -> list[Status] | None:
             answers = attachment.calls.ask(job, question)
             if answers is None:
@@ -299,7 +357,145 @@ class Storage:
 
         return self._submit(verb, access, 0, iter([(0, 0)]), run, deadline_s, ticket)
 
+    # -- what the store holds, without asking it
+
+    def probably_has(self, addresses: Sequence[Address]) -> list[bool | None]:
+        """Whether payloads are there, by what is in memory: at once, a microsecond or two a key.
+
+        A hint, and it may be out of date: what is True may be evicted, and is then a miss of
+        `get`; what is False may be stored by another process. While reads are not let through
+        (`state_of(Access.READ)`), nothing can be had and all is False. The last answers about
+        `SupervisionLimits.hinted_keys` keys are remembered from the first call on; some backends,
+        `file` among them, know all of their keys.
+
+        Args:
+            addresses: what they are called.
+
+        Returns:
+            Per address: True, probably there; False, probably not; None, not known, so ask
+            `exists`, after which it is.
+        """
+        attachment = self._attachment
+        if attachment is None or attachment.detaching is not None:
+            return [False] * len(addresses)
+        if not attachment.breakers[Access.READ].lets_pass:
+            return [False] * len(addresses)
+        hints = self._hints
+        if hints is None:
+            with self._lock:
+                limits = self.limits
+                made = Hints(limits.hinted_keys, limits.hint_absent_s, self._clock)
+                hints = self._hints = self._hints or made
+        told = attachment.calls.probably_has([address.key for address in addresses])
+        return [
+            hints.of(address.key) if hint is None else hint
+            for address, hint in zip(addresses, told)
+        ]
+
+    def events(self, limit: int | None = None) -> EventLog:
+        """The log of what is stored and dropped from the first call on; one a storage.
+
+        It begins with `CLEARED` where another store is attached later. Changes that other
+        processes make are in it as far as the backend finds out.
+
+        Args:
+            limit: most events that wait to be taken; counts in the first call, 65,536 by default.
+        """
+        with self._lock:
+            if self._events is None:
+                self._events = EventLog() if limit is None else EventLog(limit)
+                if self._attachment is not None:
+                    self._observe(self._attachment, self._events)
+            return self._events
+
+    # -- memory
+
+    def register(self, buffer: object) -> StorageTicket:
+        """Say that payloads will lie in this memory, now and in stores attached later.
+
+        A backend that gains by it prepares it, such as for RDMA, and stores payloads from there
+        without a copy; for others this does nothing. The memory must not be freed before the
+        ticket of `unregister` is done. The larger the better: a whole pool, once.
+
+        Returns:
+            Its `value` is True once the memory is in use as such, False where that failed (`error`
+            says why; calls work without) or no store is attached.
+
+        Raises:
+            ConfigError: no contiguous memory.
+        """
+        memory = _view("register", 0, buffer, writable=False)
+        with self._lock:
+            self._registered.append(memory)
+            return self._register(self._attachment, memory)
+
+    def unregister(self, buffer: object) -> StorageTicket:
+        """Undo `register` of the same memory, after the tickets of its payloads are done.
+
+        Raises:
+            ConfigError: it is not registered.
+        """
+        memory = _view("unregister", 0, buffer, writable=False)
+        place = address_of(memory), len(memory)
+        with self._lock:
+            known = [each for each in self._registered if (address_of(each), len(each)) == place]
+            if not known:
+                raise ConfigError(
+                    f"storage unregister: {len(memory)} bytes at {place[0]:#x} are not registered; "
+                    "give the memory that was given to register"
+                )
+            self._registered.remove(known[0])
+            attachment = self._attachment
+        if attachment is None or not attachment.calls.capabilities.registers:
+            return self._answered(value=True)
+        attachment.calls.registered.remove(memory)
+        return self.ask("unregister", lambda backend: backend.unregister(known[0]))
+
     # -- inside
+
+    def _answered(self, *, value: bool) -> StorageTicket:
+        ticket = self._ticket(0)
+        ticket.value = value
+        return ticket
+
+    def _register(self, attachment: Attachment | None, memory: memoryview) -> StorageTicket:
+        if attachment is None or not attachment.calls.capabilities.registers:
+            return self._answered(value=attachment is not None)
+        ticket = self._ticket(0)
+
+        def register(backend: StorageBackend) -> bool:
+            try:
+                attachment.calls.register(memory)
+            except BackendFailure as failure:  # no fault of calls for data
+                ticket.error = f"register: {failure}"
+                self.counters.add("register.errors")
+                return False
+            return True
+
+        return self._ask("register", register, None, Access.WRITE, ticket)
+
+    def _observe(self, attachment: Attachment, events: EventLog) -> None:
+        events.clear()
+        attachment.calls.observe(events)
+
+    def _note(
+        self,
+        attachment: Attachment,
+        verb: str,
+        keys: Sequence[bytes],
+        statuses: Sequence[Status] | None,
+    ) -> None:
+        """Remember what a call said, for `probably_has` and `events`."""
+        if statuses is None:
+            return
+        if self._hints is not None:
+            self._hints.note(verb, keys, statuses)
+        if self._events is None or attachment.calls.capabilities.events:
+            return
+        change = {"set": Change.STORED, "remove": Change.REMOVED}.get(verb)
+        if change is not None:
+            done = [key for key, status in zip(keys, statuses) if status is Status.OK]
+            self._events.add(change, done)
 
     def _seconds(self, deadline_s: float | None) -> float:
         if deadline_s is None:
@@ -342,6 +538,7 @@ class Storage:
             self.counters.add("discard.errors")
         else:
             self.counters.add_statuses("discard", told)
+            self._note(attachment, "remove", keys, told)
 
     def _batches(
         self, sizes: Iterable[int], most: int | None = None, longest: int | None = None
@@ -372,17 +569,17 @@ def _cut(
 class _Views(Buffers):
     """Buffers that are there."""
 
-    def __init__(self, views: list[memoryview]) -> None:
+    def __init__(self, views: list[Memory]) -> None:
         self._views = views
 
     def __len__(self) -> int:
         return len(self._views)
 
-    def __getitem__(self, part: slice) -> list[memoryview]:
+    def __getitem__(self, part: slice) -> list[Memory]:
         return self._views[part]
 
     def sizes(self) -> Iterable[int]:
-        return map(len, self._views)
+        return map(nbytes_of, self._views)
 
 
 def _views(
@@ -399,17 +596,28 @@ def _views(
         )
     if isinstance(buffers, Buffers):
         return buffers
-    views = []
+    views: list[Memory] = []
     for number, buffer in enumerate(buffers):
-        try:
-            view = as_bytes(buffer)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(
-                f"storage {verb}: buffer {number} is a {type(buffer).__name__}: {error}; "
-                "give contiguous memory"
-            ) from None
-        if not len(view) or (writable and view.readonly):
-            fault = "read-only" if len(view) else "empty"
-            raise ConfigError(f"storage {verb}: buffer {number} is {fault}; give other memory")
-        views.append(view)
+        if isinstance(buffer, (list, tuple)) and len(buffer) != 1:
+            parts = tuple(_view(verb, number, each, writable=writable) for each in buffer)
+            if not parts:
+                raise ConfigError(f"storage {verb}: buffer {number} has no parts; give memory")
+            views.append(parts)
+        else:
+            whole = buffer[0] if isinstance(buffer, (list, tuple)) else buffer
+            views.append(_view(verb, number, whole, writable=writable))
     return _Views(views)
+
+
+def _view(verb: str, number: int, buffer: object, *, writable: bool) -> memoryview:
+    try:
+        view = as_bytes(buffer)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"storage {verb}: buffer {number} is a {type(buffer).__name__}: {error}; "
+            "give contiguous memory"
+        ) from None
+    if not len(view) or (writable and view.readonly):
+        fault = "read-only" if len(view) else "empty"
+        raise ConfigError(f"storage {verb}: buffer {number} is {fault}; give other memory")
+    return view

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from kvgraft.errors import ConfigError
 from kvgraft.storage.breaker import Access
 from kvgraft.storage.status import Status
 
@@ -44,6 +45,9 @@ class StorageTicket:
         statuses: per key, None while it is not known.
         value: the result of a call without keys.
         error: why the backend failed, for people; a program needs only the statuses.
+        tag: the caller's, given to `Completions.watch`; None until then.
+
+    Any thread may look at it, wait for it and cancel it.
     """
 
     __slots__ = (
@@ -54,9 +58,12 @@ class StorageTicket:
         "_lent",
         "_open_jobs",
         "_poll",
+        "_watched",
+        "_watcher",
         "cancelled",
         "error",
         "statuses",
+        "tag",
         "value",
     )
 
@@ -64,11 +71,14 @@ class StorageTicket:
         self.statuses: list[Status | None] = [None] * n_keys
         self.value: object = None
         self.error: str | None = None
+        self.tag: object = None
         self.cancelled = False
         self._open_jobs = 0
         self._lent = 0
         self._jobs: set[Job] = set()
         self._flow: Flow | None = None
+        self._watched = False
+        self._watcher: Callable[[StorageTicket], None] | None = None
         self._poll = poll
         self._count = count
         self._changed = threading.Condition(threading.RLock())
@@ -102,6 +112,28 @@ class StorageTicket:
             for job in list(self._jobs):
                 job.give_up()
 
+    # -- for a queue of completions
+
+    def watch(self, watcher: Callable[[StorageTicket], None], tag: object) -> None:
+        """Tell this watcher, once, when it is done; at once if it is.
+
+        Raises:
+            ConfigError: it has or had a watcher.
+        """
+        with self._changed:
+            if self._watched:
+                raise ConfigError("storage ticket: is watched already; watch it in one queue")
+            self._watched = True
+            self._watcher = watcher
+            self.tag = tag
+            self._tell_if_done()
+
+    def _tell_if_done(self) -> None:
+        """After a change: tell the watcher if that was the last one."""
+        if self._watcher is not None and not self._open_jobs and not self._lent:
+            watcher, self._watcher = self._watcher, None
+            watcher(self)
+
     # -- for the line
 
     def changing(self) -> threading.Condition:
@@ -118,6 +150,7 @@ class StorageTicket:
         self._flow = None
         self._open_jobs -= 1
         self._changed.notify_all()
+        self._tell_if_done()
 
     def refuse(self, verb: str, status: Status) -> None:
         """None of its keys is asked for."""
@@ -145,6 +178,7 @@ class StorageTicket:
         """Give up: unfinished keys become TIMEOUT. The memory is free once `done` says so."""
         with self._changed:
             self.cancelled = True
+            self._give_up()
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until it is done, at most `timeout_s` seconds; not for a scheduler's thread."""
@@ -242,6 +276,7 @@ class Job:
                     self.lent = False
                     self.ticket._lent -= 1
                     self.ticket._changed.notify_all()
+                    self.ticket._tell_if_done()
                 return True
             if self.settled or self.ticket.cancelled:
                 return False
@@ -277,6 +312,7 @@ class Job:
             ticket.statuses[self.first : self.last] = statuses
             ticket._open_jobs -= 1
             ticket._changed.notify_all()
+            ticket._tell_if_done()
             return True
 
     def answer(self, value: object) -> None:

@@ -24,7 +24,10 @@ class Staging:
         self._memory = aligned(nbytes)  # untouched pages cost nothing
 
     def values(self, nbytes: Sequence[int]) -> list[Value]:
-        """Memory for payloads of these lengths, each at a block; headers are zero."""
+        """Memory for payloads of these lengths, each at a block; headers are zero.
+
+        A length of 0 gives a header only.
+        """
         headers = round_up(HEADER_NBYTES * len(nbytes))
         needed = headers + sum(round_up(each) for each in nbytes)
         if needed > len(self._memory):

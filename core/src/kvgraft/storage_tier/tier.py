@@ -13,7 +13,6 @@ from kvgraft.packages.dispatch import Mounted
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.request import expect_key
 from kvgraft.storage import (
-    Access,
     Fingerprint,
     Storage,
     StorageBackend,
@@ -168,7 +167,7 @@ class StorageTier:
         Data stored until the ticket is done may be removed or not; it counts as removed.
         """
         self.client.forget_store()
-        self._clearing = self.client.ask("clear", lambda store: store.clear(), access=Access.WRITE)
+        self._clearing = self.client.clear()
         return self._clearing
 
     # -- requests

@@ -8,6 +8,7 @@ from time import perf_counter
 from kvgraft.errors import ContractViolation, KvgraftError
 from kvgraft.testing.result import Result, Status
 from kvgraft.testing.storage import keeping as _keeping  # noqa: F401 - fills STORAGE_CLAUSES
+from kvgraft.testing.storage import knowing as _knowing  # noqa: F401 - fills STORAGE_CLAUSES
 from kvgraft.testing.storage import moving as _moving  # noqa: F401 - fills STORAGE_CLAUSES
 from kvgraft.testing.storage.clause import STORAGE_CLAUSES, StorageClause
 from kvgraft.testing.storage.subject import Opener, StorageSubject, opener_of

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 
 from kvgraft.storage import (
     Capabilities,
+    Change,
     Damage,
+    EventLog,
     Status,
     StorageBackend,
     StoreStats,
@@ -37,11 +39,14 @@ class MemoryBackend(StorageBackend):
         self.stored: OrderedDict[bytes, tuple[bytes, bytes]] = OrderedDict()
         """The stored header and payload by key, for tests to read and to damage."""
         self.closed = False
+        self._events: EventLog | None = None
 
     @property
     def capabilities(self) -> Capabilities:
         """Not durable, not shared."""
-        return Capabilities(evicts=True, max_payload_nbytes=self._longest)
+        return Capabilities(
+            evicts=True, max_payload_nbytes=self._longest, scatter=True, events=True
+        )
 
     def exists(self, keys: Sequence[bytes]) -> Sequence[bool]:
         """Per key, whether it is there."""
@@ -62,16 +67,27 @@ class MemoryBackend(StorageBackend):
         with self._lock:
             return [self._set(key, value) for key, value in zip(keys, values)]
 
+    def probably_has(self, keys: Sequence[bytes]) -> Sequence[bool | None]:
+        """Per key, whether it is there."""
+        return [key in self.stored for key in keys]
+
+    def observe(self, events: EventLog) -> None:
+        """Log changes from now on."""
+        self._events = events
+
     def remove(self, keys: Sequence[bytes]) -> Sequence[Status]:
         """Remove keys."""
         with self._lock:
             gone = [self.stored.pop(key, None) for key in keys]
+            self._log(Change.REMOVED, [key for key, each in zip(keys, gone) if each is not None])
         return [Status.MISS if each is None else Status.OK for each in gone]
 
     def clear(self) -> None:
         """Remove everything."""
         with self._lock:
             self.stored.clear()
+            if self._events is not None:
+                self._events.clear()
 
     def flush(self) -> None:
         """Nothing is durable here."""
@@ -105,24 +121,33 @@ class MemoryBackend(StorageBackend):
         if found is None:
             return Status.MISS
         header, payload = found
-        if len(payload) != len(value.payload):
-            return Status.TOO_LARGE if len(payload) > len(value.payload) else Status.CORRUPT
+        if len(payload) != value.nbytes:
+            return Status.TOO_LARGE if len(payload) > value.nbytes else Status.CORRUPT
         self.stored.move_to_end(key)
         value.header[:] = header
-        value.payload[:] = payload
+        start = 0
+        for part in value.parts:
+            part[:] = payload[start : start + len(part)]
+            start += len(part)
         return Status.OK
 
     def _set(self, key: bytes, value: Value) -> Status:
-        if self._longest is not None and len(value.payload) > self._longest:
+        if self._longest is not None and value.nbytes > self._longest:
             return Status.TOO_LARGE
-        nbytes = len(value.header) + len(value.payload)
+        nbytes = len(value.header) + value.nbytes
         if nbytes > self._capacity:
             return Status.FULL
-        self.stored.pop(key, None)
+        known = self.stored.pop(key, None)
         while self._nbytes() + nbytes > self._capacity:
-            self.stored.popitem(last=False)
-        self.stored[key] = (bytes(value.header), bytes(value.payload))
+            self._log(Change.EVICTED, [self.stored.popitem(last=False)[0]])
+        self.stored[key] = (bytes(value.header), b"".join(value.parts))
+        if known is None:
+            self._log(Change.STORED, [key])
         return Status.OK
+
+    def _log(self, change: Change, keys: Sequence[bytes]) -> None:
+        if self._events is not None:
+            self._events.add(change, keys)
 
     def _nbytes(self) -> int:
         return sum(len(header) + len(payload) for header, payload in self.stored.values())
