@@ -379,8 +379,8 @@ MUTANTS: dict[type[Kept], str] = {
     DropsParts: "S9",
     HintsAlways: "S8",
     HintsNever: "S8",
-    EvictsInSilence: "V2",
-    LogsTwice: "V1",
+    EvictsInSilence: "S8",
+    LogsTwice: "S8",
     Racy: "S9",
 }
 """Every mutant and the rule that must be named."""

@@ -1,4 +1,4 @@
-"""Changes of a store's content, for engines that tell others what they hold (V3).
+"""Changes of a store's content, for engines that tell others what they hold.
 
 Key by key, in the order of the changes. The log is bounded: who does not take its events loses the
 oldest, is told so, and starts again from what `exists` says.

@@ -59,7 +59,7 @@ def presence_hints(subject: StorageSubject) -> None:
         subject.expect(True not in hints, "S8", "probably_has says that a removed key is there")
 
 
-@storage_clause("V2", "Replaying a store's events gives the keys that are there.", "events")
+@storage_clause("S8", "Replaying a store's events gives the keys that are there.", "events")
 def events_replay(subject: StorageSubject) -> None:
     with subject.store() as store, subject.supervised(store) as storage:
         limit = store.stats().capacity_nbytes
@@ -76,7 +76,7 @@ def events_replay(subject: StorageSubject) -> None:
         store.clear()
         left = events.take()
         subject.expect(
-            [each.change for each in left] == [Change.CLEARED], "V1", f"clear logs {left[:3]}"
+            [each.change for each in left] == [Change.CLEARED], "S8", f"clear logs {left[:3]}"
         )
 
 
@@ -89,13 +89,13 @@ def _expect_replayed(
     mirror: set[bytes] = set()
     for change, key in events.take():
         if change is Change.STORED:
-            subject.expect(key not in mirror, "V1", "a key is logged as stored twice")
+            subject.expect(key not in mirror, "S8", "a key is logged as stored twice")
             mirror.add(key)
         elif change in (Change.EVICTED, Change.REMOVED):
-            subject.expect(key in mirror, "V1", "a key is logged as gone that was not there")
+            subject.expect(key in mirror, "S8", "a key is logged as gone that was not there")
             mirror.discard(key)
     wrong = sum((address.key in mirror) != hint for address, hint in zip(addresses, there))
-    subject.expect(not wrong, "V2", f"events replayed differ from exists in {wrong} keys")
+    subject.expect(not wrong, "S8", f"events replayed differ from exists in {wrong} keys")
 
 
 def _cut(payload: bytes, parts: tuple[int, ...]) -> list[bytes]:
