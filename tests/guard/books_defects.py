@@ -42,7 +42,7 @@ def a_load_back_that_makes_room_it_does_not_need(put: Patch) -> None:
     scene = Scene(host_tokens=128)
     scene.on_host_only(PROMPT)
     scene.cached(OTHER)
-    put.setattr(LoadBacks, "start", greedy)
+    put.into(scene.cache.load_backs, start=greedy)
     scene.cache.load_back(scene.admitted(LONGER))
 
 
@@ -67,12 +67,11 @@ def a_load_back_that_takes_from_another_pool(put: Patch) -> None:
 @breaks("E2", "base")
 def an_allocation_that_makes_room_for_more(put: Patch) -> None:
     make = RequestSlots._make_room
-    put.setattr(
-        RequestSlots,
-        "_make_room",
-        lambda self, component, n_slots: make(self, component, n_slots + 1),
-    )
     scene = Scene()
+    put.into(
+        scene.cache.slots,
+        _make_room=lambda self, component, n_slots: make(self, component, n_slots + 1),
+    )
     scene.cached(PROMPT)
     scene.cached(OTHER)
     scene.computed(range(900, 932))
@@ -137,8 +136,8 @@ def an_eviction_that_gives_up_early(put: Patch) -> None:
 @breaks("E6", "base")
 def an_eviction_that_counts_wrongly(put: Patch) -> None:
     make = Evictor.evict
-    put.setattr(Evictor, "evict", lambda *given: make(*given) + 1)
     scene = Scene()
+    put.into(scene.cache.evictor, evict=lambda *given: make(*given) + 1)
     scene.cached(PROMPT)
     scene.cache.evict("base", 2)
 
@@ -245,7 +244,7 @@ def a_backup_acknowledged_before_it_ran(put: Patch) -> None:
 
     scene = Scene(host_tokens=64)
     scene.cache.finish(scene.computed(PROMPT))
-    put.setattr(Journal, "poll", hasty)
+    put.into(scene.cache.journal, poll=hasty)
     scene.cache.poll()
 
 
@@ -290,8 +289,8 @@ def a_backup_below_a_gap(put: Patch) -> None:
 
 @breaks("R2")
 def a_drain_that_ends_before_the_transfers(put: Patch) -> None:
-    put.setattr(Journal, "drain", lambda self, timeout_s: True)
     scene = Scene(host_tokens=64)
+    put.into(scene.cache.journal, drain=lambda self, timeout_s: True)
     scene.cache.finish(scene.computed(PROMPT))
     scene.cache.drain()
 
@@ -353,7 +352,7 @@ def data_that_arrives_without_a_transfer(put: Patch) -> None:
             self.tree.put_device(node, component, slots)
         lease(self, request, limit)
 
-    put.setattr(Leases, "lease", hasty)
+    put.into(scene.cache.leases, lease=hasty)
     scene.begin([5, 5, 5, 5, 5])
 
 
@@ -367,7 +366,7 @@ def a_drain_that_frees_a_running_requests_slots(put: Patch) -> None:
         self.tree.components[0].device.give_private(request.parts[0].runs[0].device)
         return drain(self, timeout_s)
 
-    put.setattr(Journal, "drain", careless)
+    put.into(scene.cache.journal, drain=careless)
     scene.cache.drain()
 
 
@@ -381,7 +380,7 @@ def an_eviction_that_changes_a_promise(put: Patch) -> None:
         component.device.promised -= 1
         return make(self, component, *rest)
 
-    put.setattr(Evictor, "evict", careless)
+    put.into(scene.cache.evictor, evict=careless)
     scene.cache.evict("base", 1)
 
 

@@ -122,15 +122,15 @@ def a_segment_released_twice(put: Patch) -> None:
                 locks.undo.callback(hooks.release, segment)
         return locks
 
-    put.setattr(Leases, "lock", twice)
     scene = Scene()
+    put.into(scene.cache.leases, lock=twice)
     scene.cache.abort(scene.begin(PROMPT))
 
 
 @breaks("L1", "base")
 def segments_never_released(put: Patch) -> None:
-    put.setattr(Leases, "unpin", lambda self, receipt: pinning.release(self.tree, receipt))
     scene = Scene()
+    put.into(scene.cache.leases, unpin=lambda self, receipt: pinning.release(self.tree, receipt))
     scene.cached(PROMPT)
     scene.close()
 

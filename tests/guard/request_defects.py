@@ -10,10 +10,8 @@ from kvgraft.admission import Decision, Outcome, promises
 from kvgraft.admission.demand import default_demand
 from kvgraft.admission.promises import Budget
 from kvgraft.requests.account import Account
-from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.leases import Leases
 from kvgraft.requests.parts import Part
-from kvgraft.requests.publishing import Publisher
 from kvgraft.requests.request import Request
 from kvgraft.requests.slots import RequestSlots
 from kvgraft.transfers import Journal
@@ -28,7 +26,7 @@ from .scene import LONGER, PAGE, PROMPT, Patch, Scene
 __all__: list[str] = []
 
 
-def after_lease(put: Patch, change: Any) -> None:
+def after_lease(put: Patch, scene: Scene, change: Any) -> None:
     """Change something at the end of every match."""
     lease = Leases.lease
 
@@ -36,7 +34,7 @@ def after_lease(put: Patch, change: Any) -> None:
         lease(self, request, limit)
         change(self, request)
 
-    put.setattr(Leases, "lease", changed)
+    put.into(scene.cache.leases, lease=changed)
 
 
 # -- match
@@ -47,7 +45,9 @@ def a_match_that_evicts(put: Patch) -> None:
     scene = Scene()
     scene.cached(PROMPT)
     after_lease(
-        put, lambda self, request: eviction.evict_device(self.tree, self.tree.components[0], 1)
+        put,
+        scene,
+        lambda self, request: eviction.evict_device(self.tree, self.tree.components[0], 1),
     )
     scene.begin([7, 7, 7, 7, 7])
 
@@ -60,14 +60,15 @@ def a_match_that_adds_nodes(put: Patch) -> None:
             key = bytes([number + 1]) * self.tree.page_bytes
             self.tree.link(self.tree.new_node(key, node, node.end, node.end + 1))
 
-    after_lease(put, grow)
-    Scene(plain=True).begin(PROMPT)
+    scene = Scene(plain=True)
+    after_lease(put, scene, grow)
+    scene.begin(PROMPT)
 
 
 @breaks("M2")
 def a_match_that_leaves_nothing_to_compute(put: Patch) -> None:
-    put.setattr(Cache, "_limit", lambda self, request: request.prompt // PAGE)
     scene = Scene()
+    put.into(scene.cache, _limit=lambda self, request: request.prompt // PAGE)
     scene.cached(PROMPT)
     scene.begin(PROMPT)
 
@@ -77,8 +78,9 @@ def a_device_anchor_behind_the_anchor(put: Patch) -> None:
     def further(self: Leases, request: Request) -> None:
         request.device_tokens = request.anchor_tokens + PAGE
 
-    after_lease(put, further)
-    Scene().begin(PROMPT)
+    scene = Scene()
+    after_lease(put, scene, further)
+    scene.begin(PROMPT)
 
 
 @breaks("M3", "window")
@@ -117,8 +119,8 @@ def a_match_of_other_tokens(put: Patch) -> None:
 @breaks("T11")
 def a_namespace_in_the_tree_of_another(put: Patch) -> None:
     root = Tree.root
-    put.setattr(Tree, "root", lambda self, namespace: root(self, None))
     scene = Scene()
+    put.into(scene.cache.tree, root=lambda self, namespace: root(self, None))
     scene.cached(PROMPT)
     scene.cache.begin(TokenKey(LONGER, "tenant"))
 
@@ -180,15 +182,18 @@ def a_chunk_cut_inside_a_page(put: Patch) -> None:
         request.chunk = 3
         return decide(self, request)
 
-    put.setattr(Budget, "decide", cut)
-    Scene().admitted(PROMPT)
+    scene = Scene()
+    put.into(scene.cache.budget, decide=cut)
+    scene.admitted(PROMPT)
 
 
 @breaks("A6")
 def a_chunk_larger_than_asked_for(put: Patch) -> None:
     chunk = Budget.next_chunk
-    put.setattr(Budget, "next_chunk", lambda self, request, limit: chunk(self, request, limit) + 4)
     scene = Scene()
+    put.into(
+        scene.cache.budget, next_chunk=lambda self, request, limit: chunk(self, request, limit) + 4
+    )
     scene.cache.next_chunk(scene.admitted(PROMPT), 8)
 
 
@@ -211,8 +216,8 @@ def a_state_that_is_not_budgeted(put: Patch) -> None:
 
 @breaks("A10", "state")
 def a_state_that_is_not_set_up(put: Patch) -> None:
-    put.setattr(RequestSlots, "set_up_states", lambda self, request: None)
     scene = Scene(state=True)
+    put.into(scene.cache.slots, set_up_states=lambda self, request: None)
     scene.cache.allocate(scene.admitted(PROMPT), 4)
 
 
@@ -241,12 +246,11 @@ def a_promise_below_the_demand(put: Patch) -> None:
 @breaks("A1", "base")
 def a_page_more_than_needed(put: Patch) -> None:
     allocate = RequestSlots.allocate_pages
-    put.setattr(
-        RequestSlots,
-        "allocate_pages",
-        lambda self, request, pages: allocate(self, request, pages + 1),
-    )
     scene = Scene()
+    put.into(
+        scene.cache.slots,
+        allocate_pages=lambda self, request, pages: allocate(self, request, pages + 1),
+    )
     scene.cache.allocate(scene.admitted(PROMPT), 4)
 
 
@@ -260,8 +264,8 @@ def a_rejection_that_leaves_a_trace(put: Patch) -> None:
             self.tree.components[0].device.promised += 1
         return decision
 
-    put.setattr(Budget, "decide", forgetful)
     scene = Scene()
+    put.into(scene.cache.budget, decide=forgetful)
     scene.admitted(range(40))
     assert not scene.cache.admit(scene.begin(range(200, 240))).admitted
 
@@ -274,8 +278,8 @@ def a_rejection_without_a_reason(put: Patch) -> None:
         decide(self, request)
         return Decision(Outcome.DEFERRED, ())
 
-    put.setattr(Budget, "decide", silent)
     scene = Scene()
+    put.into(scene.cache.budget, decide=silent)
     scene.cache.admit(scene.begin(PROMPT))
 
 
@@ -283,7 +287,7 @@ def a_rejection_without_a_reason(put: Patch) -> None:
 def a_request_said_to_fit_never_that_fits_an_empty_cache(put: Patch) -> None:
     scene = Scene()
     scene.admitted(range(40))
-    put.setattr(Budget, "_never", lambda self, request, shortages: bool(shortages))
+    put.into(scene.cache.budget, _never=lambda self, request, shortages: bool(shortages))
     scene.cache.admit(scene.begin(range(200, 240)))
 
 
@@ -309,7 +313,7 @@ def a_load_back_larger_than_the_match_said(put: Patch) -> None:
         for part in request.parts:
             part.host_slots = max(0, part.host_slots - 1)
 
-    after_lease(put, fewer)
+    after_lease(put, scene, fewer)
     scene.cache.load_back(scene.admitted(LONGER))
 
 
@@ -338,8 +342,8 @@ def a_load_back_that_fails_and_leaves_a_trace(put: Patch) -> None:
             raise TransferError("the engine is gone")
         return submit(self, operation, direction, fence)
 
-    put.setattr(Journal, "submit", broken)
     scene = Scene(host_tokens=64)
+    put.into(scene.cache.journal, submit=broken)
     scene.on_host_only(PROMPT)
     scene.cache.load_back(scene.admitted(LONGER))
 
@@ -351,7 +355,7 @@ def a_load_back_that_finds_no_room(put: Patch) -> None:
     scene.cached(range(200, 232))
     scene.cached(range(300, 332))
     request = scene.admitted(LONGER)
-    put.setattr(Evictor, "_demote", lambda self, component, n_slots: None)
+    put.into(scene.cache.evictor, _demote=lambda self, component, n_slots: None)
     scene.cache.load_back(request)
 
 
@@ -360,22 +364,22 @@ def a_load_back_that_finds_no_room(put: Patch) -> None:
 
 @breaks("A7", "base")
 def an_admitted_chunk_that_does_not_fit(put: Patch) -> None:
-    put.setattr(Budget, "fitting_chunk", lambda self, request, tokens: 0)
     scene = Scene()
+    put.into(scene.cache.budget, fitting_chunk=lambda self, request, tokens: 0)
     scene.cache.next_chunk(scene.admitted(PROMPT))
 
 
 @breaks("A7", "base")
 def an_admitted_allocation_that_is_refused(put: Patch) -> None:
-    put.setattr(RequestSlots, "allocate_pages", lambda self, request, pages: False)
     scene = Scene()
+    put.into(scene.cache.slots, allocate_pages=lambda self, request, pages: False)
     scene.cache.allocate(scene.admitted(PROMPT), 8)
 
 
 @breaks("A7", "base")
 def an_allocation_refused_that_was_just_offered(put: Patch) -> None:
-    put.setattr(RequestSlots, "allocate_pages", lambda self, request, pages: False)
     scene = Scene()
+    put.into(scene.cache.slots, allocate_pages=lambda self, request, pages: False)
     request = scene.admitted(PROMPT, chunk=4)
     n_tokens = scene.cache.next_chunk(request, 16)
     assert n_tokens == 16
@@ -393,7 +397,7 @@ def a_refused_allocation_that_evicts(put: Patch) -> None:
         self.evictor.free_device(self.tree.components[0], pages)
         return False
 
-    put.setattr(RequestSlots, "allocate_pages", greedy)
+    put.into(scene.cache.slots, allocate_pages=greedy)
     scene.cache.allocate(request, 36)
     del other
 
@@ -409,7 +413,7 @@ def asking_for_a_chunk_that_evicts(put: Patch) -> None:
         eviction.evict_device(self.tree, self.tree.components[0], 1)
         return chunk(self, request, limit)
 
-    put.setattr(Budget, "next_chunk", greedy)
+    put.into(scene.cache.budget, next_chunk=greedy)
     scene.cache.next_chunk(request)
 
 
@@ -441,7 +445,7 @@ def a_state_shared_instead_of_copied(put: Patch) -> None:
 
     scene = Scene(state=True)
     scene.cached(PROMPT)
-    put.setattr(RequestSlots, "set_up_states", share)
+    put.into(scene.cache.slots, set_up_states=share)
     scene.cache.allocate(scene.admitted(LONGER), 4)
 
 
@@ -450,26 +454,25 @@ def a_state_shared_instead_of_copied(put: Patch) -> None:
 
 @breaks("I6")
 def a_checkpoint_that_shares_nothing(put: Patch) -> None:
-    put.setattr(Publisher, "share", lambda *given: None)
     scene = Scene()
+    put.into(scene.cache.publisher, share=lambda *given: None)
     scene.cache.checkpoint(scene.computed(PROMPT))
 
 
 @breaks("I6")
 def more_cached_than_computed(put: Patch) -> None:
     finish = Cache.finish
-    put.setattr(
-        Cache,
-        "finish",
-        lambda self, request, fence=None: finish(self, request, fence) + 40,
+    scene = Scene()
+    put.into(
+        scene.cache, finish=lambda self, request, fence=None: finish(self, request, fence) + 40
     )
-    Scene().cached(PROMPT)
+    scene.cached(PROMPT)
 
 
 @breaks("H8", "base")
 def promises_kept_after_the_end(put: Patch) -> None:
-    put.setattr(Budget, "close", lambda self, parts: None)
     scene = Scene()
+    put.into(scene.cache.budget, close=lambda self, parts: None)
     scene.cache.abort(scene.admitted(PROMPT))
 
 
@@ -485,7 +488,7 @@ def private_slots_kept_while_others_run(put: Patch) -> None:
         close(self, parts)
 
     close = Budget.close
-    put.setattr(Budget, "close", forgetful)
+    put.into(scene.cache.budget, close=forgetful)
     scene.cache.abort(request)
 
 
@@ -494,7 +497,9 @@ def pins_kept_after_the_end(put: Patch) -> None:
     scene = Scene()
     scene.cached(PROMPT)
     request = scene.begin(LONGER)
-    put.setattr(Leases, "unpin", lambda self, receipt: receipt.locks and receipt.locks.close())
+    put.into(
+        scene.cache.leases, unpin=lambda self, receipt: receipt.locks and receipt.locks.close()
+    )
     scene.cache.abort(request)
 
 
@@ -506,5 +511,5 @@ def a_match_that_fails_and_leaves_its_pins(put: Patch) -> None:
     def fail(self: Leases, request: Request) -> None:
         raise ZeroDivisionError
 
-    after_lease(put, fail)
+    after_lease(put, scene, fail)
     scene.begin(LONGER)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import pytest
+
 from kvgraft import (
     Cache,
     CacheConfig,
@@ -27,8 +29,9 @@ from kvgraft.types import LockQuery, TransferQuery
 
 from ..registry.switchable import Package
 from ..serving.components import PagedPackage, StatePackage
+from ..serving.own_parts import override, own_parts
 
-__all__ = ["LONGER", "PAGE", "PROMPT", "WINDOW", "Patch", "Scene", "Unpatched"]
+__all__ = ["LONGER", "PAGE", "PROMPT", "WINDOW", "Patch", "Patched", "Scene", "Unpatched"]
 
 PAGE = 4
 WINDOW = 8
@@ -38,15 +41,36 @@ NEVER = 1_000_000
 
 
 class Patch(Protocol):
-    """Puts a defect in; `pytest.MonkeyPatch` is one such object."""
+    """Puts a defect in: into the parts of a scene's cache, a module's function, or the books."""
+
+    def into(self, part: object, **methods: object) -> None: ...
 
     def setattr(self, target: object, name: str, value: object) -> None: ...
 
     def setitem(self, dic: Any, name: Any, value: Any) -> None: ...
 
 
+class Patched:
+    """Puts defects in.
+
+    Args:
+        patch: undoes those that are not in a part.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.setattr = patch.setattr
+        self.setitem = patch.setitem
+
+    def into(self, part: object, **methods: object) -> None:
+        """Override methods of one part of a scene's cache."""
+        override(part, **methods)
+
+
 class Unpatched:
     """Puts no defect in, so that the same scene runs without it."""
+
+    def into(self, part: object, **methods: object) -> None:
+        assert all(callable(getattr(part, name)) for name in methods)
 
     def setattr(self, target: object, name: str, value: object) -> None:
         assert hasattr(target, name)
@@ -86,6 +110,7 @@ class Scene:
     Attributes:
         base, window: packages with every hook, which a test makes misbehave.
         engine: copies run when they are told to.
+        cache: made of parts that a defect can be put into, if it is guarded.
     """
 
     def __init__(
@@ -134,7 +159,8 @@ class Scene:
             guard_full_check=full_check,
             storage=storage,
         )
-        self.cache = Cache(config, plugins=plugins, transfers=self.engine)
+        parts = None if mode is GuardMode.OFF else own_parts(config)
+        self.cache = Cache(config, plugins=plugins, transfers=self.engine, parts=parts)
 
     # -- requests
 

@@ -9,7 +9,6 @@ from kvgraft import cache as cache_module
 from kvgraft.admission.waiting import WaitingQueue
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.account import Account
-from kvgraft.requests.backup import Backups
 from kvgraft.requests.leases import Leases
 from kvgraft.requests.parts import Part
 from kvgraft.requests.publishing import Publisher
@@ -49,7 +48,7 @@ def a_match_that_does_not_wait_for_others_loads(put: Patch) -> None:
     scene = Scene(host_tokens=64)
     scene.on_host_only(PROMPT)
     scene.cache.load_back(scene.admitted(LONGER))
-    after_lease(put, alone)
+    after_lease(put, scene, alone)
     scene.begin([*PROMPT, *OTHER])
 
 
@@ -58,7 +57,7 @@ def a_load_that_is_skipped_although_it_is_faster(put: Patch) -> None:
     weigh = Leases._recompute
     scene = Scene(host_tokens=64, load=LoadModel())
     scene.on_host_only(PROMPT)
-    put.setattr(Leases, "_recompute", lambda self, found: not weigh(self, found))
+    put.into(scene.cache.leases, _recompute=lambda self, found: not weigh(self, found))
     scene.begin(LONGER)
 
 
@@ -94,8 +93,9 @@ def an_insert_that_mixes_up_the_pages(put: Patch) -> None:
 
 @breaks("I3", "window")
 def a_window_that_keeps_what_it_left_behind(put: Patch) -> None:
-    put.setattr(Publisher, "leave_behind", lambda self, request, page, ahead=1: None)
-    Scene().computed(PROMPT, chunk=16)
+    scene = Scene()
+    put.into(scene.cache.publisher, leave_behind=lambda self, request, page, ahead=1: None)
+    scene.computed(PROMPT, chunk=16)
 
 
 @breaks("I4", "base")
@@ -109,25 +109,26 @@ def a_match_that_moves_what_another_reads(put: Patch) -> None:
         assert cell.device is not None
         cell.device = cell.device[SLOT_BYTES:] + cell.device[:SLOT_BYTES]
 
-    after_lease(put, move)
+    after_lease(put, scene, move)
     scene.begin(OTHER)
 
 
 @breaks("I7")
 def an_end_that_donates_no_state(put: Patch) -> None:
-    put.setattr(RequestSlots, "offer_states", lambda self, request, part: None)
-    Scene(state=True).cached(PROMPT)
+    scene = Scene(state=True)
+    put.into(scene.cache.slots, offer_states=lambda self, request, part: None)
+    scene.cached(PROMPT)
 
 
 @breaks("I9", "window")
 def a_window_that_gives_back_what_it_left_behind(put: Patch) -> None:
     give = RequestSlots.give_back_behind
-    put.setattr(
-        Publisher,
-        "leave_behind",
-        lambda self, request, page, ahead=1: give(self.slots, request, page),
+    scene = Scene()
+    put.into(
+        scene.cache.publisher,
+        leave_behind=lambda self, request, page, ahead=1: give(self.slots, request, page),
     )
-    Scene().computed(PROMPT, chunk=16)
+    scene.computed(PROMPT, chunk=16)
 
 
 @breaks("I9", "window")
@@ -167,8 +168,9 @@ def a_point_one_page_early(put: Patch) -> None:
         points, captured = ahead(self, *given)
         return {page - 1: kind for page, kind in points.items()}, captured
 
-    put.setattr(ResumePoints, "ahead", early)
-    Scene().begin(PROMPT)
+    scene = Scene()
+    put.into(scene.cache.points, ahead=early)
+    scene.begin(PROMPT)
 
 
 @breaks("I10")
@@ -184,8 +186,9 @@ def a_point_whose_pages_go_first(put: Patch) -> None:
     ) -> list[inserting.Run]:
         return [run._replace(is_left=True) for run in runs]
 
-    put.setattr(RequestSlots, "_classed", all_left)
-    Scene().computed(PROMPT, reserve=8)
+    scene = Scene()
+    put.into(scene.cache.slots, _classed=all_left)
+    scene.computed(PROMPT, reserve=8)
 
 
 @breaks("I10", "window")
@@ -196,21 +199,23 @@ def a_point_of_states_without_the_pages_before_it(put: Patch) -> None:
         part.free_pages(runs)
         return []
 
-    put.setattr(RequestSlots, "_classed", none)
-    Scene(state=True).computed(LONGER, reserve=8)
+    scene = Scene(state=True)
+    put.into(scene.cache.slots, _classed=none)
+    scene.computed(LONGER, reserve=8)
 
 
 @breaks("I10", "window")
 def pages_that_are_kept_where_no_state_is(put: Patch) -> None:
-    put.setattr(RequestSlots, "_classed", lambda self, request, part, runs: runs)
-    Scene(state=True).computed(PROMPT)
+    scene = Scene(state=True)
+    put.into(scene.cache.slots, _classed=lambda self, request, part, runs: runs)
+    scene.computed(PROMPT)
 
 
 @breaks("I10", "window")
 def a_decode_that_gives_back_what_a_point_needs(put: Patch) -> None:
-    put.setattr(RequestSlots, "has_promise_left", lambda self, parts, pages: False)
-    put.setattr(RequestSlots, "is_worth_keeping", lambda self, request, page: False)
     scene = Scene()
+    put.into(scene.cache.slots, has_promise_left=lambda self, parts, pages: False)
+    put.into(scene.cache.slots, is_worth_keeping=lambda self, request, page: False)
     request = scene.computed(PROMPT, reserve=8)
     request.key.extend(OTHER)
     for _ in OTHER:
@@ -220,12 +225,11 @@ def a_decode_that_gives_back_what_a_point_needs(put: Patch) -> None:
 
 @breaks("I11")
 def a_point_given_up_and_not_counted(put: Patch) -> None:
-    put.setattr(
-        ResumePoints,
-        "skip",
-        lambda self, request, page, *_: request.points.pop(page, None) and None,
-    )
     scene = Scene(state=True)
+    put.into(
+        scene.cache.points,
+        skip=lambda self, request, page, *_: request.points.pop(page, None) and None,
+    )
     request = scene.admitted(PROMPT)
     assert scene.cache.allocate(request, len(PROMPT))
     scene.cache.computed(request, len(PROMPT))
@@ -249,12 +253,12 @@ def leavings_that_cost_a_promise(put: Patch) -> None:
 @breaks("L6", "window")
 def a_window_that_gives_back_a_page_too_many(put: Patch) -> None:
     leave = Publisher.leave_behind
-    put.setattr(
-        Publisher,
-        "leave_behind",
-        lambda self, request, page, ahead=1: leave(self, request, page + 1, ahead),
+    scene = Scene()
+    put.into(
+        scene.cache.publisher,
+        leave_behind=lambda self, request, page, ahead=1: leave(self, request, page + 1, ahead),
     )
-    Scene().computed(PROMPT, chunk=16)
+    scene.computed(PROMPT, chunk=16)
 
 
 @breaks("E4", "window")
@@ -274,8 +278,9 @@ def a_demotion_that_leaves_a_window_behind(put: Patch) -> None:
 
 @breaks("B6", "base")
 def an_insert_that_is_not_written_through(put: Patch) -> None:
-    put.setattr(Backups, "inserted", lambda self, *given: None)
-    Scene(host_tokens=64).cached(PROMPT)
+    scene = Scene(host_tokens=64)
+    put.into(scene.cache.backups, inserted=lambda self, *given: None)
+    scene.cached(PROMPT)
 
 
 @breaks("B7", "window")
@@ -285,5 +290,5 @@ def a_revived_window_that_is_not_backed_up(put: Patch) -> None:
     scene.cached(LONGER)
     for tier in (Tier.DEVICE, Tier.HOST):
         scene.cache.evict("window", 16, tier)
-    put.setattr(Backups, "inserted", lambda self, *given: None)
+    put.into(scene.cache.backups, inserted=lambda self, *given: None)
     scene.cached(PROMPT)

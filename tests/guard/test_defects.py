@@ -13,7 +13,7 @@ from kvgraft.rules import RULES
 from ..commands import ROOT
 from . import books_defects, hook_defects, request_defects, shadow_defects, storage_defects
 from .defect import DEFECTS
-from .scene import Unpatched
+from .scene import Patched, Unpatched
 
 REGISTERED = (books_defects, hook_defects, request_defects, shadow_defects, storage_defects)
 
@@ -26,7 +26,7 @@ RAISED = (
 def test_the_guard_names_the_rule_that(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rule, component, play = DEFECTS[name]
     with pytest.raises(ContractViolation) as caught:
-        play(monkeypatch)
+        play(Patched(monkeypatch))
     assert (caught.value.rule, caught.value.component) == (rule, component), caught.value
     assert re.search(r"\d", caught.value.evidence), "evidence is numbers"
 

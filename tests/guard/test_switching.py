@@ -17,9 +17,9 @@ from kvgraft.guard.operations import GuardedOperations
 from kvgraft.packages.dispatch import BOUND_HOOKS
 from kvgraft.requests.eviction import Evictor
 from kvgraft.transfers import Journal
-from kvgraft.tree import eviction
 from kvgraft.tree.tree import Tree
 
+from ..serving.own_parts import override, own_parts
 from .scene import PROMPT, Scene
 
 SETTINGS: dict[str, Any] = {"components": {"full": {}}, "device_tokens": 1024}
@@ -124,10 +124,12 @@ def test_a_sampled_guard_looks_at_every_nth_operation_of_a_kind() -> None:
     assert looked_at(0.2) == looked_at(0.2)
 
 
-def test_a_guard_that_does_not_look_lets_a_defect_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guard_that_does_not_look_lets_a_defect_pass() -> None:
     """So that tests of the sampled guard mean something."""
-    monkeypatch.setattr(eviction, "evict_device", lambda tree, component, n_slots: 0)
-    cache = Cache.open(["full"], device_tokens=256, guard="sampled", guard_sample=0.5)
+    settings = {"device_tokens": 256, "guard": "sampled", "guard_sample": 0.5}
+    config = parse_config({"components": ["full"], **settings})
+    cache = Cache(config, parts=own_parts(config))
+    override(cache.evictor, evict=lambda self, component, n_slots, tier: 0)
     request = cache.begin(TokenKey(range(192)))
     assert cache.admit(request).admitted
     assert cache.allocate(request, 192)

@@ -13,6 +13,7 @@ from kvgraft.tree import eviction
 from kvgraft.tree.component import TreeComponent
 
 from ..serving.components import PagedPackage
+from ..serving.own_parts import override, own_parts
 from ..serving.server import Server
 from ..serving.setups import SINKS, SSM, Setup, installed, mixed
 
@@ -41,8 +42,11 @@ CASES = [
 IDS = [setup.name for setup, _ in CASES]
 
 
+FreeDevice = Callable[[Evictor, TreeComponent, int], bool]
+
+
 def load_back_with_the_narrow_pool_short(
-    setup: Setup, chain: int, put_bug_in: Callable[[], None] = lambda: None
+    setup: Setup, chain: int, free_device: FreeDevice = Evictor.free_device
 ) -> None:
     """The field's scenario: a chain on HOST, the narrow pool one page short of its window.
 
@@ -53,7 +57,7 @@ def load_back_with_the_narrow_pool_short(
     options: dict[str, Any] = {narrow: STATES if states else {"device_tokens": 64}}
     if "hisparse" in setup.options:
         options["hisparse"] = {"max_running": 64}
-    cache = setup.open(page_size=1, device_tokens=256, host_tokens=256, **options)
+    cache = setup.open(page_size=1, device_tokens=256, host_tokens=256, parts=own_parts, **options)
     server = Server(cache)
     try:
         wide, short = cache.tree.components
@@ -75,7 +79,7 @@ def load_back_with_the_narrow_pool_short(
         decision = cache.admit(request)
         assert decision.admitted, decision
         held = [_in_tree(wide), _in_tree(short)]
-        put_bug_in()
+        override(cache.evictor, free_device=free_device)
         server.load_back(request)
         lost = held[0] + loaded - _in_tree(wide), held[1] + wanted - _in_tree(short)
         assert lost[0] == 0, "the wide pool lost data it had room for"
@@ -99,38 +103,31 @@ def test_a_load_back_makes_room_in_the_short_pool_alone_and_for_its_own_shortfal
     load_back_with_the_narrow_pool_short(setup, chain)
 
 
-Bug = Callable[[pytest.MonkeyPatch], None]
+def take_the_minimum_over_the_pools(
+    evictor: Evictor, component: TreeComponent, n_slots: int
+) -> bool:
+    """The field bug: the pool with the least decides how much is available."""
+    free = min(each.device.free // each.slots_per_page for each in evictor.tree.components)
+    shortfall = n_slots - free * component.slots_per_page
+    if shortfall > 0:
+        eviction.evict_device(evictor.tree, component, shortfall)
+    return component.device.free >= n_slots
 
 
-def take_the_minimum_over_the_pools(patch: pytest.MonkeyPatch) -> None:
-    """The field bug: what is available is the least that any pool has."""
-
-    def on_device(self: Evictor, component: TreeComponent, n_slots: int) -> bool:
-        free = min(each.device.free // each.slots_per_page for each in self.tree.components)
-        shortfall = n_slots - free * component.slots_per_page
-        if shortfall > 0:
-            eviction.evict_device(self.tree, component, shortfall)
-        return component.device.free >= n_slots
-
-    patch.setattr(Evictor, "free_device", on_device)
-
-
-def evict_the_base_for_another_pool(patch: pytest.MonkeyPatch) -> None:
+def evict_the_base_for_another_pool(
+    evictor: Evictor, component: TreeComponent, n_slots: int
+) -> bool:
     """Its twin: whichever pool is short, the base gives."""
-
-    def on_device(self: Evictor, component: TreeComponent, n_slots: int) -> bool:
-        base = self.tree.components[0]
-        while component.device.free < n_slots and eviction.evict_device(self.tree, base, 1):
-            pass
-        return component.device.free >= n_slots
-
-    patch.setattr(Evictor, "free_device", on_device)
+    base = evictor.tree.components[0]
+    while component.device.free < n_slots and eviction.evict_device(evictor.tree, base, 1):
+        pass
+    return component.device.free >= n_slots
 
 
 @pytest.mark.parametrize(("setup", "chain"), CASES, ids=IDS)
 @pytest.mark.parametrize("bug", [take_the_minimum_over_the_pools, evict_the_base_for_another_pool])
 def test_with_the_bug_an_unrelated_prefix_is_evicted(
-    setup: Setup, chain: int, bug: Bug, monkeypatch: pytest.MonkeyPatch
+    setup: Setup, chain: int, bug: FreeDevice
 ) -> None:
     with pytest.raises(AssertionError, match="lost data it had room for"):
-        load_back_with_the_narrow_pool_short(setup, chain, lambda: bug(monkeypatch))
+        load_back_with_the_narrow_pool_short(setup, chain, bug)

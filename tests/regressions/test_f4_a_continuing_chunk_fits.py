@@ -7,8 +7,6 @@ do so, with a demand of its own; these tests bring one, of several reaches.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from kvgraft import Demand, DemandQuery, Everything, Leading, Reach, Trailing, hookimpl
@@ -16,6 +14,7 @@ from kvgraft.admission.promises import Budget
 from kvgraft.requests.request import Request
 
 from ..serving.components import PagedPackage
+from ..serving.own_parts import given_parts
 from ..serving.server import OutOfSlotsError, Server, ledgers, tree_dump
 from ..serving.setups import SETUPS, Setup, mixed
 
@@ -54,14 +53,20 @@ REMAINING = [
 """Page size, tokens that remain of the lean budget, the chunk that fits."""
 
 
-def continue_with_little_left(setup: Setup, page_size: int, remaining: int, start: int) -> int:
+def continue_with_little_left(
+    setup: Setup, page_size: int, remaining: int, start: int, budget: type[Budget] = Budget
+) -> int:
     """A prompt continues after `start` tokens while `remaining` tokens of the pool are left.
 
     Returns the chunk it was given; whatever it was given must be there.
     """
     pool = 640 // page_size * page_size + remaining % page_size
     cache = setup.open(
-        page_size=page_size, device_tokens=4096, host_tokens=0, lean={"device_tokens": pool}
+        page_size=page_size,
+        device_tokens=4096,
+        host_tokens=0,
+        parts=given_parts(budget),
+        lean={"device_tokens": pool},
     )
     server = Server(cache)
     try:
@@ -112,9 +117,6 @@ def test_a_chunk_that_starts_inside_a_page_ends_on_one(name: str, page_size: int
     assert (start + chunk) % page_size == 0
 
 
-Bug = Callable[[pytest.MonkeyPatch], None]
-
-
 def _tokens_left(budget: Budget, request: Request) -> int:
     """The budget of the original bug: tokens of the pool, those that make no page included."""
     page_size = budget.tree.page_size
@@ -126,42 +128,36 @@ def _tokens_left(budget: Budget, request: Request) -> int:
     return min(lefts) + 36 % page_size
 
 
-def take_all_that_remains(patch: pytest.MonkeyPatch) -> None:
+class TakingAllThatRemains(Budget):
     """The field bug, first half: the chunk is all that remains, in tokens."""
 
-    def fitting_chunk(self: Budget, request: Request, tokens: int) -> int:
+    def fitting_chunk(self, request: Request, tokens: int) -> int:
         return min(tokens, _tokens_left(self, request))
 
-    patch.setattr(Budget, "fitting_chunk", fitting_chunk)
 
-
-def bypass_the_budget_when_it_is_empty(patch: pytest.MonkeyPatch) -> None:
+class BypassedWhenEmpty(Budget):
     """The field bug, second half: with nothing left, the chunk limit alone counts."""
-    fitting = Budget.fitting_chunk
 
-    def fitting_chunk(self: Budget, request: Request, tokens: int) -> int:
-        return fitting(self, request, tokens) or tokens
-
-    patch.setattr(Budget, "fitting_chunk", fitting_chunk)
+    def fitting_chunk(self, request: Request, tokens: int) -> int:
+        return super().fitting_chunk(request, tokens) or tokens
 
 
 @pytest.mark.parametrize("name", sorted(SETUPS_OF_LEAN))
 @pytest.mark.parametrize(
     ("bug", "page_size", "remaining"),
     [
-        (take_all_that_remains, 64, 100),
-        (take_all_that_remains, 64, 36),
-        (bypass_the_budget_when_it_is_empty, 64, 36),
-        (bypass_the_budget_when_it_is_empty, 64, 0),
-        (bypass_the_budget_when_it_is_empty, 1, 0),
+        (TakingAllThatRemains, 64, 100),
+        (TakingAllThatRemains, 64, 36),
+        (BypassedWhenEmpty, 64, 36),
+        (BypassedWhenEmpty, 64, 0),
+        (BypassedWhenEmpty, 1, 0),
     ],
 )
 def test_with_the_bug_the_allocation_of_the_chunk_fails(
-    name: str, bug: Bug, page_size: int, remaining: int, monkeypatch: pytest.MonkeyPatch
+    name: str, bug: type[Budget], page_size: int, remaining: int
 ) -> None:
-    bug(monkeypatch)
     with pytest.raises(OutOfSlotsError, match="promised and refused"):
-        continue_with_little_left(SETUPS_OF_LEAN[name], page_size, remaining, CHUNK)
+        continue_with_little_left(SETUPS_OF_LEAN[name], page_size, remaining, CHUNK, bug)
 
 
 @pytest.mark.parametrize("name", sorted(SETUPS))

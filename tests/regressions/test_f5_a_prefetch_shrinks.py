@@ -12,6 +12,7 @@ from kvgraft.storage_tier.fetching import Fetch
 from kvgraft.storage_tier.inventory import ANY, Bounds, Plan
 from kvgraft.tree.component import TreeComponent
 
+from ..serving.own_parts import override, own_parts
 from ..serving.server import Server, ledgers
 from ..serving.setups import CHUNKED, QUARTERED, SINKS, SSM, Setup, installed, mixed
 from ..storage_tier.shelf import drained, open_cache, settings, stocked, tier_of
@@ -53,6 +54,7 @@ def prefetch_with_host_short(
         device_tokens=256,
         host_tokens=20 * PAGE,
         guard=guard,
+        parts=own_parts,
     )
     server = Server(cache)
     try:
@@ -71,12 +73,12 @@ def prefetch_with_host_short(
                 evictions.append((component.name, component.host.free - before))
             return done
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Evictor, "free_host", on_host)
-            before = ledgers(cache)
-            put_bug_in()
-            key = TokenKey(PROMPT)
-            prefetch = drained(cache, tier_of(cache).prefetch(key))
+        override(cache.evictor, free_host=on_host)
+        before = ledgers(cache)
+        put_bug_in()
+        key = TokenKey(PROMPT)
+        prefetch = drained(cache, tier_of(cache).prefetch(key))
+        override(cache.evictor, free_host=make_room)
         names = [name for name, _ in evictions]
         assert len(names) == len({*names}), "HOST was evicted more than once"
         if not prefetch.gained_tokens:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,9 +18,11 @@ from kvgraft import (
     Trailing,
     WritePolicy,
 )
+from kvgraft.assembly import parts_of
 from kvgraft.cache import Cache
 from kvgraft.config import StorageSettings
 from kvgraft.packages.registry import Plugin, load_plugin, select
+from kvgraft.parts_factory import PartsFactory
 from kvgraft.transfers import TransferEngine
 
 from .components import PagedPackage, StatePackage
@@ -61,6 +64,7 @@ class Setup:
         timeout_s: float = 5.0,
         storage: StorageSettings | None = None,
         guard: GuardMode = GuardMode.OFF,
+        parts: Callable[[CacheConfig], PartsFactory] = parts_of,
         **options: dict[str, Any],
     ) -> Cache:
         """A cache; keyword arguments named like components are further options of theirs."""
@@ -76,7 +80,12 @@ class Setup:
             storage=storage,
             guard=guard,
         )
-        return Cache(config, plugins=list(self.plugins.values()), transfers=engine)
+        return Cache(
+            config,
+            plugins=list(self.plugins.values()),
+            transfers=engine,
+            parts=parts(config),
+        )
 
 
 def installed(*names: str) -> Setup:

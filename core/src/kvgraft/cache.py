@@ -116,19 +116,23 @@ class Cache:
         engine = transfers if transfers is not None else parts.engine()
         self.journal = parts.journal(self.tree, self.mounted, engine)
         self.evictor = parts.evictor(self.tree, self.journal)
-        self.backups = Backups(self.tree, self.journal, self.evictor, config.write_policy)
-        self.points = ResumePoints(
+        self.backups = parts.kind(Backups)(
+            self.tree, self.journal, self.evictor, config.write_policy
+        )
+        self.points = parts.kind(ResumePoints)(
             self.tree,
             self.mounted,
             cut_tokens=config.cut_tokens,
             inside=config.states_inside_chunks,
         )
-        self.leases = Leases(self.tree, self.mounted, self.backups, config.load, self.points)
-        self.load_backs = LoadBacks(self.tree, self.journal, self.evictor, self.leases)
-        self.budget = Budget(self.tree, self.mounted, self.private, self.points)
+        self.leases = parts.kind(Leases)(
+            self.tree, self.mounted, self.backups, config.load, self.points
+        )
+        self.load_backs = parts.kind(LoadBacks)(self.tree, self.journal, self.evictor, self.leases)
+        self.budget = parts.kind(Budget)(self.tree, self.mounted, self.private, self.points)
         self.requests: dict[int, Request] = {}
-        self.slots = RequestSlots(self.tree, self.mounted, self.evictor, self.points)
-        self.publisher = Publisher(
+        self.slots = parts.kind(RequestSlots)(self.tree, self.mounted, self.evictor, self.points)
+        self.publisher = parts.kind(Publisher)(
             self.tree, self.slots, self.leases, self.backups, self.journal, self.points
         )
         self.storage = parts.storage(self.tree, self.mounted, self.evictor)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from kvgraft.storage_tier import StorageTier
     from kvgraft.transfers.cuda import CudaTransferEngine
 
-__all__ = ["OPTIONAL_PARTS", "PartsFactory", "Watcher", "optional"]
+__all__ = ["OPTIONAL_PARTS", "Part", "PartsFactory", "Watcher", "optional"]
+
+Part = TypeVar("Part")
 
 OPTIONAL_PARTS = {
     "storage tier": "kvgraft.storage_tier:StorageTier",
@@ -62,7 +64,8 @@ class Watcher(Protocol):
 class PartsFactory:
     """The parts of a cache as they are.
 
-    A subclass makes parts of its own; they keep the promises of those they stand for.
+    A subclass makes parts of its own; they keep the promises of those they stand for. For most it
+    only says of which class they are (`kind`).
 
     Args:
         config: the cache's settings.
@@ -70,6 +73,14 @@ class PartsFactory:
 
     def __init__(self, config: CacheConfig) -> None:
         self.config = config
+
+    def kind(self, plain: type[Part]) -> type[Part]:
+        """The class of a part: `plain`, or a subclass of it.
+
+        Asked for tree, journal, evictor, backups, resume points, leases, load-backs, budget,
+        request slots and publisher of a cache.
+        """
+        return plain
 
     def hook_wrappers(self, plugin: Plugin) -> list[object]:
         """Plugins with hook wrappers to run around a component's hooks."""
@@ -80,7 +91,7 @@ class PartsFactory:
         self, shapes: Sequence[ComponentShape], device: dict[str, Ledger], host: dict[str, Ledger]
     ) -> Tree:
         """The prefix tree over the components' ledgers."""
-        return Tree(
+        return self.kind(Tree)(
             self.config.page_size,
             shapes,
             device,
@@ -104,11 +115,12 @@ class PartsFactory:
 
     def journal(self, tree: Tree, mounted: Sequence[Mounted], engine: TransferEngine) -> Journal:
         """The transfers in flight."""
-        return Journal(tree, mounted, engine)
+        return self.kind(Journal)(tree, mounted, engine)
 
     def evictor(self, tree: Tree, journal: Journal) -> Evictor:
         """The evictor: it makes room."""
-        return Evictor(tree, journal, self.config.write_policy, self.config.transfer_timeout_s)
+        policy, timeout_s = self.config.write_policy, self.config.transfer_timeout_s
+        return self.kind(Evictor)(tree, journal, policy, timeout_s)
 
     def storage(
         self, tree: Tree, mounted: Sequence[Mounted], evictor: Evictor

@@ -17,7 +17,7 @@ from kvgraft.guard.watching import Guard
 from kvgraft.no_storage import NoStorage
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.packages.registry import Plugin
-from kvgraft.parts_factory import PartsFactory
+from kvgraft.parts_factory import Part, PartsFactory
 from kvgraft.requests.eviction import Evictor
 from kvgraft.storage_tier import StorageTier
 from kvgraft.transfers import Fence, Journal, Transfer, TransferEngine
@@ -122,8 +122,16 @@ class GuardedPartsFactory(PartsFactory):
 
     def __init__(self, config: CacheConfig) -> None:
         super().__init__(config)
-        self._watched: list[GuardedTree | GuardedJournal | GuardedEvictor] = []
+        self._watched: list[Any] = []
         self._tier: GuardedTier | None = None
+
+    def kind(self, plain: type[Part]) -> type[Part]:
+        """The guarded class of a part that has one."""
+        guarded: type[Any]
+        for guarded in (GuardedTree, GuardedJournal, GuardedEvictor):
+            if issubclass(guarded, plain):
+                return guarded
+        return plain
 
     def hook_wrappers(self, plugin: Plugin) -> list[object]:
         return [HookGuard(plugin, ask_twice=self.config.guard is GuardMode.ON)]
@@ -131,27 +139,18 @@ class GuardedPartsFactory(PartsFactory):
     def tree(
         self, shapes: Sequence[ComponentShape], device: dict[str, Ledger], host: dict[str, Ledger]
     ) -> Tree:
-        tree = GuardedTree(
-            self.config.page_size,
-            shapes,
-            device,
-            host,
-            prefix_closed_host=self.prefix_closed_host,
-        )
-        self._watched.append(tree)
-        return tree
+        return self._watch(super().tree(shapes, device, host))
 
     def journal(self, tree: Tree, mounted: Sequence[Mounted], engine: TransferEngine) -> Journal:
-        journal = GuardedJournal(tree, mounted, engine)
-        self._watched.append(journal)
-        return journal
+        return self._watch(super().journal(tree, mounted, engine))
 
     def evictor(self, tree: Tree, journal: Journal) -> Evictor:
-        evictor = GuardedEvictor(
-            tree, journal, self.config.write_policy, self.config.transfer_timeout_s
-        )
-        self._watched.append(evictor)
-        return evictor
+        return self._watch(super().evictor(tree, journal))
+
+    def _watch(self, part: Part) -> Part:
+        """Note a guarded part, to tell it of the guard."""
+        self._watched.append(part)
+        return part
 
     def storage(
         self, tree: Tree, mounted: Sequence[Mounted], evictor: Evictor
