@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from kvgraft.errors import ConfigError
@@ -344,6 +344,22 @@ class Racy(Kept):
         return [Status.OK] * len(keys)
 
 
+class FirstOut(Kept):
+    """Claims to know what is used, and evicts what was stored first."""
+
+    def _use(self, keys: Iterable[bytes]) -> None:
+        pass
+
+
+class HeadsFirst(Kept):
+    """Takes the last key of a call as the one used last: heads are the oldest of their chains."""
+
+    def set_from(
+        self, keys: Sequence[bytes], values: Sequence[Value], deadline_s: float
+    ) -> Sequence[Status]:
+        return super().set_from(keys[::-1], values[::-1], deadline_s)[::-1]
+
+
 MUTANTS: dict[type[Kept], str] = {
     BitFlip: "S9",
     FlippedHeader: "S9",
@@ -381,6 +397,8 @@ MUTANTS: dict[type[Kept], str] = {
     HintsNever: "S8",
     EvictsInSilence: "S8",
     LogsTwice: "S8",
+    FirstOut: "S11",
+    HeadsFirst: "S11",
     Racy: "S9",
 }
 """Every mutant and the rule that must be named."""

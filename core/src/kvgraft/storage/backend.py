@@ -85,6 +85,8 @@ class Capabilities(NamedTuple):
         shared: several processes may use one store at the same time.
         evicts: makes room by itself; one that does not answers FULL.
         pin: implements `pin` and `unpin`.
+        touch: it makes room among the least recently used keys, and every use counts: `touch`,
+            and `exists`, `get_into` and `set_from` that find a key or store it.
         synchronous: once a call has returned, however it ended, the buffers it was given are not
             touched any more. Such a backend reads and writes the caller's memory; others get
             memory of `Storage`'s own and cost a copy. Not for one whose transfers may arrive
@@ -103,6 +105,7 @@ class Capabilities(NamedTuple):
     shared: bool = False
     evicts: bool = False
     pin: bool = False
+    touch: bool = False
     synchronous: bool = False
     max_payload_nbytes: int | None = None
     batch_set_nbytes: int | None = None
@@ -149,6 +152,10 @@ class StorageBackend(abc.ABC):
 
     A call answers within `deadline_s` seconds, TIMEOUT for keys it did not get to. Failures that
     are ordinary in operation are statuses; an exception means DOWN for every key of the call.
+
+    Keys of one call that are pages of one sequence come in its order. A page is of use only with
+    the pages before it, so a store that evicts the least recently used key takes the first key of
+    `exists`, `get_into` and `set_from` as the last one used. `touch` gives the order itself.
     """
 
     @property
@@ -236,6 +243,14 @@ class StorageBackend(abc.ABC):
 
     def unregister(self, memory: memoryview) -> None:  # noqa: B027 - most have nothing to do
         """Undo `register`; none of the memory is used any more when it returns."""
+
+    def touch(self, keys: Sequence[bytes]) -> None:  # noqa: B027 - many stores gain nothing by it
+        """Note a use of keys that were not read: a hint, cheap, which may be lost.
+
+        Args:
+            keys: in the order of use: the last one is the most recently used. Keys that are not
+                there are left out.
+        """
 
     def pin(self, keys: Sequence[bytes]) -> Sequence[Status]:
         """Keep keys from eviction until `unpin`; OK or MISS per key.

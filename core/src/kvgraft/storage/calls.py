@@ -161,6 +161,17 @@ class Calls:
             raise BackendFailure(f"exists answered {len(hints)} of {len(addresses)} keys")
         return [Status.OK if hint else Status.MISS for hint in hints]
 
+    def touch(self, job: Job, addresses: Sequence[Address]) -> list[Status] | None:
+        """Note a use: OK for every key; None if the job was over.
+
+        Raises:
+            BackendFailure: see there.
+        """
+        if not job.call(self._clock()):
+            return None
+        _guarded(lambda: self.backend.touch([each.key for each in addresses]))
+        return [Status.OK] * len(addresses)
+
     def probably_has(self, keys: Sequence[bytes]) -> list[bool | None]:
         """The backend's hints from memory, on the caller's thread; None where it has none."""
         try:

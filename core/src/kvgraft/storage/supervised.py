@@ -288,6 +288,35 @@ class Storage:
         batches = self._batches(itertools.repeat(0, n_keys))
         return self._submit("exists", Access.READ, n_keys, batches, run, deadline_s)
 
+    @property
+    def touches(self) -> bool:
+        """Whether there is a store that takes calls and gains by `touch`."""
+        attachment = self._attachment
+        return self.attached and attachment is not None and attachment.calls.capabilities.touch
+
+    def touch(self, addresses: Sequence[Address], deadline_s: float | None = None) -> StorageTicket:
+        """Tell the store that payloads were used elsewhere: a hint, so that they stay.
+
+        Args:
+            addresses: in the order of use, the last one most recently. A sequence's pages are
+                touched from its end to its start: a page is worth no more than those before it.
+            deadline_s: longest time for one call of the store.
+
+        Returns:
+            OK for what the store was told. A store without `Capabilities.touch` is not asked.
+        """
+        if self.attached and not self.touches:
+            ticket = self._ticket(len(addresses))
+            ticket.refuse("touch", Status.OK)
+            return ticket
+
+        def run(attachment: Attachment, job: Job, staging: Staging) -> list[Status] | None:
+            return attachment.calls.touch(job, addresses[job.first : job.last])
+
+        n_keys = len(addresses)
+        batches = self._batches(itertools.repeat(0, n_keys))
+        return self._submit("touch", Access.READ, n_keys, batches, run, deadline_s)
+
     def remove(
         self, addresses: Sequence[Address], deadline_s: float | None = None
     ) -> StorageTicket:

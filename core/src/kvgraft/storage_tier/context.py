@@ -8,13 +8,14 @@ from kvgraft.requests.eviction import Evictor
 from kvgraft.storage import Storage
 from kvgraft.storage_tier.naming import Naming
 from kvgraft.storage_tier.slabs import Slabs
+from kvgraft.storage_tier.touching import Touching
 from kvgraft.tree.tree import Tree
 
 __all__ = ["TierContext"]
 
 
 class TierContext(NamedTuple):
-    """The parts of one cache that its storage tier touches.
+    """The parts of one cache that its storage tier works with.
 
     Attributes:
         evictor: makes room on HOST.
@@ -26,4 +27,5 @@ class TierContext(NamedTuple):
     client: Storage
     naming: Naming
     slabs: Slabs
+    touching: Touching
     deadline_s: float

@@ -107,6 +107,7 @@ class Storing:
 
         With write-through it is there, unless the store was attached since.
         """
+        self.context.touching.used(anchor)
         store = self.context.client.store_number
         if self.policy is StorePolicy.HOST_EVICTION or not self.context.client.attached:
             return
@@ -333,6 +334,7 @@ class Storing:
                 mine = statuses[number + low * per_page : number + high * per_page]
                 if mine and mine.count(Status.OK) == len(mine):
                     names.stored |= 1 << component.index
+        self.context.touching.used(sent.receipt.anchor)  # it was stored from its start on
         let_go_of_host(self.context.tree, sent.receipt)
 
 

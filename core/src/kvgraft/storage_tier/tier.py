@@ -28,6 +28,7 @@ from kvgraft.storage_tier.slabs import Slabs
 from kvgraft.storage_tier.slicing import Pace
 from kvgraft.storage_tier.snapshot import read_snapshot, write_snapshot
 from kvgraft.storage_tier.storing import Storing
+from kvgraft.storage_tier.touching import Touching
 from kvgraft.tree.integrity import SlotOwner
 from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.pinning import Receipt
@@ -96,6 +97,7 @@ class StorageTier:
         client: the supervised store; its counters tell what the store did.
         storing: nodes on their way to the store.
         prefetching: prefixes on their way back.
+        touching: tells the store what is used while DEVICE or HOST serves it.
 
     Raises:
         ConfigError: a store that cannot be opened, or components that cannot be stored.
@@ -124,13 +126,14 @@ class StorageTier:
         )
         self.client = self.new_client(self.fingerprint, limits=limits, clock=clock)
         naming = Naming(tree, self.fingerprint)
+        self.touching = Touching(tree, self.client, naming, settings.deadline_s, clock)
         self.context = TierContext(
-            tree, evictor, self.client, naming, Slabs(mounted), settings.deadline_s
+            tree, evictor, self.client, naming, Slabs(mounted), self.touching, settings.deadline_s
         )
         self.storing = self.new_storing(self.context, settings, clock)
         self.prefetching = self.new_prefetching(self.context, settings, clock)
         self.restoring: Restoring | None = None
-        self._turns = deque([self.prefetching.step, self.storing.step])
+        self._turns = deque([self.prefetching.step, self.storing.step, self.touching.step])
         self._clearing: StorageTicket | None = None
         self._closed = False
         tree.observer = self.storing
@@ -158,6 +161,7 @@ class StorageTier:
         ticket = self.client.detach(deadline_s)
         self._stop_fetching("the store was detached")
         self.storing.stop()
+        self.touching.stop()
         self.client.poll()
         return ticket
 
@@ -235,7 +239,7 @@ class StorageTier:
     def poll(self) -> None:
         """Go on with everything under way, for a slice of time; never waits.
 
-        Prefetches and writes have a step in turn, and prefetches among themselves.
+        Prefetches, writes and touches have a step in turn, and prefetches among themselves.
         """
         time = self.pace.slice()
         self.client.poll()
@@ -266,12 +270,19 @@ class StorageTier:
         return self.prefetching.n_in_flight + self.storing.n_in_flight + restoring
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait for everything under way, at most `timeout_s` seconds; whether all ended."""
+        """Wait for everything under way, at most `timeout_s` seconds; whether all ended.
+
+        Last, the store is told of the uses that it has not heard of.
+        """
         deadline = time.monotonic() + timeout_s
         self.poll()
         while self.n_in_flight and time.monotonic() < deadline:
             time.sleep(STEP_S)
             self.poll()
+        self.touching.hurry()
+        while self.touching.under_way and time.monotonic() < deadline:
+            self.poll()
+            time.sleep(STEP_S)
         return not self.n_in_flight
 
     def owners(self) -> list[SlotOwner]:
@@ -289,6 +300,7 @@ class StorageTier:
         """Counts since the cache was opened, by name."""
         found = {f"prefetch {name}": n for name, n in self.prefetching.counts.items()}
         found |= {f"store {name}": n for name, n in self.storing.counts.items()}
+        found |= {f"touch {name}": n for name, n in self.touching.counts.items()}
         return found | self.client.counters.snapshot()
 
     def close(self, timeout_s: float) -> bool:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 
 from kvgraft.errors import ConfigError
-from kvgraft.storage import Status, Storage
+from kvgraft.storage import Status, Storage, StorageBackend
 from kvgraft.testing.storage.clause import storage_clause
 from kvgraft.testing.storage.subject import StorageSubject
 
 __all__ = [
     "capacity",
+    "chain_heads",
     "closing",
     "components_apart",
     "durable",
@@ -19,6 +20,7 @@ __all__ = [
     "shared",
     "stats_and_verify",
     "too_large",
+    "touching",
 ]
 
 OK, MISS = Status.OK, Status.MISS
@@ -94,6 +96,66 @@ def capacity(subject: StorageSubject) -> None:
         strange = sorted(set(told) - allowed)
         subject.expect(not strange, "S10", f"a store that is full answers {strange}")
         subject.expect(told[0] is OK, "S10", "nothing fits into an empty store")
+
+
+CHAIN_PAGES = 12
+FILLED_WITH = 60
+"""Payloads of one size that fill a store; it is offered twice as many."""
+
+
+def _size_that_fills(subject: StorageSubject, store: StorageBackend) -> int | None:
+    """A payload of which about `FILLED_WITH` fit; None where the store is too large to fill."""
+    limit = store.stats().capacity_nbytes
+    if not subject.capabilities.evicts or limit is None or limit > LARGEST:
+        return None
+    size = max(SIZE, limit // FILLED_WITH)
+    longest = subject.capabilities.max_payload_nbytes
+    return size if longest is None else min(size, longest)
+
+
+@storage_clause("S11", "Keys that are touched outlive keys that are not.", "touch")
+def touching(subject: StorageSubject) -> None:
+    with subject.store() as store, subject.supervised(store) as storage:
+        size = _size_that_fills(subject, store)
+        if size is None:
+            return
+        payload = subject.payloads([size])
+        kept, left = subject.addresses(4), subject.addresses(4, first=4)
+        for address in [*kept, *left]:
+            subject.set(storage, [address], payload)
+        for number in range(2 * FILLED_WITH):
+            subject.set(storage, subject.addresses(1, "b", number), payload)
+            storage.touch(kept).wait(subject.deadline_s)
+        told, _ = subject.get(storage, left, [size] * 4)
+        subject.expect(MISS in told, "S10", "a store that is full twice over has evicted nothing")
+        told, _ = subject.get(storage, kept, [size] * 4)
+        subject.expect_statuses("S11", "get of keys that were touched", told, [OK] * 4)
+
+
+@storage_clause("S11", "A chain that is stored in order is evicted from its end.", "touch")
+def chain_heads(subject: StorageSubject) -> None:
+    with subject.store() as store, subject.supervised(store) as storage:
+        size = _size_that_fills(subject, store)
+        if size is None:
+            return
+        chain = subject.addresses(CHAIN_PAGES)
+        subject.set(storage, chain, subject.payloads([size] * CHAIN_PAGES))
+        payload = subject.payloads([size])
+        most = n_evicted = number = 0
+        while n_evicted < CHAIN_PAGES // 2 and number < 2 * FILLED_WITH:
+            subject.set(storage, subject.addresses(1, "b", number), payload)
+            n_records = store.stats().n_records
+            n_evicted += n_records <= most
+            most = max(most, n_records)
+            number += 1
+        keys = [address.key for address in chain]
+        hints = list(store.exists(keys))
+        head = hints.index(False) if False in hints else len(hints)
+        subject.expect(
+            not any(hints[head:]),
+            "S11",
+            f"of a chain of {len(hints)} pages number {head} is gone and a later one is there",
+        )
 
 
 @storage_clause("S9", "A payload that is too long is refused, and its neighbours are stored.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from kvgraft.storage import (
     Capabilities,
@@ -45,12 +45,17 @@ class MemoryBackend(StorageBackend):
     def capabilities(self) -> Capabilities:
         """Not durable, not shared."""
         return Capabilities(
-            evicts=True, max_payload_nbytes=self._longest, scatter=True, events=True
+            evicts=True,
+            touch=True,
+            max_payload_nbytes=self._longest,
+            scatter=True,
+            events=True,
         )
 
     def exists(self, keys: Sequence[bytes]) -> Sequence[bool]:
         """Per key, whether it is there."""
         with self._lock:
+            self._use(reversed(keys))
             return [key in self.stored for key in keys]
 
     def get_into(
@@ -58,14 +63,22 @@ class MemoryBackend(StorageBackend):
     ) -> Sequence[Status]:
         """Copy out; see `StorageBackend.get_into`."""
         with self._lock:
-            return [self._get(key, value) for key, value in zip(keys, values)]
+            told = [self._get(key, value) for key, value in zip(keys, values)]
+            self._use(reversed(keys))
+            return told
 
     def set_from(
         self, keys: Sequence[bytes], values: Sequence[Value], deadline_s: float
     ) -> Sequence[Status]:
         """Copy in, and make room; see `StorageBackend.set_from`."""
         with self._lock:
-            return [self._set(key, value) for key, value in zip(keys, values)]
+            told = [self._set(*each) for each in zip(reversed(keys), reversed(values))]
+            return told[::-1]
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """Used now, the last one most recently."""
+        with self._lock:
+            self._use(keys)
 
     def probably_has(self, keys: Sequence[bytes]) -> Sequence[bool | None]:
         """Per key, whether it is there."""
@@ -116,6 +129,11 @@ class MemoryBackend(StorageBackend):
         self.closed = True
         self.clear()
 
+    def _use(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            if key in self.stored:
+                self.stored.move_to_end(key)
+
     def _get(self, key: bytes, value: Value) -> Status:
         found = self.stored.get(key)
         if found is None:
@@ -123,7 +141,6 @@ class MemoryBackend(StorageBackend):
         header, payload = found
         if len(payload) != value.nbytes:
             return Status.TOO_LARGE if len(payload) > value.nbytes else Status.CORRUPT
-        self.stored.move_to_end(key)
         value.header[:] = header
         start = 0
         for part in value.parts:
