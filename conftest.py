@@ -1,7 +1,7 @@
 """Hypothesis profiles: dev while writing, ci before merging; nightly and fuzz look much longer.
 
-Every run of dev is the same, and every run of ci: what passes once passes again. The others look
-for what is new.
+Every run of dev is the same, and every run of ci: a run that passes once passes again. The others
+look for new failures.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 @pytest.fixture(scope="session", autouse=True)
 def examples_do_not_depend_on_imports() -> Iterator[None]:
-    """A test alone draws what it draws among all others."""
+    """A test draws the same examples alone as among all others."""
     from kvgraft.testing.machine.constants import constants_of_modules_left_out
 
     with constants_of_modules_left_out():

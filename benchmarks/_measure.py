@@ -45,7 +45,7 @@ def least(scales: Iterable[Scale]) -> Scale:
 
 
 class Unit:
-    """Samples of the unit, taken between the samples of what is measured.
+    """Samples of the unit, taken between the measured samples.
 
     Each sample is preceded by one comparison that is not timed, so that the unit is not inflated
     by cache misses: ratios to it come out larger, not smaller. The mean of eight comparisons makes
@@ -91,7 +91,7 @@ def _pair(copies: Sequence[bytes], *, alike: bool) -> tuple[bytes, bytes] | None
 
 
 class Row(NamedTuple):
-    """One line of a table: what, its cost in ns, the unit, the bar in units if there is one."""
+    """One line of a table: its name, its cost in ns, the unit, the bar in units if there is one."""
 
     name: str
     cost: float
@@ -134,7 +134,7 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
 
 
 def heading(title: str, **facts: object) -> None:
-    """Print what the numbers were taken with."""
+    """Print the conditions of the measurement."""
     facts = {
         "kvgraft": _version("kvgraft"),
         "python": platform.python_version(),

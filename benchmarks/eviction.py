@@ -36,7 +36,7 @@ FLAT = 2.0
 
 
 class Forest:
-    """A tree of about `n_nodes` one-page nodes, and what is done to it."""
+    """A tree of about `n_nodes` one-page nodes, and the timed operations."""
 
     def __init__(self, names: tuple[str, ...], page: int, n_nodes: int) -> None:
         self.page = page
@@ -61,7 +61,7 @@ class Forest:
         return key
 
     def evict(self, component: str, _: TokenKey) -> None:
-        """One node loses what `component` holds there, and what that takes along."""
+        """One node loses the data of `component`, and the data that goes along."""
         eviction.evict_device(self.tree, self.tree.by_name[component], 1)
 
     def match(self, key: TokenKey) -> None:
@@ -69,7 +69,7 @@ class Forest:
         matching.match(self.tree, key, DEPTH + 1)
 
     def pin(self, key: TokenKey) -> None:
-        """Pin and unpin what a key finds, after a match that is part of the time."""
+        """Pin and unpin a key's match; the match is part of the time."""
         key.trail = None
         found = matching.match(self.tree, key, DEPTH + 1)
         receipt = pinning.acquire(self.tree, matching.anchor_node(self.tree, found), touch=False)
@@ -77,7 +77,7 @@ class Forest:
         pinning.release(self.tree, receipt)
 
     def refill(self) -> float:
-        """Insert what the evictions of a round took away; ns per node."""
+        """Insert the data that a round evicted; ns per node."""
         planned: list[tuple[TokenKey, int]] = []
         for _ in range(BATCH):
             if self.fresh_end > DEPTH:

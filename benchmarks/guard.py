@@ -80,7 +80,7 @@ def serve(served: Served, mode: str, conversations: int) -> list[float]:
         cache.poll()
         request = cache.begin(key)
         while not cache.admit(request).admitted:
-            cache.drain()  # copies in flight pin what they read
+            cache.drain()  # copies in flight pin their source
         cache.load_back(request)
         if request.waits:
             cache.drain()

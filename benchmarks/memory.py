@@ -1,8 +1,8 @@
 """Python heap per node, beyond the bytes of its key.
 
 Every component holds data on every node of conversations of ten nodes, one page of 64 tokens or
-1,024 tokens each. Two ways of counting: what the process grew by (resident set), and what Python's
-allocators handed out (`tracemalloc`). Slots, candidates and the parents' lists of children are
+1,024 tokens each. Two ways of counting: the growth of the process (resident set), and the bytes of
+Python's allocators (`tracemalloc`). Slots, candidates and the parents' lists of children are
 counted; the pools' tensors are not. Each count runs in a fresh process.
 """
 

@@ -30,7 +30,7 @@ BAR_MS = 3.0
 
 
 class Kept(MemoryBackend):
-    """Closing it forgets nothing: the second cache finds what the first one stored."""
+    """Closing it removes nothing: the second cache finds the first one's data."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -40,7 +40,7 @@ class Kept(MemoryBackend):
     def set_from(
         self, keys: Sequence[bytes], values: Sequence[Value], deadline_s: float
     ) -> Sequence[Status]:
-        """Without a look at what all of it takes."""
+        """Store without checking the total size."""
         for key, value in zip(keys, values):
             self.stored[key] = bytes(value.header), bytes(value.payload)
         return [Status.OK] * len(keys)

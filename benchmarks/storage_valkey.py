@@ -2,7 +2,7 @@
 
 One run, one server of the script's own on loopback, taking turns: in every round each way stores
 the same payloads, then fetches them into memory. `raw` is one client and one thread that calls
-`set` and `get`, the latter into a buffer: what the client does at best without anybody's help.
+`set` and `get`, the latter into a buffer: the client's best without help.
 `raw2` is two such threads on one client, since `Storage` calls from two. `valkey` is `Storage.set`
 and `get` over the `valkey` backend, headers and checksums of every byte included.
 

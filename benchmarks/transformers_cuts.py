@@ -1,10 +1,10 @@
 """The cost of cutting a prefill for its states: the time of an extra pass, in tokens.
 
 A prompt of 1,000 tokens is computed in one pass, cut at 960 (where an identical prompt resumes,
-with pages of 64), and cut at 576 as well (where it leaves what another one computed). An extra pass
-costs what the cut prefill takes longer, divided by the time of one token of the whole one. Then
-passes of n tokens behind 960 others: what a pass of few tokens costs beside one of many. The first
-turn warms up and is not counted; medians over the others.
+with pages of 64), and cut at 576 as well (where it departs from another one's prompt). The cost of
+an extra pass is the extra time of the cut prefill, divided by the time of one token of the whole
+one. Then passes of n tokens behind 960 others: the cost of a pass of few tokens beside one of many.
+The first turn warms up and is not counted; medians over the others.
 """
 
 from __future__ import annotations

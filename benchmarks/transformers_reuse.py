@@ -1,9 +1,9 @@
-"""Reused prefixes in transformers' models: how exact, and what they save.
+"""Reused prefixes in transformers' models: how exact, and the time they save.
 
 Per family: whether logits behind a restored prefix (from the device, from the host) are bit for bit
 those of an uninterrupted run with the same chunks; how far they are from computing everything at
-once, in float64, float32 and bfloat16; what a second request costs beside the first; and what a
-decoded token costs beside transformers' own dynamic cache. Ratios of medians, in one run.
+once, in float64, float32 and bfloat16; the cost of a second request beside the first; and the cost
+of a decoded token beside transformers' own dynamic cache. Ratios of medians, in one run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Warm match and lease of 128K tokens: what a request costs that finds its whole prefix.
+"""Warm match and lease of 128K tokens: the cost of a request that finds its whole prefix.
 
 The path of 131,072 tokens stands in the tree in 1, 30 or 256 nodes; the key has been built, and is
 one page longer than the path. `match` is `kvgraft.tree.matching.match`; `begin + abort` is the same
@@ -6,7 +6,8 @@ with pins, hooks and the request's own books, taken and given back. The window's
 node: the first lease splits it, before anything is timed.
 
 A *new* key is compared with the tree from the root, all 512 KiB. A *kept* key, that of a
-conversation's next turn, remembers the node it was found at, and only what follows is compared.
+conversation's next turn, remembers the node it was found at, and only the tokens behind it are
+compared.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def variants() -> list[Variant]:
 
 
 class Turn(NamedTuple):
-    """One request to come: which conversation, whether it is its first, what is new."""
+    """One request to come: its conversation, whether it is the first, its new tokens."""
 
     conversation: int
     first: bool

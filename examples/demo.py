@@ -2,9 +2,9 @@
 
 Ten conversations of five turns over two shared system prompts talk to tiny models with random
 weights. Everything has to happen: prefixes go to the host and come back, windows and states are
-evicted on their own, requests wait and make room for one another, and what is used twice is stored.
+evicted on their own, requests wait and make room for one another, and data used twice is stored.
 Then a second process, which begins cold, is asked the last questions again. Every answer is
-compared, token by token, with what the model says when it computes everything again; in double
+compared, token by token, with the model's answer when it computes everything again; in double
 precision, so that nothing is left to rounding.
 """
 
@@ -154,7 +154,7 @@ def talk(rows: list[Progress], storage: str, html: Path, console: Console) -> No
         path = html / f"kvgraft-demo-{row.show.family}.html"
         write_html(report(row), path)
         console.print(f"report: {path}", highlight=False, soft_wrap=True)
-        row.engine.close()  # what is still to be stored is stored now
+        row.engine.close()  # data still to be stored is stored now
     console.print()
     with Live(storage_table(rows), console=console, refresh_per_second=8) as live:
         for _ in ask_again(rows, storage):
@@ -181,8 +181,8 @@ def summary(rows: list[Progress], console: Console) -> bool:
                 highlight=False,
             )
     console.print(
-        f"{answers - wrong} of {answers} answers are, token by token, what the model says without "
-        "a cache",
+        f"{answers - wrong} of {answers} answers equal, token by token, the model's "
+        "without a cache",
         highlight=False,
     )
     idle = [name for name, count in fired.items() if not count]

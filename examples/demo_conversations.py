@@ -1,4 +1,4 @@
-"""Conversations of the demonstration: what is said, to which models, in which pools."""
+"""Conversations of the demonstration: their texts, models and pools."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class Progress:
 
     Attributes:
         prompts: the newest of each conversation.
-        again: what a process that began cold said to these prompts; None while it has not.
+        again: the answers of a process that began cold; None while it has not.
     """
 
     show: Show
@@ -278,7 +278,7 @@ class Conversations:
         self.talking[self.engine.submit(request)] = number
 
     def check(self, generation: Generation, finish: FinishReason) -> None:
-        """Compare an answer with what the model says without a cache."""
+        """Compare an answer with the model's without a cache."""
         assert finish is FinishReason.LENGTH, finish
         self.progress.answers += 1
         self.progress.wrong += recomputed(self.engine, generation) != generation.tokens
@@ -355,7 +355,7 @@ def report(row: Progress) -> ReplayResult:
         "unserved_tokens": 0,
         "recomputed_tokens": 0,
         "component_hits": {
-            # what storage brought came to the host first, and is counted there
+            # data from storage came to the host first, and is counted there
             name: {"device_slots": device, "host_slots": host, "storage_slots": 0}
             for name, (device, host) in totals.hit_slots.items()
         },

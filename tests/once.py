@@ -18,7 +18,7 @@ def made_once(
 ) -> Path:
     """A directory of this run of tests that `make` fills, in one process; the others wait for it.
 
-    Tests must not change what is in it.
+    Tests must not change its content.
     """
     place = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:

@@ -1,4 +1,4 @@
-"""Where a prefill is cut for its states, and what is reused for it (`cut_tokens`, I10)."""
+"""Where a prefill is cut for its states, and the tokens reused for it (`cut_tokens`, I10)."""
 
 from __future__ import annotations
 

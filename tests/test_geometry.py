@@ -1,4 +1,4 @@
-"""Options that shape payloads refuse what cannot be, with the field named."""
+"""Options that shape payloads refuse impossible values, with the field named."""
 
 from __future__ import annotations
 

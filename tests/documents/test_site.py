@@ -164,7 +164,7 @@ def resolved(name: str) -> Any:
 
 
 def test_every_public_method_of_an_engines_classes_has_a_docstring() -> None:
-    """The reference leaves out what has none."""
+    """The reference leaves out methods that have none."""
     silent = [
         f"{owner.__name__}.{name}"
         for owner in (Cache, Request, StorageTier)

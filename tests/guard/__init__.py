@@ -1,4 +1,4 @@
-"""The guard: what it finds, what it leaves alone, what it is when it is off.
+"""The guard: the defects it finds, its silence without one, and its absence when off.
 
 scene               guarded caches over components that a test makes misbehave
 guarded             guarded caches over the component sets of `tests.serving`

@@ -384,7 +384,7 @@ def an_eviction_that_changes_a_promise(put: Patch) -> None:
     scene.cache.evict("base", 1)
 
 
-# -- what only recomputing all books finds
+# -- defects that only recomputing all books finds
 
 
 def looked_through() -> Scene:

@@ -16,9 +16,9 @@ class Defect(NamedTuple):
     """A defect and the scene that shows it.
 
     Attributes:
-        rule: what it breaks.
+        rule: the rule it breaks.
         component: where; None for the core.
-        play: puts it in, then does what runs into it.
+        play: puts it in, then runs into it.
     """
 
     rule: str

@@ -1,4 +1,4 @@
-"""A guarded cache, and what a test does with it."""
+"""A guarded cache, and a test's calls."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Unpatched:
 
 
 class Windowed(Package):
-    """A window that pins exactly what its reach covers."""
+    """A window that pins exactly its reach."""
 
     def __init__(self) -> None:
         super().__init__("window", Reach(Trailing(WINDOW)))
@@ -105,7 +105,7 @@ class Scene:
         policy: the write policy.
         full_check: operations between two recomputations of all books.
         storage: settings of a storage tier.
-        load: what decides between loading and computing; None always loads.
+        load: the choice between loading and computing; None always loads.
 
     Attributes:
         base, window: packages with every hook, which a test makes misbehave.
@@ -174,7 +174,7 @@ class Scene:
         return request
 
     def loaded(self, tokens: Sequence[int], **options: Any) -> Request:
-        """Admitted, and what HOST has of it is on DEVICE."""
+        """Admitted, with its HOST data loaded to DEVICE."""
         request = self.admitted(tokens, **options)
         self.cache.load_back(request)
         self.settle()
@@ -207,7 +207,7 @@ class Scene:
         self.cache.poll()
 
     def close(self) -> None:
-        """End whatever is left."""
+        """End the remaining requests."""
         for request in list(self.cache.requests.values()):
             self.cache.abort(request)
         self.settle()

@@ -79,7 +79,7 @@ def test_a_sampled_guard_raises_no_alarm_either(name: str) -> None:
     ],
 )
 def test_a_hook_that_raises_is_no_alarm(hook: str) -> None:
-    """It is the component's error, named as without a guard, and whatever it left is right."""
+    """It is the component's error, named as without a guard, and the state it left is right."""
     scene = Scene(host_tokens=64)
     scene.on_host_only(PROMPT)
     scene.window.failing[hook] = 0

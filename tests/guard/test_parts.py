@@ -1,4 +1,4 @@
-"""A guarded cache is the one that ships: its parts call what they stand for, in the same order."""
+"""A guarded cache is the one that ships: its parts call the plain ones, in the same order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CALLS: tuple[tuple[type[Any], tuple[str, ...]], ...] = (
     (Tree, ("split", "put_device", "put_host", "detach_device", "drop_host")),
     (Evictor, ("free_device", "free_host")),
 )
-"""What the parts of a cache ask of one another."""
+"""Calls between the parts of a cache."""
 
 POLLED = ["Prefetching.poll", "Storing.poll"]
 """A poll of the storage tier."""
@@ -102,7 +102,7 @@ def test_no_attribute_of_a_guarded_part_stands_for_a_method() -> None:
 
 
 class Counting(PartsFactory):
-    """Hands in an engine, and counts what it made."""
+    """Hands in an engine, and counts the parts it made."""
 
     def __init__(self, config: CacheConfig) -> None:
         super().__init__(config)

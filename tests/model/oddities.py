@@ -143,7 +143,7 @@ def coarse() -> Plugin:
 
 
 def tiny() -> Plugin:
-    """As many slots as its option says, whatever the cache's sizes are."""
+    """As many slots as its option says, for any sizes of the cache."""
     specs = [PlaneSpec(0, "p", (4,), torch.bfloat16)]
 
     def build(options: Sized, context: BuildContext) -> Component:

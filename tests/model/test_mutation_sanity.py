@@ -15,7 +15,7 @@ from ..mutants.cores import recency_is_not_lifted
 def use_a_prefix_through_its_continuation() -> None:
     """Evict where a page was last used only as the prefix of a longer match.
 
-    Random calls get there too seldom: whoever is older must have been pinned in between.
+    Random calls get there too seldom: older pages must have been pinned in between.
     """
     harness = Harness(setup_for(references()[:1]), Sizes(page_size=1, device=12))
 

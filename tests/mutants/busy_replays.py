@@ -2,7 +2,7 @@
 
 `sessions` is write-through with namespaces that look alike and users who lose interest; `stored`
 is write-back, with a store behind HOST and a choice between loading and computing; `windows` has no
-states, so that what lies between resume points is left behind.
+states, so that pages between resume points are left behind.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class _Impatient(ReplayEngine):
 
 
 def _play(cache: Cache, workload: Workload, users: int, player: type[Player]) -> str:
-    """Replay; what the replay itself noticed, such as wrong bytes, if anything."""
+    """Replay; return faults noticed by the replay itself, such as wrong bytes."""
     meter = Meter()
     playing = player(cache, meter, Verify.FULL, 0)
     model = EngineModel(
@@ -192,7 +192,7 @@ REPLAYS: dict[str, Callable[[str], str]] = {
     "stored": _stored,
     "windows": _windows,
 }
-"""By name; each is given the guard's mode and answers with what the replay noticed by itself."""
+"""By name; each is given the guard's mode and returns faults noticed by the replay itself."""
 
 
 def play(name: str, guard: str = "on") -> str:

@@ -61,7 +61,7 @@ class Verdict(NamedTuple):
 
     Attributes:
         test: the first test that failed; empty if none did.
-        evidence: what the run said last.
+        evidence: the run's last line.
         seconds: how long it took.
     """
 

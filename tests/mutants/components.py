@@ -41,7 +41,7 @@ class ComponentMutant(NamedTuple):
     """A component with a defect.
 
     Attributes:
-        name: what is wrong, in words.
+        name: the defect, in words.
         rules: rules the report may name; the first is the one meant.
         package: the component.
     """
@@ -55,7 +55,7 @@ MUTANTS: list[ComponentMutant] = []
 
 
 def mutant(name: str, *rules: str) -> Callable[[Callable[[], Package]], Callable[[], Package]]:
-    """Register what a function builds."""
+    """Register the package that a function builds."""
 
     def add(build: Callable[[], Package]) -> Callable[[], Package]:
         MUTANTS.append(ComponentMutant(name, rules, build()))
@@ -367,7 +367,7 @@ def no_slack() -> Package:
     return paged(reach=Reach(Everything()), hooks={"budget_contribution": answer})
 
 
-@mutant("what is kept for later is counted in pages instead of slots", "A1", "A7")
+@mutant("a demand for later is counted in pages instead of slots", "A1", "A7")
 def later_in_pages() -> Package:
     def answer(component: Component, query: DemandQuery) -> Demand:
         found = demand(query)
@@ -444,7 +444,7 @@ class Leaks(SlotAllocator):
 
 
 class Partial(SlotAllocator):
-    """Hands out what there is where more was asked for."""
+    """Hands out all free slots where more were asked for."""
 
     def allocate(self, n: int) -> bytes | None:
         return super().allocate(min(n, self.n_free))
@@ -473,7 +473,7 @@ def takes_twice() -> Package:
     return paged(device=allocating(TakesTwice))
 
 
-@mutant("a pool loses a slot where it cannot give what is asked for", "T9")
+@mutant("a pool loses a slot where it is short", "T9")
 def leaks_a_slot() -> Package:
     return paged(device=allocating(Leaks))
 
@@ -585,7 +585,7 @@ def leaks_private() -> Package:
 
 
 class WholeOnDevice(DevicePool):
-    """Keeps on DEVICE what belongs on HOST."""
+    """Keeps data on DEVICE that belongs on HOST."""
 
     def __init__(self, specs: Sequence[PlaneSpec], n_slots: int, device: Any = "cpu") -> None:
         both = [spec._replace(layer=layer) for layer in range(2) for spec in specs]
@@ -628,7 +628,7 @@ def borrowed_version() -> Package:
     return paged(api_version=lambda: kvgraft.API_VERSION)
 
 
-@mutant("a budget counts the fields of what it is asked", "P3")
+@mutant("a budget counts the fields of its query", "P3")
 def counts_fields() -> Package:
     def answer(component: Component, query: DemandQuery) -> Demand:
         page_size, computed, chunk, prompt, total, host_slots, checkpoints = query

@@ -47,7 +47,7 @@ Build = Callable[[], Package]
 
 
 def mutant(name: str, *rules: str) -> Callable[[Build], Build]:
-    """Register what a function builds."""
+    """Register the package that a function builds."""
 
     def add(build: Build) -> Build:
         COMPONENTS_HELD_OUT.append(ComponentMutant(name, rules, build()))
@@ -141,7 +141,7 @@ def _() -> Package:
     return paged(hooks={"finalize_match_result": hook})
 
 
-@mutant("a match takes a slot for what it might need", "M6", "T8", "T9")
+@mutant("a match takes a slot in advance", "M6", "T8", "T9")
 def _() -> Package:
     def hook(component: Component, view: MatchView) -> None:
         if view.anchor:
@@ -254,7 +254,7 @@ def _() -> Package:
     return paged(reach=Reach(Everything()), hooks=locked(acquire))
 
 
-@mutant("a release frees what it unpins", "T9", "T8", "L1", "E1")
+@mutant("a release frees the slots it unpins", "T9", "T8", "L1", "E1")
 def _() -> Package:
     def acquire(component: Component, query: LockQuery) -> None:
         return None
@@ -399,7 +399,7 @@ def _() -> Package:
     return paged(hooks=copies(pair_planes, abort_hicache_transfers=abort))
 
 
-@mutant("a commit clears what was loaded", "R5", "R7", "B3", "T9")
+@mutant("a commit clears the loaded data", "R5", "R7", "B3", "T9")
 def _() -> Package:
     def commit(component: Component, query: TransferQuery) -> None:
         if query.direction is Direction.LOAD_BACK:
@@ -422,7 +422,7 @@ def _() -> Package:
 # -- budgets
 
 
-@mutant("a window is budgeted without what it loads back", "A3")
+@mutant("a window is budgeted without its load back", "A3")
 def _() -> Package:
     def budget(component: Component, query: DemandQuery) -> Demand:
         return whole(query._replace(host_slots=0))
@@ -438,7 +438,7 @@ def _() -> Package:
     return paged(hooks={"budget_contribution": budget})
 
 
-@mutant("what comes after the first chunk is not budgeted", "A1", "A7")
+@mutant("later chunks are not budgeted", "A1", "A7")
 def _() -> Package:
     def budget(component: Component, query: DemandQuery) -> Demand:
         return Demand(whole(query).now, 0)
@@ -645,7 +645,7 @@ def _() -> Package:
 # -- declarations and factories
 
 
-@mutant("a release raises whatever it is given", "L1")
+@mutant("a release always raises", "L1")
 def _() -> Package:
     def acquire(component: Component, query: LockQuery) -> list[Span]:
         return [Span(0, query.boundary)] if query.boundary else []
@@ -709,7 +709,7 @@ def _() -> Package:
     return paged(home=Tier.HOST, reach=Reach(Everything()), hooks=copies(build))
 
 
-@mutant("pages at home on HOST are budgeted without what they load", "A3")
+@mutant("pages at home on HOST are budgeted without their loads", "A3")
 def _() -> Package:
     def budget(component: Component, query: DemandQuery) -> Demand:
         return whole(query._replace(host_slots=0))
@@ -725,7 +725,7 @@ def _() -> Package:
     return paged(home=Tier.HOST, reach=Reach(Everything()), hooks=locked(acquire))
 
 
-@mutant("a factory refuses what it says it takes", "P7", "P6")
+@mutant("a factory refuses options it declares", "P7", "P6")
 def _() -> Package:
     class Pool(DevicePool):
         def __init__(self, specs: Sequence[PlaneSpec], n_slots: int, device: Any = "cpu") -> None:

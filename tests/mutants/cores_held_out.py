@@ -1,6 +1,6 @@
 """The core with one line changed at a time, written without a look at `cores`.
 
-Each is a piece of text in a function and what stands there instead. They tell whether the suite
+Each is a piece of text in a function and its replacement. They tell whether the suite
 finds mechanisms or only the examples it was written for.
 """
 
@@ -98,7 +98,7 @@ change(
     "component.stored_between(request.allocated, max(request.allocated, end - 2))",
 )
 change(
-    "what never fits waits for ever",
+    "a request that never fits waits for ever",
     TWO,
     "A8",
     Budget.decide,
@@ -115,7 +115,7 @@ change(
     "        return Decision(Outcome.DEFERRED, shortages)\n",
 )
 change(
-    "a deferral drops what is to be captured",
+    "a deferral drops the boundaries to capture",
     ALL,
     "A9 A10 I10",
     Budget.decide,
@@ -140,7 +140,7 @@ change(
     "        request.waits = []\n        return Decision(Outcome.DEFERRED, shortages)\n",
 )
 change(
-    "a deferral forgets what is on HOST",
+    "a deferral forgets the data on HOST",
     TWO,
     "A9 M4 A3",
     Budget.decide,
@@ -182,7 +182,7 @@ change(
     "",
 )
 change(
-    "a promise is not renewed by what is given back",
+    "a promise is not renewed by slots given back",
     TWO,
     "A7 A12",
     Account.renewal,
@@ -206,7 +206,7 @@ change(
     "",
 )
 change(
-    "a continuing chunk takes what others were promised",
+    "a continuing chunk takes slots promised to others",
     TWO,
     "A5 A12 A7",
     Budget.fitting_chunk,
@@ -444,7 +444,7 @@ change(
     "pass",
 )
 change(
-    "what is on its way does not count as a way to resume",
+    "data on its way does not count as a way to resume",
     TWO,
     "T8 E5 R5 B3 E3 E2 T3 I8",
     eviction.drop_unreachable,
@@ -488,7 +488,7 @@ change(
     "            component.device.allocator.free(slots)\n",
 )
 change(
-    "what is on its way is loaded again",
+    "data on its way is loaded again",
     TWO,
     "R6 R1 M4 B3",
     operations.load_plan,
@@ -520,7 +520,7 @@ change(
     "if True:",
 )
 change(
-    "what arrives replaces what is there",
+    "arriving data replaces existing data",
     TWO,
     "I4 T9 T8 B3",
     operations.commit,
@@ -560,7 +560,7 @@ change(
     "return True or all(",
 )
 change(
-    "a backup does not wait for what computes its source",
+    "a backup does not wait for its source's computation",
     TWO,
     "B4",
     Journal.submit,
@@ -600,7 +600,7 @@ change(
     "",
 )
 change(
-    "transfers are taken in whatever their turn",
+    "transfers are taken in out of turn",
     TWO,
     "B1 B3 T5",
     Journal.poll,
@@ -789,7 +789,7 @@ change(
     "key=lambda each: -each.end)",
 )
 change(
-    "inserts are backed up whatever the policy",
+    "inserts are backed up under any policy",
     TWO,
     "B6 B3",
     Backups.inserted,
@@ -805,7 +805,7 @@ change(
     "return False",
 )
 change(
-    "a ledger forgets what is in flight",
+    "a ledger forgets slots in flight",
     TWO,
     "T8",
     Ledger.reserve,

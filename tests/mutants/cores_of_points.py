@@ -1,4 +1,4 @@
-"""More cores with one defect each: resume points, and what running requests leave behind."""
+"""More cores with one defect each: resume points, and data that running requests leave behind."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def a_skipped_point_is_not_counted(patch: Patch) -> None:
     edited(ResumePoints.count_skipped, "self.skipped[kind] += 1", "pass")(patch)
 
 
-# -- what is left behind
+# -- left-behind data
 
 
 @mutant("everything+window", "I1", "I9", "I10", "T9")
@@ -82,7 +82,7 @@ def pages_are_published_after_they_went(patch: Patch) -> None:
 
 
 @mutant("everything+window", "I9", "I10", "I1")
-def a_decode_gives_back_what_points_need(patch: Patch) -> None:
+def a_decode_gives_back_pages_that_points_need(patch: Patch) -> None:
     edited(
         Publisher.leave_behind,
         "if not self.slots.is_worth_keeping(request, page):",
@@ -91,22 +91,22 @@ def a_decode_gives_back_what_points_need(patch: Patch) -> None:
 
 
 @mutant("window", "I9", "T7")
-def what_is_left_behind_goes_last(patch: Patch) -> None:
+def left_behind_data_goes_last(patch: Patch) -> None:
     patch.setattr(inserting, "LEFT_BEHIND", -(1 << 40))
 
 
 @mutant("window", "I9", "T7")
-def what_is_left_behind_counts_as_used(patch: Patch) -> None:
+def left_behind_data_counts_as_used(patch: Patch) -> None:
     patch.setattr(inserting, "LEFT_BEHIND", 0)
 
 
 @mutant("window", "I9", "T7")
-def what_was_left_behind_last_goes_first(patch: Patch) -> None:
+def data_left_behind_last_goes_first(patch: Patch) -> None:
     edited(inserting._take, "tree.clock - LEFT_BEHIND", "-tree.clock")(patch)
 
 
 @mutant("everything+window", "I12", "L1", "T6", "T8")
-def what_is_left_behind_stays_pinned(patch: Patch) -> None:
+def left_behind_data_stays_pinned(patch: Patch) -> None:
     advance = pinning.advance
 
     def greedy(tree: Tree, receipt: Any, anchor: Node, boundary: int) -> None:
@@ -130,7 +130,7 @@ def what_is_left_behind_stays_pinned(patch: Patch) -> None:
 
 
 @mutant("everything+window", "I12", "A11", "A12", "A7")
-def what_is_left_behind_is_promised_again(patch: Patch) -> None:
+def left_behind_data_is_promised_again(patch: Patch) -> None:
     patch.setattr(Account, "renewal", lambda self, n: n)
 
 
@@ -146,7 +146,7 @@ def duplicates_of_bounded_reaches_leak(patch: Patch) -> None:
     )(patch)
 
 
-# -- what the points cost
+# -- the points' cost
 
 
 @mutant("everything+state", "I12")

@@ -1,4 +1,4 @@
-"""More cores with one defect each: leases, load-backs, admission, what requests leave behind."""
+"""More cores with one defect each: leases, load-backs, admission, left-behind data."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def a_pin_stops_at_an_evicted_node(patch: Patch) -> None:
 
 
 @mutant("everything+window", "M1", "M3", "R1", "R5", "M4")
-def a_load_back_starts_from_what_the_base_alone_accepts(patch: Patch) -> None:
-    """F2: the anchor is where the base has data, whatever the window lacks."""
+def a_load_back_starts_from_the_anchor_of_the_base_alone(patch: Patch) -> None:
+    """F2: the anchor is where the base has data, even if the window has none."""
     deepest = matching._deepest
 
     def base_only(tree: Tree, nodes: Any, boundary: int, *, device_only: bool) -> Any:
@@ -79,7 +79,7 @@ def room_is_made_in_a_pool_that_was_not_short(patch: Patch) -> None:
 
 @mutant("everything+window", "A5")
 def a_chunk_is_forced_although_it_does_not_fit(patch: Patch) -> None:
-    """F4: a continuing chunk ignores what the pools can give."""
+    """F4: a continuing chunk ignores the pools' headroom."""
     patch.setattr(promises.Budget, "fitting_chunk", lambda self, request, tokens: tokens)
 
 
@@ -92,7 +92,7 @@ def a_match_leaves_no_token_to_compute(patch: Patch) -> None:
 
 
 @mutant("everything+state", "M3", "M1", "R1", "L3", "M7")
-def the_device_anchor_counts_what_is_on_host(patch: Patch) -> None:
+def the_device_anchor_counts_data_on_host(patch: Patch) -> None:
     deepest = matching._deepest
     patch.setattr(
         matching,
@@ -141,7 +141,7 @@ def an_ended_request_keeps_its_pins(patch: Patch) -> None:
     patch.setattr(Leases, "unpin", lambda self, receipt: None)
 
 
-# -- what requests leave behind
+# -- data that requests leave behind
 
 
 @mutant("everything", "I1", "T9", "T8")
@@ -161,7 +161,7 @@ def a_duplicate_is_freed_twice(patch: Patch) -> None:
 
 
 @mutant("everything", "I2", "I4")
-def an_insert_replaces_what_the_tree_owned(patch: Patch) -> None:
+def an_insert_replaces_slots_of_the_tree(patch: Patch) -> None:
     adopt = inserting._adopt
 
     def replacing(tree: Tree, node: Node, component: Any, holding: Any) -> bool:
@@ -236,7 +236,7 @@ def recency_comes_from_a_clock_of_seconds(patch: Patch) -> None:
 
 
 @mutant("everything", "E6", "E2")
-def an_eviction_says_it_freed_what_was_asked(patch: Patch) -> None:
+def an_eviction_claims_to_have_freed_every_slot_asked_for(patch: Patch) -> None:
     patch.setattr(Evictor, "evict", lambda self, component, n_slots, tier: n_slots)
 
 
@@ -317,7 +317,7 @@ def everybody_is_admitted(patch: Patch) -> None:
 
 
 @mutant("everything", "A8")
-def whoever_must_wait_never_fits(patch: Patch) -> None:
+def a_request_that_must_wait_never_fits(patch: Patch) -> None:
     patch.setattr(promises.Budget, "_never", lambda self, request, shortages: True)
 
 

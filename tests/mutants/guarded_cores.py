@@ -15,9 +15,9 @@ class BadCore(NamedTuple):
     """A defect.
 
     Attributes:
-        rules: what it breaks, and what a guard may rightly name for it.
+        rules: the rules it breaks, and others a guard may rightly name for it.
         module: below `core/src/kvgraft`.
-        old, new: a text that stands once in the module, and what stands there instead.
+        old, new: a text that stands once in the module, and its replacement.
     """
 
     rules: tuple[str, ...]
@@ -53,7 +53,7 @@ GUARDED_CORES: dict[str, BadCore] = {
         "return (request.prompt - 1) // self.tree.page_size",
         "return request.prompt // self.tree.page_size",
     ),
-    "the device anchor counts what is on HOST": BadCore(
+    "the device anchor counts data on HOST": BadCore(
         ("M3",),
         "tree/matching.py",
         "device_anchor, index = _deepest(tree, nodes, end, device_only=True)",
@@ -103,7 +103,7 @@ GUARDED_CORES: dict[str, BadCore] = {
         "receipt.segments[component.index] = ()\n",
         "pass\n",
     ),
-    "what is behind the window stays on the receipt": BadCore(
+    "pages behind the window stay on the receipt": BadCore(
         ("L1", "L6", "T6", "T8"),
         "tree/pinning.py",
         "receipt.segments[component.index] = kept\n",
@@ -127,7 +127,7 @@ GUARDED_CORES: dict[str, BadCore] = {
         "operation = Operation([node], receipt, to_host=True)",
         "operation = Operation([node], None, to_host=True)\n    release(tree, receipt)",
     ),
-    "what arrives on a pinned node is evictable": BadCore(
+    "data arriving on a pinned node is evictable": BadCore(
         ("L4", "T8"),
         "tree/tree.py",
         "        cell.device = slots\n        if cell.device_pins:",
@@ -158,7 +158,7 @@ GUARDED_CORES: dict[str, BadCore] = {
         "if there and cell.stamp != stamp and not moved:",
         "if False:",
     ),
-    "a prefix does not count as used with what is below it": BadCore(
+    "a prefix does not count as used with nodes below it": BadCore(
         ("T7", "T12"),
         "tree/eviction.py",
         "above.stamp = max(above.stamp, below.stamp)\n        if leaf",
@@ -182,7 +182,7 @@ GUARDED_CORES: dict[str, BadCore] = {
         "if node.live_device == len(held) and not pinned:",
         "if node.live_device == len(held) and not pinned and component.is_prefix_closed:",
     ),
-    "HOST eviction does not count what it freed": BadCore(
+    "HOST eviction does not count the slots it freed": BadCore(
         ("E6", "I2"),
         "tree/tree.py",
         "component.host_evictions[cause] += len(slots) // SLOT_BYTES",
@@ -194,7 +194,7 @@ GUARDED_CORES: dict[str, BadCore] = {
         "sum(component.n_slots(node) for node in nodes)",
         "sum(node.end - node.start for node in nodes)",
     ),
-    "what leaves the device leaves its states behind": BadCore(
+    "data leaving the device leaves its states behind": BadCore(
         ("B2", "E4"),
         "tree/operations.py",
         "unbacked = [component for component in needs_backup(tree, node) if component in victims]",
@@ -246,7 +246,7 @@ GUARDED_CORES: dict[str, BadCore] = {
         "if request.computed < boundary < request.computed + tokens:",
         "if boundary < 0:",
     ),
-    # -- resume points, and what running requests leave behind
+    # -- resume points, and data that running requests leave behind
     "a point lies a page early": BadCore(
         ("I10",),
         "requests/resume_points.py",
@@ -291,13 +291,13 @@ GUARDED_CORES: dict[str, BadCore] = {
         "self.spacing = max([",
         "self.spacing = min([1, ",
     ),
-    "what is left behind counts as used": BadCore(
+    "left behind data counts as used": BadCore(
         ("I9",),
         "tree/inserting.py",
         "    cell.stamp = tree.clock - LEFT_BEHIND if behind else tree.clock",
         "    cell.stamp = tree.clock",
     ),
-    "what is left behind goes last": BadCore(
+    "left behind data goes last": BadCore(
         ("I9", "T7"),
         "tree/component.py",
         "        node = self.take_behind()\n        return node if node is not None else "
@@ -305,13 +305,13 @@ GUARDED_CORES: dict[str, BadCore] = {
         "        node = self._take(self.device_queue, ON_DEVICE)\n"
         "        return node if node is not None else self.take_behind()\n",
     ),
-    "what is left behind is given back": BadCore(
+    "left behind data is given back": BadCore(
         ("I9", "I10"),
         "requests/publishing.py",
         "        if named:\n            self.publish(request, named, page)",
         "        if named:\n            self.slots.give_back_behind(request, page)",
     ),
-    "what is handed over is promised again": BadCore(
+    "slots handed over are promised again": BadCore(
         ("I12", "A1", "A12"),
         "requests/account.py",
         "target = self.peak - self.held + n\n",
@@ -324,7 +324,7 @@ GUARDED_CORES: dict[str, BadCore] = {
         "total = component.stored_between(held, last + SLACK_PAGES)",
         "total = component.stored_between(held, last)",
     ),
-    "a window's demand leaves out what it holds": BadCore(
+    "a window's demand leaves out the pages it holds": BadCore(
         ("A1", "A4", "A7"),
         "admission/demand.py",
         "peak = min(total, reach + chunk + 1)",
@@ -342,19 +342,19 @@ GUARDED_CORES: dict[str, BadCore] = {
         "query.checkpoints + 1)",
         "1)",
     ),
-    "admission forgets what is promised already": BadCore(
+    "admission forgets earlier promises": BadCore(
         ("A2", "A12"),
         "admission/promises.py",
         "            if need > ledger.headroom:\n",
         "            if need > ledger.free + ledger.evictable:\n",
     ),
-    "a window is promised what the rest of the request takes": BadCore(
+    "a window is promised slots for the rest of the request": BadCore(
         ("A1", "A4"),
         "requests/account.py",
         "target = min(target, self.remaining)",
         "target = max(target, self.remaining)",
     ),
-    "what a load-back took stays promised": BadCore(
+    "a load-back's slots stay promised": BadCore(
         ("A11", "A12", "A1"),
         "requests/account.py",
         "self.ledger.promised -= self.load\n",
@@ -404,13 +404,13 @@ GUARDED_CORES: dict[str, BadCore] = {
         "            for node in segment_nodes(component, receipt)\n            if (cell",
         "            for node in segment_nodes(component, receipt)[1:]\n            if (cell",
     ),
-    "a load-back fetches what is on its way already": BadCore(
+    "a load-back fetches data on its way already": BadCore(
         ("R6", "M4"),
         "tree/operations.py",
         "            and cell.host is not None\n            and cell.incoming is None\n",
         "            and cell.host is not None\n",
     ),
-    "a request does not wait for what others load": BadCore(
+    "a request does not wait for others' loads": BadCore(
         ("R5", "R6", "R7", "R1"),
         "tree/operations.py",
         "                and not cell.incoming.operation.to_host\n",
@@ -448,7 +448,7 @@ GUARDED_CORES: dict[str, BadCore] = {
         "arrival.slots[component.index][pages].tobytes()",
         "arrival.slots[component.index][pages][::-1].tobytes()",
     ),
-    "a prefetch keeps what it did not publish": BadCore(
+    "a prefetch keeps its unpublished slots": BadCore(
         ("S5", "T8", "R2"),
         "storage_tier/fetching.py",
         "            self._free(component, arrived)\n",

@@ -52,7 +52,7 @@ class Kill(NamedTuple):
     Attributes:
         rule: the rule that was named.
         by: the clause, or where else it was noticed.
-        evidence: what was seen.
+        evidence: the observation.
     """
 
     rule: str

@@ -96,4 +96,4 @@ LEGAL: dict[str, Package] = {
     "its home is HOST, its pages are multiples of 4 tokens": hosted(multiple=4),
     "its home is HOST, with private slots": hosted(),
 }
-"""Components by what is unusual about them."""
+"""Components by their unusual trait."""

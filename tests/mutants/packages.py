@@ -45,7 +45,7 @@ class StateOptions(ComponentOptions):
 
 
 class Lax(BaseModel):
-    """Options that swallow what they do not know."""
+    """Options that accept unknown fields."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -65,10 +65,10 @@ class Package:
 
     Attributes:
         kind: paged or state.
-        reach: what is declared.
-        capabilities: what it says it can do.
+        reach: the reach declared.
+        capabilities: the capabilities declared.
         options: its options model.
-        api_version: what it says it was written for; a callable is asked each time.
+        api_version: the version declared; a callable is asked each time.
         home: tier of the canonical copy.
         device, host: classes of its pools.
         private: private pools by name and slots.

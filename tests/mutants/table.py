@@ -20,16 +20,16 @@ from .survivors import SURVIVORS
 
 HEAD = """# Mutants
 
-Known-bad components and known-bad cores, one defect each, and what finds them. Components are asked
-the clauses of `kvgraft check`, those of the state machine last; cores are driven by the state
-machine. Written by `make mutants`.
+Known-bad components and known-bad cores, one defect each, and the checks that find them. Components
+are asked the clauses of `kvgraft check`, those of the state machine last; cores are driven by the
+state machine. Written by `make mutants`.
 
 """
 
 APART = """
 ## Written apart from the suite
 
-Defects written without a look at the suite or at the table above, killed in the same way. What is
+Defects written without a look at the suite or at the table above, killed in the same way. A mutant
 listed as survived, or under a rule that it does not break, is in `tests/mutants/survivors.py`.
 
 """
@@ -38,7 +38,7 @@ COLUMNS = "| where | defect | rule named | by |\n|---|---|---|---|\n"
 
 
 class Row(NamedTuple):
-    """A mutant and what became of it."""
+    """A mutant and its outcome."""
 
     where: str
     defect: str

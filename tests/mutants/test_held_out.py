@@ -15,7 +15,7 @@ from .killing import find_in_core, first_failure, wrongly_killed
 from .survivors import SURVIVORS
 
 QUICK = (
-    "a deferral drops what is to be captured",
+    "a deferral drops the boundaries to capture",
     "a deferral forgets the transfers it waits for",
     "a deferral gives up the reservation",
     "overtaking is not counted",
@@ -23,8 +23,8 @@ QUICK = (
     "namespaces are told apart by their text",
     "falsy namespaces are none",
     "a request waits for the last transfer it shares",
-    "what arrives replaces what is there",
-    "a backup does not wait for what computes its source",
+    "arriving data replaces existing data",
+    "a backup does not wait for its source's computation",
     "a request starts before its load-back has arrived",
 )
 """Core mutants that are found within seconds."""

@@ -22,9 +22,9 @@ QUICK = (
     "a_point_lies_a_page_early",
     "pages_are_published_after_they_went",
     "points_are_counted_twice_in_the_demand",
-    "what_is_left_behind_goes_last",
+    "left_behind_data_goes_last",
 )
-"""Cores that are found within a second or two, of what requests leave behind."""
+"""Cores that are found within a second or two, about data that requests leave behind."""
 
 UNUSUAL = ("reach is strided", "it builds its copies itself")
 """Legal components that every run looks at, seconds each; the long tests look at all."""

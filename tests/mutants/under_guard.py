@@ -1,7 +1,7 @@
 """`python -m tests.mutants.under_guard`: bad cores under three busy replays, with the guard alone.
 
-Each is patched into the source as it is imported, in a process of its own. A kill is what the guard
-raises, with the rule; what the replay itself notices, such as wrong bytes, does not count.
+Each is patched into the source as it is imported, in a process of its own. A kill is an error of
+the guard, with its rule; faults that the replay itself notices, such as wrong bytes, do not count.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ TABLE = ROOT / "docs" / "guard-mutants.md"
 HEAD = """# Bad cores under the guard
 
 One line of the core replaced at a time, in three busy replays with the guard on
-(`tests/mutants/busy_replays.py`). What the replay itself notices, such as wrong bytes, does not
-count, nor does what the core raises without a guard. Written by `make mutants`.
+(`tests/mutants/busy_replays.py`). Faults that the replay itself notices, such as wrong bytes, do
+not count, nor do errors that the core raises without a guard. Written by `make mutants`.
 
 """
 
@@ -44,7 +44,7 @@ class Verdict(NamedTuple):
     Attributes:
         rule: the rule the guard named; empty if it was silent.
         replay: in which replay.
-        evidence: what was raised, by the guard or by others.
+        evidence: the error raised, by the guard or by others.
     """
 
     rule: str

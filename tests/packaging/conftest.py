@@ -18,7 +18,7 @@ DISTRIBUTIONS = (
     "core",
     *sorted(str(path.parent.relative_to(ROOT)) for path in ROOT.glob("plugins/*/pyproject.toml")),
 )
-"""All, whatever Python version their clients need: none is imported here."""
+"""All, even if their clients need another Python version: none is imported here."""
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 
@@ -55,7 +55,7 @@ class Environment:
 
     Args:
         directory: where to make it.
-        wheels: what can be installed.
+        wheels: the wheels that can be installed.
 
     Attributes:
         installed: our distributions in it.
@@ -116,7 +116,7 @@ class Environment:
 def shared_environment(
     tmp_path_factory: pytest.TempPathFactory, wheels: dict[str, Path]
 ) -> Environment:
-    """One environment for all tests, which change what is installed in it."""
+    """One environment for all tests, which install into it and uninstall from it."""
     return Environment(tmp_path_factory.mktemp("packaging") / "environment", wheels)
 
 

@@ -1,4 +1,4 @@
-"""`make build` gives whole wheels and sdists, and they install by what their metadata asks for."""
+"""`make build` gives whole wheels and sdists, which install with the dependencies they name."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def resolved(
 def test_all_distributions_install_into_a_fresh_environment(
     resolved: Environment, wheels: dict[str, Path]
 ) -> None:
-    """Their dependencies are resolved, not skipped; what is not ours is there already."""
+    """Their dependencies are resolved, not skipped; third-party packages are there already."""
     code = (
         "import importlib.metadata as m, json; "
         "print(json.dumps([d.name for d in m.distributions() if d.name.startswith('kvgraft')]))"

@@ -1,4 +1,4 @@
-"""Every subset of the component distributions works, and what was removed is gone (P1).
+"""Every subset of the component distributions works, and removed ones are gone (P1).
 
 One environment goes from subset to subset as an administrator would: by installing and removing
 wheels, one at a time in the long tests.
@@ -121,7 +121,7 @@ class Administrator:
         (environment.directory / "probe.py").write_text(PROBE, encoding="utf-8")
 
     def change_to(self, subset: set[str]) -> None:
-        """Install what is missing and remove what is too much."""
+        """Install missing distributions and remove surplus ones."""
         distributions = (f"kvgraft-{name}" for name in ("replay", *subset))
         self.environment.change_to("kvgraft", *distributions)
         self.installed = subset

@@ -31,7 +31,7 @@ def create_component(options, context):
     device, _ = paged_pools(options, context, planes)
     return Component(Reach(Everything()), device)
 """
-"""A whole component; `.format(name=...)` it, and change what a test is about."""
+"""A whole component; `.format(name=...)` it, and change the part under test."""
 
 DISCOVER = """
 import json

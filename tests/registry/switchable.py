@@ -45,7 +45,7 @@ class Package:
         calls: how often each hook ran.
         failing: per hook, how many of its next calls pass before it raises; a hook that is not
             in here works.
-        answers: per hook, what computes its answer instead of the default.
+        answers: per hook, a function for its answer instead of the default.
         segments: pinned and not released yet, from the hooks' point of view.
     """
 

@@ -1,7 +1,7 @@
-"""A hook that raises, or answers what the contract forbids, does no damage (I8).
+"""A hook that raises, or returns a value that the contract forbids, does no damage (I8).
 
-Two components with every hook implemented; the second in the tree's order misbehaves, so that
-whatever the first was asked has to be undone. Books are compared page by page.
+Two components with every hook implemented; the second in the tree's order misbehaves, so that the
+first one's hooks have to be undone. Books are compared page by page.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _prefix(node: Any) -> list[int]:
 
 
 def fails(scene: Scene, hook: str, call: Any) -> dict[str, Any]:
-    """`call` raises what the hook raised, with both named; returns the books before it."""
+    """`call` raises the hook's error, with both named; returns the books before it."""
     scene.second.failing[hook] = 0
     before = scene.books()
     with pytest.raises(PluginHookError, match=f"component 'second': hook {hook} raised ") as caught:

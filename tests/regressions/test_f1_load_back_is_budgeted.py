@@ -178,7 +178,7 @@ def test_host_hits_are_charged_once_and_not_again_while_running(name: str) -> No
 
 
 class ForgetfulPackage(PagedPackage):
-    """A component that budgets for itself and forgets what its load-back takes."""
+    """A component that budgets for itself and leaves out its load-back."""
 
     @hookimpl
     def budget_contribution(self, component: object, query: DemandQuery) -> Demand:

@@ -1,8 +1,8 @@
 """F4: a continuing chunk took all that remained, or ignored the budget once it was empty (A4, A5).
 
 Components budgeted by their reach are promised their continuing chunks at admission. The field's
-were not: only the first chunk was budgeted, later ones took what was left. A component may still
-do so, with a demand of its own; these tests bring one, of several reaches.
+were not: only the first chunk was budgeted, later ones took the remaining slots. A component may
+still do so, with a demand of its own; these tests bring one, of several reaches.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def continue_with_little_left(
 ) -> int:
     """A prompt continues after `start` tokens while `remaining` tokens of the pool are left.
 
-    Returns the chunk it was given; whatever it was given must be there.
+    Returns the chunk it was given, which must be allocatable.
     """
     pool = 640 // page_size * page_size + remaining % page_size
     cache = setup.open(
@@ -73,7 +73,7 @@ def continue_with_little_left(
         request = server.start(range(PROMPT), chunk=CHUNK)
         server.step(request, cache.next_chunk(request, start))
         lean = cache.tree.by_name["lean"]
-        # another request holds all but what is to remain
+        # another request holds all but the slots to remain
         surplus = lean.device.headroom // lean.slots_per_page - remaining // page_size
         hog = server.start(range(9000, 9000 + surplus * page_size))
         assert cache.allocate(hog, surplus * page_size)

@@ -87,7 +87,7 @@ def prefetch_with_host_short(
             held = [terms[3:] for terms in before.values()]
             assert [terms[3:] for terms in ledgers(cache).values()] == held
         request = cache.begin(key, prefetch=prefetch)
-        assert request.anchor_tokens == prefetch.tokens, "it brought what cannot be resumed from"
+        assert request.anchor_tokens == prefetch.tokens, "its data cannot be resumed from"
         assert cache.admit(request).admitted
         server.load_back(request)
         server.prefill(request)
@@ -125,7 +125,7 @@ Planning = Generator[None, None, Plan | None]
 
 
 def give_up_whole(patch: pytest.MonkeyPatch) -> None:
-    """The field bug: what does not fit as it is, is given up."""
+    """The field bug: a prefetch that does not fit whole is given up."""
 
     def first_plan(self: Fetch) -> Planning:
         wanted = yield from self._plan(ANY, self._least)

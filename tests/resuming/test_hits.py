@@ -1,4 +1,4 @@
-"""Hybrids hit as deep as an oracle with unlimited memory says, whatever the shapes (I9, I10).
+"""Hybrids hit as deep as an oracle with unlimited memory says, for all shapes (I9, I10).
 
 The oracle knows sequences of tokens, the points of each request, and nothing else.
 """
@@ -62,7 +62,7 @@ def open_cache(components: dict[str, dict[str, Any]], page_size: int) -> Cache:
 
 
 class Turn(NamedTuple):
-    """A request: its prompt, and what it decodes."""
+    """A request: its prompt, and its decoded tokens."""
 
     prompt: list[int]
     decoded: list[int]
@@ -139,7 +139,7 @@ def test_windows_resume_wherever_full_attention_does(
             whole = [*before.prompt, *before.decoded]
             shared = min(shared_pages(turn.prompt, whole, page_size), limit)
             most = max(most, shared)
-            # What a decode left behind in small pieces may be gone, but not its end.
+            # Small pieces that a decode left behind may be gone, but not its end.
             prompt = len(before.prompt) // page_size
             end = len(whole) // page_size
             least = max(least, shared if shared in (end, min(shared, prompt)) else prompt)

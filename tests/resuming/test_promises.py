@@ -1,4 +1,4 @@
-"""Promises and pins hold while requests share and leave behind what they computed."""
+"""Promises and pins hold while requests share their data and leave it behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small engine over real caches, for tests of what spans modules.
+"""A small engine over real caches, for tests across modules.
 
 components      third-party components: any reach, states
 setups          component sets and the caches over them

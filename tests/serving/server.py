@@ -1,4 +1,4 @@
-"""An engine that computes nothing but stamps, and reads what attention would read."""
+"""An engine that computes nothing but stamps, and reads the slots that attention would read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["OutOfSlotsError", "Server", "ledgers", "slots_on", "tree_dump"]
 
 
 class OutOfSlotsError(AssertionError):
-    """An admitted request did not get what it was promised (A7)."""
+    """An admitted request did not get its promised slots (A7)."""
 
 
 class Server:
@@ -56,7 +56,7 @@ class Server:
         return self.cache.admit(request)
 
     def load_back(self, request: Request) -> None:
-        """Load back and wait for what it needs, and for nothing else; it must deliver."""
+        """Load back and wait for its own transfers, and no others; they must deliver."""
         self.cache.load_back(request)
         for transfer in list(request.waits):
             assert transfer.ticket.wait(10)
@@ -147,7 +147,7 @@ class Server:
     def _rows(
         self, request: Request, component: TreeComponent, end: int, pages: Sequence[int]
     ) -> Iterator[tuple[str, list[int], list[tuple[bytes, int]]]]:
-        """Per tier, slots and what is stamped on them: tokens computed from, row of the page."""
+        """Per tier, slots and their stamps: tokens computed from, row of the page."""
         data, size = bytes(request.key.data), self.cache.tree.page_size
         if component.is_state:
             yield "device", [self.cache.state_slot(request, component.name)], [(data[: end * 4], 0)]

@@ -1,4 +1,4 @@
-"""Names of what is stored: the same everywhere and always, and never shared (S8, T11)."""
+"""Names of stored data: the same everywhere and always, and never shared (S8, T11)."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The storage tier of a cache: what is stored, what comes back, and what a request sees of it."""
+"""The storage tier of a cache: storing, fetching, and their effect on requests."""

@@ -2,8 +2,8 @@
 
 python -m tests.storage_tier.serving_process URL SEED REQUESTS [FLUSHED]
 
-Prompts overlap and every byte that is read is compared with what was computed. Now and then what
-was stored is made durable, and the last prompt written to the descriptor FLUSHED, a line of JSON.
+Prompts overlap and every byte that is read is compared with the computed one. Now and then stored
+data is made durable, and the last prompt written to the descriptor FLUSHED, a line of JSON.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def prompt(chance: random.Random) -> list[int]:
 
 
 def main(url: str, seed: int, n_requests: int, flushed: int | None = None) -> dict[str, int]:
-    """Serve; returns what happened, by name."""
+    """Serve; returns counts of events, by name."""
     chance = random.Random(seed)
     given = settings(url=url, prefetch=PrefetchPolicy.WAIT_COMPLETE)
     cache = SETUP.open(storage=given, **SIZES)  # type: ignore[arg-type]
@@ -65,7 +65,7 @@ def main(url: str, seed: int, n_requests: int, flushed: int | None = None) -> di
 
 
 def acknowledge(storage: Storage, key: TokenKey, flushed: int) -> None:
-    """Make what was stored durable and say so."""
+    """Make stored data durable and say so."""
     ticket = storage.flush()
     assert ticket.wait(20)
     if ticket.value is True:

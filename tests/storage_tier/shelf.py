@@ -82,7 +82,7 @@ AT_ONCE = Pace(timer=lambda: 0.0)
 
 
 def step_by_step() -> Pace:
-    """A slice of time is spent with the first step: whatever can come between two steps does."""
+    """A slice of time is spent with the first step: every interleaving between steps occurs."""
     return Pace(itertools.count().__next__, seconds=1)
 
 
@@ -107,7 +107,7 @@ def stocked(
     chunk: int | None = None,
     synchronous: bool = False,
 ) -> Shelf:
-    """A store with what a cache computed for some prompts, every state at a chunk's end."""
+    """A store with a cache's data for some prompts, every state at a chunk's end."""
     shelf = Shelf()
     cache = open_cache(setup, shelf, device_tokens=256, host_tokens=512)
     server = Server(cache)

@@ -135,7 +135,7 @@ def test_arriving_pages_are_inserted_where_allowed_and_the_caller_keeps_the_rest
             for component in (
                 *tree.components,
                 *tree.components,
-            ):  # what was below the first is gone
+            ):  # data below the first is gone
                 cache.evict(component.name, 1000, tier)
             engine.run_all()
             cache.poll()
@@ -145,7 +145,7 @@ def test_arriving_pages_are_inserted_where_allowed_and_the_caller_keeps_the_rest
 
 @pytest.mark.parametrize("origin", ["fetched", "stored", "on its way there"])
 def test_data_that_a_node_gains_later_is_stored(origin: str) -> None:
-    """Windows and states at boundaries where the store had none, on parts of what it has."""
+    """Windows and states at boundaries where the store had none, on parts of its data."""
     shelf = stocked(HYBRID, PROMPT)
     cache = open_cache(HYBRID, shelf, **LARGE)
     server = Server(cache)

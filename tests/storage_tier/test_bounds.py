@@ -17,7 +17,7 @@ from .shelf import Shelf, addresses, drained, open_cache, settings, stocked, tie
 PROMPT = list(range(100, 133))
 FULL = installed("full")
 HISPARSE = SETUPS["hisparse"]
-"""At home on HOST: what a request will compute is promised there as well."""
+"""At home on HOST: a request's slots are promised there as well."""
 LARGE: dict[str, Any] = {"device_tokens": 256, "host_tokens": 512}
 
 

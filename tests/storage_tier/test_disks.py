@@ -260,5 +260,5 @@ def test_data_of_another_fingerprint_is_never_read(tmp_path: Path) -> None:
         assert not counts.get("get.ok"), counts
         traffic.settle()
         traffic.empty()
-        assert traffic.serve(prompt) == len(prompt) - 1, "what was wrong was removed and replaced"
+        assert traffic.serve(prompt) == len(prompt) - 1, "damaged data was removed and replaced"
         traffic.finish()

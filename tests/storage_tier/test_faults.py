@@ -24,7 +24,7 @@ HYBRID = installed("full", "swa", "mamba")
 LARGE: dict[str, Any] = {"device_tokens": 256, "host_tokens": 512}
 FRESH = [*range(1500, 1521)]
 
-# what is counted, by what a verb does
+# expected counts, by fault of a verb
 STORIES: dict[Trouble, Callable[[str], list[str]]] = {
     Trouble.HANGS: lambda verb: [f"{verb}.timeout", f"{verb}.timeouts", "workers.abandoned"],
     Trouble.RAISES: lambda verb: [f"{verb}.errors", f"{verb}.down"],
@@ -167,7 +167,7 @@ def test_ancestors_of_data_on_its_way_to_a_store_are_not_promised() -> None:
 
 
 def test_time_that_leaps_while_calls_are_under_way_says_nothing_about_their_keys() -> None:
-    """A machine that was suspended: what was asked before times out, and is asked again (S7)."""
+    """A machine that was suspended: earlier calls time out, and are made again (S7)."""
     with traffic_over(HYBRID, settings(deadline_s=DEADLINE_S), Troubled, **LARGE) as traffic:
         traffic.tier.pace = AT_ONCE
         backend = failing(traffic, "exists", Trouble.HANGS)

@@ -1,4 +1,4 @@
-"""A HOST full of what may go is as good as an empty one, whatever of a prefix lies on it (S3)."""
+"""A HOST full of evictable data is as good as an empty one, for any prefix on it (S3)."""
 
 from __future__ import annotations
 

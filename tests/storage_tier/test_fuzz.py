@@ -143,7 +143,7 @@ def structure(content: bytes, chance: random.Random) -> bytes:
 
 
 class Fuzzed:
-    """A snapshot, and a cache that loads what others become."""
+    """A snapshot, and a cache that loads edited copies of it."""
 
     def __init__(self, path: Path) -> None:
         self.shelf = served(SETUP, path, [[*range(17), *range(100, 116)], *apart(2)])

@@ -94,7 +94,7 @@ def expected(cache: Cache, shelf: Shelf, threshold: int) -> int:
 
 
 def run(server: Server, key: TokenKey, prefetch: Prefetch | None = None) -> None:
-    """Serve a prompt if it fits at all; what it reads is compared with what was computed."""
+    """Serve a prompt if it fits at all; its reads are compared with the computed data."""
     request = server.cache.begin(key, prefetch=prefetch)
     if prefetch is not None:
         assert request.storage_tokens == prefetch.gained_tokens

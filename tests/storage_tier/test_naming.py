@@ -59,7 +59,7 @@ def test_pages_looked_for_computed_and_stored_are_hashed_once(
     server.decode(request, 9)
     cache.finish(request)
     assert cache.drain()
-    assert len(hashed) > looked_for, "what was decoded went to the store as well"
+    assert len(hashed) > looked_for, "decoded tokens went to the store as well"
     assert shelf.stored
     assert set(hashed.values()) == {1}
     cache.check_integrity()

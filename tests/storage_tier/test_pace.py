@@ -208,7 +208,7 @@ def test_a_prefetch_that_is_cancelled_between_two_steps_holds_nothing(n_polls: i
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("setup", [FULL, HEADED], ids=["full", "headed"])
 def test_the_books_balance_between_any_two_steps(setup: Setup) -> None:
-    """Pins of what is being hung into the tree, and of what was stored just now, are counted."""
+    """Pins of data being hung into the tree, and of data just stored, are counted."""
     shelf = stocked(setup, PROMPT)
     with stepping(setup, shelf) as cache:
         Server(cache).serve([*PROMPT[:9], *range(300, 320)])

@@ -177,7 +177,7 @@ def test_a_request_that_begins_leaves_the_fetch_to_those_that_wait() -> None:
 
 @pytest.mark.parametrize("lost", range(PAGES))
 def test_a_missing_page_shortens_it_to_a_boundary_that_all_components_accept(lost: int) -> None:
-    """The store says it has the page; what was asked for besides is of use, or freed once (S4)."""
+    """The store says it has the page; other pages asked for are of use, or freed once (S4)."""
     shelf = stocked(HYBRID, PROMPT, chunk=4)
     with serving(HYBRID, shelf) as server:
         (gone,) = addresses(server.cache, PROMPT, "full")[lost]
@@ -188,7 +188,7 @@ def test_a_missing_page_shortens_it_to_a_boundary_that_all_components_accept(los
         # states stand at every second page, and where the first two chunks would be repeated
         states = [*range(0, PAGES + 1, 2), 1, 3]
         assert prefetch.tokens == 2 * max(page for page in states if page <= lost)
-        assert gone.key not in shelf.stored, "what is damaged is removed"
+        assert gone.key not in shelf.stored, "damaged data is removed"
         assert tier_of(server.cache).counts()["get.corrupt"] == 1
         finish(server, server.cache.begin(key, prefetch=prefetch))
 
@@ -300,7 +300,7 @@ def test_a_prefetch_is_for_the_sequence_and_the_cache_it_was_started_for() -> No
 
 
 def test_a_component_that_reaches_otherwise_shares_nothing() -> None:
-    """Layers above a window were computed from what that window showed them."""
+    """Layers above a window were computed from that window's tokens."""
     shelf = stocked(HYBRID, PROMPT)
     wider = open_cache(HYBRID, shelf, device_tokens=256, host_tokens=512, swa={"window": 8})
     assert not drained(wider, tier_of(wider).prefetch(TokenKey(PROMPT))).gained_tokens

@@ -1,6 +1,6 @@
 """Caches in several processes over one directory, killed, damaged and short of room (S9, S10).
 
-Every process compares every byte it reads with what it computed.
+Every process compares every byte it reads with the byte it computed.
 """
 
 from __future__ import annotations

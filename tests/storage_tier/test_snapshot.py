@@ -1,4 +1,4 @@
-"""A restarted process hits at once what its predecessor used."""
+"""A restarted process hits its predecessor's data at once."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_after_a_warm_restart_the_first_request_hits(setup: Setup, tmp_path: Pat
     assert not bool(restoring.ended)  # mypy would hold the property for constant
     assert cache.drain()
     assert restoring.ended
-    assert restoring.tokens == 16 + 3 * 16, "what prompts have in common comes once"
+    assert restoring.tokens == 16 + 3 * 16, "shared pages come once"
     cache.check_integrity()
     server = Server(cache)
     asked = len(shelf.asked)

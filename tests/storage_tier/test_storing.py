@@ -262,7 +262,7 @@ def test_a_node_that_is_split_before_its_turn_is_stored_whole(store: StorePolicy
 
 
 def on_its_way(shelf: Ledger, store: StorePolicy = StorePolicy.WRITE_THROUGH) -> Cache:
-    """The store hangs while it is sent what was computed for a prompt."""
+    """The store hangs while it is sent a prompt's data."""
     server = opened(FULL, shelf, store)
     cache = server.cache
     shelf.gate.clear()
@@ -346,7 +346,7 @@ def test_a_store_that_is_detached_while_it_hangs_holds_nothing_on_host() -> None
 
 
 class Moody(Ledger):
-    """Answers `mood` to whatever is to be stored, while there is one."""
+    """Answers `mood` to every write, while there is one."""
 
     mood: Status | None = None
 
@@ -396,7 +396,7 @@ def test_a_store_that_works_but_for_some_keys_is_not_asked_all_the_time(
 
 
 class SlowToClear(Ledger):
-    """Clears once it is told to; what is stored meanwhile goes as well."""
+    """Clears once it is told to; data stored meanwhile goes as well."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -44,7 +44,7 @@ class Trouble(str, enum.Enum):
     """Until the store is healed."""
     RAISES = "raises"
     NONSENSE = "nonsense"
-    """Answers what no backend may answer."""
+    """Returns a value that no backend may return."""
     LIES = "lies"
     """The opposite, or success with nothing done."""
     SLOW = "slow"
@@ -52,7 +52,7 @@ class Trouble(str, enum.Enum):
 
 
 class Clock:
-    """Time that stands still but for what a test adds."""
+    """Time that moves only when a test adds to it."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -62,7 +62,7 @@ class Clock:
 
 
 class Troubled(MemoryBackend):
-    """Does what it should, but for the verbs in `faults`.
+    """Works, except the verbs in `faults`.
 
     Attributes:
         faults: by verb.
@@ -79,7 +79,7 @@ class Troubled(MemoryBackend):
         self._healed = threading.Condition()
 
     def heal(self) -> None:
-        """Everything works again, and what hangs goes on."""
+        """Everything works again, and hanging calls go on."""
         with self._healed:
             self.faults.clear()
             self._healed.notify_all()
@@ -151,9 +151,9 @@ PROMPTS = [
 
 
 class Traffic:
-    """Requests on a cache that is too small for them, and what goes wrong meanwhile.
+    """Requests on a cache that is too small for them, and faults meanwhile.
 
-    Every byte read is compared with what was computed (`Server.read`), and every step may be
+    Every byte read is compared with the computed one (`Server.read`), and every step may be
     looked at with `check`.
     """
 
@@ -171,10 +171,10 @@ class Traffic:
     def tier(self) -> StorageTier:
         return tier_of(self.cache)
 
-    # -- what happens
+    # -- events
 
     def queue(self) -> None:
-        """A request arrives; what a store has of it is looked for."""
+        """A request arrives; its data is looked for in the store."""
         self.queued.append(self.tier.prefetch(TokenKey(self.chance.choice(PROMPTS))))
 
     def begin(self) -> None:
@@ -239,7 +239,7 @@ class Traffic:
         self.let_time_pass(lambda: not self.tier.n_in_flight)
 
     def empty(self) -> None:
-        """Evict everything, with time for what eviction copies and stores."""
+        """Evict everything, with time for the copies and writes of eviction."""
         self.settle()
         for tier in (Tier.DEVICE, Tier.HOST):
             for component in self.cache.tree.components:

@@ -1,1 +1,1 @@
-"""The contract suite itself: what it reports, and what it refuses."""
+"""The contract suite itself: its reports and refusals."""

@@ -1,4 +1,4 @@
-"""Components with a defect as installed packages, for the ways to check what is installed."""
+"""Components with a defect as installed packages, for the ways to check installed components."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A component does in production what it does beside the suite, or the suite says that it does not.
+"""A component acts in production as it does beside the suite, or the suite reports it.
 
 The components here behave as long as they see the suite, or attack it.
 """

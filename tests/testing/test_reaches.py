@@ -46,7 +46,7 @@ class Forgets(Strided):
 
 @dataclass(frozen=True, slots=True)
 class Returns(Term):
-    """Every third token, counted from the boundary: what was left is needed again."""
+    """Every third token, counted from the boundary: tokens left are needed again."""
 
     every: int
 
@@ -96,7 +96,7 @@ class Cut(BlockSparse):
 
 
 FAR_TOKENS = 20_000
-"""Behind this many the next ones are wrong; what they are before is all right."""
+"""Behind this many tokens the next ones are wrong; before, all are right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class CapsFar(Everything):
 
 @dataclass(frozen=True, slots=True)
 class ReturnsFar(Strided):
-    """Far behind, the window is twice as wide: what was left is needed again."""
+    """Far behind, the window is twice as wide: tokens left are needed again."""
 
     def needs(self, boundary: int, token: int) -> bool:
         if boundary > FAR_TOKENS:
@@ -234,7 +234,7 @@ def test_a_component_with_a_term_of_no_kind_is_refused_by_its_name(tmp_path: Pat
 
 
 def test_a_head_every_boundary_needs_takes_one_page_of_its_pool() -> None:
-    """A blob that belongs to the start of a prompt, such as what an encoder computed."""
+    """A blob that belongs to the start of a prompt, such as an encoder's output."""
     head = paged_plugin("head", Reach(Leading(1)))
     config = CacheConfig(
         components={"full": {"n_layers": 1}, "head": {"device_tokens": 3 * 16}},

@@ -169,7 +169,7 @@ print(json.dumps({name: [each.as_json() for each in answers(name)] for name in s
 
 @pytest.fixture(scope="module")
 def unloadable(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """By case, what `check_component` answers where every broken package is installed."""
+    """By case, the results of `check_component` where every broken package is installed."""
     shelf = Shelf(tmp_path_factory.mktemp("unloadable"))
     names = {case: case.replace(" ", "_") for case in BROKEN}
     for case, name in names.items():

@@ -10,7 +10,7 @@ from .workshop import Workshop
 
 @pytest.fixture(scope="session")
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    """One environment for all tests of this directory; each uninstalls what it installed."""
+    """One environment for all tests of this directory; each uninstalls its packages."""
     built = built_wheels(tmp_path_factory)
     wheels = {name: built[name] for name in ("kvgraft", "kvgraft-replay")}
     return Workshop(tmp_path_factory.mktemp("workshop") / "environment", wheels)

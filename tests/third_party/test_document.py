@@ -43,7 +43,7 @@ def commands(body: str) -> list[tuple[str, list[str]]]:
 
 @pytest.fixture
 def cleared(workshop: Workshop) -> Iterator[Workshop]:
-    """The shared environment, without the document's package whatever happened."""
+    """The shared environment, without the document's package, also after a failure."""
     yield workshop
     workshop.uninstall("kvgraft-chunked")
 

@@ -32,7 +32,7 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cleared(workshop: Workshop) -> Iterator[Workshop]:
-    """The shared environment, without the example whatever happened."""
+    """The shared environment, without the example, also after a failure."""
     yield workshop
     workshop.uninstall("kvgraft-sinks")
 

@@ -51,7 +51,7 @@ class Workshop(Environment):
         return run("bash", "-c", command, cwd=cwd, PATH=path, PYTEST_ADDOPTS=CONTRACT)
 
     def succeeds(self, command: str, cwd: Path) -> str:
-        """Run one that must end well; what it printed."""
+        """Run a command that must succeed; return its output."""
         done = self.shell(command, cwd)
         assert done.returncode == 0, f"$ {command}\n{done.stdout}{done.stderr}"
         return done.stdout

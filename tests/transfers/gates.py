@@ -29,7 +29,7 @@ class Held(threading.Event):
 
 
 class Broken:
-    """A computation that failed: whoever waits for it learns so."""
+    """A computation that failed: a copy that waits for it fails."""
 
     def wait(self, timeout: float | None = None) -> object:
         raise OSError("the device was lost")

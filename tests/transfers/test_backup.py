@@ -1,4 +1,4 @@
-"""DEVICE to HOST: when, what, and nothing before it is acknowledged (B1 to B7)."""
+"""DEVICE to HOST: its time and data, and nothing counts before it is acknowledged (B1 to B7)."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_a_node_split_during_its_copy_gives_each_part_its_share(name: str, cut: 
     server, fence = Server(cache), Held()
     computed(server, PROMPT, fence)
     n_nodes = cache.tree.n_nodes
-    # another request leaves the prefix in the middle of what is being copied
+    # another request leaves the prefix in the middle of the data being copied
     other = server.start([*PROMPT[:cut], 1, 2, 3, 4])
     server.prefill(other)
     cache.finish(other)
@@ -306,7 +306,7 @@ def test_room_for_a_backup_is_not_made_of_the_backup_above_it() -> None:
 
 @pytest.mark.parametrize("turns", [2, 3])
 def test_a_conversations_gap_on_host_is_closed_by_its_next_turn(turns: int) -> None:
-    """HOST evicted what DEVICE still has: the next turn copies it again, from the root down."""
+    """HOST evicted data that DEVICE has: the next turn copies it again, from the root down."""
     with SETUPS["full"].open(device_tokens=256, host_tokens=256) as cache:
         server = Server(cache)
         tokens = [number + 300 for number in range(8 * turns)]

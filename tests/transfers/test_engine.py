@@ -38,7 +38,7 @@ def test_submitting_does_not_wait_and_a_copy_does_not_start_before_its_fence(
     assert fence.met.wait(5)
     assert not ticket.done
     assert moved.target.sum() == 0
-    # whatever the computation writes before it reaches the fence is copied
+    # data that the computation writes before the fence is copied
     moved.source.fill_(7)
     fence.set()
     assert ticket.wait(5)

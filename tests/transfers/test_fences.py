@@ -1,4 +1,4 @@
-"""A copy to HOST waits for the computation that produced its data, whoever starts it (B4)."""
+"""A copy to HOST waits for the computation that produced its data, for every caller (B4)."""
 
 from __future__ import annotations
 

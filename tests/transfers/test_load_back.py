@@ -139,7 +139,7 @@ def test_a_failed_shared_transfer_fails_all_requests_that_rely_on_it(name: str, 
         cache.load_back(second)
     assert cache.drain()
     if when == "before it asked":
-        # what it was not promised, because another was bringing it, did not come
+        # pages not promised to it, because another was bringing them, did not come
         cache.load_back(second)
     cache.check_integrity()
     for request in (first, second):
@@ -152,7 +152,7 @@ def test_a_failed_shared_transfer_fails_all_requests_that_rely_on_it(name: str, 
         assert pages_on(cache, PROMPT, component.name, Tier.DEVICE) == []
         assert component.device.in_flight == 0
         assert component.device.free == component.device.capacity
-    # admitted again as a miss: what failed once is not relied on a second time
+    # admitted again as a miss: a failed transfer is not relied on a second time
     cache.restart(first)
     assert first.anchor_tokens == 0
     assert not first.load_failed
@@ -160,7 +160,7 @@ def test_a_failed_shared_transfer_fails_all_requests_that_rely_on_it(name: str, 
     assert cache.load_back(first) == []
     server.prefill(first)
     cache.abort(first)
-    # what it left behind before it was aborted is nobody's
+    # data left behind before the abort is evictable
     server.empty_device()
     assert (ledgers(cache), tree_dump(cache)) == empty
     third = server.start([*PROMPT, 3, 3])
@@ -225,7 +225,7 @@ def test_aborting_while_the_transfer_flies_leaves_it_to_end_by_itself(name: str)
     assert cache.drain()
     cache.check_integrity()
     again = server.begin([*PROMPT, 1, 2])
-    assert again.device_tokens == len(PROMPT), "what it brought is cache like any other"
+    assert again.device_tokens == len(PROMPT), "its data is cache like any other"
     assert cache.admit(again).admitted
     server.prefill(again)
     cache.abort(again)

@@ -40,7 +40,7 @@ def test_eviction_takes_windows_and_states_to_host_as_well(name: str) -> None:
     assert request.anchor_tokens == len(PROMPT)
     server.prefill(request)
     cache.abort(request)
-    # what is backed is not copied a second time
+    # data with a backup is not copied a second time
     started = cache.journal.counters[Direction.BACKUP].started
     server.empty_device()
     assert cache.journal.counters[Direction.BACKUP].started == started

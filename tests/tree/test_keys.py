@@ -74,7 +74,7 @@ def test_a_token_that_is_no_int32_is_refused_and_the_key_stays_as_it_was(tokens:
 @pytest.mark.parametrize("lowest", [-1, -100, -(2**31)])
 @pytest.mark.parametrize("form", [list, tuple, iter, np.array, lambda ids: np.array(ids, np.int32)])
 def test_a_negative_token_is_refused_and_the_key_stays_as_it_was(form: Any, lowest: int) -> None:
-    """-100 marks what is no token in labels, -1 what is padding: neither has data to share."""
+    """-100 marks a label without a token, -1 padding: neither has data to share."""
     for ids in ([lowest], [3, 2**31 - 1, lowest, -1, 4]):
         key = TokenKey([5])
         with pytest.raises(ConfigError, match=f"token ids? {lowest}"):

@@ -1,4 +1,4 @@
-"""Candidates leave in the order of their stamps, whatever order they came in."""
+"""Candidates leave in the order of their stamps, for any order of arrival."""
 
 from __future__ import annotations
 

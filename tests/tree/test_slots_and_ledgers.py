@@ -20,7 +20,7 @@ def numbers(slots: bytes) -> list[int]:
 
 @given(capacity=st.integers(0, 12), steps=st.lists(st.integers(-4, 14)))
 def test_every_slot_is_free_or_taken_once(capacity: int, steps: list[int]) -> None:
-    """A positive step allocates that many slots, any other gives back what was taken first."""
+    """A positive step allocates that many slots, any other gives back the slots taken first."""
     pool = SlotAllocator(capacity)
     taken: list[bytes] = []
     for step in steps:

@@ -1,11 +1,11 @@
-"""A contract 1.2 that does not exist: today's with everything a minor version may do to it.
+"""A contract 1.2 that does not exist: today's with every change a minor version may make.
 
-Module and values stand for what a later core would have in `hookspecs` and `contract`:
+Module and values stand for a later core's `hookspecs` and `contract`:
 
 - `acquire_component_lock` gained the argument `tenant`
 - `describe_component` is new, with an inverse and required of components written for 1.2
 - `budget_contribution` is renamed to `weigh_request`; `commit_hicache_transfers` is deprecated
-- what hooks are asked gained a field
+- a hook's query gained a field
 - the capability `storage` is new
 """
 

@@ -18,7 +18,7 @@ class Served(NamedTuple):
     Attributes:
         anchor: the prefix it resumed from.
         device: how much of that was on DEVICE.
-        cached: what it left behind.
+        cached: the tokens it left behind.
     """
 
     anchor: int
@@ -28,7 +28,7 @@ class Served(NamedTuple):
 
 def serve(cache: Cache, key: TokenKey, decode: Sequence[int] = ()) -> Served:
     """Begin, admit, load back, compute in chunks, checkpoint, decode, finish."""
-    assert cache.drain()  # what is copied now is nobody's to evict
+    assert cache.drain()  # data being copied now cannot be evicted
     request = cache.begin(key, reserve=len(decode), chunk=8)
     decision = cache.admit(request)
     assert decision.admitted, decision
@@ -48,7 +48,7 @@ def serve(cache: Cache, key: TokenKey, decode: Sequence[int] = ()) -> Served:
 
 
 def _step(cache: Cache, request: Request, n_tokens: int) -> None:
-    """Play the model: read what it resumes from, write what it computes."""
+    """Play the model: read the prefix, write the computed tokens."""
     assert cache.allocate(request, n_tokens)
     computed, size = request.computed, cache.config.page_size
     stamp = _stamp(request, computed + n_tokens)

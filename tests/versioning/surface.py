@@ -1,8 +1,8 @@
 """The names of the core that a component sees, as plain data to record and compare.
 
 `python -m tests.versioning.surface` prints it. It has two parts: the contract (hooks, arguments,
-capabilities), which says itself since when a thing is there, and the shapes (what crosses a hook,
-what components build their pools of), where additions show only by comparing.
+capabilities), which names the version of each part, and the shapes (values that cross a hook,
+classes that pools are built of), where additions show only by comparing.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def breaks(old: Surface, new: Surface) -> list[str]:
 
     Args:
         old: recorded for some version.
-        new: what a component of that version sees today.
+        new: the surface that a component of that version sees today.
     """
     found = list(_differences("", old["contract"], new["contract"]))
     for name, shape in old["shapes"].items():
@@ -185,7 +185,7 @@ def _broken(where: str, old: Any, new: Any) -> Iterator[str]:
 
 
 def _grown(old: list[str], new: list[str], *, in_order: bool) -> Iterator[str]:
-    """Why what takes `new` cannot be called like what took `old`."""
+    """Why a function with `new` cannot be called like one with `old`."""
     placed = [each for each in old if not each.startswith("*")]
     named = [each for each in old if each.startswith("*")]
     now_placed = [each for each in new if not each.startswith("*")]

@@ -1,4 +1,4 @@
-"""Components written for older APIs work on this core, and are still what was written then."""
+"""Components written for older APIs work on this core, and are unchanged since then."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _serve_evict_load_back(cache: Cache) -> None:
     hit = serve(cache, again, decode=[10])
     assert hit.anchor == hit.device >= 20
 
-    # Every device slot goes: what is hit afterwards comes from HOST.
+    # Every device slot is freed: hits afterwards come from HOST.
     assert cache.drain()
     for each in cache.mounted:
         cache.evict(each.name, each.component.device.capacity)

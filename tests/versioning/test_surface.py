@@ -24,7 +24,7 @@ def test_the_surface_is_the_one_recorded_for_this_version() -> None:
     assert (FROZEN / API_VERSION).is_dir(), f"record API {API_VERSION}: docs/versioning.md says how"
     found = changes(recorded(API_VERSION), json.loads(json.dumps(surface())))
     assert not found, (
-        "what components can see changed: undo it, or raise API_VERSION in kvgraft/contract.py and "
+        "the components' view changed: undo it, or raise API_VERSION in kvgraft/contract.py and "
         "record a new surface.json as docs/versioning.md says:\n" + "\n".join(found)
     )
 

@@ -1,4 +1,4 @@
-"""Kills writers in the middle of what they do and looks at what they left; run by `test_crash`.
+"""Kills writers at work and looks at their files; run by `test_crash`.
 
 python -m plugins.file.tests.crashing DIRECTORY ROUNDS SEED
 """

@@ -97,7 +97,7 @@ def others_header_inside(target: Target, chance: random.Random) -> None:
 
 
 def foreign_fingerprint(target: Target, chance: random.Random) -> None:
-    """A record that is whole in all but who computed it."""
+    """A whole record, computed by another model."""
     data = os.pread(target.fd, NBYTES, target.offset + 4096)
     header = encode_header(PLACES[target.number], chance.randbytes(32), data)
     os.pwrite(target.fd, header, target.offset + 80)

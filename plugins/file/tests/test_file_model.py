@@ -1,4 +1,4 @@
-"""The file backend against a dictionary: whatever is served is what was stored."""
+"""The file backend against a dictionary: it serves only stored data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Segments edited at random: a store opens, gives what was stored or a miss, and goes on (S9)."""
+"""Segments edited at random: a store opens, gives stored data or a miss, and goes on (S9)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ LENGTHS += (1 << 30, MAX_SEGMENT_NBYTES, 64 << 30)
 
 
 class Target:
-    """A segment's file, and what there is in the store to copy from."""
+    """A segment's file, and the data in the store to copy from."""
 
     def __init__(self, path: Path, chance: random.Random, others: Sequence[Path]) -> None:
         self.path = path
@@ -352,7 +352,7 @@ def test_a_segment_that_claims_too_large_a_size_is_not_read(stocked: Path, tmp_p
         store = open_store(directory, CAPACITY, SEGMENT)
         assert store.stats().details["foreign_files"] == 1
         store.close()
-        assert target.path.read_bytes() == target.content, "what is none is left alone"
+        assert target.path.read_bytes() == target.content, "a file that is no segment is left alone"
 
 
 def test_a_thousand_records_of_one_key_are_one(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def test_a_process_of_the_same_id_died_while_it_made_a_segment(
 
 
 def former_names() -> list[str]:
-    """Names that a former version gave to what this very process makes."""
+    """Names that a former version gave to files of this very process."""
     pid, thread = os.getpid(), os.getppid()
     return [f".{number:016x}-{pid}.tmp" for number in range(1, 9)] + [f".probe-{pid}-{thread}.tmp"]
 

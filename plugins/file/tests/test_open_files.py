@@ -47,7 +47,7 @@ def opened(directory: Path, most: int = 8) -> Storage:
 
 @pytest.fixture
 def low_limit() -> Iterator[int]:
-    """A soft limit a little above what is open."""
+    """A soft limit a little above the number of open files."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = max(int(each) for each in os.listdir("/proc/self/fd")) + 20
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
@@ -97,7 +97,7 @@ def test_a_closed_segment_that_is_another_now_is_a_miss(tmp_path: Path) -> None:
     first.write_bytes(content)
     assert fetched(storage, PLACES[:2], SIZE) == [MISS, OK]
     assert settled(storage.remove(PLACES[:1])) == [MISS]
-    assert first.read_bytes() == content, "nothing is removed from what is another's"
+    assert first.read_bytes() == content, "nothing is removed from another's segment"
     assert storage.last_error is None
     assert storage.close()
 

@@ -166,7 +166,7 @@ def test_a_write_that_fails_before_one_that_succeeds_costs_itself_alone(
     lost = storage.set(PLACES[:2], [bytes(SIZE)] * 2)
     assert begun.wait(5)
     assert stored(storage, PLACES[2:5], SIZE) == [OK] * 3
-    assert backend.verify().damaged == (), "what is on its way is not damaged"
+    assert backend.verify().damaged == (), "a record on its way is not damaged"
     ended.set()
     assert settled(lost) == [Status.DOWN] * 2
     monkeypatch.undo()

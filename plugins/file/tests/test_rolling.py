@@ -58,7 +58,7 @@ class Held:
     """A write of one thread that does not end before it is told to.
 
     Attributes:
-        told: what its `set_from` came to.
+        told: the result of its `set_from`.
     """
 
     def __init__(self, backend: FileBackend, numbers: Sequence[int]) -> None:
@@ -360,7 +360,7 @@ def test_a_segment_that_cannot_be_cut_is_let_go_of_all_the_same(
         for first in range(1, 58, A_SEGMENT):
             assert store(backend, range(first, first + A_SEGMENT)) == [OK] * A_SEGMENT
         assert sum(path.stat().st_size for path in segments(tmp_path)) <= 3 * SEGMENT
-        assert backend.verify().damaged == (), "what was not cut is not damaged"
+        assert backend.verify().damaged == (), "a segment that was not cut is not damaged"
         backend.close()
     assert open_segments() == before
     again = open_store(tmp_path, 3 * SEGMENT, SEGMENT)

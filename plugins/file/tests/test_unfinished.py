@@ -1,4 +1,4 @@
-"""Records that are not all written: nobody takes them for whole, whatever becomes of the writer."""
+"""Records that are not wholly written: no reader takes them for whole, even if the writer ends."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def block_by_block(between: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def torn_block(offset: int, error: int | None = None) -> Iterator[None]:
-    """The block at an offset is not written though what is behind it is, and the process dies."""
+    """The process ends with a block unwritten, though data behind it is written."""
 
     def write(self: DiskFile, pieces: Sequence[memoryview], where: int) -> None:
         if where == offset and len(pieces) > 1:
@@ -82,7 +82,7 @@ def torn_block(offset: int, error: int | None = None) -> Iterator[None]:
 
 @contextmanager
 def unreadable(paths: Sequence[Path], bad: set[int]) -> Iterator[None]:
-    """The disk does not give these blocks of some files, whoever reads them."""
+    """Reading these blocks of some files fails, for every reader."""
     given = DiskFile.read
 
     def read(self: DiskFile, pieces: Sequence[memoryview], offset: int) -> None:
@@ -236,7 +236,7 @@ def test_others_find_nothing_torn_while_one_scans_a_dead_writers_segment(tmp_pat
     scanning = DiskFile(path, direct=False)
     assert scanning.try_lock()
     other = opened(tmp_path)
-    assert settled(other.exists(PLACES[:3])) == [MISS] * 3, "nobody knows yet what is whole"
+    assert settled(other.exists(PLACES[:3])) == [MISS] * 3, "no record is known to be whole"
     scanning.unlock()
     scanning.let_go()
     assert settled(other.exists(PLACES[:3])) == [OK, OK, MISS]
@@ -263,7 +263,7 @@ def test_a_payload_that_the_disk_does_not_give_is_looked_at_again(tmp_path: Path
     killed_while_writing(tmp_path, 2)
     with unreadable(segments(tmp_path), {8192}):  # behind the first record's block
         storage = opened(tmp_path)
-        assert settled(storage.exists(PLACES[:3])) == [MISS] * 3, "nobody knows what is whole"
+        assert settled(storage.exists(PLACES[:3])) == [MISS] * 3, "none is known to be whole"
     assert fetched(storage, PLACES[:3], SIZE) == [OK, OK, MISS]
     assert storage.close()
     expect_whole(tmp_path, 2)
@@ -371,7 +371,7 @@ def test_a_write_that_fails_in_front_of_another_leaves_no_damage_and_hides_nothi
         ticket = writer.set(PLACES[1:2], [payload(PLACES[1], SIZE)])
         assert inside.wait(20)
     assert stored(writer, PLACES[2:3], SIZE) == [OK]
-    assert settled(reader.exists(PLACES[:3])) == [OK, MISS, MISS], "nobody knows where 2 begins"
+    assert settled(reader.exists(PLACES[:3])) == [OK, MISS, MISS], "the start of 2 is unknown"
     go_on.set()
     assert settled(ticket) == [Status.DOWN]
     assert settled(reader.exists(PLACES[:3])) == [OK, MISS, OK]

@@ -1,7 +1,7 @@
 """Requests through a real cache and their hot buffers, as an engine runs them.
 
-Keys, values and indexer keys are functions of the tokens before them, so that whatever is read can
-be compared with what was computed, wherever it was copied in between.
+Keys, values and indexer keys are functions of the tokens before them, so that all data read can be
+compared with the data computed, after any copies in between.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class Running:
             self.attend()
 
     def attend(self) -> None:
-        """The newest token attends to what its indexer keys select (H3, H5)."""
+        """The newest token attends to the tokens that its indexer keys select (H3, H5)."""
         n_tokens, last = self.request.computed, self.request.computed - 1
         positions = torch.arange(n_tokens)
         table = torch.tensor(self.cache.table(self.request, "hisparse")).long()
@@ -523,7 +523,7 @@ def test_every_hot_slot_comes_back_when_a_load_back_fails(
     assert engine.sparse.device.allocator.n_free == engine.sparse.device.capacity
     if then == "abort":
         return
-    assert running.request.anchor_tokens == 0  # what did not arrive counts as a miss (R5)
+    assert running.request.anchor_tokens == 0  # data that did not arrive is a miss (R5)
     assert engine.cache.admit(running.request).admitted
     again = Running(engine, running.request, running.tokens)
     again.load_back()

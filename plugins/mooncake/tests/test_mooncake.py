@@ -1,4 +1,4 @@
-"""Runs what is in `inside/` in network namespaces of their own, which only have a loopback device.
+"""Runs the checks of `inside/` in network namespaces of their own, with a loopback device only.
 
 Mooncake listens on every interface, and ends the process that misuses it; neither is for the
 process that runs all tests. It mostly waits, so parts run at once.

@@ -1,4 +1,4 @@
-"""The numbers of a replay mean what a reader takes them for."""
+"""The numbers of a replay have their plain meaning."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_times_of_rejected_requests_do_not_lower_those_of_the_served_ones() -> N
 
 @pytest.fixture(scope="module")
 def crowded() -> ReplayResult:
-    """Requests that are retracted for one another, and lose what they had."""
+    """Requests that are retracted for one another, and lose their data."""
     first = [(0.0, session, SMALL) for session in range(2)]
     later = [(30.0, session, SMALL + 64) for session in range(6)]
     return replayed(

@@ -1,4 +1,4 @@
-"""`kvgraft replay --storage`: what one process stored, the next one finds."""
+"""`kvgraft replay --storage`: the next process finds the data that one stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replays over a store: warm restarts, whose data it is, and what damage comes to."""
+"""Replays over a store: warm restarts, the identity of data, and the effect of damage."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_hits_of_all_tiers_and_computed_tokens_add_up(
 
 
 def test_two_requests_that_share_a_prefetch_share_its_hits(stored: Replay) -> None:
-    """The second one finds on DEVICE what the first one loaded back, and counts it there."""
+    """The second one finds the first one's loaded data on DEVICE, and counts it there."""
     stored(asked_twice(), storage={"store": StorePolicy.WRITE_THROUGH})
     result = stored(asked_twice(), max_running=1)
     assert counts(result)["prefetches"]["shared"] == 1

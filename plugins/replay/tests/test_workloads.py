@@ -1,4 +1,4 @@
-"""Workloads: what two requests share, what a damaged trace says, and that seeds decide."""
+"""Workloads: shared prefixes, errors of damaged traces, and that seeds decide."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def until_open(port: int, process: subprocess.Popen[bytes]) -> None:
 
 
 class MotoServer:
-    """A server with one bucket; what is in it is gone when it is killed.
+    """A server with one bucket; its content is lost when it is killed.
 
     Attributes:
         port: on loopback; the same after a restart.

@@ -1,4 +1,4 @@
-"""A server that answers what a test says, and counts what it got rid of."""
+"""A server that answers as a test says, and counts bytes taken and clients gone."""
 
 from __future__ import annotations
 

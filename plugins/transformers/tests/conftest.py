@@ -75,7 +75,7 @@ def open_memory() -> Iterator[Callable[..., ModelMemory]]:
 
 @pytest.fixture
 def poison() -> Callable[[ModelMemory], None]:
-    """Fill what nobody owns with NaN, on both tiers: whoever reads it shows it."""
+    """Fill free slots with NaN, on both tiers: a read of one shows."""
 
     def fill(memory: ModelMemory) -> None:
         for each in memory.cache.mounted:

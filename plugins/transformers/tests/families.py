@@ -1,6 +1,6 @@
 """Tiny configurations of every decoder family of transformers, by shrinking the defaults.
 
-Fields that a configuration has are made small; `DIFFERENT` has what a family needs besides.
+Fields that a configuration has are made small; `DIFFERENT` has a family's further settings.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class Verdict(NamedTuple):
 
     Attributes:
         kind: "exact", "exact, no padding", "refused" or "wrong".
-        reason: why it was refused, or what is wrong.
+        reason: why it was refused, or the fault.
     """
 
     kind: str

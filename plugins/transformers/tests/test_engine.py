@@ -1,4 +1,4 @@
-"""Many requests over one model: right answers, whatever the memory does."""
+"""Many requests over one model: right answers under any pressure of memory."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def greedy(model: PreTrainedModel, prompt: list[int], n: int) -> list[int]:
     ids = torch.tensor(prompt)[None]
     answer = model.generate(
         ids,
-        attention_mask=torch.ones_like(ids),  # or it hides what looks like padding
+        attention_mask=torch.ones_like(ids),  # or it hides tokens that look like padding
         max_new_tokens=n,
         do_sample=False,
         eos_token_id=None,

@@ -34,7 +34,7 @@ def test_other_tokens_than_the_sessions_are_refused(tiny, open_memory, tokens):
 
 
 def test_a_prompt_with_padding_tokens_is_refused_unless_they_are_meant(tiny, open_memory, tokens):
-    """`generate` hides them, and what it computes behind them would be found by their tokens."""
+    """`generate` hides them, and a prompt with such tokens would find data computed behind them."""
     model = tiny("llama", torch.float64)
     memory = open_memory(model)
     prompt = tokens(40)

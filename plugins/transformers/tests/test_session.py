@@ -1,4 +1,4 @@
-"""A session beside `generate`: what it keeps, what it refuses."""
+"""A session beside `generate`: the data it keeps, the calls it refuses."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_a_cold_memory_resumes_from_stored_data_with_the_same_bits(
         assert torch.equal(again, expected[BOUNDARY:])
         assert memory.cache.drain()
         memory.cache.check_integrity()
-    # the negative control: without it, what is compared above could have been computed again
+    # the negative control: without it, the tokens compared above could have been computed again
     assert damage_payloads(tmp_path)
     with opened(model, sparse_on_host=bool(sparse)) as memory:
         with memory.session(prompt, chunk_tokens=32) as session:

@@ -26,7 +26,7 @@ class Shelf(MemoryBackend):
 
     Attributes:
         gate, store_gate: of fetches and of stores.
-        fault: what fetches and stores raise; nothing if None.
+        fault: the error that fetches and stores raise; nothing if None.
     """
 
     def __init__(self) -> None:

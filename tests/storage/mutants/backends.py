@@ -17,7 +17,7 @@ Contents = OrderedDict[bytes, tuple[bytes, bytes]]
 
 
 class Kept(MemoryBackend):
-    """A sound backend: what is in a directory's store is there for every opener."""
+    """A sound backend: every opener of a directory's store sees its content."""
 
     places: dict[Path, Contents] = {}  # noqa: RUF012 - the disk, so to say
 
@@ -82,7 +82,7 @@ class TextKeys(Kept):
 
 
 class AnySize(Kept):
-    """Fills what it can of a larger buffer and says OK."""
+    """Fills part of a larger buffer and says OK."""
 
     def _get(self, key: bytes, value: Value) -> Status:
         header, payload = self.stored.get(key, (b"", b""))
@@ -136,7 +136,7 @@ class Hangs(Kept):
 
 
 class DropsAtExit(Kept):
-    """Acknowledges as durable what only its own process has."""
+    """Acknowledges data as durable that only its own process has."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -224,7 +224,7 @@ class FullForEver(Kept):
 
 
 class TakesTooLarge(Kept):
-    """Cuts what is too long, and says OK; Storage refuses it before, the store must too."""
+    """Cuts long payloads, and says OK; Storage refuses them before, the store must too."""
 
     @property
     def capabilities(self) -> Capabilities:

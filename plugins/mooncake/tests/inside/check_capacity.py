@@ -1,4 +1,4 @@
-"""A store that is full: apart from the other checks, because it evicts what they count on."""
+"""A store that is full: apart from the other checks, because it evicts data they rely on."""
 
 from __future__ import annotations
 

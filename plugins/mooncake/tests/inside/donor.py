@@ -32,5 +32,5 @@ class Donor:
 
 if __name__ == "__main__":
     store = open_storage(sys.argv[1])
-    print("ready", flush=True)  # noqa: T201 - what its parent waits for
+    print("ready", flush=True)  # noqa: T201 - its parent waits for it
     sys.stdin.read()

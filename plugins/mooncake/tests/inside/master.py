@@ -16,7 +16,7 @@ PORT, ADMIN = 50051, 9003
 
 
 class Master:
-    """A master; what it knows is gone when it is killed."""
+    """A master; its data is lost when it is killed."""
 
     def __init__(self, *options: str) -> None:
         found = importlib.util.find_spec("mooncake")

@@ -1,4 +1,4 @@
-"""The replay report: the same numbers in the terminal and on the page, whatever the input."""
+"""The replay report: the same numbers in the terminal and on the page, for any input."""
 
 from __future__ import annotations
 

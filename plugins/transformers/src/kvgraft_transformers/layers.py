@@ -82,7 +82,7 @@ class _Attention:
 
 
 class _Window(_Attention):
-    """The same for a window: the mask covers what `update` returns."""
+    """The same for a window: the mask covers the tokens that `update` returns."""
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Length and offset of the keys `update` will return for `query_length` new tokens."""

@@ -34,7 +34,7 @@ class Schedule:
     Args:
         memory: the memory they share.
         settings: how many run and how much is promised to each.
-        totals: counts what happens.
+        totals: counts of events.
 
     Attributes:
         fetching: requests that storage is asked for, in the order in which they came.

@@ -195,7 +195,7 @@ class EngineWorker:
             ticket.put(new)
 
     def _lose(self, error: Exception) -> None:
-        """A step raised, and nobody knows which request is to blame: end them all."""
+        """A step raised, and the request at fault is unknown: end them all."""
         self.failures += 1
         log.error("the engine failed: %s: %s", type(error).__name__, error)
         for generation in list(self._tickets):
