@@ -19,7 +19,7 @@ KVGRAFT = str(Path(sys.executable).with_name("kvgraft"))
 def run(
     *command: str | Path, cwd: Path | None = None, timeout_s: float = 120, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, whatever its exit status, without colours."""
+    """Run a command to its end, for any exit status, without colours."""
     return subprocess.run(
         [str(part) for part in command],
         cwd=cwd,

@@ -24,7 +24,7 @@ class Crowd:
     Attributes:
         leased: begun, not admitted.
         running: admitted.
-        outcomes: how often admission answered what.
+        outcomes: counts of admission's outcomes.
     """
 
     def __init__(self, cache: Cache, engine: PromptEngine, random: Random) -> None:

@@ -156,12 +156,12 @@ def test_requests_that_load_the_same_pages_are_promised_them_once(name: str) -> 
     assert cache.admit(second).admitted
     cache.load_back(first)
     cache.load_back(second)
-    # the second's promise is what the first's was, without what the first brings
+    # the second's promise is the first's less the pages that the first brings
     for component, promised, load in zip(components, alone, loads):
         assert component.device.promised == 2 * (promised - load)
     third = server.begin([*PROMPT, 5, 6])
     if not third.ready:
-        assert not third.needs_load_back, "what is on its way is not demanded again"
+        assert not third.needs_load_back, "data on its way is not demanded again"
     cache.drain()
     for request in (first, second):
         assert request.ready

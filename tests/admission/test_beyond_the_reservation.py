@@ -1,4 +1,4 @@
-"""Decoding past what was reserved: given from the headroom, or not at all (A12, A13)."""
+"""Decoding past the reservation: slots come from the headroom, or not at all (A12, A13)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_decode_that_outgrows_its_reservation_waits_for_a_retraction(name: str
     before = ledgers(cache), tree_dump(cache), long.computed, long.allocated
     assert not cache.allocate(long, 1)
     assert (ledgers(cache), tree_dump(cache), long.computed, long.allocated) == before
-    # whoever stays within its reservation is not hurt
+    # requests within their reservation are not hurt
     for other in others:
         server.decode(other, 2)
     cache.retract(others.pop())

@@ -1,4 +1,4 @@
-"""A chunk larger than the admitted one takes early what the reservation holds (A5, A11)."""
+"""A chunk larger than the admitted one takes slots of the reservation early (A5, A11)."""
 
 from __future__ import annotations
 

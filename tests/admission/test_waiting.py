@@ -21,7 +21,7 @@ class Job:
 
 
 def serve(queue: WaitingQueue[Job], capacity: int, running: list[Job]) -> None:
-    """One round: some end, then whoever fits in the order of the line."""
+    """One round: some end, then waiting ones that fit are admitted in order."""
     for job in list(running):
         job.left -= 1
         if job.left <= 0:

@@ -84,7 +84,7 @@ class Module(NamedTuple):
 
 
 def _running(tree: ast.AST) -> Iterator[ast.AST]:
-    """Every node but what only type checkers read."""
+    """Every node but those that only type checkers read."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             continue

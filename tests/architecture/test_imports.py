@@ -44,7 +44,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("testing", "scaffold"),
     ("cli", "pytest_plugin"),
 )
-"""A layer imports itself and what stands above it in this list."""
+"""A layer imports itself and layers above it in this list."""
 
 PURE = ("tree", "admission.decision", "admission.demand", "admission.waiting", "requests.account")
 """Deciding modules: they know neither memory nor plugins."""
@@ -52,7 +52,7 @@ PURE = ("tree", "admission.decision", "admission.demand", "admission.waiting", "
 OUTSIDE_PURE = ("pools", "transfers", "packages", "requests", "cache", "hookspecs")
 
 INSIDE_PURE = ("pools.allocator", "requests.account")
-"""Numbers of slots, and what was promised of them: no memory."""
+"""Numbers of slots, and promises of them: no memory."""
 
 OPEN_TO_PLUGINS = {
     "kvgraft",

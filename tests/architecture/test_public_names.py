@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
+from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
@@ -58,6 +60,25 @@ def test_names_that_need_torch_come_with_the_others() -> None:
 
 def test_a_module_says_why_it_exists() -> None:
     assert [module.name for module in ALL if not ast.get_docstring(module.tree)] == []
+
+
+def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and text of every string that stands as a statement."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            text = node.value.value
+            if isinstance(text, str):
+                yield node.lineno, text
+
+
+def test_a_docstring_begins_with_its_subject_or_a_verb() -> None:
+    found = [
+        f"{module.path}:{line}"
+        for module in ALL
+        for line, text in docstrings(module.tree)
+        if re.match(r"\s*(What|Whatever|Who|Whoever|Whose|That which)\b", text)
+    ]
+    assert found == [], "a docstring's first word is a noun or a verb, not a question"
 
 
 def test_every_distribution_says_that_it_is_typed() -> None:

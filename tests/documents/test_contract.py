@@ -1,4 +1,4 @@
-"""`docs/contract.md` and the README's table are what the code says, and every rule is enforced."""
+"""`docs/contract.md` and the README's table agree with the code, and every rule is enforced."""
 
 from __future__ import annotations
 

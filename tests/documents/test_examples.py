@@ -1,4 +1,4 @@
-"""Python blocks run, and print what the block after them says; commands run and exit with 0."""
+"""Python blocks run, and print the block after them; commands run and exit with 0."""
 
 from __future__ import annotations
 

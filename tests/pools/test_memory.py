@@ -44,7 +44,7 @@ def test_pools_behind_a_private_pool_count_as_well() -> None:
 
 
 @pytest.mark.parametrize("payload", ["on", "off"])
-def test_a_request_lives_the_same_life_without_payload(payload: str) -> None:
+def test_a_request_takes_the_same_steps_without_payload(payload: str) -> None:
     cache = opened(
         MIXED,
         10**9,

@@ -188,7 +188,9 @@ class ForgetfulPackage(PagedPackage):
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 8])
-def test_a_component_whose_own_demand_forgets_its_host_hits_is_stopped_by_name(chunk: int) -> None:
+def test_a_component_whose_own_demand_leaves_out_its_host_hits_is_stopped_by_name(
+    chunk: int,
+) -> None:
     setup = mixed(("full",), ForgetfulPackage("forgetful", Reach(Trailing(8))))
     cache = setup.open()
     server = Server(cache)

@@ -87,7 +87,7 @@ def test_the_grid_goes_on_from_a_checkpoint() -> None:
         cache.finish(request)
 
 
-def test_the_guard_knows_the_bytes_of_a_leaf_that_grew() -> None:
+def test_the_guard_records_the_bytes_of_a_leaf_that_grew() -> None:
     components = {"full": SMALL, "swa": {**SMALL, "window": PAGE}}
     with Cache.open(components, device_tokens=16 * PAGE, page_size=PAGE, guard="on") as cache:
         server = Server(cache)

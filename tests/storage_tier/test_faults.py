@@ -81,7 +81,7 @@ def test_answers_that_come_as_the_deadline_passes_are_right_or_misses(verb: str)
 
 
 @pytest.mark.parametrize("trouble", [Trouble.HANGS, Trouble.RAISES, Trouble.LIES])
-def test_a_dead_store_is_left_alone_and_asked_now_and_then_whether_it_is_back(
+def test_a_failed_store_is_left_alone_and_tried_now_and_then(
     trouble: Trouble,
 ) -> None:
     with traffic_over(HYBRID, settings(deadline_s=DEADLINE_S), Troubled, **LARGE) as traffic:

@@ -294,7 +294,7 @@ def test_a_snapshot_that_is_longer_than_any_is_not_read(tmp_path: Path, length: 
     cache.close()
 
 
-def test_saving_removes_files_that_a_dead_process_left(tmp_path: Path) -> None:
+def test_saving_removes_files_that_an_ended_process_left(tmp_path: Path) -> None:
     mine = unfinished_path(tmp_path, "index")
     others = [tmp_path / ".index.tmp", unfinished_path(tmp_path, "index2"), tmp_path / ".index-1"]
     for path in (mine, *others):

@@ -104,7 +104,7 @@ def test_a_copy_that_is_given_another_namespace_has_other_names() -> None:
     again.close()
 
 
-def test_a_key_that_is_cut_forgets_them_and_a_copy_has_them() -> None:
+def test_a_key_that_is_cut_drops_them_and_a_copy_has_them() -> None:
     key = TokenKey(PROMPT)
     key.hashed = PageHashes(None, None, 0, bytes(32))
     fork = copy(key)

@@ -226,7 +226,7 @@ def test_a_closed_cache_saves_nothing_over_a_good_snapshot(tmp_path: Path) -> No
 
 def test_saving_replaces_the_file_whole(tmp_path: Path) -> None:
     path = tmp_path / "index"
-    path.write_text("what was there")
+    path.write_text("old content")
     served(HYBRID, path)
     assert [each.name for each in tmp_path.iterdir()] == ["index"]
 

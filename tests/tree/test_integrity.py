@@ -191,7 +191,7 @@ def test_device_data_without_its_home_copy_breaks_t4() -> None:
         check_integrity(tree)
 
 
-def test_a_cell_that_waits_for_an_operation_its_node_forgot_breaks_t10() -> None:
+def test_a_cell_that_waits_for_an_operation_its_node_lacks_breaks_t10() -> None:
     tree = open_tree("full")
     node = insert(tree, [1, 2, 3, 4])
     assert operations.begin_backup(tree, node, operations.needs_backup(tree, node)) is not None

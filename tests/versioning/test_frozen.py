@@ -40,7 +40,7 @@ def digest(version: str) -> str:
 def test_frozen_files_are_unchanged(version: str) -> None:
     found = digest(version)
     assert found == DIGESTS[version], (
-        f"a file below {FROZEN / version} was edited; it stands for what others wrote for API "
+        f"a file below {FROZEN / version} was edited; it stands for components written for API "
         f"{version} and cannot be changed: undo, and make this core work with it (now {found})"
     )
 

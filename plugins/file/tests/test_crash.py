@@ -43,7 +43,7 @@ def test_many_writers_are_killed_in_the_middle_of_writing(tmp_path: Path, seed: 
     assert crash(tmp_path, 100, seed)["durable"] > 500
 
 
-def test_a_segment_whose_writer_died_is_sealed_by_the_next_to_open_it(tmp_path: Path) -> None:
+def test_the_next_opener_seals_the_segment_of_an_ended_writer(tmp_path: Path) -> None:
     crash(tmp_path, 1, seed=3)
     before = sum(path.stat().st_size for path in segments(tmp_path))
     store = open_store(tmp_path)

@@ -124,7 +124,7 @@ def test_three_processes_open_a_new_directory_40_times_each(
 
 
 @pytest.mark.parametrize("prefix", [HERE, CONTAINED])
-def test_a_process_of_the_same_id_died_while_it_made_a_segment(
+def test_a_process_of_the_same_id_ended_while_it_made_a_segment(
     tmp_path: Path, prefix: Sequence[str]
 ) -> None:
     process = started(prefix, tmp_path, 0)

@@ -54,7 +54,7 @@ def _held(path: Path) -> int:
     return os.open(path, os.O_RDONLY)
 
 
-def test_old_content_of_blocks_does_not_come_back_when_the_writer_dies(
+def test_old_content_of_blocks_does_not_come_back_when_the_writer_is_killed(
     tmp_path: Path,
 ) -> None:
     directory, left = tmp_path / "one", tmp_path / "left"

@@ -230,7 +230,7 @@ def test_a_segment_that_is_being_reclaimed_is_not_found_again_meanwhile(
     assert storage.close()
 
 
-def test_others_find_nothing_torn_while_one_scans_a_dead_writers_segment(tmp_path: Path) -> None:
+def test_others_find_nothing_torn_while_one_scans_an_ended_writers_segment(tmp_path: Path) -> None:
     killed_while_writing(tmp_path, 2)
     (path,) = segments(tmp_path)
     scanning = DiskFile(path, direct=False)
@@ -244,7 +244,7 @@ def test_others_find_nothing_torn_while_one_scans_a_dead_writers_segment(tmp_pat
     expect_whole(tmp_path, 2)
 
 
-def test_flushed_records_of_a_dead_writer_stay_with_any_headers(tmp_path: Path) -> None:
+def test_flushed_records_of_an_ended_writer_stay_with_any_headers(tmp_path: Path) -> None:
     """A backend moves bytes: a header of another format is not its business."""
     child = os.fork()
     if not child:
@@ -347,7 +347,7 @@ def test_waiting_writes_are_dropped_when_the_store_is_closed(tmp_path: Path) -> 
     assert all(path.stat().st_size < SEGMENT for path in segments(tmp_path)), "all are sealed"
 
 
-def test_a_hole_that_a_writer_left_when_it_died_is_no_damage(tmp_path: Path) -> None:
+def test_a_hole_that_a_killed_writer_left_is_no_damage(tmp_path: Path) -> None:
     killed_behind_a_hole(tmp_path)
     storage = opened(tmp_path)
     assert fetched(storage, PLACES[:3], SIZE) == [OK, MISS, OK]

@@ -62,7 +62,7 @@ def test_a_server_that_is_killed_is_down_and_used_again_once_it_is_back(
     assert storage.close()
 
 
-def test_traffic_while_a_server_dies_and_comes_back_gets_nothing_wrong(mortal: MotoServer) -> None:
+def test_traffic_while_a_server_stops_and_comes_back_gets_nothing_wrong(mortal: MotoServer) -> None:
     storage = supervised(mortal.url())
     places = addresses(4)
     stored(storage, places, SIZE)

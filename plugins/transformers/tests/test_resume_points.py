@@ -119,7 +119,7 @@ def test_a_document_that_ends_on_the_grid_is_hit_at_the_second_question(tiny, op
     assert hits == [0, 320]
 
 
-def test_a_pass_whose_logits_are_all_wanted_is_never_cut(tiny, open_memory, tokens):
+def test_a_pass_whose_logits_are_all_needed_is_never_cut(tiny, open_memory, tokens):
     model = tiny("qwen3_next")
     memory = open_memory(model)
     ids = torch.tensor(tokens(150))[None]

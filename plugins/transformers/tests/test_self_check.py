@@ -31,7 +31,7 @@ def test_a_state_that_restarts_in_chunks_is_refused_with_its_layer(dtype, spread
 
 
 @pytest.mark.parametrize("window", [40, 3000])
-def test_a_mask_that_forgets_its_window_is_refused_however_wide_that_is(window):
+def test_a_mask_that_ignores_its_window_is_refused_however_wide_that_is(window):
     model = build_family("moshi", sliding_window=window)
     assert "differently" in refusal(model)
 

@@ -258,7 +258,7 @@ def test_sessions_take_turns_on_one_memory(tiny, open_memory, tokens, run):
         session.finish()
 
 
-def test_a_forgotten_session_is_named_when_memory_runs_short(tiny, open_memory, tokens):
+def test_an_open_session_is_named_when_memory_runs_short(tiny, open_memory, tokens):
     memory = open_memory(tiny("llama"), device_tokens=96)
     forgotten = memory.session(tokens(70))
     with pytest.raises(AdmissionRefusedError, match="1 open sessions hold memory until they"):

@@ -1,4 +1,4 @@
-"""Nothing that is accepted is wrong, and whatever is refused says why in one line."""
+"""No accepted family is wrong, and each refusal gives its reason in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that are small stay so: what is not is refused before it takes memory."""
+"""Small models stay small: a large one is refused before it takes memory."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def full() -> Server:
 
 @cache
 def durable() -> Server:
-    """A server that has what it acknowledges on its disk."""
+    """A server that has acknowledged writes on its disk."""
     return _kept(Server(appendonly="yes", appendfsync="always"))
 
 

@@ -91,7 +91,7 @@ def test_a_replica_that_takes_over_is_found(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("fault", ["hangs", "dies"])
-def test_one_server_that_hangs_or_dies_costs_no_more_than_the_deadline(
+def test_one_server_that_hangs_or_stops_costs_no_more_than_the_deadline(
     cluster: Cluster, fault: str
 ) -> None:
     cluster.servers[3].kill()  # nobody takes over

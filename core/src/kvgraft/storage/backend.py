@@ -97,7 +97,7 @@ class Capabilities(NamedTuple):
         scatter: takes a `ScatteredValue`; others get its parts joined in `Storage`'s own memory.
         registers: gains by memory that was registered: `set_from` gets payloads that lie in it as
             they are, also where the backend is not `synchronous`.
-        events: tells `observe`'s log what it stores and drops; for others `Storage` logs what was
+        events: tells `observe`'s log what it stores and drops; for others `Storage` logs keys
             stored and removed through it.
     """
 
@@ -224,7 +224,7 @@ class StorageBackend(abc.ABC):
         """Flush and release everything; calling it again does nothing."""
 
     def probably_has(self, keys: Sequence[bytes]) -> Sequence[bool | None]:
-        """Per key, whether it is there by what is in memory; None if that does not say.
+        """Per key, whether it is there, from data in memory; None if that is unknown.
 
         On any thread, a scheduler's too: no I/O, no wait for a lock that is held during I/O, and
         about a microsecond a key. By default nothing is known.

@@ -48,7 +48,7 @@ def encode_exact(value: Plain, subject: str = "value", depth: int = MAX_DEPTH) -
 
     Args:
         value: None, a bool, an int, a str, bytes, or a tuple of these.
-        subject: what it is, for the message.
+        subject: its name, for the message.
         depth: tuples inside tuples that are taken.
 
     Raises:

@@ -61,7 +61,7 @@ class StorageDriver:
         options: its typed options, a `StorageOptions`.
         open: opens a store from its location, the text between `name:` and `?`, percent escapes as
             they came; raises `ConfigError` where it cannot.
-        open_existing: the same for whoever inspects a store: creates nothing, and raises
+        open_existing: the same for inspection: creates nothing, and raises
             `ConfigError` where there is no store; None where `open` is such a call.
     """
 

@@ -1,7 +1,7 @@
-"""Changes of a store's content, for engines that tell others what they hold.
+"""Changes of a store's content, for engines that report their data to others.
 
-Key by key, in the order of the changes. The log is bounded: who does not take its events loses the
-oldest, is told so, and starts again from what `exists` says.
+Key by key, in the order of the changes. The log is bounded: a reader that does not take its events
+loses the oldest, is told so, and starts again from `exists`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Change", "EventLog", "StoreEvent"]
 
 
 class Change(str, enum.Enum):
-    """What happened to a key."""
+    """A change of a key."""
 
     STORED = "stored"
     """It can be read."""
@@ -34,7 +34,7 @@ class StoreEvent(NamedTuple):
     """One change.
 
     Attributes:
-        change: what happened.
+        change: its kind.
         key: the storage key, `Address.key`; empty for `CLEARED` and `LOST`.
     """
 

@@ -35,7 +35,7 @@ class Hints:
         with self._lock:
             for key, status in zip(keys, statuses):
                 if status in TRANSIENT or status is Status.FULL:
-                    continue  # says nothing about what was there
+                    continue  # says nothing about existing data
                 there = status is Status.OK and verb != "remove"
                 self._until[key] = THERE if there else absent
                 self._until.move_to_end(key)

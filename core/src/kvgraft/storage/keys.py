@@ -115,15 +115,16 @@ class Address(NamedTuple):
     ) -> Address:
         """The address of data that an engine names by a hash of its own; 3 µs.
 
-        `Storage.address` does it with the storage's own fingerprint. An engine's hash says which
-        tokens, tenant and adapter; what it does not say (model, weights, element type, layout,
-        parallelism) belongs into the fingerprint. Otherwise one model reads what another stored.
+        `Storage.address` does it with the storage's own fingerprint. An engine's hash identifies
+        tokens, tenant and adapter; the rest (model, weights, element type, layout, parallelism)
+        belongs into the fingerprint. Otherwise one model reads another's data.
 
         Args:
-            fingerprint: what computes the data; the one that the `Storage` was made with.
+            fingerprint: of the model that computes the data; the one that the `Storage` was made
+                with.
             digest: the engine's hash of the block and of all blocks before it, 8 to 256 bytes.
             group: the part of the model whose data it is, such as a KV cache group; 1 to 64 bytes.
-            namespace: keeps tenants apart whom the digest does not.
+            namespace: keeps tenants apart that the digest does not.
 
         Raises:
             ConfigError: no fingerprint, a digest of another type or length, or a group or

@@ -386,19 +386,19 @@ class Storage:
 
         return self._submit(verb, access, 0, iter([(0, 0)]), run, deadline_s, ticket)
 
-    # -- what the store holds, without asking it
+    # -- the store's content, without a call
 
     def probably_has(self, addresses: Sequence[Address]) -> list[bool | None]:
-        """Whether payloads are there, by what is in memory: at once, a microsecond or two a key.
+        """Whether payloads are there, from data in memory: at once, a microsecond or two a key.
 
-        A hint, and it may be out of date: what is True may be evicted, and is then a miss of
-        `get`; what is False may be stored by another process. While reads are not let through
-        (`state_of(Access.READ)`), nothing can be had and all is False. The last answers about
+        A hint, and it may be out of date: a True key may be evicted, and is then a miss of `get`; a
+        False one may be stored by another process. While reads are not let through
+        (`state_of(Access.READ)`), all keys are False. The last answers about
         `SupervisionLimits.hinted_keys` keys are remembered from the first call on; some backends,
         `file` among them, know all of their keys.
 
         Args:
-            addresses: what they are called.
+            addresses: the payloads' names.
 
         Returns:
             Per address: True, probably there; False, probably not; None, not known, so ask
@@ -422,7 +422,7 @@ class Storage:
         ]
 
     def events(self, limit: int | None = None) -> EventLog:
-        """The log of what is stored and dropped from the first call on; one a storage.
+        """The log of keys stored and dropped from the first call on; one a storage.
 
         It begins with `CLEARED` where another store is attached later. Changes that other
         processes make are in it as far as the backend finds out.

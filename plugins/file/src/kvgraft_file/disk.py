@@ -19,7 +19,7 @@ from kvgraft_file.open_files import OpenFiles
 __all__ = ["DISK_ERRORS", "NO_ROOM", "SUBJECT", "DiskFile", "TruncatedRead", "supports_direct"]
 
 SUBJECT = "kvgraft"
-"""Whose files are unfinished, in their names."""
+"""Owner of unfinished files, as their names have it."""
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Errors that mean there is no room."""

@@ -127,7 +127,7 @@ def the_next_step_is_in_the_demand(subject: Subject) -> None:
     "A demand holds all that the reach will take at once, and one page of slack.",
     needs=_budgets_pages,
 )
-def what_the_reach_takes_is_in_the_demand(subject: Subject) -> None:
+def the_reach_is_in_the_demand(subject: Subject) -> None:
     for each in _answers(subject):
         query = each.query
         step = _step(subject, query)

@@ -1,4 +1,4 @@
-"""Clauses about payloads in parts, and about what a store says without being asked."""
+"""Clauses about payloads in parts, hints of presence, and events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LARGEST = 8 << 20
 """Stores beyond this size are not filled."""
 
 
-@storage_clause("S9", "A payload in parts is one payload, in whatever parts it is read.")
+@storage_clause("S9", "A payload in parts is one payload, for any parts it is read in.")
 def payload_in_parts(subject: StorageSubject) -> None:
     sizes = [sum(parts) for parts in PARTS]
     addresses, payloads = subject.addresses(len(PARTS)), subject.payloads(sizes)
@@ -29,7 +29,7 @@ def payload_in_parts(subject: StorageSubject) -> None:
         subject.expect(told.wait(subject.deadline_s + 1), "S10", "set of parts did not end")
         subject.expect_statuses("S9", "set of parts", _known(told.statuses), [OK] * len(PARTS))
         whole, found = subject.get(storage, addresses, sizes)
-        subject.expect_statuses("S9", "get of what was set in parts", whole, [OK] * len(PARTS))
+        subject.expect_statuses("S9", "get of a payload set in parts", whole, [OK] * len(PARTS))
         subject.expect(found == payloads, "S9", "a payload set in parts came back changed")
         for cuts in (PARTS, [(size - 1, 1) for size in sizes]):
             into = [[bytearray(each) for each in parts] for parts in cuts]
@@ -40,7 +40,9 @@ def payload_in_parts(subject: StorageSubject) -> None:
             subject.expect(joined == payloads, "S9", "a payload read in parts came back changed")
 
 
-@storage_clause("S8", "A hint of presence is True, False or None, and not of what was removed.")
+@storage_clause(
+    "S8", "A hint of presence is True, False or None, and never True for a removed key."
+)
 def presence_hints(subject: StorageSubject) -> None:
     addresses, payloads = subject.addresses(4), subject.payloads([SIZE] * 4)
     keys = [address.key for address in addresses]
