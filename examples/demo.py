@@ -112,23 +112,33 @@ def storage_table(rows: list[Progress]) -> Table:
     return table
 
 
-def ask_again(rows: list[Progress], storage: str) -> Iterator[None]:
-    """Ask a process of its own; yields when it is done with an architecture."""
-    prompts = {row.show.family: list(row.prompts.values()) for row in rows}
-    waiting = {row.show.family: row for row in rows}
+@contextmanager
+def second_process(storage: str) -> Iterator[subprocess.Popen[str]]:
+    """The process that begins cold; it imports its modules while it waits for the questions."""
     command = [sys.executable, str(SECOND), storage]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as second:
-        assert second.stdin is not None
-        assert second.stdout is not None
-        json.dump(prompts, second.stdin)
-        second.stdin.close()
-        for line in second.stdout:
-            again = Again(**json.loads(line))
-            waiting.pop(again.family).again = again
-            yield
-    if second.returncode or waiting:
+        try:
+            yield second
+        except BaseException:  # there are no questions
+            second.kill()
+            raise
+
+
+def ask_again(rows: list[Progress], second: subprocess.Popen[str]) -> Iterator[None]:
+    """Ask the second process; yields when it is done with an architecture."""
+    prompts = {row.show.family: list(row.prompts.values()) for row in rows}
+    waiting = {row.show.family: row for row in rows}
+    assert second.stdin is not None
+    assert second.stdout is not None
+    json.dump(prompts, second.stdin)
+    second.stdin.close()
+    for line in second.stdout:
+        again = Again(**json.loads(line))
+        waiting.pop(again.family).again = again
+        yield
+    if second.wait() or waiting:
         raise SystemExit(f"the second process failed with {second.returncode}; see above")
 
 
@@ -142,7 +152,13 @@ def store(url: str | None) -> Iterator[str]:
         yield f"file:{directory}?capacity=512MiB"
 
 
-def talk(rows: list[Progress], storage: str, html: Path, console: Console) -> None:
+def talk(
+    rows: list[Progress],
+    storage: str,
+    second: subprocess.Popen[str],
+    html: Path,
+    console: Console,
+) -> None:
     """All conversations, their reports, and the second process."""
     with Live(overview(rows), console=console, refresh_per_second=8) as live:
         for row in rows:
@@ -157,7 +173,7 @@ def talk(rows: list[Progress], storage: str, html: Path, console: Console) -> No
         row.engine.close()  # data still to be stored is stored now
     console.print()
     with Live(storage_table(rows), console=console, refresh_per_second=8) as live:
-        for _ in ask_again(rows, storage):
+        for _ in ask_again(rows, second):
             live.update(storage_table(rows))
     console.print()
 
@@ -215,8 +231,8 @@ def main(given: Sequence[str] | None = None) -> int:
     arguments.html.mkdir(parents=True, exist_ok=True)
     rows = [Progress(show) for show in SHOWS if show.family in wanted]
     try:
-        with store(arguments.storage) as storage:
-            talk(rows, storage, arguments.html, console)
+        with store(arguments.storage) as storage, second_process(storage) as second:
+            talk(rows, storage, second, arguments.html, console)
     except KvgraftError as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
     return 0 if summary(rows, console) else 1

@@ -1,12 +1,11 @@
-"""Many refusals in one process: starting Python costs more than refusing."""
+"""Many refusals in one process."""
 
 from __future__ import annotations
 
 import json
-import sys
 from typing import NamedTuple
 
-from ..commands import run
+from ..commands import run_forked
 
 __all__ = ["Refusal", "refused"]
 
@@ -39,6 +38,6 @@ class Refusal(NamedTuple):
 
 def refused(commands: dict[str, list[str]]) -> dict[str, Refusal]:
     """Run the `kvgraft` command with several argument lists, one after another."""
-    done = run(sys.executable, "-c", SCRIPT, json.dumps(commands))
+    done = run_forked("-c", SCRIPT, json.dumps(commands))
     assert done.returncode == 0, done.stderr
     return {case: Refusal(*outcome) for case, outcome in json.loads(done.stdout).items()}

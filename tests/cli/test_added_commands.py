@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
-Distribution = Callable[..., dict[str, str]]
+from ..commands import KVGRAFT, run_forked
+
+Distribution = Callable[..., str]
 
 GOOD = """
 import click
@@ -23,36 +23,28 @@ def hello() -> None:
 
 @pytest.fixture
 def distribution(tmp_path: Path) -> Distribution:
-    """Put a distribution with commands on a path; returns the environment that sees it."""
+    """Put a distribution with commands on a path; returns the path."""
 
-    def install(source: str, **commands: str) -> dict[str, str]:
+    def install(source: str, **commands: str) -> str:
         (tmp_path / "addon.py").write_text(source)
         info = tmp_path / "addon-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: addon\nVersion: 1.0\n")
         lines = [f"{name} = {value}" for name, value in commands.items()]
         (info / "entry_points.txt").write_text("\n".join(["[kvgraft.commands]", *lines, ""]))
-        return {**os.environ, "PYTHONPATH": str(tmp_path)}
+        return str(tmp_path)
 
     return install
 
 
-def kvgraft(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = Path(sys.executable).with_name("kvgraft")
-    return subprocess.run(
-        [command, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env=environment,
-    )
+def kvgraft(path: str, *arguments: str) -> CompletedProcess[str]:
+    return run_forked(KVGRAFT, *arguments, PYTHONPATH=path)
 
 
 def test_an_added_command_is_listed_and_runs(distribution: Distribution) -> None:
-    environment = distribution(GOOD, hello="addon:hello")
-    assert "hello          Greet." in kvgraft(environment, "--help").stdout
-    done = kvgraft(environment, "hello")
+    path = distribution(GOOD, hello="addon:hello")
+    assert "hello          Greet." in kvgraft(path, "--help").stdout
+    done = kvgraft(path, "hello")
     assert done.stdout == "hello from another distribution\n"
 
 
@@ -67,16 +59,16 @@ def test_an_added_command_is_listed_and_runs(distribution: Distribution) -> None
 def test_a_broken_one_takes_nothing_down_and_names_its_fault(
     distribution: Distribution, source: str, reason: str
 ) -> None:
-    environment = distribution(source, hello="addon:hello")
-    listed = kvgraft(environment, "--help")
+    path = distribution(source, hello="addon:hello")
+    listed = kvgraft(path, "--help")
     assert listed.returncode == 0
     assert "hello          (unavailable: see kvgraft hello)" in listed.stdout
-    assert kvgraft(environment, "components").returncode == 0
-    done = kvgraft(environment, "hello", "--any", "thing")
+    assert kvgraft(path, "components").returncode == 0
+    done = kvgraft(path, "hello", "--any", "thing")
     assert done.returncode == 1
     assert done.stderr == f"kvgraft: command 'hello' of addon: {reason}\n"
 
 
 def test_the_cores_own_command_wins(distribution: Distribution) -> None:
-    environment = distribution("raise ImportError('never asked')", check="addon:check")
-    assert "Run the contract suite" in kvgraft(environment, "--help").stdout
+    path = distribution("raise ImportError('never asked')", check="addon:check")
+    assert "Run the contract suite" in kvgraft(path, "--help").stdout

@@ -14,21 +14,21 @@ import pytest
 import kvgraft
 from kvgraft.cli import app
 
-from ..commands import KVGRAFT, run
+from ..commands import KVGRAFT, run, run_forked
 from ..registry.distributions import Shelf
 from .refusals import refused
 
 
 def test_help_names_the_subcommands() -> None:
-    done = run(KVGRAFT, "--help")
+    done = run_forked(KVGRAFT, "--help")
     assert done.returncode == 0
     assert "components" in done.stdout
     assert "replay" in done.stdout
-    assert done.stdout == run(KVGRAFT, "-h").stdout
+    assert done.stdout == run_forked(KVGRAFT, "-h").stdout
 
 
 def test_every_option_of_a_subcommand_is_explained() -> None:
-    text = run(KVGRAFT, "replay", "--help", COLUMNS="200").stdout
+    text = run_forked(KVGRAFT, "replay", "--help", COLUMNS="200").stdout
     entries = re.split(r"\n\s+(?=-)", text.partition("Options:")[2])[1:]
     assert len(entries) >= 18
     for entry in entries:
@@ -36,18 +36,20 @@ def test_every_option_of_a_subcommand_is_explained() -> None:
 
 
 def test_version_is_that_of_the_package() -> None:
-    assert run(KVGRAFT, "--version").stdout == f"kvgraft, version {kvgraft.__version__}\n"
+    assert run_forked(KVGRAFT, "--version").stdout == f"kvgraft, version {kvgraft.__version__}\n"
 
 
 def test_no_subcommand_and_a_wrong_one_exit_with_2() -> None:
     wrong = run(KVGRAFT, "graft")
     assert wrong.returncode == 2
     assert "no such command 'graft'" in wrong.stderr
-    assert run(KVGRAFT).returncode == 2
+    assert run_forked(KVGRAFT).returncode == 2
 
 
 def test_components_are_listed_with_their_declarations() -> None:
-    rows = {row["name"]: row for row in json.loads(run(KVGRAFT, "components", "--json").stdout)}
+    rows = {
+        row["name"]: row for row in json.loads(run_forked(KVGRAFT, "components", "--json").stdout)
+    }
     assert rows.keys() >= {"full", "swa", "mamba", "hisparse"}
     assert {
         name: (row["distribution"], row["kind"], row["home"], row["reach"])
@@ -64,8 +66,8 @@ def test_components_are_listed_with_their_declarations() -> None:
 
 
 def test_the_table_shows_the_same_components() -> None:
-    table = run(KVGRAFT, "components", COLUMNS="160").stdout
-    for row in json.loads(run(KVGRAFT, "components", "--json").stdout):
+    table = run_forked(KVGRAFT, "components", COLUMNS="160").stdout
+    for row in json.loads(run_forked(KVGRAFT, "components", "--json").stdout):
         assert row["distribution"] in table
         assert str(row["reach"]) in table
 
@@ -135,11 +137,8 @@ LONG = "Leading(16), Chunk(8192)"
 SHOWN = "[0, 16) + [floor((b-1)/8192)*8192, b)"
 
 
-def test_a_table_in_a_pipe_is_as_wide_as_its_content(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
-    table = shelved(tmp_path, reach=LONG).run(KVGRAFT, "components").stdout
+def test_a_table_in_a_pipe_is_as_wide_as_its_content(tmp_path: Path) -> None:
+    table = shelved(tmp_path, reach=LONG).run(KVGRAFT, "components", COLUMNS=None).stdout
     (row,) = (line for line in table.splitlines() if "thrown" in line)
     assert [cell.strip() for cell in row.strip("│").split("│")] == [
         *("thrown", "kvgraft-thrown 2.1", "1.0", SHOWN, "-", "ok")
@@ -147,11 +146,8 @@ def test_a_table_in_a_pipe_is_as_wide_as_its_content(
 
 
 @pytest.mark.parametrize("columns", [30, 40, 80])
-def test_a_narrow_table_keeps_name_reach_and_status_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    table = shelved(tmp_path, reach=LONG).run(KVGRAFT, "components").stdout
+def test_a_narrow_table_keeps_name_reach_and_status_whole(tmp_path: Path, columns: int) -> None:
+    table = shelved(tmp_path, reach=LONG).run(KVGRAFT, "components", COLUMNS=str(columns)).stdout
     assert "…" not in table
     lines = table.splitlines()
     assert max(map(len, lines)) <= columns

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ..commands import KVGRAFT, ROOT, run
+from ..commands import KVGRAFT, ROOT, run, run_forked
 
 DOCUMENTS = [
     *("README.md", "docs/start.md", "docs/embedding.md", "docs/components.md", "docs/replay.md"),
@@ -69,7 +68,7 @@ def test_a_documents_python_runs_in_order(document: str, monkeypatch: pytest.Mon
     code = "\n".join(blocks(document, "python"))
     if "kvgraft_transformers" in code and find_spec("kvgraft_transformers") is None:
         pytest.skip("needs Python 3.11")
-    done = run(sys.executable, "-c", code)
+    done = run_forked("-c", code)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -84,7 +83,7 @@ def test_a_documents_python_runs_in_order(document: str, monkeypatch: pytest.Mon
 def test_a_command_runs_and_shows_these_lines(
     document: str, command: str, shown: list[str], tmp_path: Path
 ) -> None:
-    done = run(KVGRAFT, *shlex.split(command)[1:], cwd=tmp_path)
+    done = run_forked(KVGRAFT, *shlex.split(command)[1:], cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     printed = {shape(line) for line in done.stdout.splitlines()}
     missing = [line for line in shown if line != "..." and shape(line) not in printed]

@@ -17,7 +17,7 @@ from kvgraft_replay.replay import ReplaySettings, replay
 from kvgraft_replay.synthetic import synthetic_workload
 
 from ..admission.crowd import Crowd
-from ..commands import KVGRAFT, run
+from ..commands import KVGRAFT, run_forked
 from ..serving.engines import PromptEngine
 from ..serving.server import Server, ledgers, tree_dump
 from ..serving.setups import SETUPS
@@ -182,9 +182,9 @@ def test_pins_are_accounted_for_while_several_nodes_have_just_been_stored() -> N
 
 def test_the_command_line_replays_with_a_guard() -> None:
     command = (KVGRAFT, "replay", "--synthetic", "chat", "--requests", "10", "--component", "full")
-    done = run(*command, "--guard", "on")
+    done = run_forked(*command, "--guard", "on")
     assert (done.returncode, done.stderr) == (0, "")
-    refused = run(*command, "--guard", "maybe")
+    refused = run_forked(*command, "--guard", "maybe")
     assert refused.returncode
     assert "'maybe' is not one of 'off', 'sampled', 'on'" in refused.stderr
 

@@ -24,6 +24,7 @@ def rows() -> dict[str, tuple[str, str]]:
     return {name: (rule, test) for name, rule, test in found}
 
 
+@pytest.mark.long
 def test_a_test_that_fails_on_a_bad_core_passes_without_the_defect() -> None:
     tests = ["tests/tree/test_sharing.py"]
     found = judge("a receipt is not marked as released", tests)
@@ -31,6 +32,7 @@ def test_a_test_that_fails_on_a_bad_core_passes_without_the_defect() -> None:
     assert not judge(None, tests).test
 
 
+@pytest.mark.long
 def test_tests_that_do_not_run_find_nothing() -> None:
     with pytest.raises(RuntimeError, match="pytest ended with 4"):
         judge(None, ["tests/of_nothing"])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
+
+from ..commands import run, run_forked
 
 __all__ = ["COMPONENT", "Shelf"]
 
@@ -72,17 +74,18 @@ class Shelf:
             f"[kvgraft.components]\n{name} = {module}\n", encoding="utf-8"
         )
 
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """A Python process that sees the shelf first."""
-        path = os.pathsep.join(filter(None, (str(self.directory), os.environ.get("PYTHONPATH"))))
-        return subprocess.run(
-            [sys.executable, *arguments],
-            env={**os.environ, "PYTHONPATH": path, "NO_COLOR": "1"},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+    @property
+    def path(self) -> str:
+        """A `PYTHONPATH` on which the shelf comes first."""
+        return os.pathsep.join(filter(None, (str(self.directory), os.environ.get("PYTHONPATH"))))
+
+    def run(self, *arguments: str, COLUMNS: str | None = "100") -> CompletedProcess[str]:  # noqa: N803
+        """`run_forked`, where the shelf is seen first."""
+        return run_forked(*arguments, PYTHONPATH=self.path, COLUMNS=COLUMNS)
+
+    def start(self, *arguments: str) -> CompletedProcess[str]:
+        """The same in a Python that is started for it."""
+        return run(sys.executable, *arguments, PYTHONPATH=self.path)
 
     def discovered(self) -> dict[str, list[Any]]:
         """Name to distribution, version and problem, as another process finds them."""

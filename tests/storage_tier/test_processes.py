@@ -19,7 +19,7 @@ import pytest
 from kvgraft import PrefetchPolicy, TokenKey
 from kvgraft_file import FileOptions
 
-from ..commands import KVGRAFT, ROOT, run
+from ..commands import KVGRAFT, ROOT, run_forked
 from .serving_process import SETUP, SIZES
 from .shelf import settings, tier_of
 
@@ -51,7 +51,7 @@ def outcome(process: subprocess.Popen[str]) -> dict[str, int]:
 
 
 def expect_clean(directory: Path, sizes: str = TINY) -> None:
-    done = run(KVGRAFT, "storage", "verify", f"file:{directory}?{sizes}")
+    done = run_forked(KVGRAFT, "storage", "verify", f"file:{directory}?{sizes}")
     assert done.returncode == 0, done.stdout
     used = sum(path.stat().st_size for path in directory.glob("*.kvseg"))
     assert used <= FileOptions.model_validate(dict(_pairs(sizes))).capacity
@@ -74,7 +74,7 @@ def together(directory: Path, n_processes: int, n_requests: int) -> None:
 
 
 def test_two_caches_serve_and_evict_in_one_directory(tmp_path: Path) -> None:
-    together(tmp_path, 2, 80)
+    together(tmp_path, 2, 60)
 
 
 @pytest.mark.long

@@ -335,7 +335,7 @@ def test_a_test_run_is_neither_silenced_nor_ended_by_a_component(tmp_path: Path,
     shelf = put(tmp_path, source)
     path = tmp_path / "test_thrown.py"
     path.write_text(IN_PYTEST)
-    done = shelf.run("-m", "pytest", "-q", "-p", "no:cacheprovider", str(path))
+    done = shelf.start("-m", "pytest", "-q", "-p", "no:cacheprovider", str(path))
     assert done.returncode != 0, done.stdout
 
 

@@ -245,7 +245,7 @@ def test_a_mistake_in_a_contract_class_is_one_error_of_one_line(
     )
     text = f"from kvgraft.testing import ComponentContract\n{classes}del TestMine\n"
     path.write_text(text)
-    done = shelf.run("-m", "pytest", "-q", "-p", "no:cacheprovider", *processes, str(path))
+    done = shelf.start("-m", "pytest", "-q", "-p", "no:cacheprovider", *processes, str(path))
     assert re.search(rf"^{len(mistakes)} errors in ", done.stdout, re.MULTILINE), done.stdout
     assert not re.search("passed|failed|skipped|Traceback", done.stdout)
     for mistake in mistakes:

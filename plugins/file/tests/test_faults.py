@@ -17,7 +17,7 @@ from kvgraft.errors import ConfigError
 from kvgraft.storage import Status, Storage, open_storage
 from kvgraft.testing.storage.traffic import FINGERPRINT, addresses, fetched, stored
 from kvgraft_file.disk import DiskFile, supports_direct
-from tests.commands import KVGRAFT, run
+from tests.commands import KVGRAFT, run_forked
 
 from .store import open_store, segments
 
@@ -319,7 +319,7 @@ def test_the_command_shows_a_capacity_only_where_the_url_gives_it(tmp_path: Path
 
 
 def test_the_command_refuses_in_one_line() -> None:
-    refused = run(KVGRAFT, "storage", "stats", "file:/nowhere")
+    refused = run_forked(KVGRAFT, "storage", "stats", "file:/nowhere")
     assert refused.returncode == 2
     assert refused.stderr == (
         "kvgraft: storage 'file': /nowhere does not exist; create the directory first\n"

@@ -16,7 +16,7 @@ import pytest
 
 from kvgraft_replay.report import ReplayResult
 from tests.cli.refusals import Refusal, refused
-from tests.commands import KVGRAFT, run
+from tests.commands import KVGRAFT, run, run_forked
 
 from .traces import agentic_lines, mooncake_lines, write_trace
 
@@ -35,7 +35,7 @@ HIDDEN = "hisparse:n_layers=80,n_kv_heads=8,head_dim=128,max_running=4500"
 
 
 def replay(*arguments: object) -> CompletedProcess[str]:
-    return run(KVGRAFT, "replay", *(str(each) for each in arguments))
+    return run_forked(KVGRAFT, "replay", *(str(each) for each in arguments))
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def test_a_damaged_line_is_one_line_with_file_and_number(
 def test_a_refusal_is_the_same_in_a_process_of_its_own(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "trace.jsonl", mooncake_lines()[:1])
     path.write_text(path.read_text() + "{")
-    done = replay(path)
+    done = run(KVGRAFT, "replay", path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"kvgraft: {path}:2: not JSON")
     assert done.stderr.count("\n") == 1

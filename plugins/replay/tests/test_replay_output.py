@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
 
-from tests.commands import KVGRAFT, run
+from tests.commands import KVGRAFT, run, run_forked
 
 SHORT = ("replay", "--synthetic", "chat", "--requests", "5", "--verify", "off")
 
 
 def replay(*arguments: object) -> CompletedProcess[str]:
-    return run(KVGRAFT, *SHORT, *(str(each) for each in arguments))
+    return run_forked(KVGRAFT, *SHORT, *(str(each) for each in arguments))
 
 
 @pytest.mark.parametrize("name", ["-", "/dev/stdout"])
@@ -63,7 +62,7 @@ write_whole(sys.argv[1], "half")
 
 def test_leftovers_of_a_killed_writer_go_with_the_next_result(tmp_path: Path) -> None:
     file = tmp_path / "result.json"
-    assert run(sys.executable, "-c", KILLED, str(file)).returncode == 9
+    assert run_forked("-c", KILLED, str(file)).returncode == 9
     assert not file.exists()
     assert list(tmp_path.iterdir()), "killed before it could clean up"
     assert replay("--json", file).returncode == 0

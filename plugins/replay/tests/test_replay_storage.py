@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 import pytest
 
 from kvgraft_replay.report.schema import StorageCounts, StoreContents
-from tests.commands import KVGRAFT, run
+from tests.commands import KVGRAFT, run_forked
 
 Replay = Callable[..., dict[str, Any]]
 
@@ -28,7 +28,7 @@ def replayed(tmp_path: Path) -> Replay:
         path = tmp_path / "result.json"
         url = f"file:{store}?capacity=256MiB"
         given = map(str, (*arguments, "--json", path))
-        done = run(KVGRAFT, "replay", *CHAT, *SMALL, "--storage", url, *given)
+        done = run_forked(KVGRAFT, "replay", *CHAT, *SMALL, "--storage", url, *given)
         assert (done.returncode, done.stderr) == (0, "")
         result = json.loads(path.read_text())
         assert str(result["storage"]["prefetches"]["tokens"]) in done.stdout.replace(",", "")
@@ -63,7 +63,7 @@ def test_evictions_of_a_small_store_are_in_the_result_and_the_report(tmp_path: P
     store.mkdir()
     url = f"file:{store}?capacity=128KiB"
     reports = ("--json", str(path), "--html", str(page))
-    done = run(KVGRAFT, "replay", *CHAT, *SMALL, "--storage", url, *reports)
+    done = run_forked(KVGRAFT, "replay", *CHAT, *SMALL, "--storage", url, *reports)
     assert (done.returncode, done.stderr) == (0, "")
     after = json.loads(path.read_text(encoding="utf-8"))["storage"]["after"]
     assert after["bytes"] <= 128 << 10

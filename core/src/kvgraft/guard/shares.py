@@ -160,10 +160,10 @@ class Shares:
         for _ in range(min(OTHERS_AT_A_TIME, len(requests))):
             self._turn = (self._turn + 1) % len(requests)
             request = requests[self._turn]
-            seen = self._seen.get(id(request))
+            seen, now = self._seen.get(id(request)), self._read(request)
             if seen is not None and seen.request is request:
-                self._compare(request, seen.tables, self._read(request))
-            self.remember(request)
+                self._compare(request, seen.tables, now)
+            self._note(request, now)
 
     def _compare(
         self,

@@ -1,0 +1,51 @@
+"""Python programs in forks of a process that has imported torch and the command already.
+
+Most of a short program's time goes into imports. A fork has them, and is a process of its own all
+the same: with its arguments, environment, directory, output and exit status.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+
+__all__ = ["PRELOADED", "run_program"]
+
+PRELOADED = ["kvgraft.cli", "kvgraft_replay.command", "kvgraft_replay.replay", "tests.forking"]
+"""Modules that are imported before the first fork."""
+
+
+def run_program(
+    arguments: Sequence[str], directory: str, environment: Mapping[str, str], outputs: Sequence[str]
+) -> None:
+    """Become `python ARGUMENTS` in this process.
+
+    Args:
+        arguments: `-c` and code, or a script's path, and what is given to it.
+        directory: the directory it runs in.
+        environment: all of its environment.
+        outputs: paths that standard output and standard error are written to.
+    """
+    for descriptor, path in enumerate([os.devnull, *outputs]):
+        opened = os.open(path, os.O_RDWR)
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    sys.stdin = os.fdopen(0, closefd=False)  # multiprocessing has replaced it
+    os.chdir(directory)
+    os.environ.clear()
+    os.environ.update(environment)
+    first, *rest = arguments
+    is_code = first == "-c"
+    sys.argv = [first, *rest[is_code:]]
+    here = "" if is_code else str(Path(first).parent)
+    more = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[:] = [here, *more, *sys.path]
+    if is_code:
+        main = sys.modules["__main__"] = ModuleType("__main__")
+        exec(compile(rest[0], "<string>", "exec"), vars(main))
+    else:
+        runpy.run_path(first, run_name="__main__")
