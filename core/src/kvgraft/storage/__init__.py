@@ -35,7 +35,15 @@ from kvgraft.storage.driver import (
 from kvgraft.storage.events import Change, EventLog, StoreEvent
 from kvgraft.storage.keys import Address, Fingerprint, PageChain
 from kvgraft.storage.limits import SupervisionLimits
-from kvgraft.storage.memory import BLOCK_NBYTES, aligned, copy, is_aligned, round_up
+from kvgraft.storage.memory import (
+    BLOCK_NBYTES,
+    aligned,
+    copy,
+    gather,
+    is_aligned,
+    round_up,
+    scatter,
+)
 from kvgraft.storage.payload import HEADER_NBYTES, Header, damage, decode_header
 from kvgraft.storage.status import TRANSIENT, WRONG, Status
 from kvgraft.storage.supervised import Storage
@@ -78,8 +86,10 @@ __all__ = [
     "damage",
     "decode_header",
     "discover_storage",
+    "gather",
     "is_aligned",
     "open_existing_storage",
     "open_storage",
     "round_up",
+    "scatter",
 ]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from kvgraft.storage import Change, EventLog
 from kvgraft_file.directory import Directory
 from kvgraft_file.record import Record
 from kvgraft_file.segment import Segment
@@ -40,6 +41,7 @@ class Catalog:
         segments: by number; this process's own among them.
         foreign: files named as segments that are none.
         unsynced: segments with records that `flush` has to make durable.
+        events: told what keys come and go; None if nobody listens.
         retiring: numbers of segments this process is about to reclaim or to begin: not for others
             to take in, though they are listed.
     """
@@ -51,6 +53,7 @@ class Catalog:
         self.foreign: list[Path] = []
         self.unsynced: set[Segment] = set()
         self.retiring: set[int] = set()
+        self.events: EventLog | None = None
         self._directory = directory
 
     def refresh(self) -> None:
@@ -98,6 +101,8 @@ class Catalog:
         segment.keys.append(record.key)
         if self.entries.setdefault(record.key, entry) is not entry:
             self.copies.setdefault(record.key, []).append(entry)
+        else:
+            self._log(Change.STORED, [record.key])
 
     def forget(self, key: bytes, entry: Entry) -> None:
         """Drop one record of a key; another takes its place if there is one."""
@@ -106,6 +111,8 @@ class Catalog:
             del self.entries[key]
             if others:
                 self.entries[key] = others.pop(0)
+            else:
+                self._log(Change.REMOVED, [key])
         else:
             others = [other for other in others if other is not entry]
         if others:
@@ -113,18 +120,33 @@ class Catalog:
 
     def take(self, key: bytes) -> list[Entry]:
         """Drop a key; every record it has."""
+        taken = self._take(key)
+        if taken:
+            self._log(Change.REMOVED, [key])
+        return taken
+
+    def _take(self, key: bytes) -> list[Entry]:
         entry = self.entries.pop(key, None)
         return [] if entry is None else [entry, *self.copies.pop(key, [])]
+
+    def _log(self, change: Change, keys: Sequence[bytes]) -> None:
+        if self.events is not None:
+            self.events.add(change, keys)
 
     def drop(self, segment: Segment) -> None:
         """Let go of a segment and all that is in it."""
         self.unsynced.discard(segment)
-        for key in set(segment.keys):
-            left = [entry for entry in self.take(key) if entry.segment is not segment]
+        gone = []
+        for key in dict.fromkeys(segment.keys):
+            known = self._take(key)
+            left = [entry for entry in known if entry.segment is not segment]
             if left:
                 self.entries[key] = left[0]
+            elif known:
+                gone.append(key)
             if len(left) > 1:
                 self.copies[key] = left[1:]
+        self._log(Change.EVICTED, gone)
         if self.segments.get(segment.header.number) is segment:
             del self.segments[segment.header.number]
             segment.file.let_go()
@@ -138,5 +160,6 @@ class Catalog:
 
     def close(self) -> None:
         """Let go of everything."""
+        self.events = None  # nothing of it is gone
         for segment in list(self.segments.values()):
             self.drop(segment)

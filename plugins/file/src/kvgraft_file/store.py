@@ -18,6 +18,7 @@ from kvgraft.storage import (
     Capabilities,
     Counters,
     Damage,
+    EventLog,
     Status,
     StorageBackend,
     StoreStats,
@@ -146,7 +147,21 @@ class FileBackend(StorageBackend):
             synchronous=True,
             max_payload_nbytes=longest,
             batch_set_nbytes=BATCH_SET_NBYTES,
+            scatter=True,
+            events=True,
         )
+
+    # -- without asking the disk
+
+    def probably_has(self, keys: Sequence[bytes]) -> Sequence[bool | None]:
+        """Per key, whether a record of it is known; None if not, and others may have stored it."""
+        entries = self._catalog.entries  # looking a key up needs no lock, and does not wait for one
+        fresh = self._clock() - self._refreshed < self.options.refresh_s
+        return [True if key in entries else False if fresh else None for key in keys]
+
+    def observe(self, events: EventLog) -> None:
+        """Log the keys that this process comes to know and to lose, of any writer."""
+        self._catalog.events = events
 
     # -- calls
 
@@ -174,8 +189,8 @@ class FileBackend(StorageBackend):
                 entry = self._catalog.entries.get(key)
                 if entry is None:
                     continue
-                if entry.nbytes != len(value.payload):
-                    larger = entry.nbytes > len(value.payload)
+                if entry.nbytes != value.nbytes:
+                    larger = entry.nbytes > value.nbytes
                     statuses[number] = Status.TOO_LARGE if larger else Status.CORRUPT
                     continue
                 wanted.append(_Wanted(number, key, value, entry))
@@ -231,6 +246,8 @@ class FileBackend(StorageBackend):
             for path in self._catalog.foreign:
                 path.unlink(missing_ok=True)
             self._catalog.unsynced.clear()
+            if self._catalog.events is not None:
+                self._catalog.events.clear()
             self._directory.sync()
 
     def flush(self) -> None:
@@ -359,7 +376,7 @@ class FileBackend(StorageBackend):
         return [Status.MISS] * len(run)
 
     def _read_run(self, run: Sequence[_Wanted]) -> list[Status]:
-        incoming = [Incoming(each.value) for each in run]
+        incoming = Incoming.of([each.value for each in run])
         segment, offset = run[0].entry.segment, run[0].entry.offset
         try:
             segment.file.read([piece for each in incoming for piece in each.pieces], offset)

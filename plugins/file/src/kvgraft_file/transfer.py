@@ -5,7 +5,7 @@ Memory that starts at a block is read and written as it is; other memory goes th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import xxhash
 
@@ -16,11 +16,12 @@ from kvgraft.storage import (
     Status,
     Value,
     aligned,
-    copy,
     damage,
     decode_header,
+    gather,
     is_aligned,
     round_up,
+    scatter,
 )
 from kvgraft_file.disk import DISK_ERRORS, DiskFile, TruncatedRead
 from kvgraft_file.record import (
@@ -54,36 +55,64 @@ File systems that compress store less than was written, but not so much less.
 """
 
 
-def _split(payload: memoryview) -> tuple[memoryview, int]:
-    """The part direct I/O can use as it is, and how many bytes remain."""
-    whole = len(payload) // BLOCK_NBYTES * BLOCK_NBYTES
-    main = payload[:whole]
-    if whole and not is_aligned(main):
-        main = payload[:0]
-    return main, len(payload) - len(main)
+Parts = Sequence[memoryview]
+Cut = memoryview | list[memoryview]
+"""Memory that direct I/O can use as it is, or memory that goes through a copy."""
+
+
+def _cut(parts: Parts) -> list[Cut]:
+    """A payload's memory in runs; all of them but the last are whole blocks."""
+    cuts: list[Cut] = []
+    copied: list[memoryview] = []
+    n_copied = 0
+    for part in parts:
+        whole = len(part) // BLOCK_NBYTES * BLOCK_NBYTES
+        rest = part
+        if whole and n_copied % BLOCK_NBYTES == 0 and is_aligned(part[:whole]):
+            if copied:
+                cuts.append(copied)
+                copied, n_copied = [], 0
+            cuts.append(part[:whole])
+            rest = part[whole:]
+        if len(rest):
+            copied.append(rest)
+            n_copied += len(rest)
+    if copied:
+        cuts.append(copied)
+    return cuts
+
+
+def _room(payloads: Iterable[Sequence[Cut]]) -> Iterator[memoryview]:
+    """Aligned memory, piece by piece: a block for each record, and all that goes through a copy."""
+    sizes = []
+    for cuts in payloads:
+        copied = (sum(map(len, cut)) for cut in cuts if isinstance(cut, list))
+        sizes += [BLOCK_NBYTES, *map(round_up, copied)]
+    memory, start = aligned(sum(sizes)), 0
+    for size in sizes:
+        yield memory[start : start + size]
+        start += size
 
 
 def outgoing(
-    place: Place, records: Sequence[Record], payloads: Sequence[memoryview]
+    place: Place, records: Sequence[Record], payloads: Sequence[Parts]
 ) -> list[memoryview]:
     """Records with their payloads, as they stand one behind the other from a place on."""
-    cuts = [_split(payload) for payload in payloads]
-    memory = aligned(sum(BLOCK_NBYTES + round_up(rest) for _, rest in cuts))
+    cuts = [_cut(parts) for parts in payloads]
+    room = _room(cuts)
     pieces = []
-
-    def take(nbytes: int) -> memoryview:
-        nonlocal memory
-        piece, memory = memory[:nbytes], memory[nbytes:]
-        pieces.append(piece)
-        return piece
-
     offset = place.offset
-    for record, payload, (main, rest) in zip(records, payloads, cuts):
-        take(BLOCK_NBYTES)[:] = encode_record(place._replace(offset=offset), record)
-        if len(main):
-            pieces.append(main)
-        if rest:
-            copy(take(round_up(rest))[:rest], payload[len(main) :])
+    for record, mine in zip(records, cuts):
+        block = next(room)
+        block[:] = encode_record(place._replace(offset=offset), record)
+        pieces.append(block)
+        for cut in mine:
+            if isinstance(cut, memoryview):
+                pieces.append(cut)
+            else:
+                piece = next(room)
+                gather(piece, cut)
+                pieces.append(piece)
         offset += record.size
     return pieces
 
@@ -91,18 +120,27 @@ def outgoing(
 class Incoming:
     """A value on its way from a record."""
 
-    __slots__ = ("_block", "_bounce", "_main", "_value", "pieces")
+    __slots__ = ("_block", "_copied", "_value", "pieces")
 
-    def __init__(self, value: Value) -> None:
+    def __init__(self, value: Value, cuts: Sequence[Cut], room: Iterator[memoryview]) -> None:
         self._value = value
-        self._block = aligned(BLOCK_NBYTES)
-        self._main, rest = _split(value.payload)
-        self._bounce = aligned(round_up(rest)) if rest else None
+        self._block = next(room)
+        self._copied: list[tuple[list[memoryview], memoryview]] = []
         self.pieces = [self._block]
-        if len(self._main):
-            self.pieces.append(self._main)
-        if self._bounce is not None:
-            self.pieces.append(self._bounce)
+        for cut in cuts:
+            if isinstance(cut, memoryview):
+                self.pieces.append(cut)
+            else:
+                piece = next(room)
+                self._copied.append((cut, piece))
+                self.pieces.append(piece)
+
+    @classmethod
+    def of(cls, values: Sequence[Value]) -> list[Incoming]:
+        """Values to be read; memory for what they need besides their own is got once."""
+        cuts = [_cut(value.parts) for value in values]
+        room = _room(cuts)
+        return [cls(value, mine, room) for value, mine in zip(values, cuts)]
 
     def finish(self, key: bytes, place: Place) -> Status:
         """Fill the value from the bytes read; the payload is for the caller to verify."""
@@ -111,14 +149,12 @@ class Incoming:
             return Status.CORRUPT
         if not record.live or record.key != key:
             return Status.MISS
-        if record.nbytes != len(self._value.payload):
-            larger = record.nbytes > len(self._value.payload)
+        if record.nbytes != self._value.nbytes:
+            larger = record.nbytes > self._value.nbytes
             return Status.TOO_LARGE if larger else Status.CORRUPT
         self._value.header[:] = record.header
-        if self._bounce is not None:
-            start = len(self._main)
-            rest = len(self._value.payload) - start
-            copy(self._value.payload[start:], self._bounce[:rest])
+        for parts, piece in self._copied:
+            scatter(parts, piece)
         return Status.OK
 
 
@@ -140,7 +176,7 @@ def read_value(file: DiskFile, place: Place, record: Record) -> Value | None:
     """A record's value; None where the file ends before it does, or it was removed since."""
     payload = aligned(record.nbytes)[: record.nbytes]
     value = Value(memoryview(bytearray(HEADER_NBYTES)), payload)
-    incoming = Incoming(value)
+    (incoming,) = Incoming.of([value])
     try:
         file.read(incoming.pieces, place.offset)
     except TruncatedRead:

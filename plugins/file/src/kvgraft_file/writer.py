@@ -95,7 +95,7 @@ class Writer:
             if self._is_there(key):
                 self._counters.add("kept")
                 continue
-            size = BLOCK_NBYTES + round_up(len(value.payload))
+            size = BLOCK_NBYTES + round_up(value.nbytes)
             if size > self._segment_nbytes - 2 * BLOCK_NBYTES:
                 statuses[number] = Status.TOO_LARGE
                 continue
@@ -202,9 +202,9 @@ class Writer:
         active = self._active
         assert active is not None
         firsts = [values[numbers[0]] for numbers in waiting.values()]
-        payloads = [value.payload for value in firsts]
+        payloads = [value.parts for value in firsts]
         records = [
-            Record(key, len(value.payload), True, bytes(value.header))
+            Record(key, value.nbytes, True, bytes(value.header))
             for key, value in zip(waiting, firsts)
         ]
         try:
