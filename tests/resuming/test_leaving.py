@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvgraft import Cache, ConfigError, TokenKey
+from kvgraft import Cache, ConfigError, Outcome, TokenKey
 from kvgraft.requests.request import Request
 from kvgraft.types import PointKind
 
@@ -239,16 +239,19 @@ def test_a_point_without_a_slot_is_one_for_no_component() -> None:
 @pytest.mark.parametrize(
     ("states", "kept", "skipped"),
     [
-        (2, (), {"repeat": 3, "asked": 5}),
-        (3, (960,), {"asked": 5}),
-        (4, (960,), {"asked": 5}),
+        (2, (), {"repeat": (1, 3), "asked": (2, 3)}),
+        (3, (960,), {"asked": (2, 4)}),
+        (4, (512, 960), {"asked": (1, 5)}),
         (5, (192, 512, 960), {}),
     ],
 )
 def test_points_that_could_never_fit_are_skipped_counted_and_explained(
-    states: int, kept: tuple[int, ...], skipped: dict[str, int]
+    states: int, kept: tuple[int, ...], skipped: dict[str, tuple[int, int]]
 ) -> None:
-    """No request is rejected for the sake of a point; `skipped`: states needed with it (I11)."""
+    """No request is rejected for the sake of a point (I11).
+
+    `skipped`: per kind how many, and the states needed with one more than are kept.
+    """
     cache = Cache.open({"full": SMALL, "mamba": {"states": states}}, device_tokens=64_000)
     request = start(cache, LONG[:1000], resume_at=[200, 512])
     prefill(cache, request)
@@ -257,9 +260,9 @@ def test_points_that_could_never_fit_are_skipped_counted_and_explained(
     assert tuple(position for position, _ in found.points) == kept
     assert found.anchor == (960 if kept else 0)
     counts: dict[str, int] = {kind: n for kind, n in cache.points.skipped.items() if n}
-    assert counts == {kind: {"repeat": 1, "asked": 2}[kind] for kind in skipped}
+    assert counts == {kind: n for kind, (n, _) in skipped.items()}
     assert {each.kind: each.n_points for each in found.skipped} == counts
-    for kind, needed in skipped.items():
+    for kind, (_, needed) in skipped.items():
         assert (
             f"\n  resume points skipped in this cache: {counts[kind]} ({kind}), the last because "
             f"it could never fit: component 'mamba' needs {needed} states with it, its pool has "
@@ -268,6 +271,47 @@ def test_points_that_could_never_fit_are_skipped_counted_and_explained(
     assert ("skipped" in str(found)) == bool(skipped)
     cache.check_integrity()
     cache.close()
+
+
+def test_a_rejected_request_skips_no_point() -> None:
+    """Without its points its states would fit, and its pages would not (A9)."""
+    full = {**SMALL, "device_tokens": 640}
+    components = {"full": full, "mamba": {"states": 3}}
+    with Cache.open(components, device_tokens=640, guard="on") as cache:
+        request = cache.begin(TokenKey(LONG[:1000]), resume_at=[200, 512])
+        points, checkpoints = dict(request.points), list(request.checkpoints)
+        for _ in range(2):
+            assert cache.admit(request).outcome is Outcome.NEVER_FITS
+            assert (request.points, request.checkpoints) == (points, checkpoints)
+        assert not any(cache.points.skipped.values())
+        cache.abort(request)
+
+
+def test_a_request_that_waits_skips_its_points_when_it_is_admitted() -> None:
+    with Cache.open({"full": SMALL, "mamba": {"states": 4}}, device_tokens=64_000) as cache:
+        other = start(cache, range(50_000, 50_100))
+        request = cache.begin(TokenKey(LONG[:1000]), resume_at=[200, 512])
+        for _ in range(2):
+            assert cache.admit(request).outcome is Outcome.DEFERRED
+            assert len(request.points) == 3
+            assert not any(cache.points.skipped.values())
+        cache.abort(other)
+        assert cache.admit(request).admitted
+        assert list(request.points) == [512 // PAGE, 960 // PAGE]
+        assert cache.points.skipped[PointKind.ASKED] == 1
+        cache.abort(request)
+
+
+def test_a_skipped_point_is_counted_once_however_often_its_request_restarts() -> None:
+    with Cache.open({"full": SMALL, "mamba": {"states": 3}}, device_tokens=64_000) as cache:
+        request = start(cache, LONG[:1000], resume_at=[200, 512])
+        assert cache.points.skipped[PointKind.ASKED] == 2
+        for _ in range(2):
+            cache.restart(request)
+            assert cache.admit(request).admitted
+            assert list(request.points) == [960 // PAGE]
+        assert cache.points.skipped[PointKind.ASKED] == 2
+        cache.abort(request)
 
 
 def test_points_stay_where_it_is_pages_that_could_never_fit() -> None:

@@ -103,9 +103,12 @@ class Budget:
     def decide(self, request: Request) -> Decision:
         """Whether every pool can promise the request's demand; changes nothing (A9).
 
-        Points whose states could never fit are skipped (I11). The chunk is made smaller only if
-        the full one could never fit (A6). The demand decided on is kept on the request for `open`.
+        Points whose states could never fit are left out (I11). The chunk is made smaller only if
+        the full one could never fit (A6). Both are of no avail where the request does not fit
+        without: it stays as it is. The demand decided on is kept on the request for `open`.
         """
+        if request.points_left_out:
+            request.checkpoints, request.points_left_out = list(request.points), ""
         self._ask(request, request.chunk)
         shortages = self._shortages(request)
         if not shortages:
@@ -113,16 +116,40 @@ class Budget:
         never = self._never(request, shortages)
         if never is None:
             return Decision(Outcome.DEFERRED, shortages)
-        if request.checkpoints and self.tree.by_name[never.component].is_state:
-            self.points.thin(request, _never_fits(never))
-            return self.decide(request)
-        chunk = self._largest_chunk(request)
-        request.chunk = chunk or request.chunk
-        self._ask(request, request.chunk)
+        wanted = request.checkpoints
+        if wanted and self._lacks_states(never):
+            self._leave_points_out(request)
+            never = self._never(request, self._shortages(request))
+        chunk = self._largest_chunk(request) if never is not None else request.chunk
         if not chunk:
+            request.checkpoints, request.points_left_out = wanted, ""
+            self._ask(request, request.chunk)
             return Decision(Outcome.NEVER_FITS, shortages)
+        request.chunk = chunk
+        self._ask(request, chunk)
         shortages = self._shortages(request)
         return Decision(Outcome.DEFERRED, shortages) if shortages else _ADMITTED
+
+    def _lacks_states(self, shortage: Shortage | None) -> bool:
+        """Whether a shortage is one of states; `_never` names those first."""
+        return shortage is not None and self.tree.by_name[shortage.component].is_state
+
+    def _leave_points_out(self, request: Request) -> None:
+        """Keep as many of the points ahead as states could ever fit, the most useful ones."""
+        useful = self.points.most_useful(request)
+        low, high = 0, len(useful)
+        while low < high:
+            middle = (low + high) // 2
+            request.checkpoints = sorted(useful[: middle + 1])
+            self._ask(request, request.chunk)
+            never = self._never(request, self._shortages(request))
+            if never is not None and self._lacks_states(never):
+                request.points_left_out = _never_fits(never)
+                high = middle
+            else:
+                low = middle + 1
+        request.checkpoints = sorted(useful[:low])
+        self._ask(request, request.chunk)
 
     def _largest_chunk(self, request: Request) -> int:
         """The largest page-aligned chunk that could ever fit; 0 if none."""
@@ -191,6 +218,8 @@ class Budget:
 
     def open(self, request: Request) -> None:
         """Promise an admitted request the demand it was decided on, and its private slots."""
+        if request.points_left_out:
+            self.points.skip_left_out(request)
         anchor = request.receipt.anchor
         if anchor.points:
             self.points.used_at(anchor)

@@ -132,7 +132,7 @@ class Admitting:
         receipt, chunk = request.receipt, request.chunk
         limit = (request.prompt - 1) // self.tree.page_size
         expected = watched.matches.expect(request.key, limit)
-        points, skipped = set(request.points), self._skipped()
+        points, known, skipped = set(request.points), request.skipped, self._skipped()
 
         def after(decision: Decision, was: Reading, now: Reading) -> None:
             renewed = request.receipt is not receipt
@@ -142,7 +142,7 @@ class Admitting:
                 self._check_match(request)
                 watched.matches.check(request, expected, anew=True)
             else:
-                self._check_thinned(request, points, self._skipped() - skipped)
+                self._check_thinned(request, points, known, self._skipped() - skipped)
             self._check_chunk(request, chunk)
             for component in self.tree.components:
                 self._check_demand(request, component)
@@ -173,10 +173,23 @@ class Admitting:
     def _skipped(self) -> int:
         return sum(self.watched.cache.points.skipped.values())
 
-    def _check_thinned(self, request: Request, points: set[int], skipped: int) -> None:
-        """Points without which a request fits are skipped and counted, all or all but one (I11)."""
+    def _check_thinned(
+        self,
+        request: Request,
+        points: set[int],
+        known: frozenset[int],
+        skipped: int,
+    ) -> None:
+        """Points without which a request fits are skipped, and counted once, as it is admitted.
+
+        Those of least use to repetitions go first (I11).
+        """
         gone = points - request.points.keys()
-        if skipped == len(gone) and (not gone or len(request.checkpoints) <= 1):
+        repeat = (request.prompt - 1) // self.tree.page_size
+        useful = sorted(points, key=lambda page: (page <= repeat, page), reverse=True)
+        last = set(useful[len(points) - len(gone) :])
+        allowed = last if request.stage is Stage.ADMITTED else set()
+        if gone == allowed and skipped == len(gone - known):
             return
         raise ContractViolation(
             "I11",

@@ -74,6 +74,9 @@ class Request:
         checkpoints: boundaries (in pages) ahead at which states are captured.
         points: the resume points decided so far, by boundary in pages.
         resume_at: boundaries in pages that the engine named as such.
+        points_left_out: why points ahead that are not among `checkpoints` are skipped once it is
+            admitted; "" if all stay.
+        skipped: boundaries in pages of skipped points: each is counted once, also after `restart`.
         left: boundaries in pages whose states it left behind, where no resume point is.
         last_point: the deepest of `points` it has passed.
         last_left: the deepest of `left` it has passed.
@@ -103,10 +106,12 @@ class Request:
         "load_started",
         "parts",
         "points",
+        "points_left_out",
         "prompt",
         "published",
         "receipt",
         "resume_at",
+        "skipped",
         "stage",
         "state_parts",
         "storage_tokens",
@@ -123,6 +128,7 @@ class Request:
         self.chunk = chunk
         self.storage_tokens = 0
         self.resume_at: tuple[int, ...] = ()
+        self.skipped = NO_PAGES
         self.stage = LEASED
         # A lease fills these in, also one that takes another's place.
         self.receipt: Receipt
@@ -137,6 +143,7 @@ class Request:
         self.waits: list[Transfer]
         self.checkpoints: list[int]
         self.points: dict[int, PointKind]
+        self.points_left_out: str
         self.left: frozenset[int]
         self.last_point: int
         self.last_left: int

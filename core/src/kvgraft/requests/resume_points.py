@@ -170,31 +170,33 @@ class ResumePoints:
         """Whether a state is left behind at the end of a chunk: an eighth of the base's bytes."""
         return page - max(request.last_point, request.last_left) >= self.state_spacing
 
-    def thin(self, request: Request, reason: str) -> None:
-        """States of the points ahead could never fit: keep the deepest that repeats use, or none.
+    def most_useful(self, request: Request) -> list[int]:
+        """The points ahead at which states are captured, those first that are given up last.
+
+        A repetition resumes at the deepest before the prompt's end; whoever goes on from the prompt
+        mostly does so from where the request ended.
+        """
+        repeat = (request.prompt - 1) // self.tree.page_size
+        return sorted(request.points, key=lambda page: (page > repeat, -page))
+
+    def skip_left_out(self, request: Request) -> None:
+        """Points without which alone a request could be admitted are skipped, for all components.
 
         No request is rejected for the sake of a point.
         """
-        repeat = (request.prompt - 1) // self.tree.page_size
-        ahead = request.checkpoints
-        kept = [repeat] if repeat in ahead else ahead[-1:]
-        if kept == ahead:
-            kept = []
-        for page in ahead:
-            if page not in kept:
-                self.skip(request, page, reason)
-        request.checkpoints = kept
+        for page in request.points.keys() - request.checkpoints:
+            self.skip(request, page, request.points_left_out)
 
     def skip(self, request: Request, page: int, reason: str) -> None:
-        """A point found no slot: it is none, for no component (I11)."""
-        kind = request.points.pop(page, None)
-        if kind is not None:
-            self.count_skipped(kind, reason)
+        """A point found no slot: it is none, for no component (I11).
 
-    def count_skipped(self, kind: PointKind, reason: str) -> None:
-        """Count a skipped point; `explain` reports `reason` for its kind."""
-        self.skipped[kind] += 1
-        self.reasons[kind] = reason
+        It is counted once for its request; `reason` is what `explain` says of its kind.
+        """
+        kind = request.points.pop(page, None)
+        if kind is not None and page not in request.skipped:
+            request.skipped |= {page}
+            self.skipped[kind] += 1
+            self.reasons[kind] = reason
 
     def used_at(self, anchor: Node) -> None:
         """Count the use of a point: a request was admitted and resumes at the end of `anchor`."""

@@ -311,7 +311,8 @@ class RequestSlots:
                 )
             if not spare:
                 if due_as is Due.GRID:
-                    self.points.count_skipped(GRID, _no_headroom(component))
+                    request.points.setdefault(page, GRID)
+                    self.points.skip(request, page, _no_headroom(component))
                 for each in request.state_parts:
                     each.due = 0
                 return

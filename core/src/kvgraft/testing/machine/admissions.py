@@ -30,11 +30,11 @@ class Admissions:
     ) -> None:
         """A refused request is as before, and so is the tree; `pinned` if not matched again.
 
-        A chunk that could never fit has shrunk to whole pages, and then points ahead, or all but
-        one, are given up (A6, A10).
+        Of one that may be admitted later, a chunk that could never fit has shrunk to whole pages
+        (A6), and points whose states could never fit are left out of what it waits for.
         """
         request, name, size = live.request, live.name, self.model.page_size
-        free = {"chunk", "checkpoints", "points"} if pinned is not None else LEASE
+        free = {"chunk", "checkpoints", "points_left_out"} if pinned is not None else LEASE
         check_unchanged(self.judge, "A9", standing, request, name, free)
         if pinned is None:
             return
@@ -46,7 +46,7 @@ class Admissions:
             None,
             lambda: f"{name} was not admitted, its chunk went from {chunk} to {request.chunk}",
         )
-        self._given_up(live, "A9")
+        self._kept(live, "A9")
         now = pins(self.cache)
         self.judge.expect(
             now == pinned, "A9", None, lambda: f"refusing {name} moved pins: {pinned} to {now}"
@@ -55,8 +55,7 @@ class Admissions:
     def admitted(self, live: Live) -> None:
         request = live.request
         live.admitted = True
-        self._given_up(live, "A10")
-        kept = live.due
+        kept = self._kept(live, "A10")
         demands = {part.component.name: part.demand for part in request.parts}
         for component in self.bench.states:
             # The live state, copied from the prefix if there is one (M8), and one per boundary.
@@ -64,6 +63,7 @@ class Admissions:
             if demand.now + demand.later < least:
                 said = f"{demand}, {live.name} takes {least} states"
                 self.judge.fail("A10", component.name, said)
+        self._give_up(live, kept)
         chunk = request.chunk
         self.judge.expect(chunk >= 1, "A6", None, lambda: f"a chunk of {chunk} tokens")
         if chunk < min(live.chunk, live.prompt - live.computed):
@@ -75,16 +75,45 @@ class Admissions:
             )
             self.bench.counts["chunk shrunk"] += 1
 
-    def _given_up(self, live: Live, rule: str) -> None:
-        """Where all states could never fit, the deepest of use to a repeat stays, or none."""
-        due, kept = live.due, set(live.request.checkpoints)
+    def _kept(self, live: Live, rule: str) -> set[int]:
+        """The boundaries that states will be captured at: all, or those of most use.
+
+        To a repetition that is the deepest, and the prompt's end is of none.
+        """
+        kept = set(live.request.checkpoints)
         repeat = (live.prompt - 1) // self.model.page_size
-        one = {repeat} if repeat in due else {max(due, default=0)}
+        useful = sorted(live.due, key=lambda page: (page <= repeat, page), reverse=True)
         self.judge.expect(
-            kept in (due, one, set()), rule, None, lambda: f"states due at {kept}, asked was {due}"
+            kept == set(useful[: len(kept)]),
+            rule,
+            None,
+            lambda: f"states due at {kept}, asked was {live.due}",
         )
+        return kept
+
+    def _give_up(self, live: Live, kept: set[int]) -> None:
+        """An admitted request is without points whose states could never fit, and says so (I11).
+
+        One more would not fit: a pool is full with the request's own states and the one that its
+        match pins.
+        """
+        live.counted |= live.due - kept
+        live.own.points -= live.due - kept
+        if kept != live.due:
+            demands = {part.component.name: part.demand for part in live.request.parts}
+            spare = [
+                self.bench.seen.books[state.name, "device"].capacity
+                - demands[state.name].now
+                - demands[state.name].later
+                for state in self.bench.states
+            ]
+            self.judge.expect(
+                min(spare) <= 1,
+                "I11",
+                None,
+                lambda: f"{live.name} captures {kept} of {live.due} with {spare} slots to spare",
+            )
         live.due = kept
-        live.own.points -= due - kept
         points = set(live.request.points)
         self.judge.expect(
             points == live.own.points,

@@ -28,6 +28,7 @@ class Live:
         computed: tokens whose data exists.
         admitted, loaded, started: how far it got; started means it allocated.
         due: boundaries (pages) ahead at which states are captured.
+        counted: boundaries of its points that were counted as skipped.
         own: its resume points, and its own data.
         standing: boundary its live states stand at, to be kept before it goes on; 0 for none.
         standing_as: why: `point`, `grid` or `left`.
@@ -54,6 +55,7 @@ class Live:
     started: bool = False
     deferred: bool = False
     due: set[int] = field(default_factory=set)
+    counted: set[int] = field(default_factory=set)
     own: Progress = field(default_factory=Progress)
     standing: int = 0
     standing_as: str = ""
