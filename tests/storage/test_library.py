@@ -257,7 +257,7 @@ def test_threads_submit_poll_cancel_and_close_at_once() -> None:
         thread.start()
     start.wait()
     until(lambda: len(submitted) > N_THREADS * N_ROUNDS // 2 or failures)
-    leaving = [storage.detach(LONGEST_S)]  # from here on what is submitted is refused
+    leaving = [storage.detach(LONGEST_S)]  # later calls are refused
     for thread in threads:
         thread.join(LONGEST_S)
     assert failures == []

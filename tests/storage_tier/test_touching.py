@@ -1,4 +1,4 @@
-"""The store hears of the prefixes that DEVICE and HOST serve, so that it keeps what can be used."""
+"""The store hears of the prefixes that DEVICE and HOST serve, so that it keeps usable data."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_only_data_that_the_store_has_is_touched(setup: Setup) -> None:
     server.cache.close()
 
 
-def test_of_a_window_and_a_state_only_what_the_boundary_needs_is_touched() -> None:
+def test_of_a_window_and_a_state_only_pages_that_the_boundary_needs_are_touched() -> None:
     shelf = Listening()
     server = opened(HYBRID, shelf)
     server.serve(range(100, 180))

@@ -314,7 +314,7 @@ class HintsNever(Kept):
 
 
 class EvictsInSilence(Kept):
-    """Logs what it stores and not what it evicts."""
+    """Logs keys it stores and not keys it evicts."""
 
     def _log(self, change: Change, keys: Sequence[bytes]) -> None:
         if change is not Change.EVICTED:
@@ -345,7 +345,7 @@ class Racy(Kept):
 
 
 class FirstOut(Kept):
-    """Claims to know what is used, and evicts what was stored first."""
+    """Claims to track uses, and evicts the oldest data."""
 
     def _use(self, keys: Iterable[bytes]) -> None:
         pass

@@ -73,7 +73,7 @@ class Admitting:
         return after
 
     def _check_asked(self, request: Request, resume_at: int | Sequence[int] | None) -> None:
-        """The request knows the pages that the engine named as points (I10)."""
+        """The request records the pages that the engine named as points (I10)."""
         pages = set(resume_pages(resume_at, request.prompt, self.tree.page_size))
         if set(request.resume_at) != pages:
             raise ContractViolation(

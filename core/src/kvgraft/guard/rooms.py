@@ -203,7 +203,7 @@ class Rooms:
             # Within a demotion the room on HOST is part of the room on DEVICE.
             self._evicted = self._evicted or [0] * self.books.n_tree
         strays: list[tuple[int, int]] = []
-        buried = False
+        unreachable = False
         for at, (then, left) in enumerate(zip(was.left, now.left)):
             before, after = was.counts[at], now.counts[at]
             if before == after and then == left:
@@ -214,7 +214,7 @@ class Rooms:
             if self._evicted is not None and not self._inside:
                 self._evicted[at] += grown - along
             if grown != along and other.is_prefix_closed:
-                buried = True
+                unreachable = True
             if other is not component and at in tier:
                 # Under write-back all that leaves with a victim is demoted.
                 chosen = left[DELETED] - then[DELETED]
@@ -225,7 +225,7 @@ class Rooms:
                     strays.append((at, along))
             if not copies:
                 self._check_books(component, at, before, after, grown)
-        if strays and not buried and not copies:
+        if strays and not unreachable and not copies:
             self._raise_strays(component, *strays[0])
 
     def _raise_other_victims(self, component: TreeComponent, at: int, chosen: int) -> NoReturn:

@@ -38,7 +38,7 @@ class Account:
         self.ledger.promised += peak + load
 
     def extend(self, n: int) -> None:
-        """Promise `n` slots at once beyond what is promised; the caller checked the headroom.
+        """Promise `n` slots at once beyond the promised ones; the caller checked the headroom.
 
         The slots that remain to be taken do not grow by it: a chunk larger than the admitted one
         takes slots of the reservation early, and a slot behind the reservation is taken now

@@ -17,7 +17,7 @@ class Hints:
     """Whether keys were there when a store last said so; bounded and thread-safe.
 
     Args:
-        limit: most keys it remembers; beyond it the oldest answer is forgotten.
+        limit: most keys it remembers; beyond it the oldest answer is dropped.
         absent_s: seconds for which a miss is remembered: another process may store the key.
         clock: seconds that only grow.
     """
@@ -30,7 +30,7 @@ class Hints:
         self._lock = threading.Lock()
 
     def note(self, verb: str, keys: Iterable[bytes], statuses: Iterable[Status]) -> None:
-        """Remember what a call said about its keys."""
+        """Record a call's answers about its keys."""
         absent = self._clock() + self._absent_s
         with self._lock:
             for key, status in zip(keys, statuses):
@@ -50,6 +50,6 @@ class Hints:
         return False if self._clock() < until else None
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all answers."""
         with self._lock:
             self._until.clear()

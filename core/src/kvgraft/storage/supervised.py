@@ -303,7 +303,7 @@ class Storage:
             deadline_s: longest time for one call of the store.
 
         Returns:
-            OK for what the store was told. A store without `Capabilities.touch` is not asked.
+            OK for keys the store was told of. A store without `Capabilities.touch` is not asked.
         """
         if self.attached and not self.touches:
             ticket = self._ticket(len(addresses))
@@ -514,7 +514,7 @@ class Storage:
         keys: Sequence[bytes],
         statuses: Sequence[Status] | None,
     ) -> None:
-        """Remember what a call said, for `probably_has` and `events`."""
+        """Record a call's answers, for `probably_has` and `events`."""
         if statuses is None:
             return
         if self._hints is not None:

@@ -8,7 +8,7 @@ storing         HOST to STORAGE, by policy
 inventory       which boundaries could be resumed from, given each page's tiers
 fetching        one prefetch at work, STORAGE to HOST
 prefetching     prefetches of queued requests: shared, bounded, ended by policy
-touching        tells the store what is used while DEVICE or HOST serves it
+touching        tells the store which pages are used while DEVICE or HOST serves them
 snapshot        the tree's index as a file
 restoring       a restarted process fills HOST with data its predecessor used last
 """

@@ -94,10 +94,10 @@ class StorageTier:
         pace: how long one call may take of the scheduler's thread.
 
     Attributes:
-        client: the supervised store; its counters tell what the store did.
+        client: the supervised store, with its counters.
         storing: nodes on their way to the store.
         prefetching: prefixes on their way back.
-        touching: tells the store what is used while DEVICE or HOST serves it.
+        touching: tells the store which pages are used while DEVICE or HOST serves them.
 
     Raises:
         ConfigError: a store that cannot be opened, or components that cannot be stored.

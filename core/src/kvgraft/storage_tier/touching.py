@@ -1,9 +1,10 @@
 """Tells the store which of its pages are used while DEVICE or HOST serves them.
 
-A store that is full evicts what was not used for longest. The head of a growing conversation is
+A full store evicts the data least recently used. The head of a growing conversation is
 served from memory at every turn, so the store would never hear of it, evict it, and keep tails that
-nobody can use. What requests resume from is therefore touched: the pages that each component needs
-there, from the end of the sequence to its start, so that a page is never older than one after it.
+nobody can use. Data that requests resume from is therefore touched: the pages that each component
+needs there, from the end of the sequence to its start, so that a page is never older than one after
+it.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ MOST_ANCHORS = 4096
 """Boundaries that wait for the next round; of more the oldest are left out, and counted."""
 
 MOST_PAGES = 32_768
-"""Pages of one round; what was used longest ago is left out, and counted."""
+"""Pages of one round; those used longest ago are left out, and counted."""
 
 NODES_AT_ONCE = 64
 """Nodes that are looked at before anybody else has a turn."""
 
 
 class Touching:
-    """Collects what requests resumed from, and tells the store in rounds.
+    """Collects the pages that requests resumed from, and tells the store in rounds.
 
     Attributes:
-        counts: what became of how many boundaries, by name.
+        counts: boundaries by outcome.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Touching:
         return bool(self._anchors) and self._client.touches and self._clock() >= self._next_at
 
     def stop(self) -> None:
-        """Forget what is not touched yet: there is no store any more, or another one."""
+        """Drop pages not touched yet: the store is gone, or is another one."""
         self._anchors.clear()
         self._round = None
         if self._ticket is not None:

@@ -132,7 +132,7 @@ class Directory:
     def free_number(self) -> int:
         """A number no name has nor had, and the largest: the time, unless that is behind.
 
-        A process that knows a segment which was removed must not take another one for it.
+        A process that has seen a removed segment must not take another one for it.
         """
         names = self.open_files.opening(lambda: os.listdir(self.path))
         taken = {int(name[:16], 16) for name in names if NAMED.fullmatch(name)}

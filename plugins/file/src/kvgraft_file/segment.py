@@ -5,10 +5,10 @@
 
 A writer has more than one of them active while writes to full ones are on their way.
 
-Bytes are locked while they are written, and so is the first block as long as the
-writer lives: a record's block may be there before the payload behind it is, and no other process
-takes the record in until all of it is written. A writer that ended may have left such a record, so
-the process that scans its segment under the lock reads the payloads too, while others wait.
+Bytes are locked while they are written, and so is the first block as long as the writer runs: a
+record's block may be there before the payload behind it is, and no other process takes the record
+in until all of it is written. A writer that ended may have left such a record, so the process that
+scans its segment under the lock reads the payloads too, while others wait.
 
 The records of a failed write are marked removed. A writer that ended may have left nothing in front
 of whole records; then a gap stands there, a record that was written as removed.
@@ -276,7 +276,7 @@ class Segment:
             if record is None or self.file.is_locked(self.tail, record.size):
                 return
             if not self.file.is_locked(0, BLOCK_NBYTES):
-                return  # its writer has died or sealed it, and somebody has the lock for a moment
+                return  # its writer ended or sealed it, and another process has the lock
             yield self.tail, record
             self.tail += record.size
 

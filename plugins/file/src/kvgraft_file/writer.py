@@ -129,7 +129,7 @@ class Writer:
             self._seal_if_ended(active)
 
     def let_go(self) -> None:
-        """Forget the active segment: it was cleared, and there is room."""
+        """Drop the active segment: it was cleared, and there is room."""
         if self._active is not None:
             self._active.file.release()
             self._active = None
@@ -350,7 +350,7 @@ class Writer:
     def _claim(self, claims: ExitStack) -> Segment | None:
         """Lock the oldest segment nobody writes to; None if there is none.
 
-        It stays locked, so that nobody takes it for one whose writer died, until its name is gone.
+        It stays locked, so that no process takes it for an ended writer's, until its name is gone.
         """
         with self._lock:
             for number, segment in sorted(self._catalog.segments.items()):

@@ -96,7 +96,7 @@ class HotBuffer:
         return SwapStatistics(int(self._rows_touched) - self._rows_moved, self._rows_moved)
 
     def n_tokens(self, layer: int) -> int:
-        """Tokens of the sequence so far, as this layer knows it."""
+        """Tokens of the sequence so far, in this layer."""
         return self._map(layer).n_tokens
 
     def resident_tokens(self, layer: int) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """Regular boundaries at which a prefill captures its state.
 
-The core decides on resume points: the prompt's end, branches, ends of chunks. An engine that wants
+The core decides on resume points: the prompt's end, branches, ends of chunks. An engine that needs
 more asks for multiples of an interval, which every request over the same tokens lands on.
 """
 

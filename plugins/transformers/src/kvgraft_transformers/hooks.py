@@ -32,7 +32,7 @@ OF_EVERY_TOKEN = ("output_hidden_states", "output_attentions", "output_router_lo
 def watch_forward(memory: ModelMemory) -> Callable[[], None]:
     """Run `SessionCache.begin` before and `end` after every pass that is given such a cache.
 
-    A pass of which only the last token's logits are wanted, as `generate` wants of a prompt, is run
+    A pass of which only the last token's logits are needed, as for a prompt in `generate`, is run
     in several where a recurrent state is worth keeping on the way. Passes with another memory's
     cache, or none, are left alone. After a pass that failed, the session is good for nothing but
     `abort`.
@@ -202,7 +202,7 @@ def _session_cache(kwargs: dict[str, Any]) -> SessionCache | None:
 def _check_arguments(cache: SessionCache, n_new: int, arguments: dict[str, Any]) -> None:
     """Refuse arguments that make a token's data depend on more than the tokens before it.
 
-    A request that shares the data later knows the tokens alone.
+    A request that shares the data later has the tokens alone.
 
     Raises:
         SessionError: hidden tokens, other positions, or tensors that are no tokens.

@@ -1,6 +1,6 @@
 """Checks that a model's output behind a reused prefix equals that of one pass, before serving.
 
-Shapes do not tell. A scan may restart at every chunk, a mask may forget the window, positions may
+Shapes do not tell. A scan may restart at every chunk, a mask may ignore the window, positions may
 count padding. So sessions run on small pools of their own, as they will run in service, and their
 output is compared with the plain model's:
 

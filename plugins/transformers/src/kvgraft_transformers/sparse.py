@@ -85,7 +85,7 @@ def attend(
     """Attention to the tokens an indexer selected.
 
     Args:
-        module: the attention module; it expands latent rows and knows its layer.
+        module: the attention module; it expands latent rows and has its layer's index.
         query: `[batch, heads, n_new, dim]`.
         key: the new tokens' keys, or all of them where no session is running.
         value: the same of the values.

@@ -2,7 +2,7 @@
 
 For tests and demonstrations: nothing is downloaded. Weights are drawn with a wide spread, and
 recurrences given a long memory, so that a lost page or state changes the model's output. With
-ordinary initialisation a state is forgotten within a few tokens, and its loss would not show.
+ordinary initialisation a state fades within a few tokens, and its loss would not show.
 """
 
 from __future__ import annotations

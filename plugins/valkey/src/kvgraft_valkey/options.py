@@ -30,7 +30,7 @@ class ValkeyOptions(StorageOptions):
         database: number of the database; a cluster has only 0.
         prefix: the start of all keys' names. Stores with different ones do not see each
             other.
-        ttl_s: seconds after which the server forgets a value; None for never.
+        ttl_s: seconds after which the server drops a value; None for never.
         timeout_s: longest wait for one answer in calls that have no deadline of their own, and
             for a value that is read straight into its memory.
         connect_timeout_s: longest wait for a connection.

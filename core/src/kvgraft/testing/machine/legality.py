@@ -49,7 +49,7 @@ def _gap(model: BruteForce, after: Snapshot, page: Prefix, first: int, end: int)
     )
 
 
-def _buried(tier: TierChange, other: TierChange, view: NodeView) -> bool:
+def _unreachable(tier: TierChange, other: TierChange, view: NodeView) -> bool:
     """Whether nothing on the node could be resumed from any more, for a reason found elsewhere.
 
     A prefix-closed component lost data before the node, or its cell here on the other tier.
@@ -158,7 +158,7 @@ class _Losses:
             if not losers:
                 continue
             self._check_pins(view, losers)
-            reasons = _buried(tier, self.other, view) or (
+            reasons = _unreachable(tier, self.other, view) or (
                 tier.tier == "device"
                 and all(_lost_home(tier.model, self.other, view, name) for name in losers)
             )

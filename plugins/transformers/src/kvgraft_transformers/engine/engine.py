@@ -26,10 +26,10 @@ from kvgraft_transformers.session_cache import SessionCache
 
 __all__ = ["Engine"]
 
-PATIENCE_S = 0.05
+LOAD_BACK_WAIT_S = 0.05
 """Longest wait for a load-back when nothing else can run."""
 
-NAP_S = 0.001
+PAUSE_S = 0.001
 """Pause while backups hold the pages that waiting requests need, or all wait for storage."""
 
 
@@ -269,15 +269,15 @@ class Engine:
     def _wait(self) -> None:
         """Nothing can run until a copy ends: one that a request waits for, or that holds pages.
 
-        Storage is waited for as well, but never for longer than a nap.
+        Storage is waited for as well, but never for longer than `PAUSE_S`.
         """
         for generation in self.schedule.loading:
             assert generation.session is not None
             for transfer in generation.session.request.waits:
                 if not transfer.ended:
-                    transfer.ticket.wait(PATIENCE_S)
+                    transfer.ticket.wait(LOAD_BACK_WAIT_S)
                     return
-        time.sleep(NAP_S)
+        time.sleep(PAUSE_S)
 
 
 def _end_tokens(model: PreTrainedModel) -> frozenset[int]:

@@ -22,7 +22,7 @@ class FinishReason(str, enum.Enum):
     LENGTH = "length"
     """It produced as many tokens as asked for."""
     ABORTED = "aborted"
-    """Nobody wants the rest."""
+    """The caller gave it up."""
     FAILED = "failed"
     """The model or a copy failed; `Generation.error` says how."""
     REJECTED = "rejected"

@@ -4,7 +4,7 @@
     grace over  those that are left get 503, or an error event in their stream
     all told    the listener closes, the engine stops, the process exits with 0
 
-uvicorn alone closes its listener at once, cuts streams off, and dies of the signal it got.
+uvicorn alone closes its listener at once, cuts streams off, and ends by the signal it got.
 """
 
 from __future__ import annotations
