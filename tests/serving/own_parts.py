@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from kvgraft.assembly import parts_of
 from kvgraft.config import CacheConfig, GuardMode
 from kvgraft.guard import GuardedPartsFactory
 from kvgraft.parts_factory import Part, PartsFactory
 
-__all__ = ["given_parts", "override", "own_parts"]
+__all__ = ["clocked_parts", "given_parts", "override", "own_parts"]
 
 
 class GivenParts(PartsFactory):
@@ -45,6 +46,17 @@ class OwnParts(PartsFactory):
 
 class GuardedOwnParts(OwnParts, GuardedPartsFactory):
     """The same around a cache with a guard."""
+
+
+def clocked_parts(clock: Callable[[], float]) -> Callable[[CacheConfig], PartsFactory]:
+    """A factory of the parts that settings ask for, with another clock for the storage tier."""
+
+    def make(config: CacheConfig) -> PartsFactory:
+        parts = parts_of(config)
+        parts.clock = clock
+        return parts
+
+    return make
 
 
 class Own:

@@ -10,8 +10,7 @@ import pytest
 
 from kvgraft import GuardMode, TokenKey
 from kvgraft.cache import Cache
-from kvgraft.storage import keys
-from kvgraft.storage_tier import Prefetch, naming
+from kvgraft.storage_tier import Prefetch
 from kvgraft.tree.keys import PageHashes
 
 from ..serving.server import Server
@@ -25,20 +24,6 @@ ROOM: dict[str, Any] = {"device_tokens": 256, "host_tokens": 512, "guard": Guard
 def ended(prefetch: Prefetch, cache: Cache) -> Prefetch:
     until(lambda: prefetch.ended, cache)
     return prefetch
-
-
-@pytest.fixture
-def hashed(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[bytes, bytes]]:
-    """How often each page was given its hash."""
-    made: Counter[tuple[bytes, bytes]] = Counter()
-    given = keys.page_hash
-
-    def page_hash(parent: bytes, tokens: bytes) -> bytes:
-        made[parent, bytes(tokens)] += 1
-        return given(parent, tokens)
-
-    monkeypatch.setattr(naming, "page_hash", page_hash)
-    return made
 
 
 @pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS)

@@ -13,7 +13,7 @@ import pytest
 
 from kvgraft import Leading, Reach, Tier, TokenKey, WritePolicy
 from kvgraft.cache import Cache
-from kvgraft.storage import BreakerState, Status, SupervisionLimits, Value, keys
+from kvgraft.storage import BreakerState, Status, SupervisionLimits, Value
 from kvgraft.storage_tier import StorageTier, fetching, inventory, naming
 from kvgraft.storage_tier import tier as tier_module
 
@@ -28,20 +28,6 @@ HYBRID = installed("full", "swa", "mamba")
 HEADED = mixed(("full",), PagedPackage("head", Reach(Leading(3))))
 LARGE: dict[str, Any] = {"device_tokens": 1024, "host_tokens": 2048}
 PROMPT = list(range(100, 165))
-
-
-@pytest.fixture
-def hashed(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[bytes, bytes]]:
-    """How often each page was given its hash."""
-    made: Counter[tuple[bytes, bytes]] = Counter()
-    given = keys.page_hash
-
-    def page_hash(parent: bytes, tokens: bytes) -> bytes:
-        made[parent, bytes(tokens)] += 1
-        return given(parent, tokens)
-
-    monkeypatch.setattr(naming, "page_hash", page_hash)
-    return made
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,9 @@ from kvgraft import Tier, TokenKey, WritePolicy
 from kvgraft.cache import Cache
 from kvgraft.config import StorePolicy
 from kvgraft.storage import Status, Value
+from kvgraft.storage_tier.storing import FULL_S
 
+from ..serving.own_parts import clocked_parts
 from ..serving.server import Server, ledgers
 from ..serving.setups import SETUPS, Setup, installed, one_of_each_kind
 from ..storage.backends import Raising
@@ -359,12 +362,21 @@ class Moody(Ledger):
         return super().set_from(keys, values, deadline_s)
 
 
+class Clock:
+    """Real time, and `ahead_s` seconds more."""
+
+    ahead_s = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead_s
+
+
 @pytest.mark.parametrize("store", [StorePolicy.WRITE_THROUGH, StorePolicy.SECOND_TOUCH])
 def test_data_that_a_full_store_refused_is_offered_again_on_its_next_use(
-    store: StorePolicy, monkeypatch: pytest.MonkeyPatch
+    store: StorePolicy,
 ) -> None:
-    shelf = Moody()
-    server = opened(FULL, shelf, store)
+    shelf, clock = Moody(), Clock()
+    server = opened(FULL, shelf, store, parts=clocked_parts(clock))
     shelf.mood = Status.FULL
     server.serve(PROMPT)
     server.serve([*PROMPT, 1])
@@ -372,20 +384,18 @@ def test_data_that_a_full_store_refused_is_offered_again_on_its_next_use(
     calls = shelf.n_calls
     server.serve([*PROMPT, 1])
     assert shelf.n_calls == calls, "not at once"
-    monkeypatch.setattr(tier_of(server.cache).storing, "_full_until", 0.0)
+    clock.ahead_s = FULL_S
     shelf.mood = None
     server.serve([*PROMPT, 2])
     assert {*shelf.sets} >= keys_of(server.cache, PROMPT, "full")
     close(server)
 
 
-def test_a_store_that_works_but_for_some_keys_is_not_asked_all_the_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_store_that_works_but_for_some_keys_is_not_asked_all_the_time() -> None:
     shelf = Moody()
-    server = opened(FULL, shelf, StorePolicy.WRITE_THROUGH)
+    frozen = clocked_parts(lambda: 1e9)
+    server = opened(FULL, shelf, StorePolicy.WRITE_THROUGH, parts=frozen)
     shelf.mood = Status.TIMEOUT
-    monkeypatch.setattr(tier_of(server.cache).storing, "_clock", lambda: 1e9)
     calls = shelf.n_calls
     server.serve(range(500, 533))
     for _ in range(3):

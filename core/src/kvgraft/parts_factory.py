@@ -6,7 +6,8 @@ such a factory: its parts are those below with checks around them (`kvgraft.guar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -69,10 +70,14 @@ class PartsFactory:
 
     Args:
         config: the cache's settings.
+
+    Attributes:
+        clock: seconds that only grow; the storage tier's waits are counted in them.
     """
 
     def __init__(self, config: CacheConfig) -> None:
         self.config = config
+        self.clock: Callable[[], float] = time.monotonic
 
     def kind(self, plain: type[Part]) -> type[Part]:
         """The class of a part: `plain`, or a subclass of it.
@@ -133,7 +138,7 @@ class PartsFactory:
         if self.config.storage is None:
             return NoStorage()
         storage_tier: type[StorageTier] = optional("storage tier")
-        return storage_tier(tree, mounted, evictor, self.config.storage)
+        return storage_tier(tree, mounted, evictor, self.config.storage, self.clock)
 
     def operations(self, plain: type[Any]) -> type[Any]:
         """The class of the cache itself: `plain`, or a subclass of it."""

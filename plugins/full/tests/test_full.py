@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -11,8 +9,8 @@ import torch
 
 from kvgraft import HOST_MIRROR, Everything, Kind, PluginError, Reach, Tier
 from kvgraft.packages.dispatch import Mounted, mount, parse_options
-from kvgraft.packages.registry import Plugin, discover
 from kvgraft.pools import BuildContext, Component
+from tests.installed import expect_no_torch, installed
 
 CONTEXT = BuildContext(
     page_size=16, device="cpu", device_tokens=160, host_tokens=320, pin_host=False
@@ -20,19 +18,12 @@ CONTEXT = BuildContext(
 DEEPSEEK_V3 = {"kind": "mla", "latent_dim": 512, "rope_dim": 64}
 
 
-def installed() -> Plugin:
-    (found,) = (entry for entry in discover() if entry.name == "full")
-    assert found.status == "ok"
-    assert found.plugin is not None
-    return found.plugin
-
-
 def built(options: dict[str, Any], context: BuildContext = CONTEXT) -> Mounted:
-    return mount(installed(), options, context)
+    return mount(installed("full"), options, context)
 
 
 def test_the_entry_point_is_found_and_declares_a_mirrored_paged_component() -> None:
-    plugin = installed()
+    plugin = installed("full")
     assert plugin.distribution == "kvgraft-full"
     declaration = plugin.declaration
     assert (declaration.kind, declaration.home) == (Kind.PAGED, Tier.DEVICE)
@@ -40,11 +31,7 @@ def test_the_entry_point_is_found_and_declares_a_mirrored_paged_component() -> N
 
 
 def test_finding_it_imports_no_torch() -> None:
-    code = (
-        "import sys; from kvgraft.packages.registry import select; select(['full']); "
-        "assert 'kvgraft_full.plugin' in sys.modules; assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    expect_no_torch("full")
 
 
 def test_its_reach_is_everything_before_the_boundary() -> None:
@@ -95,7 +82,7 @@ def test_impossible_options_are_refused_with_the_field_named(
     options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(PluginError, match=message):
-        parse_options(installed(), options)
+        parse_options(installed("full"), options)
 
 
 def test_a_pool_smaller_than_a_page_is_refused_with_the_field_named() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from typing import Any
 
@@ -23,13 +22,13 @@ from kvgraft import (
 )
 from kvgraft.admission.demand import default_demand
 from kvgraft.packages.dispatch import Mounted, mount, parse_options
-from kvgraft.packages.registry import Plugin, discover
 from kvgraft.pools import BuildContext, SlotAllocator, plane_nbytes
 from kvgraft.pools.copies import pair_planes, run_copy
 from kvgraft.tree.component import ComponentShape, TreeComponent
 from kvgraft.tree.ledger import Ledger
 from kvgraft_hisparse.hot_buffer import HotBuffer
 from kvgraft_hisparse.pools import SparseComponent
+from tests.installed import expect_no_torch, installed
 
 CONTEXT = BuildContext(
     page_size=16, device="cpu", device_tokens=160, host_tokens=320, pin_host=False
@@ -40,15 +39,8 @@ DEEPSEEK_V32 = {
 SMALL_HOT = {"hot_tokens": 20, "max_running": 2}
 
 
-def installed() -> Plugin:
-    (found,) = (entry for entry in discover() if entry.name == "hisparse")
-    assert found.status == "ok"
-    assert found.plugin is not None
-    return found.plugin
-
-
 def mounted(options: dict[str, Any], context: BuildContext = CONTEXT) -> Mounted:
-    return mount(installed(), {**SMALL_HOT, **options}, context)
+    return mount(installed("hisparse"), {**SMALL_HOT, **options}, context)
 
 
 def built(options: dict[str, Any]) -> SparseComponent:
@@ -58,7 +50,7 @@ def built(options: dict[str, Any]) -> SparseComponent:
 
 
 def test_the_entry_point_is_found_and_declares_a_component_at_home_on_host() -> None:
-    plugin = installed()
+    plugin = installed("hisparse")
     assert plugin.distribution == "kvgraft-hisparse"
     declaration = plugin.declaration
     assert (declaration.kind, declaration.home) == (Kind.PAGED, Tier.HOST)
@@ -66,11 +58,7 @@ def test_the_entry_point_is_found_and_declares_a_component_at_home_on_host() -> 
 
 
 def test_finding_it_imports_no_torch() -> None:
-    code = (
-        "import sys; from kvgraft.packages.registry import select; select(['hisparse']); "
-        "assert 'kvgraft_hisparse.plugin' in sys.modules; assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    expect_no_torch("hisparse")
 
 
 def test_its_reach_is_everything_before_the_boundary() -> None:
@@ -234,7 +222,7 @@ def test_impossible_options_are_refused_with_the_field_named(
     options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(PluginError, match=message):
-        parse_options(installed(), options)
+        parse_options(installed("hisparse"), options)
 
 
 def test_without_a_host_tier_it_is_refused_with_the_field_named() -> None:

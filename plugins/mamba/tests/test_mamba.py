@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -21,8 +19,8 @@ from kvgraft import (
     Tier,
 )
 from kvgraft.packages.dispatch import Mounted, mount, parse_options
-from kvgraft.packages.registry import Plugin, discover
 from kvgraft.pools import BuildContext, Component, PlaneSpec, SlotAllocator, slot_index
+from tests.installed import expect_no_torch, installed
 
 CONTEXT = BuildContext(
     page_size=16, device="cpu", device_tokens=65_536, host_tokens=131_072, pin_host=False
@@ -30,15 +28,8 @@ CONTEXT = BuildContext(
 MAMBA2 = {"conv_dim": 10, "conv_width": 3, "n_heads": 2, "head_dim": 3, "state_dim": 5}
 
 
-def installed() -> Plugin:
-    (found,) = (entry for entry in discover() if entry.name == "mamba")
-    assert found.status == "ok"
-    assert found.plugin is not None
-    return found.plugin
-
-
 def built(options: dict[str, Any], context: BuildContext = CONTEXT) -> Mounted:
-    return mount(installed(), options, context)
+    return mount(installed("mamba"), options, context)
 
 
 def sized(device_tokens: int, host_tokens: int) -> BuildContext:
@@ -46,7 +37,7 @@ def sized(device_tokens: int, host_tokens: int) -> BuildContext:
 
 
 def test_the_entry_point_is_found_and_declares_a_copied_and_mirrored_state() -> None:
-    plugin = installed()
+    plugin = installed("mamba")
     assert plugin.distribution == "kvgraft-mamba"
     declaration = plugin.declaration
     assert (declaration.kind, declaration.home) == (Kind.STATE, Tier.DEVICE)
@@ -54,11 +45,7 @@ def test_the_entry_point_is_found_and_declares_a_copied_and_mirrored_state() -> 
 
 
 def test_finding_it_imports_no_torch() -> None:
-    code = (
-        "import sys; from kvgraft.packages.registry import select; select(['mamba']); "
-        "assert 'kvgraft_mamba.plugin' in sys.modules; assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    expect_no_torch("mamba")
 
 
 def test_its_reach_is_the_state_at_the_boundary() -> None:
@@ -142,7 +129,7 @@ def test_impossible_options_are_refused_with_the_field_named(
     options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(PluginError, match=message):
-        parse_options(installed(), options)
+        parse_options(installed("mamba"), options)
 
 
 def test_an_interval_that_is_not_whole_pages_is_refused_with_the_next_that_is() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -11,9 +9,9 @@ import torch
 
 from kvgraft import HOST_MIRROR, Kind, PluginError, Reach, Span, Tier, Trailing
 from kvgraft.packages.dispatch import Mounted, mount, parse_options
-from kvgraft.packages.registry import Plugin, discover
 from kvgraft.pools import BuildContext, Component
 from kvgraft.reach import PageReach
+from tests.installed import expect_no_torch, installed
 
 CONTEXT = BuildContext(
     page_size=16, device="cpu", device_tokens=160, host_tokens=320, pin_host=False
@@ -21,19 +19,12 @@ CONTEXT = BuildContext(
 DEEPSEEK_V3 = {"kind": "mla", "latent_dim": 512, "rope_dim": 64}
 
 
-def installed() -> Plugin:
-    (found,) = (entry for entry in discover() if entry.name == "swa")
-    assert found.status == "ok"
-    assert found.plugin is not None
-    return found.plugin
-
-
 def built(options: dict[str, Any], context: BuildContext = CONTEXT) -> Mounted:
-    return mount(installed(), options, context)
+    return mount(installed("swa"), options, context)
 
 
 def test_the_entry_point_is_found_and_declares_a_mirrored_paged_component() -> None:
-    plugin = installed()
+    plugin = installed("swa")
     assert plugin.distribution == "kvgraft-swa"
     declaration = plugin.declaration
     assert (declaration.kind, declaration.home) == (Kind.PAGED, Tier.DEVICE)
@@ -41,11 +32,7 @@ def test_the_entry_point_is_found_and_declares_a_mirrored_paged_component() -> N
 
 
 def test_finding_it_imports_no_torch() -> None:
-    code = (
-        "import sys; from kvgraft.packages.registry import select; select(['swa']); "
-        "assert 'kvgraft_swa.plugin' in sys.modules; assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    expect_no_torch("swa")
 
 
 @pytest.mark.parametrize("window", [1, 100, 4096])
@@ -90,7 +77,7 @@ def test_impossible_options_are_refused_with_the_field_named(
     options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(PluginError, match=message):
-        parse_options(installed(), options)
+        parse_options(installed("swa"), options)
 
 
 def test_a_pool_smaller_than_a_page_is_refused_with_the_field_named() -> None:

@@ -79,34 +79,30 @@ def test_a_partly_shared_prefix_gives_the_same_bits(case, opened, run, tokens, p
         assert torch.equal(reused, run(model, prompt)[len(shared) :])
 
 
+def distance_behind_a_reused_prefix(model, memory, run, prompt) -> float:
+    """Between logits behind 96 reused tokens and those of one pass over everything."""
+    with memory.session(prompt[:100], chunk_tokens=32) as session:
+        run(model, prompt[:100], session)
+    with memory.session(prompt) as session:
+        assert session.cached_tokens == 96
+        reused = run(model, prompt, session, cuts=(PROMPT,))
+    with torch.no_grad():
+        everything = model(input_ids=torch.tensor(prompt)[None], use_cache=False).logits[0]
+    return float((reused - everything[96:]).abs().max())
+
+
 @pytest.mark.parametrize("case", one_of_each_kind(ATTENTION_LIKE))
 def test_in_double_precision_nothing_differs_from_computing_it_all_at_once(
     case, opened, run, tokens
 ):
     model, memory = opened(case, torch.float64)
-    prompt = tokens(PROMPT)
-    with memory.session(prompt[:100], chunk_tokens=32) as session:
-        run(model, prompt[:100], session)
-    with memory.session(prompt) as session:
-        assert session.cached_tokens == 96
-        reused = run(model, prompt, session, cuts=(PROMPT,))
-    with torch.no_grad():
-        everything = model(input_ids=torch.tensor(prompt)[None], use_cache=False).logits[0]
-    assert float((reused - everything[96:]).abs().max()) == 0.0
+    assert distance_behind_a_reused_prefix(model, memory, run, tokens(PROMPT)) == 0.0
 
 
 @pytest.mark.parametrize("case", one_of_each_kind(RECURRENT))
 def test_a_recurrence_differs_from_computing_it_all_at_once_by_rounding(case, opened, run, tokens):
     model, memory = opened(case)
-    prompt = tokens(PROMPT)
-    with memory.session(prompt[:100], chunk_tokens=32) as session:
-        run(model, prompt[:100], session)
-    with memory.session(prompt) as session:
-        assert session.cached_tokens == 96
-        reused = run(model, prompt, session, cuts=(PROMPT,))
-    with torch.no_grad():
-        everything = model(input_ids=torch.tensor(prompt)[None], use_cache=False).logits[0]
-    assert float((reused - everything[96:]).abs().max()) <= 1e-5
+    assert distance_behind_a_reused_prefix(model, memory, run, tokens(PROMPT)) <= 1e-5
 
 
 @pytest.mark.parametrize("case", one_of_each_kind())

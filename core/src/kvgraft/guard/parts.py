@@ -157,7 +157,7 @@ class GuardedPartsFactory(PartsFactory):
     ) -> StorageTier | NoStorage:
         if self.config.storage is None:
             return NoStorage()
-        self._tier = GuardedTier(tree, mounted, evictor, self.config.storage)
+        self._tier = GuardedTier(tree, mounted, evictor, self.config.storage, self.clock)
         return self._tier
 
     def operations(self, plain: type[Any]) -> type[Any]:

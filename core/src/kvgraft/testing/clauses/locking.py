@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from kvgraft.errors import ContractViolation
 from kvgraft.packages.hook_results import are_spans, shown
 from kvgraft.reach import PageReach
@@ -35,8 +37,8 @@ def _pages(spans: list[Span]) -> set[int]:
     return {page for span in spans for page in range(span.start, span.end)}
 
 
-@clause("L3", "A pin covers the reach and nothing behind the boundary.", needs=_locks)
-def a_pin_covers_the_reach(subject: Subject) -> None:
+def _pinned(subject: Subject) -> Iterator[tuple[PageReach, int, list[Span]]]:
+    """Every reach and boundary, with the pages that the component pins there of its own accord."""
     for page_size in subject.page_sizes:
         mounted = subject.mount(page_size)
         reach = PageReach(mounted.component.reach, page_size)
@@ -44,45 +46,40 @@ def a_pin_covers_the_reach(subject: Subject) -> None:
         assert lock is not None
         for boundary in BOUNDARIES:
             answer = lock.acquire(LockQuery(boundary, page_size))
-            if answer is None:
-                continue
-            spans = _spans(subject, answer)
-            needed = _pages(list(reach.spans(boundary)))
-            expect(
-                needed <= _pages(spans),
-                "L3",
-                subject,
-                f"at boundary {boundary} it pins {spans}, its reach needs pages {sorted(needed)}",
-            )
-            expect(
-                all(0 <= span.start <= span.end <= boundary for span in spans),
-                "L3",
-                subject,
-                f"at boundary {boundary} it pins {spans}",
-            )
-            lock.release(answer)
+            if answer is not None:
+                yield reach, boundary, _spans(subject, answer)
+                lock.release(answer)
+
+
+@clause("L3", "A pin covers the reach and nothing behind the boundary.", needs=_locks)
+def a_pin_covers_the_reach(subject: Subject) -> None:
+    for reach, boundary, spans in _pinned(subject):
+        needed = _pages(list(reach.spans(boundary)))
+        expect(
+            needed <= _pages(spans),
+            "L3",
+            subject,
+            f"at boundary {boundary} it pins {spans}, its reach needs pages {sorted(needed)}",
+        )
+        expect(
+            all(0 <= span.start <= span.end <= boundary for span in spans),
+            "L3",
+            subject,
+            f"at boundary {boundary} it pins {spans}",
+        )
 
 
 @clause("L7", "A window pins at most its pages and one more.", needs=_locks_a_window)
 def a_window_pins_no_more_than_it_must(subject: Subject) -> None:
-    for page_size in subject.page_sizes:
-        mounted = subject.mount(page_size)
-        reach = PageReach(mounted.component.reach, page_size)
-        lock = mounted.lock_hooks
-        assert lock is not None
-        for boundary in BOUNDARIES:
-            answer = lock.acquire(LockQuery(boundary, page_size))
-            if answer is None:
-                continue
-            held = len(_pages(_spans(subject, answer)))
-            most = reach.width(boundary)
-            expect(
-                held <= most + 1,
-                "L7",
-                subject,
-                f"at boundary {boundary} it pins {held} pages, its reach is {most}",
-            )
-            lock.release(answer)
+    for reach, boundary, spans in _pinned(subject):
+        held = len(_pages(spans))
+        most = reach.width(boundary)
+        expect(
+            held <= most + 1,
+            "L7",
+            subject,
+            f"at boundary {boundary} it pins {held} pages, its reach is {most}",
+        )
 
 
 @clause("L1", "A pin taken again after its release is the same pin.", needs=_locks)
