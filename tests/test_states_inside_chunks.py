@@ -215,6 +215,24 @@ def test_a_point_is_kept_for_every_component_or_not_at_all(cache: Cache) -> None
     assert sum(cache.points.skipped.values()) == 1
 
 
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_point_that_is_skipped_gives_its_promised_slots_back(
+    inside: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    with opened(inside=inside) as cache:
+        request = start(cache, PROMPT)
+        assert cache.allocate(request, len(PROMPT))
+        promised = [part.account.promised for part in request.state_parts]
+        points = list(request.checkpoints)
+        assert points
+        cache.computed(request, len(PROMPT))
+        assert cache.points.skipped[PointKind.REPEAT] == len(points)
+        left = [part.account.promised for part in request.state_parts]
+        assert left == [each - len(points) for each in promised]
+        cache.check_integrity()
+        cache.finish(request)
+
+
 def test_without_any_state_the_prompt_is_resumed_nowhere(cache: Cache) -> None:
     request = start(cache, PROMPT)
     asked = cache.state_boundaries(request, len(PROMPT))

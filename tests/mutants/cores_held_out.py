@@ -532,16 +532,16 @@ change(
     TWO,
     "T8 T9 R2",
     operations.commit,
-    "                ledger.cancel(slots)\n",
-    "                pass\n",
+    "_cancel(tree, node, component)",
+    "cell.incoming = None",
 )
 change(
     "slots of an aborted transfer are lost",
     TWO,
     "T8 T9 R2",
     operations.abort,
-    "ledger.cancel(slots)",
-    "pass",
+    "_cancel(tree, node, component)",
+    "cell.incoming = None",
 )
 change(
     "data hangs below a gap",
@@ -571,25 +571,25 @@ change(
     "a finished request's fence is dropped",
     TWO,
     "B4",
-    Publisher.insert,
-    "self.journal.fence = fence",
+    Publisher.finish,
+    "self.journal.follow(fence)",
     "pass",
 )
 change(
     "the first fence is kept",
     TWO,
     "B4",
-    Publisher.insert,
+    Journal.follow,
     "if fence is not None:",
-    "if fence is not None and self.journal.fence is None:",
+    "if fence is not None and self.fence is None:",
 )
 change(
     "a checkpoint hands no fence on",
     TWO,
     "B4",
     Publisher.checkpoint,
-    "self.share(request, page, fence,",
-    "self.share(request, page, None,",
+    "self.journal.follow(fence)",
+    "pass",
 )
 change(
     "a failed transfer counts as delivered",

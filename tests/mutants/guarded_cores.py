@@ -376,8 +376,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "only the first node that gained data is backed up": BadCore(
         ("B6",),
         "requests/backup.py",
-        "_with_gaps_above(self.tree, anchor, nodes, since), fence",
-        "_with_gaps_above(self.tree, anchor, nodes, since)[:1], fence",
+        "_with_gaps_above(self.tree, anchor, nodes, since))",
+        "_with_gaps_above(self.tree, anchor, nodes, since)[:1])",
     ),
     "a component that gained data later is not backed up": BadCore(
         ("B7", "B6", "B2"),

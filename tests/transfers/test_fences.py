@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from kvgraft import Cache, Tier, TokenKey, WritePolicy
+from kvgraft.requests.request import Request
 
 PROMPT = list(range(8))
+
+
+def computed(cache: Cache, tokens: list[int]) -> Request:
+    """A request that has computed its prompt and named no fence yet."""
+    request = cache.begin(TokenKey(tokens))
+    assert cache.admit(request).admitted
+    assert cache.allocate(request, len(tokens))
+    cache.computed(request, len(tokens))
+    return request
 
 
 def test_a_backup_started_by_a_later_hit_still_waits_for_the_producers_fence() -> None:
@@ -42,4 +54,37 @@ def test_a_backup_started_by_a_later_hit_still_waits_for_the_producers_fence() -
     cache.abort(again)
     assert cache.evict("full", 2) == 2
     assert cache.evict("full", 2, Tier.HOST) == 2
+    cache.close()
+
+
+@pytest.mark.parametrize("call", ["finish", "checkpoint", "a declined checkpoint"])
+def test_a_backup_waits_for_the_latest_fence_that_was_named(call: str) -> None:
+    cache = Cache.open(
+        ["full"],
+        page_size=4,
+        device_tokens=64,
+        host_tokens=64,
+        write_policy=WritePolicy.WRITE_THROUGH_SELECTIVE,
+    )
+    first, latest = threading.Event(), threading.Event()
+    cache.finish(computed(cache, PROMPT), first)
+    if call == "finish":
+        cache.finish(computed(cache, [7, *PROMPT]), latest)
+    else:
+        tokens = [7, *PROMPT] if call == "checkpoint" else [7]
+        request = computed(cache, tokens)
+        assert cache.checkpoint(request, latest) == (call == "checkpoint")
+        cache.abort(request)
+    first.set()
+
+    again = cache.begin(TokenKey([*PROMPT, 99]))
+    (transfer,) = [
+        cache.journal.find(operation)
+        for node in cache.tree.nodes()
+        for operation in node.operations or ()
+    ]
+    assert not transfer.ticket.wait(0.2)
+    latest.set()
+    assert cache.drain()
+    cache.abort(again)
     cache.close()

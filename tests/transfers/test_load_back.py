@@ -23,7 +23,12 @@ from kvgraft import (
 )
 from kvgraft.cache import Cache
 from kvgraft.pools import Component
-from kvgraft.transfers import CpuTransferEngine, PlaneCopy, pair_planes
+from kvgraft.transfers import (
+    CpuTransferEngine,
+    PlaneCopy,
+    SteppedTransferEngine,
+    pair_planes,
+)
 
 from ..serving.components import PagedPackage
 from ..serving.engines import PromptEngine
@@ -121,6 +126,38 @@ def test_two_requests_share_one_transfer_and_both_are_ready(name: str) -> None:
         assert request.ready
         server.prefill(request)
         cache.finish(request)
+    cache.check_integrity()
+    cache.close()
+
+
+@pytest.mark.parametrize("last", [0, 1])
+def test_a_request_that_shares_two_transfers_waits_for_both(last: int) -> None:
+    engine = SteppedTransferEngine()
+    cache = SETUPS["full"].open(device_tokens=256, host_tokens=256, engine=engine)
+    server = Server(cache)
+    finished = server.begin(PROMPT)
+    assert cache.admit(finished).admitted
+    server.prefill(finished)
+    cache.finish(finished)
+    engine.run_all()
+    cache.poll()
+    server.empty_device()
+    requests = [server.begin([*tokens, 1]) for tokens in (PROMPT[:8], PROMPT, PROMPT)]
+    for request in requests:
+        assert cache.admit(request).admitted
+        cache.load_back(request)
+    assert len(engine.pending) == 2
+    part, whole, both = requests
+    engine.step(1 - last)
+    cache.poll()
+    assert (part.ready, whole.ready, both.ready) == (last == 1, False, False)
+    with pytest.raises(LeaseError, match="before the load-back delivered"):
+        cache.allocate(both, 1)
+    engine.step()
+    cache.poll()
+    for request in requests:
+        server.prefill(request)
+        cache.abort(request)
     cache.check_integrity()
     cache.close()
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from kvgraft import Direction, Tier, TransferError, WritePolicy
+from kvgraft import Direction, GuardMode, Tier, TransferError, WritePolicy
 from kvgraft.cache import Cache
-from kvgraft.transfers import CpuTransferEngine, Ticket
+from kvgraft.transfers import CpuTransferEngine, SteppedTransferEngine, Ticket
 
 from ..serving.engines import PromptEngine
 from ..serving.server import Server, ledgers, tree_dump
@@ -112,6 +112,35 @@ def test_a_backup_that_is_stuck_costs_a_bounded_wait_and_another_victim_instead(
     cache.check_integrity()
     assert len(pages_on(cache, older, "full", Tier.HOST)) == 10
     assert pages_on(cache, newer, "full", Tier.HOST) == []
+    cache.close()
+
+
+@pytest.mark.parametrize("ends", ["runs", "fails"])
+def test_pages_whose_copy_is_on_its_way_are_demoted_and_lost_only_if_it_fails(ends: str) -> None:
+    engine = SteppedTransferEngine()
+    cache = SETUPS["full+swa"].open(
+        policy=WRITE_BACK, timeout_s=1e-3, engine=engine, guard=GuardMode.ON
+    )
+    server, swa = Server(cache), cache.tree.component("swa")
+    short = PROMPT[:8]
+    server.serve(short)
+    server.serve(PROMPT)
+    cache.evict("swa", 4)  # the window of `short`, on two nodes: their copies stay in flight
+    assert len(engine.pending) == 2
+    server.serve(short)  # computed again, with the same place in the tree
+    dropped = swa.device_evictions["deleted"] + swa.device_evictions["leaf"]
+    lost = sum(cache.points.lost.values())
+    cache.evict("full", cache.tree.component("full").device.capacity)
+    assert pages_on(cache, short, "swa", Tier.DEVICE) == []
+    assert swa.device_evictions["deleted"] + swa.device_evictions["leaf"] == dropped
+    assert sum(cache.points.lost.values()) == lost
+    for _ in range(2 if ends == "fails" else 0):
+        engine.fail()
+    engine.run_all()
+    cache.poll()
+    assert pages_on(cache, short, "swa", Tier.HOST) == ([0, 1, 2, 3] if ends == "runs" else [])
+    assert (sum(cache.points.lost.values()) > lost) == (ends == "fails")
+    cache.check_integrity()
     cache.close()
 
 

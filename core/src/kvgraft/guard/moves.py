@@ -48,10 +48,10 @@ class Moves:
         self._left: list[tuple[Node, TreeComponent, bool]] = []
 
     def leaves(self, node: Node, component: TreeComponent) -> None:
-        """A cell is to give up its DEVICE slots: note whether HOST has its data."""
+        """A cell is to give up its DEVICE slots: note whether HOST has its data, or gets it."""
         cell = node.cells[component.index]
         # Left behind and used by nobody since, it is not worth a copy (I9).
-        self._left.append((node, component, cell.host is not None or cell.stamp < 0))
+        self._left.append((node, component, cell.is_backed or cell.stamp < 0))
 
     def submit(
         self,

@@ -87,6 +87,14 @@ class Account:
         self.promised += rise
         self.ledger.promised += rise
 
+    def forgo(self, n: int) -> None:
+        """Give up `n` promised slots for good: what they were for is left out."""
+        n = min(n, self.promised)
+        self.peak -= n
+        self.remaining = max(0, self.remaining - n)
+        self.promised -= n
+        self.ledger.promised -= n
+
     def close(self) -> None:
         """Give the promise back; the slots are given back by their owner."""
         self.ledger.promised -= self.promised

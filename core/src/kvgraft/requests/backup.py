@@ -7,7 +7,6 @@ import logging
 from kvgraft.config import WritePolicy
 from kvgraft.errors import PluginError
 from kvgraft.requests.eviction import Evictor
-from kvgraft.transfers.engine import Fence
 from kvgraft.transfers.journal import Journal
 from kvgraft.tree import operations
 from kvgraft.tree.component import TreeComponent
@@ -38,13 +37,13 @@ class Backups:
             for component in tree.components
         )
 
-    def inserted(self, anchor: Node, nodes: list[Node], since: int, fence: Fence | None) -> None:
+    def inserted(self, anchor: Node, nodes: list[Node], since: int) -> None:
         """Nodes on the path to `anchor` gained data; the caller holds a receipt over them.
 
         Those that gained it earlier, from page `since` on, were published without a backup.
         """
         if self.enabled and self.policy is WritePolicy.WRITE_THROUGH:
-            self._back_up(_with_gaps_above(self.tree, anchor, nodes, since), fence)
+            self._back_up(_with_gaps_above(self.tree, anchor, nodes, since))
 
     def matched(self, receipt: Receipt) -> None:
         """A match uses the data that `receipt` pins: data left behind is worth a copy now, too."""
@@ -62,9 +61,9 @@ class Backups:
         }
         if reached or self.policy is WritePolicy.WRITE_THROUGH_SELECTIVE:
             nodes = sorted(reached.values(), key=lambda each: each.end)
-            self._back_up(_with_gaps_above(self.tree, anchor, nodes, anchor.end), None)
+            self._back_up(_with_gaps_above(self.tree, anchor, nodes, anchor.end))
 
-    def _back_up(self, nodes: list[Node], fence: Fence | None) -> None:
+    def _back_up(self, nodes: list[Node]) -> None:
         """Back nodes up, root first; the first that finds no room ends the chain (B1)."""
         for node in nodes:
             components = operations.needs_backup(self.tree, node)
@@ -78,7 +77,7 @@ class Backups:
             if operation is None:
                 return
             try:
-                self.journal.submit(operation, Direction.BACKUP, fence)
+                self.journal.submit(operation, Direction.BACKUP)
             except PluginError as error:
                 # The request's call succeeded; the data is as good as never backed up (I8).
                 logger.warning("a node stays without a backup: %s", error)

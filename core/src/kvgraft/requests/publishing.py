@@ -60,8 +60,7 @@ class Publisher:
             slots.check_inner(request, end, states)
         start, request.computed = request.computed, end
         page, rest = divmod(end, size)
-        if fence is not None:
-            self.journal.fence = fence
+        self.journal.follow(fence)
         if self.tree.has_state:
             if self.points.inside:
                 slots.capture_inside(request, start, states or {})
@@ -72,7 +71,11 @@ class Publisher:
                 self.leave_behind(request, page)
 
     def checkpoint(self, request: Request, fence: Fence | None) -> bool:
-        """Share the request's data, and go on; False where that changes nothing (I5, I6)."""
+        """Share the request's data, and go on; False where that changes nothing (I5, I6).
+
+        The fence is noted all the same: data that it covers may be copied later.
+        """
+        self.journal.follow(fence)
         page = self.slots.keep_due_states(request)
         if not self._has_new(request, page):
             return False
@@ -80,13 +83,14 @@ class Publisher:
             self.declined_checkpoints += 1
             return False
         self._check_key(request, page)
-        self.share(request, page, fence, self._lock(request, page))
+        self.share(request, page, self._lock(request, page))
         request.cached = max(request.cached, page)
         self.checkpoints += 1
         return True
 
     def finish(self, request: Request, fence: Fence | None) -> int:
         """Leave an ending request's data to the tree; return the pages cached (I6, I7)."""
+        self.journal.follow(fence)
         page = request.computed // self.tree.page_size
         for part in request.state_parts:
             page = min(page, self.slots.offered_page(request, part))
@@ -97,9 +101,9 @@ class Publisher:
             for part in request.state_parts:
                 self.slots.offer_states(request, part)
             if backs_up:
-                self.share(request, page, fence, locks)
+                self.share(request, page, locks)
             else:
-                self.insert(request, page, fence)
+                self.insert(request, page)
         return max(page, request.cached)
 
     def leave_behind(self, request: Request, page: int, ahead: int = 1) -> None:
@@ -207,15 +211,9 @@ class Publisher:
                 f"{key.n_tokens}; append decoded tokens first and cut keys after it ended"
             )
 
-    def insert(self, request: Request, page: int, fence: Fence | None) -> inserting.Inserted:
-        """Offer private data up to boundary `page`; duplicates of the tree's data are freed (I1).
-
-        `fence` is when that data exists. Later copies to HOST wait for the latest fence:
-        computation happens in order, so it covers all data inserted before (B4).
-        """
+    def insert(self, request: Request, page: int) -> inserting.Inserted:
+        """Offer private data up to boundary `page`; duplicates of tree data are freed (I1)."""
         key = request.key
-        if fence is not None:
-            self.journal.fence = fence
         if self.points.matter and page:
             request.points.setdefault(page, END)
         inserted = self._insert(request, page, None)
@@ -223,19 +221,19 @@ class Publisher:
         key.found_at(inserted.anchor if inserted.anchor.parent is not None else None)
         return inserted
 
-    def share(self, request: Request, page: int, fence: Fence | None, locks: Locks | None) -> None:
+    def share(self, request: Request, page: int, locks: Locks | None) -> None:
         """Insert up to boundary `page`, pin it there before the old pins go (I5), back it up.
 
         The anchor stays where it is if it is deeper: the data published there is the request's own.
         `locks` names the pages that components ask to pin.
         """
-        inserted = self.insert(request, page, fence)
+        inserted = self.insert(request, page)
         held = request.receipt
         anchor = inserted.anchor if page >= held.anchor.end else held.anchor
         self.leases.repin(request, anchor, page, locks)
         try:
             since = request.anchor_tokens // self.tree.page_size
-            self.backups.inserted(inserted.anchor, inserted.nodes, since, fence)
+            self.backups.inserted(inserted.anchor, inserted.nodes, since)
             request.published = False
         finally:
             self.leases.unpin(held)

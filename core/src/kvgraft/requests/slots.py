@@ -191,7 +191,7 @@ class RequestSlots:
         due_as = DECODED
         ahead = request.checkpoints
         while ahead and ahead[0] != page and ahead[0] * self.tree.page_size <= request.computed:
-            self.points.skip(request, ahead.pop(0), "the engine computed past it")
+            self._skip_promised(request, ahead.pop(0), "the engine computed past it")
         if ahead and ahead[0] == page:
             request.last_point = ahead.pop(0)
             due_as = POINT
@@ -267,7 +267,8 @@ class RequestSlots:
             if None not in handed:
                 reason = self._no_room_for_states(request, promised=promised)
             if reason:
-                self.points.skip(request, page, reason)
+                skip = self._skip_promised if promised else self.points.skip
+                skip(request, page, reason)
                 continue
             for part, planes in zip(request.state_parts, handed):
                 if not promised:
@@ -279,6 +280,12 @@ class RequestSlots:
                 device = self.mounted[part.component.index].component.device
                 device.write_slot(slot, planes)
             request.last_point = page
+
+    def _skip_promised(self, request: Request, page: int, reason: str) -> None:
+        """A point ahead is none after all; the slots that were promised for it are not (I12)."""
+        self.points.skip(request, page, reason)
+        for part in request.state_parts:
+            part.account.forgo(1)
 
     def _no_room_for_states(self, request: Request, *, promised: bool) -> str:
         """Make room for a state of every component, promised or of the headroom; else why not."""

@@ -88,6 +88,15 @@ class Journal:
         names = [each.name for each in mounted]
         self.counters = {direction: Counters(names) for direction in self.queues}
 
+    def follow(self, fence: Fence | None) -> None:
+        """The engine named a later point of its computation, unless it is None.
+
+        Whatever is copied to HOST from now on waits for it. Computation happens in order, so the
+        latest point covers all data there is (B4).
+        """
+        if fence is not None:
+            self.fence = fence
+
     def submit(
         self, operation: Operation, direction: Direction, fence: Fence | None = None
     ) -> Transfer:

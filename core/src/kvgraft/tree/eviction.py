@@ -69,7 +69,10 @@ def next_device_victim(tree: Tree, component: TreeComponent) -> Victim | None:
 
 
 def evict_victim(tree: Tree, victim: Victim) -> None:
-    """Free the victim's DEVICE slots: demoted where HOST has a copy, else deleted (E3, E4)."""
+    """Free the victim's DEVICE slots: demoted where HOST has a copy or gets one, else deleted.
+
+    Contract: E3 E4
+    """
     node = victim.node
     parent = node.parent
     assert parent is not None
@@ -85,8 +88,8 @@ def evict_victim(tree: Tree, victim: Victim) -> None:
         if component is not victim.component:
             component.device_evictions[along] += n_slots
         else:
-            component.device_evictions["deleted" if cell.host is None else "demoted"] += n_slots
-        if node.points and cell.host is None:
+            component.device_evictions["demoted" if cell.is_backed else "deleted"] += n_slots
+        if node.points and not cell.is_backed:
             tree.lose_points(node, component)
     tree.sink_device(node, len(victim.components))
     lift_recency(tree, node, parent)

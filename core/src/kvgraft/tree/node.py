@@ -51,6 +51,13 @@ class Cell:
         self.stamp = 0
         self.queued = 0
 
+    @property
+    def is_backed(self) -> bool:
+        """Whether HOST has its data, or a copy is on its way there."""
+        if self.host is not None:
+            return True
+        return self.incoming is not None and self.incoming.operation.to_host
+
 
 class PageNames:
     """Names of a node's pages in STORAGE, and which of them are known to be there (S8).

@@ -184,7 +184,7 @@ def begin_demotion(
     _join(operation)
     for component in victims:
         slots = tree.detach_device(node, component)
-        copied = component in unbacked or node.cells[component.index].host is not None
+        copied = node.cells[component.index].is_backed
         if component in unbacked:
             component.device.in_flight += len(slots) // SLOT_BYTES
             operation.detached.append((component, slots))
@@ -315,23 +315,36 @@ def commit(tree: Tree, operation: Operation) -> bool:
             if cell.incoming is None or cell.incoming.operation is not operation:
                 continue
             slots = cell.incoming.slots
-            cell.incoming = None
-            ledger = component.host if operation.to_host else component.device
-            assert ledger is not None
             present = cell.host if operation.to_host else cell.device
             hangs = gap or not holds_up(tree, node, component, to_host=operation.to_host)
             if present is not None or hangs:
-                ledger.cancel(slots)
+                _cancel(tree, node, component)
                 complete = complete and not hangs
-            elif operation.to_host:
-                ledger.in_flight -= len(slots) // SLOT_BYTES
+                continue
+            cell.incoming = None
+            ledger = component.host if operation.to_host else component.device
+            assert ledger is not None
+            ledger.in_flight -= len(slots) // SLOT_BYTES
+            if operation.to_host:
                 tree.put_host(node, component, slots)
             else:
-                ledger.in_flight -= len(slots) // SLOT_BYTES
                 tree.put_device(node, component, slots)
         tree.queue_candidates(node)
     _leave(tree, operation)
     return complete
+
+
+def _cancel(tree: Tree, node: Node, component: TreeComponent) -> None:
+    """Free the slots reserved on a cell; data that was on its way to HOST alone is lost."""
+    cell = node.cells[component.index]
+    assert cell.incoming is not None
+    operation, slots = cell.incoming
+    cell.incoming = None
+    ledger = component.host if operation.to_host else component.device
+    assert ledger is not None
+    ledger.cancel(slots)
+    if cell.device is None and cell.host is None:
+        tree.lose_points(node, component)
 
 
 def holds_up(tree: Tree, node: Node, component: TreeComponent, *, to_host: bool) -> bool:
@@ -388,9 +401,5 @@ def abort(tree: Tree, operation: Operation) -> None:
         for component in tree.components:
             cell = node.cells[component.index]
             if cell.incoming is not None and cell.incoming.operation is operation:
-                slots = cell.incoming.slots
-                cell.incoming = None
-                ledger = component.host if operation.to_host else component.device
-                assert ledger is not None
-                ledger.cancel(slots)
+                _cancel(tree, node, component)
     _leave(tree, operation)
