@@ -51,7 +51,7 @@ class Attachment:
         counters: Counters,
         clock: Callable[[], float],
     ) -> None:
-        self.calls = Calls(backend, fingerprint, clock)
+        self.calls = Calls(backend, fingerprint, clock, lend_memory=limits.lend_memory)
         bounds = (limits.failure_limit, limits.cooldown_s, limits.cooldown_limit_s)
         self.breakers = {access: Breaker(*bounds, clock, access) for access in Access}
         self.detaching: StorageTicket | None = None

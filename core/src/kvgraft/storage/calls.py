@@ -36,6 +36,7 @@ class Calls:
         backend: the backend to call.
         fingerprint: the one that every payload's header must carry.
         clock: as the jobs' deadlines.
+        lend_memory: see `SupervisionLimits`.
 
     Attributes:
         capabilities: the capabilities the backend declared.
@@ -46,10 +47,16 @@ class Calls:
     """
 
     def __init__(
-        self, backend: StorageBackend, fingerprint: bytes, clock: Callable[[], float]
+        self,
+        backend: StorageBackend,
+        fingerprint: bytes,
+        clock: Callable[[], float],
+        *,
+        lend_memory: bool = True,
     ) -> None:
         self.backend = backend
         self.capabilities = _capabilities(backend)
+        self._lends = lend_memory and self.capabilities.synchronous
         self.registered = Registered()
         self._fingerprint = fingerprint
         self._clock = clock
@@ -66,10 +73,10 @@ class Calls:
         Raises:
             BackendFailure: see there.
         """
-        begin = job.lend if self.capabilities.synchronous else job.call
+        begin = job.lend if self._lends else job.call
         if not begin(self._clock()):
             return None
-        values = self._values(staging, buffers, lambda buffer: self.capabilities.synchronous)
+        values = self._values(staging, buffers, lambda buffer: self._lends)
         keys = [address.key for address in addresses]
         told = _statuses(
             len(keys),

@@ -23,6 +23,9 @@ class SupervisionLimits:
         cooldown_s, cooldown_limit_s: time to the first trial, and the longest one.
         hinted_keys: keys whose last answer `probably_has` remembers; 0.2 KiB each once it is used.
         hint_absent_s: seconds for which it remembers that a key was not there.
+        lend_memory: a synchronous backend reads into the caller's memory; should a call outlast its
+            deadline, the ticket is not `done` until it returns. False: it reads into `Storage`'s
+            own, at the cost of a copy, and a ticket is `done` at its deadline, whatever hangs.
     """
 
     deadline_s: float = 5.0
@@ -36,3 +39,4 @@ class SupervisionLimits:
     cooldown_limit_s: float = 60.0
     hinted_keys: int = 65_536
     hint_absent_s: float = 1.0
+    lend_memory: bool = True

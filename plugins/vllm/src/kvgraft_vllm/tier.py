@@ -1,0 +1,124 @@
+"""The class that vLLM loads: `"type": "KvgraftTier", "module_path": "kvgraft_vllm.tier"`.
+
+Everything it does is `StoreTier`'s; this is the translation to vLLM's names.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import vllm
+
+from kvgraft.errors import ConfigError
+from kvgraft.storage import Status, open_storage
+from kvgraft_vllm.engine import describe_engine
+from kvgraft_vllm.interface import differences, require_supported
+from kvgraft_vllm.settings import TierSettings
+from kvgraft_vllm.store_tier import StoreTier
+
+require_supported(vllm.__version__)  # before the imports that another version may not have
+
+from vllm.config import VllmConfig  # noqa: E402
+from vllm.v1.kv_offload import base as offload  # noqa: E402
+from vllm.v1.kv_offload.tiering import base as tiering  # noqa: E402
+
+if TYPE_CHECKING:
+    from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
+
+__all__ = ["KvgraftTier"]
+
+
+class KvgraftTier(tiering.SecondaryTierManager):
+    """A kvgraft store below vLLM's CPU memory."""
+
+    medium: ClassVar[offload.Medium] = offload.Medium.STORAGE
+
+    def __init__(
+        self,
+        offloading_spec: offload.OffloadingSpec,
+        primary_kv_view: memoryview,
+        tier_type: str,
+        backpressure_detector: BackpressureDetector | None = None,
+        **given: Any,
+    ) -> None:
+        changed = differences({**vars(offload), **vars(tiering)})
+        if changed:
+            raise ConfigError(
+                f"kvgraft-vllm: vLLM {vllm.__version__} has another interface: "
+                f"{'; '.join(changed)}; report it, and use another version until then"
+            )
+        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        settings = TierSettings.of(given)
+        self.locality = None if settings.locality is None else offload.Locality(settings.locality)
+        engine = describe_engine(
+            offloading_spec.config,
+            _engine_config(),
+            settings,
+            chunk_nbytes=self.block_size_bytes,
+            version=vllm.__version__,
+        )
+        self._tier = StoreTier(engine, settings, open_storage(settings.url), primary_kv_view)
+
+    def lookup(
+        self, key: offload.OffloadKey, req_context: offload.ReqContext
+    ) -> offload.LookupResult:
+        status = self._tier.lookup(key, req_context.req_id)
+        if status is None:
+            return offload.LookupResult.RETRY
+        return offload.LookupResult.HIT if status is Status.OK else offload.LookupResult.MISS
+
+    def submit_store(self, job_metadata: tiering.TransferJob) -> None:
+        self._tier.store(job_metadata.job_id, job_metadata.keys, job_metadata.chunk_ids)
+
+    def submit_load(self, job_metadata: tiering.TransferJob) -> None:
+        self._tier.load(job_metadata.job_id, job_metadata.keys, job_metadata.chunk_ids)
+
+    def get_finished_jobs(self) -> Iterable[tiering.JobResult]:
+        return [
+            tiering.JobResult(
+                job_id=finished.job.number,
+                success=finished.success,
+                successful_keys=None if finished.success else finished.ok_keys,
+                transfer_time=finished.seconds,
+                transfer_bytes=finished.nbytes,
+            )
+            for finished in self._tier.take_finished()
+        ]
+
+    def touch(
+        self, keys: Collection[offload.OffloadKey], req_context: offload.ReqContext
+    ) -> None:
+        pass
+
+    def on_new_request(
+        self, req_context: offload.ReqContext
+    ) -> offload.RequestOffloadingContext:
+        return offload.RequestOffloadingContext()
+
+    def on_request_finished(self, req_context: offload.ReqContext) -> None:
+        self._tier.finish_request(req_context.req_id)
+
+    def on_schedule_end(self, context: offload.ScheduleEndContext) -> None:
+        self._tier.end_step()
+
+    def drain_jobs(self) -> None:
+        self._tier.drain(self._tier.settings.shutdown_s)
+
+    def shutdown(self) -> None:
+        self._tier.close()
+
+
+def _engine_config() -> VllmConfig | None:
+    """The engine's configuration.
+
+    vLLM hands a tier only a part of it; the connector that makes the tier has it at hand.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        found = frame.f_locals.get("vllm_config")
+        if isinstance(found, VllmConfig):
+            return found
+        frame = frame.f_back
+    return None
