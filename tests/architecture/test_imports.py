@@ -60,6 +60,7 @@ OPEN_TO_PLUGINS = {
     "kvgraft.config",
     "kvgraft.files",
     "kvgraft.pools",
+    "kvgraft.refusals",
     "kvgraft.storage",
     "kvgraft.testing",
     "kvgraft.transfers",

@@ -16,8 +16,13 @@ from .sources import CORE, PLUGINS, Module, modules
 
 ALL = modules(CORE, *PLUGINS)
 
-IMPORTABLE = [module for module in ALL if find_spec(module.name.partition(".")[0]) is not None]
-"""All but those of packages that need a newer Python."""
+IMPORTABLE = [
+    module
+    for module in ALL
+    if find_spec(module.name.partition(".")[0]) is not None
+    and (module.name != "kvgraft_vllm.tier" or find_spec("vllm") is not None)
+]
+"""All but those of packages that need a newer Python, and the class that is vLLM's to import."""
 
 
 def wrongly_listed(module: Module) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
@@ -70,6 +71,25 @@ def test_memory_lent_to_a_synchronous_backend_is_given_back_when_its_call_return
     backend.gate.set()
     until(lambda: ticket.done)
     assert ticket.statuses == [TIMEOUT]
+    assert storage.close()
+
+
+def test_memory_that_is_not_lent_is_the_callers_at_the_deadline_whatever_hangs() -> None:
+    clock, backend = Clock(), Hanging(synchronous=True)
+    storage = Storage(FINGERPRINT, backend, replace(LIMITS, lend_memory=False), clock)
+    places = addresses(1)
+    stored(storage, places, SIZE)
+    backend.gate.clear()
+    buffer = bytearray(SIZE)
+    ticket = storage.get(places, [buffer])
+    until(lambda: backend.n_calls == 2)
+    clock.now += 6
+    assert ticket.done
+    assert ticket.statuses == [TIMEOUT]
+    backend.gate.set()
+    until(lambda: storage.n_abandoned == 0)
+    assert buffer == bytes(SIZE), "a call that had timed out wrote to memory given back"
+    assert fetched(storage, places, SIZE) == [OK]
     assert storage.close()
 
 

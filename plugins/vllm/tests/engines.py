@@ -120,7 +120,7 @@ class Host:
     def read(self, request: offload.ReqContext, key: bytes) -> bytes:
         """The bytes of a chunk in CPU memory."""
         (chunk,) = self.manager.prepare_load([key], request).chunk_ids
-        payload = self._rows[int(chunk)].tobytes()
+        payload = bytes(self._rows[int(chunk)])
         self.manager.complete_load([key], request)
         return payload
 

@@ -1,4 +1,4 @@
-"""What an engine of vLLM says about itself, read without importing vLLM."""
+"""An engine of vLLM as it describes itself, read without importing vLLM."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kvgraft.errors import ConfigError
-from kvgraft.storage.canonical import Plain
-from kvgraft_vllm.identity import Engine, Group
+from kvgraft import ConfigError
+from kvgraft_vllm.identity import Engine, Group, Plain
 from kvgraft_vllm.settings import TierSettings
 from kvgraft_vllm.weights import weights_of
 
@@ -50,7 +49,10 @@ def describe_engine(
     Raises:
         ConfigError: the weights cannot be told from others.
     """
-    if whole is None and settings.weights is None:
+    weights = settings.weights
+    if whole is not None and weights is None:
+        weights = _weights(whole.model_config, "model")
+    if weights is None:
         raise ConfigError(
             "kvgraft-vllm: vLLM's configuration is not at hand, so weights, quantization and "
             'overrides cannot be told from others; set "weights" to a text that names all of them'
@@ -59,7 +61,7 @@ def describe_engine(
     return Engine(
         version=".".join(version.split(".")[:2]),
         model=Path(config.model.name).name,
-        weights=settings.weights or _weights(whole.model_config, "model"),
+        weights=weights,
         dtype=str(config.model.dtype),
         tokens_per_hash=config.cache.tokens_per_hash,
         blocks_per_chunk=config.cache.blocks_per_chunk,
@@ -101,7 +103,7 @@ def _hashing(cache: Vllm) -> Plain:
 
 
 def _computes(whole: Vllm) -> Plain:
-    """What changes the values in a chunk besides the weights."""
+    """Everything besides the weights that changes the values in a chunk."""
     model, cache = whole.model_config, whole.cache_config
     drafts = whole.speculative_config
     return (

@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvgraft.storage import Fingerprint
-from kvgraft.storage.canonical import Plain
 
-__all__ = ["Engine", "Group", "group_name"]
+__all__ = ["Engine", "Group", "Plain", "group_name"]
+
+Plain = object
+"""None, a bool, an int, a str, bytes, or a tuple of these."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Engine:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """What the store is opened with."""
+        """The fingerprint that the store is opened with."""
         return Fingerprint(
             model=self.model,
             weights=self.weights,

@@ -1,4 +1,4 @@
-"""Which vLLM this is written for, and the names and signatures of it that are relied on.
+"""The versions of vLLM this is written for, and the names and signatures of it that are relied on.
 
 vLLM calls this interface experimental and changes it between minor versions. A version that is not
 known is refused when the tier is loaded; another signature is named.
@@ -10,7 +10,7 @@ import inspect
 import re
 from collections.abc import Mapping
 
-from kvgraft.errors import ConfigError
+from kvgraft import ConfigError
 
 __all__ = ["OLDEST", "SIGNATURES", "TOO_NEW", "differences", "require_supported"]
 

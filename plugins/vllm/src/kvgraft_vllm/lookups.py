@@ -1,4 +1,4 @@
-"""What the store has: asked once a step for all chunks together, never waited for."""
+"""Presence in the store: asked once a step for all chunks together, never waited for."""
 
 from __future__ import annotations
 

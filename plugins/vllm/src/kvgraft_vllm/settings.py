@@ -14,8 +14,7 @@ from urllib.parse import quote, urlencode
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
-from kvgraft import Nbytes
-from kvgraft.errors import ConfigError
+from kvgraft import ConfigError, Nbytes
 from kvgraft.refusals import first_refusal
 from kvgraft.storage import SupervisionLimits
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import vllm
 
-from kvgraft.errors import ConfigError
+from kvgraft import ConfigError
 from kvgraft.storage import Status, open_storage
 from kvgraft_vllm.engine import describe_engine
 from kvgraft_vllm.interface import differences, require_supported
@@ -87,14 +87,10 @@ class KvgraftTier(tiering.SecondaryTierManager):
             for finished in self._tier.take_finished()
         ]
 
-    def touch(
-        self, keys: Collection[offload.OffloadKey], req_context: offload.ReqContext
-    ) -> None:
+    def touch(self, keys: Collection[offload.OffloadKey], req_context: offload.ReqContext) -> None:
         pass
 
-    def on_new_request(
-        self, req_context: offload.ReqContext
-    ) -> offload.RequestOffloadingContext:
+    def on_new_request(self, req_context: offload.ReqContext) -> offload.RequestOffloadingContext:
         return offload.RequestOffloadingContext()
 
     def on_request_finished(self, req_context: offload.ReqContext) -> None:

@@ -29,7 +29,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class FinishedJob:
-    """What came of a job; its memory is the engine's again.
+    """A job that has ended; its memory is the engine's again.
 
     Attributes:
         job: which.

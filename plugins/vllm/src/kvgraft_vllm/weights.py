@@ -1,4 +1,4 @@
-"""What tells a model's weights from others': read from the files, in a fraction of a second.
+"""An identity of a model's weights, read from the files, in a fraction of a second.
 
 A digest over all of a large model's files would take minutes. This one takes the first bytes of
 every tensor: fine-tuning, merging an adapter and quantizing change those.
