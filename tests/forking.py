@@ -25,7 +25,7 @@ def run_program(
     """Become `python ARGUMENTS` in this process.
 
     Args:
-        arguments: `-c` and code, or a script's path, and what is given to it.
+        arguments: `-c` and code, or a script's path and its arguments.
         directory: the directory it runs in.
         environment: all of its environment.
         outputs: paths that standard output and standard error are written to.

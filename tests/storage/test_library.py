@@ -418,7 +418,7 @@ def test_a_backend_whose_hints_raise_or_are_too_few_has_none() -> None:
 # -- events
 
 
-def test_events_say_what_a_silent_backend_stores_and_removes() -> None:
+def test_events_name_keys_that_a_silent_backend_stores_and_removes() -> None:
     backend = Quiet()
     storage = Storage(FINGERPRINT, backend)
     places = addresses(3)

@@ -40,7 +40,7 @@ class Backups:
     def inserted(self, anchor: Node, nodes: list[Node], since: int) -> None:
         """Nodes on the path to `anchor` gained data; the caller holds a receipt over them.
 
-        Those that gained it earlier, from page `since` on, were published without a backup.
+        Nodes that gained it earlier, from page `since` on, were published without a backup.
         """
         if self.enabled and self.policy is WritePolicy.WRITE_THROUGH:
             self._back_up(_with_gaps_above(self.tree, anchor, nodes, since))

@@ -173,8 +173,8 @@ class ResumePoints:
     def most_useful(self, request: Request) -> list[int]:
         """The points ahead at which states are captured, those first that are given up last.
 
-        A repetition resumes at the deepest before the prompt's end; whoever goes on from the prompt
-        mostly does so from where the request ended.
+        A repetition resumes at the deepest before the prompt's end; a longer prompt mostly resumes
+        where the request ended.
         """
         repeat = (request.prompt - 1) // self.tree.page_size
         return sorted(request.points, key=lambda page: (page > repeat, -page))
@@ -188,9 +188,9 @@ class ResumePoints:
             self.skip(request, page, request.points_left_out)
 
     def skip(self, request: Request, page: int, reason: str) -> None:
-        """A point found no slot: it is none, for no component (I11).
+        """A point found no slot: it is dropped for all components (I11).
 
-        It is counted once for its request; `reason` is what `explain` says of its kind.
+        It is counted once for its request; `explain` reports `reason` for its kind.
         """
         kind = request.points.pop(page, None)
         if kind is not None and page not in request.skipped:

@@ -137,7 +137,7 @@ class Incoming:
 
     @classmethod
     def of(cls, values: Sequence[Value]) -> list[Incoming]:
-        """Values to be read; memory for what they need besides their own is got once."""
+        """Values to be read; further memory for them is allocated once."""
         cuts = [_cut(value.parts) for value in values]
         room = _room(cuts)
         return [cls(value, mine, room) for value, mine in zip(values, cuts)]

@@ -31,7 +31,7 @@ class Admissions:
         """A refused request is as before, and so is the tree; `pinned` if not matched again.
 
         Of one that may be admitted later, a chunk that could never fit has shrunk to whole pages
-        (A6), and points whose states could never fit are left out of what it waits for.
+        (A6), and points whose states could never fit are left out of its demand.
         """
         request, name, size = live.request, live.name, self.model.page_size
         free = {"chunk", "checkpoints", "points_left_out"} if pinned is not None else LEASE
