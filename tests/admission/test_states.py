@@ -42,11 +42,11 @@ def test_with_any_number_of_states_an_admitted_request_can_copy_and_capture(
         request = server.begin([*PROMPT, *range(20)], reserve=5, chunk=6)
         decision = cache.admit(request)
         if decision.admitted:
-            copies = cache.slots.copies_on_write
+            copies = cache.states.copies_on_write
             server.load_back(request)
             server.prefill(request)
             server.decode(request, 5)
-            assert cache.slots.copies_on_write - copies == bool(request.anchor_tokens)
+            assert cache.states.copies_on_write - copies == bool(request.anchor_tokens)
             assert cache.finish(request) == 36, "a state that was promised was not captured"
             answers.append((states, "resumed" if request.anchor_tokens else "as a miss"))
         else:

@@ -10,7 +10,6 @@ from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.leases import Leases
 from kvgraft.requests.load_back import LoadBacks
 from kvgraft.requests.request import Request
-from kvgraft.requests.slots import RequestSlots
 from kvgraft.transfers import Journal
 from kvgraft.tree import eviction, inserting, operations, pinning
 from kvgraft.tree.component import TreeComponent
@@ -66,11 +65,11 @@ def a_load_back_that_takes_from_another_pool(put: Patch) -> None:
 
 @breaks("E2", "base")
 def an_allocation_that_makes_room_for_more(put: Patch) -> None:
-    make = RequestSlots._make_room
+    make = Evictor.make_room
     scene = Scene()
     put.into(
-        scene.cache.slots,
-        _make_room=lambda self, component, n_slots: make(self, component, n_slots + 1),
+        scene.cache.evictor,
+        make_room=lambda self, component, n_slots: make(self, component, n_slots + 1),
     )
     scene.cached(PROMPT)
     scene.cached(OTHER)

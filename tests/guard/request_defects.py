@@ -11,9 +11,10 @@ from kvgraft.admission.demand import default_demand
 from kvgraft.admission.promises import Budget
 from kvgraft.requests.account import Account
 from kvgraft.requests.leases import Leases
+from kvgraft.requests.page_slots import PageSlots
 from kvgraft.requests.parts import Part
 from kvgraft.requests.request import Request
-from kvgraft.requests.slots import RequestSlots
+from kvgraft.requests.state_slots import StateSlots
 from kvgraft.transfers import Journal
 from kvgraft.tree import eviction, matching, operations, pinning
 from kvgraft.tree.component import TreeComponent
@@ -217,7 +218,7 @@ def a_state_that_is_not_budgeted(put: Patch) -> None:
 @breaks("A10", "state")
 def a_state_that_is_not_set_up(put: Patch) -> None:
     scene = Scene(state=True)
-    put.into(scene.cache.slots, set_up_states=lambda self, request: None)
+    put.into(scene.cache.states, set_up_states=lambda self, request: None)
     scene.cache.allocate(scene.admitted(PROMPT), 4)
 
 
@@ -245,10 +246,10 @@ def a_promise_below_the_demand(put: Patch) -> None:
 
 @breaks("A1", "base")
 def a_page_more_than_needed(put: Patch) -> None:
-    allocate = RequestSlots.allocate_pages
+    allocate = PageSlots.allocate_pages
     scene = Scene()
     put.into(
-        scene.cache.slots,
+        scene.cache.pages,
         allocate_pages=lambda self, request, pages: allocate(self, request, pages + 1),
     )
     scene.cache.allocate(scene.admitted(PROMPT), 4)
@@ -372,14 +373,14 @@ def an_admitted_chunk_that_does_not_fit(put: Patch) -> None:
 @breaks("A7", "base")
 def an_admitted_allocation_that_is_refused(put: Patch) -> None:
     scene = Scene()
-    put.into(scene.cache.slots, allocate_pages=lambda self, request, pages: False)
+    put.into(scene.cache.pages, allocate_pages=lambda self, request, pages: False)
     scene.cache.allocate(scene.admitted(PROMPT), 8)
 
 
 @breaks("A7", "base")
 def an_allocation_refused_that_was_just_offered(put: Patch) -> None:
     scene = Scene()
-    put.into(scene.cache.slots, allocate_pages=lambda self, request, pages: False)
+    put.into(scene.cache.pages, allocate_pages=lambda self, request, pages: False)
     request = scene.admitted(PROMPT, chunk=4)
     n_tokens = scene.cache.next_chunk(request, 16)
     assert n_tokens == 16
@@ -393,11 +394,11 @@ def a_refused_allocation_that_evicts(put: Patch) -> None:
     request = scene.computed([7, *PROMPT[:11]])
     other = scene.admitted(range(300, 308))
 
-    def greedy(self: RequestSlots, request: Request, pages: int) -> bool:
+    def greedy(self: PageSlots, request: Request, pages: int) -> bool:
         self.evictor.free_device(self.tree.components[0], pages)
         return False
 
-    put.into(scene.cache.slots, allocate_pages=greedy)
+    put.into(scene.cache.pages, allocate_pages=greedy)
     scene.cache.allocate(request, 36)
     del other
 
@@ -434,9 +435,9 @@ def a_promise_renewed_beyond_the_headroom(put: Patch) -> None:
 
 @breaks("M8", "state")
 def a_state_shared_instead_of_copied(put: Patch) -> None:
-    set_up = RequestSlots.set_up_states
+    set_up = StateSlots.set_up_states
 
-    def share(self: RequestSlots, request: Request) -> None:
+    def share(self: StateSlots, request: Request) -> None:
         for part in request.state_parts:
             source = request.receipt.anchor.cells[part.component.index].device
             if source is not None:
@@ -445,7 +446,7 @@ def a_state_shared_instead_of_copied(put: Patch) -> None:
 
     scene = Scene(state=True)
     scene.cached(PROMPT)
-    put.into(scene.cache.slots, set_up_states=share)
+    put.into(scene.cache.states, set_up_states=share)
     scene.cache.allocate(scene.admitted(LONGER), 4)
 
 

@@ -10,11 +10,12 @@ from kvgraft.admission.waiting import WaitingQueue
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.account import Account
 from kvgraft.requests.leases import Leases
+from kvgraft.requests.offers import Offers
+from kvgraft.requests.page_slots import PageSlots
 from kvgraft.requests.parts import Part
 from kvgraft.requests.publishing import Publisher
 from kvgraft.requests.request import Request
 from kvgraft.requests.resume_points import ResumePoints
-from kvgraft.requests.slots import RequestSlots
 from kvgraft.tree import explaining, inserting, operations
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
@@ -116,17 +117,17 @@ def a_match_that_moves_what_another_reads(put: Patch) -> None:
 @breaks("I7")
 def an_end_that_donates_no_state(put: Patch) -> None:
     scene = Scene(state=True)
-    put.into(scene.cache.slots, offer_states=lambda self, request, part: None)
+    put.into(scene.cache.states, offer_states=lambda self, request, part: None)
     scene.cached(PROMPT)
 
 
 @breaks("I9", "window")
 def a_window_that_gives_back_what_it_left_behind(put: Patch) -> None:
-    give = RequestSlots.give_back_behind
+    give = PageSlots.give_back_behind
     scene = Scene()
     put.into(
         scene.cache.publisher,
-        leave_behind=lambda self, request, page, ahead=1: give(self.slots, request, page),
+        leave_behind=lambda self, request, page, ahead=1: give(self.pages, request, page),
     )
     scene.computed(PROMPT, chunk=16)
 
@@ -182,40 +183,40 @@ def a_point_that_the_engine_named_and_nobody_keeps(put: Patch) -> None:
 @breaks("I10", "window")
 def a_point_whose_pages_go_first(put: Patch) -> None:
     def all_left(
-        self: RequestSlots, request: Request, part: Part, runs: list[inserting.Run]
+        self: Offers, request: Request, part: Part, runs: list[inserting.Run]
     ) -> list[inserting.Run]:
         return [run._replace(is_left=True) for run in runs]
 
     scene = Scene()
-    put.into(scene.cache.slots, _classed=all_left)
+    put.into(scene.cache.offers, _classed=all_left)
     scene.computed(PROMPT, reserve=8)
 
 
 @breaks("I10", "window")
 def a_point_of_states_without_the_pages_before_it(put: Patch) -> None:
     def none(
-        self: RequestSlots, request: Request, part: Part, runs: list[inserting.Run]
+        self: Offers, request: Request, part: Part, runs: list[inserting.Run]
     ) -> list[inserting.Run]:
         part.free_pages(runs)
         return []
 
     scene = Scene(state=True)
-    put.into(scene.cache.slots, _classed=none)
+    put.into(scene.cache.offers, _classed=none)
     scene.computed(LONGER, reserve=8)
 
 
 @breaks("I10", "window")
 def pages_that_are_kept_where_no_state_is(put: Patch) -> None:
     scene = Scene(state=True)
-    put.into(scene.cache.slots, _classed=lambda self, request, part, runs: runs)
+    put.into(scene.cache.offers, _classed=lambda self, request, part, runs: runs)
     scene.computed(PROMPT)
 
 
 @breaks("I10", "window")
 def a_decode_that_gives_back_what_a_point_needs(put: Patch) -> None:
     scene = Scene()
-    put.into(scene.cache.slots, has_promise_left=lambda self, parts, pages: False)
-    put.into(scene.cache.slots, is_worth_keeping=lambda self, request, page: False)
+    put.into(scene.cache.pages, has_promise_left=lambda self, parts, pages: False)
+    put.into(scene.cache.pages, is_worth_keeping=lambda self, request, page: False)
     request = scene.computed(PROMPT, reserve=8)
     request.key.extend(OTHER)
     for _ in OTHER:

@@ -6,7 +6,7 @@ import pytest
 
 from kvgraft import Everything, Reach, Trailing
 from kvgraft.errors import ContractViolation
-from kvgraft.requests.slots import RequestSlots
+from kvgraft.requests.page_slots import PageSlots
 from kvgraft.testing.machine import Sizes, paged_plugin, setup_for
 from kvgraft.testing.machine.harness import Harness
 from kvgraft.testing.machine.live import Live
@@ -92,8 +92,8 @@ def test_an_identical_prompt_resumes_at_its_last_page_however_long_the_answer_wa
 
 
 def test_a_decode_that_drops_data_of_points_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RequestSlots, "is_worth_keeping", lambda self, request, page: False)
-    monkeypatch.setattr(RequestSlots, "has_promise_left", lambda self, parts, pages: False)
+    monkeypatch.setattr(PageSlots, "is_worth_keeping", lambda self, request, page: False)
+    monkeypatch.setattr(PageSlots, "has_promise_left", lambda self, parts, pages: False)
     harness = driven("full+swa", 1)
     with pytest.raises(ContractViolation, match="I9"):
         serve(harness, (1,) * 8, 20)

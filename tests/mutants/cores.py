@@ -14,7 +14,8 @@ import pytest
 from kvgraft import Span, TokenKey, reach
 from kvgraft.admission import promises
 from kvgraft.admission.demand import default_demand
-from kvgraft.requests.slots import RequestSlots
+from kvgraft.requests.page_slots import PageSlots
+from kvgraft.requests.state_slots import StateSlots
 from kvgraft.transfers import Journal, Ticket
 from kvgraft.tree import eviction, matching, operations, pinning
 from kvgraft.tree.node import Node
@@ -182,12 +183,12 @@ def a_budget_forgets_the_load_back(patch: Patch) -> None:
 
 @mutant("window", "I9", "A7", "L6", "I3")
 def pages_behind_the_window_are_kept(patch: Patch) -> None:
-    patch.setattr(RequestSlots, "left_behind", lambda self, request, page: 0)
+    patch.setattr(PageSlots, "left_behind", lambda self, request, page: 0)
 
 
 @mutant("state", "M8")
 def a_state_is_shared_instead_of_copied(patch: Patch) -> None:
-    patch.setattr(RequestSlots, "_copy", lambda self, component, source, target: None)
+    patch.setattr(StateSlots, "_copy", lambda self, component, source, target: None)
 
 
 @mutant("everything+window", "M1", "M3")

@@ -23,8 +23,10 @@ from kvgraft.requests.backup import Backups, _with_gaps_above
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.leases import Leases
 from kvgraft.requests.load_back import LoadBacks
+from kvgraft.requests.page_slots import PageSlots
+from kvgraft.requests.parts import StatePart
 from kvgraft.requests.publishing import Publisher
-from kvgraft.requests.slots import RequestSlots
+from kvgraft.requests.state_slots import StateSlots
 from kvgraft.transfers import journal
 from kvgraft.transfers.journal import Journal
 from kvgraft.tree import eviction, inserting, matching, operations, pinning
@@ -704,7 +706,7 @@ change(
     "a page too many is given back behind the window",
     TWO,
     "L6 M7 T9",
-    RequestSlots._behind,
+    PageSlots._behind,
     "part.component.reach_pages.spans(page)",
     "part.component.reach_pages.spans(page + 1)",
 )
@@ -744,7 +746,7 @@ change(
     "a live state is the tree's own",
     ALL,
     "M8 T9",
-    RequestSlots.set_up_states,
+    StateSlots.set_up_states,
     "            self._copy(part.component, source, part.live)\n",
     "",
 )
@@ -752,7 +754,7 @@ change(
     "a duplicate state is lost",
     ALL,
     "T8 H8 A12",
-    RequestSlots._offer,
+    StateSlots._offer,
     "        part.component.device.give_private(duplicate)\n",
     "",
 )
@@ -760,9 +762,9 @@ change(
     "an aborted request keeps its captured states",
     ALL,
     "T8 H8",
-    RequestSlots.give_back_all,
-    "for slots in part.owned():",
-    "for slots in part.owned()[:1]:",
+    StatePart.give_back,
+    "for slots in self.owned():",
+    "for slots in self.owned()[:1]:",
 )
 change(
     "an existing cell takes the newcomer's slots",

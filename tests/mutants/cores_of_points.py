@@ -8,11 +8,11 @@ from typing import Any
 from kvgraft.admission import promises
 from kvgraft.admission.demand import default_demand
 from kvgraft.requests.account import Account
+from kvgraft.requests.offers import Offers
 from kvgraft.requests.parts import Part
 from kvgraft.requests.publishing import Publisher
 from kvgraft.requests.request import Request
 from kvgraft.requests.resume_points import ResumePoints
-from kvgraft.requests.slots import RequestSlots
 from kvgraft.tree import inserting, pinning
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
@@ -43,7 +43,7 @@ def a_point_is_kept_for_states_only(patch: Patch) -> None:
         part.free_pages(runs)
         return []
 
-    patch.setattr(RequestSlots, "_classed", useless)
+    patch.setattr(Offers, "_classed", useless)
 
 
 @mutant("everything+window", "I12")
@@ -75,7 +75,7 @@ def pages_are_published_after_they_went(patch: Patch) -> None:
     publish = Publisher.publish
 
     def late(self: Publisher, request: Request, end: int, position: int) -> None:
-        self.slots.give_back_behind(request, position)
+        self.pages.give_back_behind(request, position)
         publish(self, request, end, position)
 
     patch.setattr(Publisher, "publish", late)
@@ -85,7 +85,7 @@ def pages_are_published_after_they_went(patch: Patch) -> None:
 def a_decode_gives_back_pages_that_points_need(patch: Patch) -> None:
     edited(
         Publisher.leave_behind,
-        "if not self.slots.is_worth_keeping(request, page):",
+        "if not self.pages.is_worth_keeping(request, page):",
         "if True:",
     )(patch)
 

@@ -13,7 +13,8 @@ from kvgraft.cache import Cache
 from kvgraft.requests.account import Account
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.leases import Leases
-from kvgraft.requests.slots import RequestSlots
+from kvgraft.requests.parts import Part
+from kvgraft.requests.state_slots import StateSlots
 from kvgraft.tree import eviction, explaining, inserting, matching, operations, pinning
 from kvgraft.tree.eviction import Victim
 from kvgraft.tree.ledger import Ledger
@@ -180,26 +181,25 @@ def an_insert_replaces_slots_of_the_tree(patch: Patch) -> None:
 
 @mutant("state", "I6", "I7")
 def a_finished_request_donates_no_state(patch: Patch) -> None:
-    patch.setattr(RequestSlots, "offered_page", lambda self, request, part: 0)
+    patch.setattr(StateSlots, "offered_page", lambda self, request, part: 0)
 
 
 @mutant("state", "I7", "B3", "M8", "R5", "I1", "I6")
 def a_state_is_captured_a_page_too_late(patch: Patch) -> None:
-    offer = RequestSlots._offer
+    offer = StateSlots._offer
 
     def late(self: Any, part: Any, page: int, slot: bytes) -> None:
         offer(self, part, max(1, page - 1), slot)
 
-    patch.setattr(RequestSlots, "_offer", late)
+    patch.setattr(StateSlots, "_offer", late)
 
 
 @mutant("everything", "H8", "T8", "T9")
 def an_aborted_request_keeps_its_slots(patch: Patch) -> None:
-    def forgetful(self: Any, parts: Any) -> None:
-        for part in parts:
-            part.runs = []
+    def forgetful(self: Any) -> None:
+        self.runs = []
 
-    patch.setattr(RequestSlots, "give_back_all", forgetful)
+    patch.setattr(Part, "give_back", forgetful)
 
 
 # -- eviction

@@ -215,28 +215,28 @@ GUARDED_CORES: dict[str, BadCore] = {
     ),
     "a page inside the window is given back": BadCore(
         ("L6", "I3"),
-        "requests/slots.py",
+        "requests/page_slots.py",
         "kept, behind = self._behind(part, page)",
         "kept, behind = self._behind(part, page + 1)",
     ),
     "a finished request is cached beyond its last state": BadCore(
         ("I6", "I7"),
         "requests/publishing.py",
-        "page = min(page, self.slots.offered_page(request, part))",
-        "page = max(page, self.slots.offered_page(request, part))",
+        "page = min(page, self.states.offered_page(request, part))",
+        "page = max(page, self.states.offered_page(request, part))",
     ),
     "a finished request keeps the state it followed the decode with": BadCore(
-        ("I7", "I6"), "requests/slots.py", "elif part.tracked is not None:", "elif False:"
+        ("I7", "I6"), "requests/state_slots.py", "elif part.tracked is not None:", "elif False:"
     ),
     "a request begins with an empty state": BadCore(
-        ("M8",), "requests/slots.py", "self._copy(part.component, source, part.live)", "pass"
+        ("M8",), "requests/state_slots.py", "self._copy(part.component, source, part.live)", "pass"
     ),
     "a captured state is never written": BadCore(
-        ("I7", "M8"), "requests/slots.py", "self._copy(component, part.live, slot)", "pass"
+        ("I7", "M8"), "requests/state_slots.py", "self._copy(component, part.live, slot)", "pass"
     ),
     "a state due is kept as the decode's": BadCore(
         ("I6", "I7", "A6"),
-        "requests/slots.py",
+        "requests/state_slots.py",
         "part.due, part.due_as = page, due_as",
         "part.due, part.due_as = page, Due.DECODED",
     ),
@@ -261,13 +261,13 @@ GUARDED_CORES: dict[str, BadCore] = {
     ),
     "a point is kept for states only": BadCore(
         ("I10", "I9"),
-        "requests/slots.py",
-        "kept, behind = _divided(runs, worth)",
+        "requests/offers.py",
+        "kept, behind = divided(runs, worth)",
         "kept, behind = [], runs",
     ),
     "a point keeps its pages and no state": BadCore(
         ("I10", "I7", "I11"),
-        "requests/slots.py",
+        "requests/state_slots.py",
         "                part.captured[page] = slot\n        # Last",
         "                component.device.give_private(slot)\n"
         "                part.account.held -= 1\n        # Last",
@@ -276,7 +276,7 @@ GUARDED_CORES: dict[str, BadCore] = {
         ("I9", "I10", "I1"),
         "requests/publishing.py",
         "        there = self._there_already(request, end)\n        if there is None:",
-        "        self.slots.give_back_behind(request, position)\n"
+        "        self.pages.give_back_behind(request, position)\n"
         "        there = self._there_already(request, end)\n        if there is None:",
     ),
     "points are counted twice in the demand": BadCore(
@@ -309,7 +309,7 @@ GUARDED_CORES: dict[str, BadCore] = {
         ("I9", "I10"),
         "requests/publishing.py",
         "        if named:\n            self.publish(request, named, page)",
-        "        if named:\n            self.slots.give_back_behind(request, page)",
+        "        if named:\n            self.pages.give_back_behind(request, page)",
     ),
     "slots handed over are promised again": BadCore(
         ("I12", "A1", "A12"),

@@ -35,6 +35,8 @@ from kvgraft.pools.available import AvailableMemory, available_nbytes
 from kvgraft.requests.backup import Backups
 from kvgraft.requests.leases import Leases
 from kvgraft.requests.load_back import LoadBacks
+from kvgraft.requests.offers import Offers
+from kvgraft.requests.page_slots import PageSlots
 from kvgraft.requests.parts import Part
 from kvgraft.requests.publishing import Publisher
 from kvgraft.requests.request import (
@@ -49,7 +51,7 @@ from kvgraft.requests.request import (
     whole,
 )
 from kvgraft.requests.resume_points import ResumePoints, resume_pages
-from kvgraft.requests.slots import InnerStates, RequestSlots
+from kvgraft.requests.state_slots import InnerStates, StateSlots
 from kvgraft.requests.tables import slot_table, state_slot
 from kvgraft.sizes import expect_count
 from kvgraft.transfers import Fence, Transfer, TransferEngine
@@ -131,9 +133,17 @@ class Cache:
         self.load_backs = parts.kind(LoadBacks)(self.tree, self.journal, self.evictor, self.leases)
         self.budget = parts.kind(Budget)(self.tree, self.mounted, self.private, self.points)
         self.requests: dict[int, Request] = {}
-        self.slots = parts.kind(RequestSlots)(self.tree, self.mounted, self.evictor, self.points)
+        self.pages = parts.kind(PageSlots)(self.tree, self.evictor)
+        self.states = parts.kind(StateSlots)(self.tree, self.mounted, self.evictor, self.points)
+        self.offers = parts.kind(Offers)(self.tree)
         self.publisher = parts.kind(Publisher)(
-            self.tree, self.slots, self.leases, self.backups, self.journal, self.points
+            self.tree,
+            self.pages,
+            self.states,
+            self.offers,
+            self.leases,
+            self.backups,
+            self.journal,
         )
         self.storage = parts.storage(self.tree, self.mounted, self.evictor)
         self.closed = False
@@ -327,18 +337,18 @@ class Cache:
             pinning.release_host_copy(self.tree, request.receipt)
         pages = request.pages_short(n_tokens, self.tree.page_size)
         page = request.computed // self.tree.page_size
-        within = pages <= 0 or self.slots.has_promise_left(request.parts, pages)
-        if not within and not self.slots.could_allocate(request, pages, page):
+        within = pages <= 0 or self.pages.has_promise_left(request.parts, pages)
+        if not within and not self.pages.could_allocate(request, pages, page):
             return False
         if self.tree.has_state:
             self.publisher.publish_states(request)
         if pages > 0:
             if not within and request.bounded_parts:
                 self.publisher.leave_behind(request, page, pages)
-            if not self.slots.allocate_pages(request, pages):
+            if not self.pages.allocate_pages(request, pages):
                 return False
         if self.tree.has_state:
-            self.slots.set_up_states(request)
+            self.states.set_up_states(request)
         return True
 
     def state_boundaries(self, request: Request, n_tokens: int) -> list[int]:
@@ -495,7 +505,12 @@ class Cache:
         Raises:
             IntegrityError: naming the rule that is broken, with the numbers.
         """
-        owners = [owner for each in self.requests.values() for owner in self.slots.owners(each)]
+        owners = [
+            owner
+            for each in self.requests.values()
+            for part in each.parts
+            for owner in part.owners(f"the request of {each.prompt} tokens")
+        ]
         operations = self.journal.operations()
         held = [Held(each.receipt, f"{each!r}") for each in self.requests.values()]
         held += [
@@ -553,7 +568,8 @@ class Cache:
 
     def _give_up(self, parts: Sequence[Part]) -> None:
         """Give back a request's private slots and promises, but not its pins (H8)."""
-        self.slots.give_back_all(parts)
+        for part in parts:
+            part.give_back()
         self.budget.close(parts)
 
     def _end(self, request: Request) -> None:

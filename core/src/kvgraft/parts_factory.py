@@ -83,7 +83,7 @@ class PartsFactory:
         """The class of a part: `plain`, or a subclass of it.
 
         Asked for tree, journal, evictor, backups, resume points, leases, load-backs, budget,
-        request slots and publisher of a cache.
+        page slots, state slots, offers and publisher of a cache.
         """
         return plain
 

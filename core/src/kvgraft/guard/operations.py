@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from kvgraft.admission.decision import Decision
     from kvgraft.cache import Cache as _Operations
     from kvgraft.requests.request import Request
-    from kvgraft.requests.slots import InnerStates
+    from kvgraft.requests.state_slots import InnerStates
     from kvgraft.storage_tier import Prefetch
     from kvgraft.transfers import Fence, Transfer
     from kvgraft.tree.keys import TokenKey

@@ -15,7 +15,7 @@ from kvgraft.guard.watched import After, Watched
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.parts import Due
 from kvgraft.requests.request import Request
-from kvgraft.requests.slots import InnerStates
+from kvgraft.requests.state_slots import InnerStates
 from kvgraft.transfers import Fence
 from kvgraft.tree.component import TreeComponent
 from kvgraft.types import Direction, Tier

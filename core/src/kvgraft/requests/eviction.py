@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvgraft.config import WritePolicy
-from kvgraft.errors import ContractViolation, KvgraftError
+from kvgraft.errors import ContractViolation, KvgraftError, TransferError
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.transfers.journal import Journal, Transfer
 from kvgraft.tree import eviction, operations
@@ -45,6 +45,19 @@ class Evictor:
         else:
             eviction.evict_device(self.tree, component, shortfall)
         return component.device.free >= n_slots
+
+    def make_room(self, component: TreeComponent, n_slots: int) -> None:
+        """Free DEVICE slots of one component until `n_slots`, all promised, are free (A7).
+
+        Raises:
+            TransferError: copies of evicted data did not end in time.
+        """
+        if not self.free_device(component, n_slots):
+            raise TransferError(
+                f"component {component.name!r}: free({component.device.free}) < needed({n_slots}) "
+                f"after waiting {self.timeout_s} s for copies of evicted data; check the transfer "
+                "engine"
+            )
 
     def evict(self, component: TreeComponent, n_slots: int, tier: Tier) -> int:
         """Evict until `n_slots` more slots are free; returns how many were freed (E6)."""

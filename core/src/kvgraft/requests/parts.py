@@ -9,7 +9,8 @@ from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.account import Account
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.inserting import Run
-from kvgraft.types import Demand
+from kvgraft.tree.integrity import SlotOwner
+from kvgraft.types import Demand, Tier
 
 __all__ = ["DECODED", "POINT", "Due", "Part", "StatePart"]
 
@@ -60,6 +61,21 @@ class Part:
         self.demand = NO_DEMAND
         self.private: tuple[bytes, ...] = ()
         self.runs: list[Run] = []
+
+    def give_back(self) -> None:
+        """Free every slot it holds (H8)."""
+        for run in self.runs:
+            self.component.device.give_private(run.device)
+            if self.host_account is not None and run.host is not None:
+                self.host_account.ledger.give_private(run.host)
+        self.runs = []
+
+    def owners(self, who: str) -> list[SlotOwner]:
+        """Every slot it holds, for integrity checks."""
+        name = self.component.name
+        found: list[SlotOwner] = [(name, Tier.DEVICE, who, run.device) for run in self.runs]
+        found += [(name, Tier.HOST, who, run.host) for run in self.runs if run.host is not None]
+        return found
 
     def headroom_covers(self, n: int) -> bool:
         """Whether `n` slots are promised, or could be at once."""
@@ -142,6 +158,17 @@ class StatePart(Part):
     def due_is_checkpoint(self) -> bool:
         """Whether the state that is due is kept as a captured one."""
         return self.due_as is not DECODED
+
+    def give_back(self) -> None:
+        """Free every state it holds (H8)."""
+        for slots in self.owned():
+            self.component.device.give_private(slots)
+        self.live = self.tracked = None
+        self.captured = {}
+
+    def owners(self, who: str) -> list[SlotOwner]:
+        """Every slot it holds, for integrity checks."""
+        return [(self.component.name, Tier.DEVICE, who, slots) for slots in self.owned()]
 
     def owned(self) -> list[bytes]:
         """The slots of all states held."""

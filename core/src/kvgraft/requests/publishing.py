@@ -8,9 +8,11 @@ from __future__ import annotations
 from kvgraft.errors import LeaseError
 from kvgraft.requests.backup import Backups
 from kvgraft.requests.leases import Leases, Locks
+from kvgraft.requests.offers import Going, Offers
+from kvgraft.requests.page_slots import PageSlots
 from kvgraft.requests.request import Request
-from kvgraft.requests.resume_points import END, GRID, ResumePoints
-from kvgraft.requests.slots import Going, InnerStates, RequestSlots
+from kvgraft.requests.resume_points import END, GRID
+from kvgraft.requests.state_slots import InnerStates, StateSlots
 from kvgraft.transfers import Fence, Journal
 from kvgraft.tree import inserting, pinning
 from kvgraft.tree.keys import common_prefix_pages
@@ -35,18 +37,21 @@ class Publisher:
     def __init__(
         self,
         tree: Tree,
-        slots: RequestSlots,
+        pages: PageSlots,
+        states: StateSlots,
+        offers: Offers,
         leases: Leases,
         backups: Backups,
         journal: Journal,
-        points: ResumePoints,
     ) -> None:
         self.tree = tree
-        self.slots = slots
+        self.pages = pages
+        self.states = states
+        self.offers = offers
         self.leases = leases
         self.backups = backups
         self.journal = journal
-        self.points = points
+        self.points = states.points
         self.checkpoints = 0
         self.declined_checkpoints = 0
 
@@ -54,17 +59,17 @@ class Publisher:
         self, request: Request, n_tokens: int, fence: Fence | None, states: InnerStates | None
     ) -> None:
         """The next tokens exist: note states, and hand over pages behind the reaches (L6, I9)."""
-        slots, size = self.slots, self.tree.page_size
+        size = self.tree.page_size
         end = request.position_after(n_tokens, size)
         if states is not None:
-            slots.check_inner(request, end, states)
+            self.states.check_inner(request, end, states)
         start, request.computed = request.computed, end
         page, rest = divmod(end, size)
         self.journal.follow(fence)
         if self.tree.has_state:
             if self.points.inside:
-                slots.capture_inside(request, start, states or {})
-            slots.note_boundary(request, 0 if rest else page)
+                self.states.capture_inside(request, start, states or {})
+            self.states.note_boundary(request, 0 if rest else page)
         if self.points.matter and page > start // size:
             pinning.slide(self.tree, request.receipt, page)
             if request.bounded_parts and end != request.total:
@@ -76,14 +81,14 @@ class Publisher:
         The fence is noted all the same: data that it covers may be copied later.
         """
         self.journal.follow(fence)
-        page = self.slots.keep_due_states(request)
+        page = self.states.keep_due_states(request)
         if not self._has_new(request, page):
             return False
         if not self._can_replenish(request, page):
             self.declined_checkpoints += 1
             return False
         self._check_key(request, page)
-        self.share(request, page, self._lock(request, page))
+        self.share(request, page, self.leases.lock(max(page, request.receipt.anchor.end)))
         request.cached = max(request.cached, page)
         self.checkpoints += 1
         return True
@@ -93,13 +98,13 @@ class Publisher:
         self.journal.follow(fence)
         page = request.computed // self.tree.page_size
         for part in request.state_parts:
-            page = min(page, self.slots.offered_page(request, part))
+            page = min(page, self.states.offered_page(request, part))
         backs_up = self.backups.enabled
         if self._has_new(request, page) or (request.published and backs_up):
             self._check_key(request, page)
-            locks = self._lock(request, page) if backs_up else None
+            locks = self.leases.lock(max(page, request.receipt.anchor.end)) if backs_up else None
             for part in request.state_parts:
-                self.slots.offer_states(request, part)
+                self.states.offer_states(request, part)
             if backs_up:
                 self.share(request, page, locks)
             else:
@@ -113,22 +118,22 @@ class Publisher:
         A decode with small pages collects some before, as long as `ahead` more pages are promised;
         where that is too little, pages that no resume point needs are given back to the pools.
         """
-        end = self.slots.left_behind(request, page)
+        end = self.pages.left_behind(request, page)
         if not end:
             return
         if request.computed > request.prompt and self.tree.page_size < BEHIND_TOKENS:
-            collected = self.slots.pages_behind(request, page)
+            collected = self.pages.pages_behind(request, page)
             if collected * self.tree.page_size < BEHIND_TOKENS:
-                if self.slots.has_promise_left(request.bounded_parts, ahead):
+                if self.pages.has_promise_left(request.bounded_parts, ahead):
                     return
-                if not self.slots.is_worth_keeping(request, page):
-                    self.slots.give_back_behind(request, page)
+                if not self.pages.is_worth_keeping(request, page):
+                    self.pages.give_back_behind(request, page)
                     return
         named = min(end, self._shareable(request))
         if named:
             self.publish(request, named, page)
         if named < end:
-            self.slots.give_back_behind(request, page)
+            self.pages.give_back_behind(request, page)
 
     def publish_states(self, request: Request) -> None:
         """Hand the tree the states captured so far, with the pages before them."""
@@ -150,7 +155,7 @@ class Publisher:
         """
         there = self._there_already(request, end)
         if there is None:
-            self.slots.give_back_behind(request, position)
+            self.pages.give_back_behind(request, position)
             return
         boundary = request.receipt.anchor.end
         inserted = self._insert(request, end, Going(position, there))
@@ -256,13 +261,6 @@ class Publisher:
                 return False
         return True
 
-    def _lock(self, request: Request, page: int) -> Locks | None:
-        """Ask components what to pin when the request shares up to boundary `page`.
-
-        Before anything changes, so that nothing has if one fails (I8).
-        """
-        return self.leases.lock(max(page, request.receipt.anchor.end))
-
     def _insert(self, request: Request, end: int, going: Going | None) -> inserting.Inserted:
         if self.points.matter and not self.tree.has_state:
             # Also those that lie behind `end`: part of their data may be handed over now.
@@ -270,7 +268,7 @@ class Publisher:
             for page in self.points.grid_between(request, request.last_point, passed):
                 request.points.setdefault(page, GRID)
             request.last_point = max(request.last_point, passed)
-        holdings = self.slots.take_out(request, end, going)
+        holdings = self.offers.take_out(request, end, going)
         start = leaf = request.receipt.anchor
         if start.end * self.tree.page_size != request.anchor_tokens:
             # The anchor went down as it published: part of the offer may lie above it.

@@ -8,7 +8,7 @@ revived with the incoming slots, which nobody read before (I4).
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -173,15 +173,19 @@ def _end_of(run: Run) -> int:
     return run.end
 
 
-def _breakpoints(start: int, end: int, holding: Holding) -> list[int]:
+def _breakpoints(start: int, end: int, holdings: Iterable[Holding]) -> set[int]:
     """Pages inside `(start, end)` where a component's coverage changes or a state stands."""
-    points = [page for page in holding.states if start < page < end] if holding.states else []
-    runs = holding.runs
-    for run in runs if len(runs) <= FEW_RUNS else _between(runs, start, end):
-        if start < run.first < end:
-            points.append(run.first)
-        if start < run.end < end:
-            points.append(run.end)
+    points: set[int] = set()
+    for holding in holdings:
+        for page in holding.states:
+            if start < page < end:
+                points.add(page)
+        runs = holding.runs
+        for run in runs if len(runs) <= FEW_RUNS else _between(runs, start, end):
+            if start < run.first < end:
+                points.add(run.first)
+            if start < run.end < end:
+                points.add(run.end)
     return points
 
 
@@ -196,10 +200,7 @@ def _grow(
     """Append new nodes below `node` up to page `end`."""
     page_bytes = tree.page_bytes
     start = node.end
-    points = [end]
-    for holding in holdings:
-        points += _breakpoints(start, end, holding)
-    for stop in sorted(set(points)) if len(points) > 1 else points:
+    for stop in (*sorted(_breakpoints(start, end, holdings)), end):
         edge = bytes(key.data[start * page_bytes : stop * page_bytes])
         node = tree.new_node(edge, node, start, stop)
         hashes = key.page_hashes(tree, start, stop)
@@ -228,9 +229,7 @@ def _lengthen(tree: Tree, leaf: Node, key: TokenKey, end: int, holdings: list[Ho
         return
     if len(leaf.key) >= LONGEST_LEAF_BYTES:
         return
-    stop = end
-    for holding in holdings:
-        stop = min([stop, *_breakpoints(start, end, holding)])
+    stop = min(_breakpoints(start, end, holdings), default=end)
     parts: list[tuple[TreeComponent, Run]] = []
     for component, holding in zip(tree.components, holdings):
         cell = leaf.cells[component.index]
@@ -257,11 +256,12 @@ def _lengthen(tree: Tree, leaf: Node, key: TokenKey, end: int, holdings: list[Ho
 
 def _split_at_coverage(tree: Tree, child: Node, holdings: list[Holding]) -> Node:
     """The first part of `child` on which the adopted data is uniform."""
-    points: list[int] = []
-    for component, holding in zip(tree.components, holdings):
-        cell = child.cells[component.index]
-        if cell.device is None or cell.stamp < 0 or component.is_state:
-            points += _breakpoints(child.start, child.end, holding)
+    adopted = [
+        holding
+        for component, cell, holding in zip(tree.components, child.cells, holdings)
+        if cell.device is None or cell.stamp < 0 or component.is_state
+    ]
+    points = _breakpoints(child.start, child.end, adopted)
     return tree.split(child, min(points)) if points else child
 
 

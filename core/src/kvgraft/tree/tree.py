@@ -265,7 +265,12 @@ class Tree:
             component.device.pinned += len(slots) // SLOT_BYTES
         else:
             component.device.evictable += len(slots) // SLOT_BYTES
-        self.raise_device(node, 1)
+        above: Node | None = node
+        while above is not None:
+            above.live_device += 1
+            if above.live_device > 1:
+                break
+            above = above.parent
 
     def extend_device(self, node: Node, component: TreeComponent, slots: bytes) -> None:
         """More DEVICE data arrives on a cell that has some: its node grew in place (L4)."""
@@ -294,15 +299,6 @@ class Tree:
             if above.live_host > 1:
                 break
             above = above.parent
-
-    def raise_device(self, node: Node, n_cells: int) -> None:
-        """`n_cells` cells of `node` gained DEVICE data: keep the live counts."""
-        was_live = node.live_device
-        node.live_device += n_cells
-        while not was_live and node.parent is not None:
-            node = node.parent
-            was_live = node.live_device
-            node.live_device += 1
 
     def touch(self, node: Node, component: TreeComponent) -> None:
         """Computing data on DEVICE again is a use of it: no longer left behind, nor old."""

@@ -48,7 +48,7 @@ def cache_counts(cache: Cache) -> CacheCounts:
             }
             for component in cache.tree.components
         },
-        "copies_on_write": cache.slots.copies_on_write,
+        "copies_on_write": cache.states.copies_on_write,
         "checkpoints": cache.publisher.checkpoints,
         "resume_points": _point_counts(cache),
     }
