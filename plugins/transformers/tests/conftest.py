@@ -3,7 +3,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -53,8 +53,8 @@ def open_memory() -> Iterator[Callable[..., ModelMemory]]:
 
     opened: list[ModelMemory] = []
 
-    def build(model: PreTrainedModel, **settings: object) -> ModelMemory:
-        defaults: dict[str, object] = {
+    def build(model: PreTrainedModel, **settings: Any) -> ModelMemory:
+        defaults: dict[str, Any] = {
             "page_size": PAGE,
             "chunk_tokens": CHUNK,
             "device_tokens": 512,

@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from kvgraft_transformers import ModelMemory, UnsupportedModelError
-from kvgraft_transformers.engine import Engine, EngineSettings, GenerationRequest
+from kvgraft_transformers.engine import Engine, EngineSettings, Generation, GenerationRequest
 from kvgraft_transformers.probing import cache_argument, plain_cache, takes_positions
 
 from .families import SURVEYED, build_family
@@ -90,7 +90,7 @@ def _wrong_answers(model: PreTrainedModel) -> str:
     prompts = [shared + _tokens(n, seed) for n, seed in ((5, 3), (30, 4), (12, 5))] + [shared[:21]]
     engine = Engine.open(model, EngineSettings(chunk_tokens=CHUNK), page_size=16, device_tokens=512)
     try:
-        answers = []
+        answers: list[tuple[list[int], Generation]] = []
         for _ in range(2):
             asked = [GenerationRequest(each, NEW, ignore_end=True) for each in prompts]
             answers += zip(prompts, engine.generate(asked))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from transformers import AutoModelForSeq2SeqLM, DynamicCache, T5Config
 from transformers.cache_utils import DummyLayer, DynamicLayer
 
 from kvgraft import ConfigError
 from kvgraft_transformers import UnsupportedModelError, architecture, read_architecture
-from kvgraft_transformers.probing import Probe
+from kvgraft_transformers.probing import Probe, probe_model
 from kvgraft_transformers.tiny import FAMILIES, build_tiny_model
 from kvgraft_transformers.versions import check_transformers
 
@@ -35,24 +37,24 @@ COMPONENTS = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_each_layer_gets_the_component_of_its_kind(family, tiny):
+def test_each_layer_gets_the_component_of_its_kind(family: str, tiny: Any) -> None:
     components = read_architecture(tiny(family), sparse_on_host=False).components
     layers = {name: options["layers"] for name, options in components.items()}
     assert layers == COMPONENTS[family]
 
 
-def test_a_latent_is_kept_as_one_row(tiny):
+def test_a_latent_is_kept_as_one_row(tiny: Any) -> None:
     (options,) = read_architecture(tiny("deepseek_v3"), sparse_on_host=False).components.values()
     assert (options["kind"], options["latent_dim"], options["rope_dim"]) == ("mla", 16, 8)
 
 
-def test_a_window_keeps_the_tokens_that_the_next_one_sees(tiny):
+def test_a_window_keeps_the_tokens_that_the_next_one_sees(tiny: Any) -> None:
     for family, window in (("gemma3_text", 48), ("llama4_text", 48), ("gpt_oss", 40)):
         components = read_architecture(tiny(family), sparse_on_host=False).components
         assert components["swa"]["window"] == window - 1
 
 
-def test_layers_with_other_heads_get_a_pool_of_their_own():
+def test_layers_with_other_heads_get_a_pool_of_their_own() -> None:
     model = build_tiny_model(
         "gemma4_text",
         num_kv_shared_layers=0,
@@ -65,10 +67,10 @@ def test_layers_with_other_heads_get_a_pool_of_their_own():
     assert components["swa"]["head_dim"] == 16
 
 
-def test_two_windows_get_two_components(tiny, monkeypatch):
-    probe = architecture.probe_model
+def test_two_windows_get_two_components(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = probe_model
 
-    def with_another_window(model):
+    def with_another_window(model: Any) -> Any:
         probed = probe(model)
         probed.layers[2].sliding_window = 32
         return probed
@@ -83,14 +85,14 @@ def test_two_windows_get_two_components(tiny, monkeypatch):
     assert components["swa@w32-2x16"]["window"] == 31
 
 
-def test_sparse_layers_go_to_the_host_when_asked(tiny):
+def test_sparse_layers_go_to_the_host_when_asked(tiny: Any) -> None:
     found = read_architecture(tiny("deepseek_v32"), sparse_on_host=True)
     assert list(found.components) == ["hisparse"]
     assert all(plan.sparse for plan in found.layers)
     assert found.components["hisparse"]["index_dim"] == 16
 
 
-MAMBA1 = {
+MAMBA1: dict[str, dict[str, Any]] = {
     "mamba": {"state_size": 8, "num_key_value_heads": None, "head_dim": None},
     "falcon_mamba": {"state_size": 8, "num_key_value_heads": None, "head_dim": None},
     "jamba": {
@@ -107,17 +109,17 @@ MAMBA1 = {
 
 
 @pytest.mark.parametrize("family", MAMBA1)
-def test_a_mamba1_scan_is_refused_by_name(family):
+def test_a_mamba1_scan_is_refused_by_name(family: str) -> None:
     model = build_tiny_model(family, **MAMBA1[family])
     with pytest.raises(UnsupportedModelError, match=rf"\({family}\): layer 0 .* Mamba1 scan"):
         read_architecture(model, sparse_on_host=False)
 
 
-def test_a_model_that_insists_on_another_cache_of_its_own_is_refused_by_name():
-    class OwnCache(DynamicCache):
+def test_a_model_that_insists_on_another_cache_of_its_own_is_refused_by_name() -> None:
+    class OwnCache(DynamicCache):  # type: ignore[misc]
         pass
 
-    def insist(_, args, kwargs):
+    def insist(_: Any, args: Any, kwargs: Any) -> Any:
         cache = kwargs["past_key_values"]
         if cache is None:
             kwargs["past_key_values"] = OwnCache()
@@ -131,7 +133,7 @@ def test_a_model_that_insists_on_another_cache_of_its_own_is_refused_by_name():
         read_architecture(model, sparse_on_host=False)
 
 
-def test_lightning_attention_alone_is_refused_by_name():
+def test_lightning_attention_alone_is_refused_by_name() -> None:
     model = build_tiny_model("minimax", layer_types=["linear_attention"] * 4)
     with pytest.raises(
         UnsupportedModelError, match=r"MiniMaxForCausalLM \(minimax\): does not run"
@@ -139,7 +141,7 @@ def test_lightning_attention_alone_is_refused_by_name():
         read_architecture(model, sparse_on_host=False)
 
 
-def test_block_sparse_layers_are_refused_by_their_type():
+def test_block_sparse_layers_are_refused_by_their_type() -> None:
     model = build_tiny_model(
         "minimax_m3_vl_text",
         num_local_experts=4,
@@ -154,7 +156,7 @@ def test_block_sparse_layers_are_refused_by_their_type():
         read_architecture(model, sparse_on_host=False)
 
 
-def test_a_state_outside_the_cache_is_refused():
+def test_a_state_outside_the_cache_is_refused() -> None:
     model = build_tiny_model(
         "recurrent_gemma",
         lru_width=64,
@@ -167,7 +169,7 @@ def test_a_state_outside_the_cache_is_refused():
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
-def test_rotations_that_follow_the_prompts_length_are_refused(kind):
+def test_rotations_that_follow_the_prompts_length_are_refused(kind: Any) -> None:
     rope = {"rope_type": kind, "factor": 2.0, "rope_theta": 10000.0}
     if kind == "longrope":
         rope |= {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
@@ -177,34 +179,34 @@ def test_rotations_that_follow_the_prompts_length_are_refused(kind):
         read_architecture(model, sparse_on_host=False)
 
 
-def test_a_model_that_keeps_nothing_is_refused(tiny, monkeypatch):
+def test_a_model_that_keeps_nothing_is_refused(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(architecture, "probe_model", lambda _: Probe([DummyLayer()] * 4, None))
     with pytest.raises(UnsupportedModelError, match="keeps nothing that a later request"):
         read_architecture(tiny("llama"), sparse_on_host=False)
 
 
-def test_sparse_on_host_needs_an_indexer(tiny):
+def test_sparse_on_host_needs_an_indexer(tiny: Any) -> None:
     with pytest.raises(UnsupportedModelError, match="no layer with an indexer"):
         read_architecture(tiny("llama"), sparse_on_host=True)
 
 
-def test_an_encoder_decoder_is_refused_by_name():
+def test_an_encoder_decoder_is_refused_by_name() -> None:
     config = T5Config(vocab_size=64, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
     model = AutoModelForSeq2SeqLM.from_config(config)
     with pytest.raises(UnsupportedModelError, match=r"\(t5\): is an encoder-decoder"):
         read_architecture(model, sparse_on_host=False)
 
 
-def test_a_layer_that_keeps_something_more_is_refused_by_its_type(tiny, monkeypatch):
+def test_a_layer_that_keeps_something_more_is_refused_by_its_type(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
 
-    from kvgraft_transformers import architecture
-
-    class CompressedLayer(DynamicLayer):
+    class CompressedLayer(DynamicLayer):  # type: ignore[misc]
         pass
 
-    probe = architecture.probe_model
+    probe = probe_model
 
-    def with_another_layer(model):
+    def with_another_layer(model: Any) -> Any:
         probed = probe(model)
         probed.layers[2].__class__ = CompressedLayer
         return probed
@@ -215,11 +217,11 @@ def test_a_layer_that_keeps_something_more_is_refused_by_its_type(tiny, monkeypa
 
 
 @pytest.mark.parametrize("version", ["5.22.1", "5.24.0", "4.57.0", "6.0.0"])
-def test_another_transformers_is_refused_with_both_versions(version):
+def test_another_transformers_is_refused_with_both_versions(version: Any) -> None:
     with pytest.raises(ConfigError, match=rf"transformers {version} is installed, .* 5\.23"):
         check_transformers(version)
 
 
-def test_the_installed_transformers_is_the_verified_one():
+def test_the_installed_transformers_is_the_verified_one() -> None:
     check_transformers()
     check_transformers("5.23.7")

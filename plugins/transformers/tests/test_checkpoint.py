@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,7 +65,9 @@ def refusal(model: str, home: Path, **environment: str) -> str:
     return done.stderr
 
 
-def test_a_hub_that_cannot_be_reached_is_asked_once_and_told_in_one_line(unreachable, tmp_path):
+def test_a_hub_that_cannot_be_reached_is_asked_once_and_told_in_one_line(
+    unreachable: Any, tmp_path: Path
+) -> None:
     assert refusal("some/model", tmp_path, HF_ENDPOINT=unreachable) == (
         "kvgraft: model 'some/model' is no directory here and not in the cache, and "
         f"{unreachable} cannot be reached ([Errno 111] Connection refused); give a checkpoint's "
@@ -72,7 +75,7 @@ def test_a_hub_that_cannot_be_reached_is_asked_once_and_told_in_one_line(unreach
     )
 
 
-def test_a_hub_that_has_no_such_model_is_told_in_one_line(empty, tmp_path):
+def test_a_hub_that_has_no_such_model_is_told_in_one_line(empty: Any, tmp_path: Path) -> None:
     assert refusal("some/model", tmp_path, HF_ENDPOINT=empty) == (
         "kvgraft: model 'some/model' is no directory here and not in the cache, and "
         f"{empty} answers 404 (it has no such model, or wants you to log in: hf auth login); give "
@@ -80,21 +83,23 @@ def test_a_hub_that_has_no_such_model_is_told_in_one_line(empty, tmp_path):
     )
 
 
-def test_a_hub_that_must_not_be_asked_is_told_in_one_line(tmp_path):
+def test_a_hub_that_must_not_be_asked_is_told_in_one_line(tmp_path: Path) -> None:
     said = refusal("some/model", tmp_path, HF_HUB_OFFLINE="1")
     assert said.startswith("kvgraft: model 'some/model' is no directory here and not in the cache")
     assert " is not asked, as HF_HUB_OFFLINE is set; " in said
     assert said.count("\n") == 1
 
 
-def test_an_impossible_name_is_refused_in_one_line(tmp_path):
+def test_an_impossible_name_is_refused_in_one_line(tmp_path: Path) -> None:
     said = refusal("some/model/deeper", tmp_path)
     assert said.startswith("kvgraft: model 'some/model/deeper' is no directory here and cannot be ")
     assert said.count("\n") == 1
 
 
 @pytest.mark.long
-def test_a_model_in_the_cache_is_served_while_the_hub_cannot_be_reached(unreachable, tmp_path):
+def test_a_model_in_the_cache_is_served_while_the_hub_cannot_be_reached(
+    unreachable: Any, tmp_path: Path
+) -> None:
     kept = tmp_path / "hub" / "models--some--model"
     snapshot = kept / "snapshots" / ("0" * 40)
     build_tiny_model("llama").save_pretrained(snapshot)

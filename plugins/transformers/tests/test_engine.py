@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ def open_engine() -> Iterator[Opener]:
     """Engines whose books are recomputed at the end, when nobody may hold anything."""
     opened: list[Engine] = []
 
-    def build(model: PreTrainedModel, limits: EngineSettings = SMALL, **memory: object) -> Engine:
+    def build(model: PreTrainedModel, limits: EngineSettings = SMALL, **memory: Any) -> Engine:
         engine = Engine.open(model, limits, **{**POOLS, **memory})
         opened.append(engine)
         return engine
@@ -68,7 +69,9 @@ def greedy(model: PreTrainedModel, prompt: list[int], n: int) -> list[int]:
 
 
 @pytest.mark.parametrize("case", one_of_each_kind())
-def test_answers_of_a_crowd_are_those_of_each_alone(case, tiny, open_engine, tokens):
+def test_answers_of_a_crowd_are_those_of_each_alone(
+    case: Any, tiny: Any, open_engine: Any, tokens: Callable[..., list[int]]
+) -> None:
     family, _, sparse = case.partition("+")
     model = tiny(family, torch.float64)
     options = {"components": {"hisparse": {"max_running": 4}}} if sparse else {}
@@ -91,8 +94,8 @@ def test_answers_of_a_crowd_are_those_of_each_alone(case, tiny, open_engine, tok
 
 
 def test_running_requests_make_room_for_one_another_and_still_answer_right(
-    tiny, open_engine, tokens
-):
+    tiny: Any, open_engine: Any, tokens: Callable[..., list[int]]
+) -> None:
     model = tiny("gemma3_text", torch.float64)
     limits = EngineSettings(chunk_tokens=32, max_running=6, reserve_tokens=1, step_tokens=96)
     engine = open_engine(model, limits, device_tokens=256)
@@ -106,8 +109,8 @@ def test_running_requests_make_room_for_one_another_and_still_answer_right(
 
 
 def test_a_request_that_never_fits_is_rejected_at_once_with_the_pool_and_the_numbers(
-    tiny, open_engine, tokens
-):
+    tiny: Any, open_engine: Any, tokens: Callable[..., list[int]]
+) -> None:
     engine = open_engine(tiny("llama"), device_tokens=128)
     (large, small) = engine.generate(
         [GenerationRequest(tokens(20), 200), GenerationRequest(tokens(20), 20)]
@@ -120,7 +123,9 @@ def test_a_request_that_never_fits_is_rejected_at_once_with_the_pool_and_the_num
     assert small.finish in (FinishReason.LENGTH, FinishReason.STOP)
 
 
-def test_aborting_frees_everything_in_every_state(tiny, open_engine, tokens):
+def test_aborting_frees_everything_in_every_state(
+    tiny: Any, open_engine: Any, tokens: Callable[..., list[int]]
+) -> None:
     engine = open_engine(
         tiny("bamba"),
         device_tokens=256,
@@ -174,8 +179,8 @@ HOST_PAGES = 64
 
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_bus_that_keeps_failing_costs_hits_or_requests_never_answers_or_progress(
-    ends, tiny, open_engine, tokens
-):
+    ends: Any, tiny: Any, open_engine: Any, tokens: Callable[..., list[int]]
+) -> None:
     model = tiny("llama", torch.float64)
     transfers = BrokenBus(ends=ends)
     engine = open_engine(model, transfers=transfers, transfer_timeout_s=0.2)
@@ -202,7 +207,9 @@ def test_a_bus_that_keeps_failing_costs_hits_or_requests_never_answers_or_progre
         transfers.run_all()
 
 
-def test_tokens_come_out_one_by_one_and_the_last_says_why(tiny, open_engine, tokens):
+def test_tokens_come_out_one_by_one_and_the_last_says_why(
+    tiny: Any, open_engine: Any, tokens: Callable[..., list[int]]
+) -> None:
     engine = open_engine(tiny("llama"))
     generation = engine.submit(GenerationRequest(tokens(40), 5, ignore_end=True))
     seen = [(new.token, new.finish) for new in engine.run()]
@@ -210,7 +217,9 @@ def test_tokens_come_out_one_by_one_and_the_last_says_why(tiny, open_engine, tok
     assert [finish for _, finish in seen] == [None] * 4 + [FinishReason.LENGTH]
 
 
-def test_a_stop_token_ends_a_generation(tiny, open_engine, tokens):
+def test_a_stop_token_ends_a_generation(
+    tiny: Any, open_engine: Any, tokens: Callable[..., list[int]]
+) -> None:
     model = tiny("llama", torch.float64)
     expected = greedy(model, tokens(40), 8)
     stop = expected[3]
@@ -221,7 +230,9 @@ def test_a_stop_token_ends_a_generation(tiny, open_engine, tokens):
     assert generation.tokens == expected[: expected.index(stop) + 1]
 
 
-def test_the_models_own_end_token_ends_a_generation(tiny, open_engine, tokens):
+def test_the_models_own_end_token_ends_a_generation(
+    tiny: Any, open_engine: Any, tokens: Callable[..., list[int]]
+) -> None:
     model = build_tiny_model("llama", dtype=torch.float64)
     expected = greedy(model, tokens(40), 8)
     model.generation_config.eos_token_id = expected[2]
@@ -230,12 +241,15 @@ def test_the_models_own_end_token_ends_a_generation(tiny, open_engine, tokens):
     assert len(generation.tokens) == expected.index(expected[2]) + 1
 
 
-def test_sampled_answers_repeat_with_their_seed_and_differ_without(tiny, open_engine, tokens):
+def test_sampled_answers_repeat_with_their_seed_and_differ_without(
+    tiny: Any, open_engine: Any, tokens: Callable[..., list[int]]
+) -> None:
     engine = open_engine(tiny("llama"))
 
-    def answer(**sampling: object) -> list[int]:
+    def answer(**sampling: Any) -> list[int]:
         request = GenerationRequest(tokens(40), 24, sampling=Sampling(**sampling), ignore_end=True)
-        return engine.generate([request])[0].tokens
+        said: list[int] = engine.generate([request])[0].tokens
+        return said
 
     seeded = {"temperature": 1.5, "top_p": 0.95, "top_k": 100, "seed": 7}
     assert answer(**seeded) == answer(**seeded)
@@ -243,7 +257,9 @@ def test_sampled_answers_repeat_with_their_seed_and_differ_without(tiny, open_en
     assert answer(temperature=1.0, top_k=1) == answer()
 
 
-def test_namespaces_share_nothing(tiny, open_engine, tokens):
+def test_namespaces_share_nothing(
+    tiny: Any, open_engine: Any, tokens: Callable[..., list[int]]
+) -> None:
     engine = open_engine(tiny("llama"))
     prompt = tokens(100)
     for tenant, cached in (("a", 0), ("b", 0), ("a", 96)):
@@ -260,14 +276,18 @@ def test_namespaces_share_nothing(tiny, open_engine, tokens):
         (GenerationRequest([-1], 1), "-1..-1 of a vocabulary"),
     ],
 )
-def test_a_request_that_makes_no_sense_is_refused(tiny, open_engine, request_, reason):
+def test_a_request_that_makes_no_sense_is_refused(
+    tiny: Any, open_engine: Any, request_: Any, reason: Any
+) -> None:
     engine = open_engine(tiny("llama"))
     with pytest.raises(ConfigError, match=reason):
         engine.submit(request_)
     assert engine.idle
 
 
-def test_a_pass_that_fails_ends_its_requests_and_no_others(tiny, open_engine, tokens):
+def test_a_pass_that_fails_ends_its_requests_and_no_others(
+    tiny: Any, open_engine: Any, tokens: Callable[..., list[int]]
+) -> None:
     model = build_tiny_model("bamba", dtype=torch.float64)
     engine = open_engine(model, components={"mamba": {"states": 24}})
     expected = greedy(model, tokens(20), 12)
@@ -293,8 +313,8 @@ def test_a_pass_that_fails_ends_its_requests_and_no_others(tiny, open_engine, to
 
 
 def test_tokens_computed_before_an_error_of_the_engine_come_with_the_next_step(
-    tiny, open_engine, tokens, monkeypatch
-):
+    tiny: Any, open_engine: Any, tokens: Callable[..., list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = open_engine(tiny("llama"))
     done = engine.submit(GenerationRequest(tokens(20), 2, ignore_end=True))
     engine.step()
@@ -311,7 +331,9 @@ def _raise(*_: object) -> None:
     raise RuntimeError("a book is wrong")
 
 
-def test_logits_that_are_no_numbers_fail_one_request(tiny, open_engine, tokens):
+def test_logits_that_are_no_numbers_fail_one_request(
+    tiny: Any, open_engine: Any, tokens: Callable[..., list[int]]
+) -> None:
     model = build_tiny_model("llama", dtype=torch.float64)
     engine = open_engine(model)
     good = engine.submit(GenerationRequest(tokens(20), 4, ignore_end=True))
@@ -325,7 +347,9 @@ def test_logits_that_are_no_numbers_fail_one_request(tiny, open_engine, tokens):
     assert good.tokens == greedy(model, tokens(20), 4)
 
 
-def test_the_coldest_temperature_is_greedy(tiny, open_engine, tokens):
+def test_the_coldest_temperature_is_greedy(
+    tiny: Any, open_engine: Any, tokens: Callable[..., list[int]]
+) -> None:
     model = tiny("llama", torch.float64)
     (generation,) = open_engine(model).generate(
         [GenerationRequest(tokens(20), 6, sampling=Sampling(temperature=1e-320), ignore_end=True)]
@@ -335,7 +359,7 @@ def test_the_coldest_temperature_is_greedy(tiny, open_engine, tokens):
 
 @given(st.data())
 @settings(deadline=None, max_examples=15)
-def test_every_finished_answer_is_right_as_requests_come_and_go(data):
+def test_every_finished_answer_is_right_as_requests_come_and_go(data: Any) -> None:
     torch.set_num_threads(1)
     family = data.draw(st.sampled_from(["gemma3_text", "lfm3", "qwen3_next"]), "family")
     model = build_tiny_model(family, dtype=torch.float64)
@@ -374,6 +398,6 @@ def test_every_finished_answer_is_right_as_requests_come_and_go(data):
     engine.close()
 
 
-def test_models_of_recurrences_alone_are_served_too(tiny):
+def test_models_of_recurrences_alone_are_served_too(tiny: Any) -> None:
     assert cache_argument(tiny("mamba2")) == "cache_params"
     assert cache_argument(tiny("llama")) == "past_key_values"

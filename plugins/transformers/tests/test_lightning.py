@@ -7,6 +7,9 @@ computing everything at once for the other.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -38,14 +41,17 @@ def continued(model: PreTrainedModel, prompt: list[int], cache: Cache) -> torch.
 
 def all_at_once(model: PreTrainedModel, prompt: list[int]) -> torch.Tensor:
     with torch.no_grad():
-        return model(input_ids=torch.tensor(prompt)[None], use_cache=False).logits[0]
+        found: torch.Tensor = model(input_ids=torch.tensor(prompt)[None], use_cache=False).logits[0]
+    return found
 
 
 def distance(one: torch.Tensor, other: torch.Tensor) -> float:
     return float((one - other).abs().max())
 
 
-def test_a_sessions_cache_passes_for_the_models_own(tiny, open_memory, tokens):
+def test_a_sessions_cache_passes_for_the_models_own(
+    tiny: Any, open_memory: Any, tokens: Callable[..., list[int]]
+) -> None:
     memory = open_memory(tiny("minimax"))
     session = memory.session(tokens(20))
     assert isinstance(session.cache, MiniMaxCache)
@@ -65,8 +71,8 @@ def test_a_sessions_cache_passes_for_the_models_own(tiny, open_memory, tokens):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_behind_keys_and_values_the_bits_are_those_of_the_models_own_cache(
-    open_memory, tokens, to_host, dtype
-):
+    open_memory: Any, tokens: Callable[..., list[int]], to_host: Any, dtype: Any
+) -> None:
     model = build_tiny_model("minimax", dtype=dtype, layer_types=KEYS_FIRST)
     prompt = tokens(ENDS[-1])
     memory = open_memory(model)
@@ -85,8 +91,8 @@ def test_behind_keys_and_values_the_bits_are_those_of_the_models_own_cache(
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("layer_types", [STATE_FIRST, KEYS_FIRST])
 def test_in_double_precision_passes_of_any_length_continue_a_state_rightly(
-    open_memory, tokens, attention, layer_types
-):
+    open_memory: Any, tokens: Callable[..., list[int]], attention: Any, layer_types: Any
+) -> None:
     model = build_tiny_model("minimax", dtype=torch.float64, layer_types=layer_types)
     model.set_attn_implementation(attention)
     prompt = tokens(ENDS[-1])
@@ -95,13 +101,17 @@ def test_in_double_precision_passes_of_any_length_continue_a_state_rightly(
     assert distance(said, all_at_once(model, prompt)) <= 1e-14
 
 
-def test_the_models_own_cache_is_wrong_behind_a_state(tiny, tokens):
+def test_the_models_own_cache_is_wrong_behind_a_state(
+    tiny: Any, tokens: Callable[..., list[int]]
+) -> None:
     """Known in transformers 5.23; the README says so, and must not once this fails."""
     model, prompt = tiny("minimax", torch.float64), tokens(ENDS[-1])
     assert distance(with_own_cache(model, prompt), all_at_once(model, prompt)) > 0.1
 
 
-def test_prefill_in_chunks_answers_as_prefill_at_once(tiny, open_memory, tokens):
+def test_prefill_in_chunks_answers_as_prefill_at_once(
+    tiny: Any, open_memory: Any, tokens: Callable[..., list[int]]
+) -> None:
     model, ids = tiny("minimax"), torch.tensor(tokens(100))[None]
     settings = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None}
     expected = model.generate(ids, **settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -24,8 +25,8 @@ RECURRENT = [name for name in CASES if FAMILIES[name.partition("+")[0]].recurren
 
 
 @pytest.fixture
-def opened(tiny, open_memory) -> Callable[..., tuple[object, ModelMemory]]:
-    def build(case: str, dtype: torch.dtype = torch.float32, **settings: object):
+def opened(tiny: Any, open_memory: Any) -> Callable[..., tuple[object, ModelMemory]]:
+    def build(case: str, dtype: torch.dtype = torch.float32, **settings: object) -> Any:
         family, _, sparse = case.partition("+")
         model = tiny(family, dtype)
         return model, open_memory(model, sparse_on_host=bool(sparse), **settings)
@@ -34,7 +35,9 @@ def opened(tiny, open_memory) -> Callable[..., tuple[object, ModelMemory]]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_reused_prefix_gives_the_same_bits(case, opened, run, tokens, poison, to_host):
+def test_a_reused_prefix_gives_the_same_bits(
+    case: Any, opened: Any, run: Any, tokens: Callable[..., list[int]], poison: Any, to_host: Any
+) -> None:
     model, memory = opened(case)
     prompt = tokens(PROMPT)
 
@@ -63,7 +66,9 @@ def test_a_reused_prefix_gives_the_same_bits(case, opened, run, tokens, poison, 
 
 
 @pytest.mark.parametrize("case", one_of_each_kind())
-def test_a_partly_shared_prefix_gives_the_same_bits(case, opened, run, tokens, poison, to_host):
+def test_a_partly_shared_prefix_gives_the_same_bits(
+    case: Any, opened: Any, run: Any, tokens: Callable[..., list[int]], poison: Any, to_host: Any
+) -> None:
     model, memory = opened(case)
     shared = tokens(64)
     first, second, third = (shared + tokens(40, seed) for seed in (2, 3, 4))
@@ -79,7 +84,7 @@ def test_a_partly_shared_prefix_gives_the_same_bits(case, opened, run, tokens, p
         assert torch.equal(reused, run(model, prompt)[len(shared) :])
 
 
-def distance_behind_a_reused_prefix(model, memory, run, prompt) -> float:
+def distance_behind_a_reused_prefix(model: Any, memory: Any, run: Any, prompt: Any) -> float:
     """Between logits behind 96 reused tokens and those of one pass over everything."""
     with memory.session(prompt[:100], chunk_tokens=32) as session:
         run(model, prompt[:100], session)
@@ -93,20 +98,24 @@ def distance_behind_a_reused_prefix(model, memory, run, prompt) -> float:
 
 @pytest.mark.parametrize("case", one_of_each_kind(ATTENTION_LIKE))
 def test_in_double_precision_nothing_differs_from_computing_it_all_at_once(
-    case, opened, run, tokens
-):
+    case: Any, opened: Any, run: Any, tokens: Callable[..., list[int]]
+) -> None:
     model, memory = opened(case, torch.float64)
     assert distance_behind_a_reused_prefix(model, memory, run, tokens(PROMPT)) == 0.0
 
 
 @pytest.mark.parametrize("case", one_of_each_kind(RECURRENT))
-def test_a_recurrence_differs_from_computing_it_all_at_once_by_rounding(case, opened, run, tokens):
+def test_a_recurrence_differs_from_computing_it_all_at_once_by_rounding(
+    case: Any, opened: Any, run: Any, tokens: Callable[..., list[int]]
+) -> None:
     model, memory = opened(case)
     assert distance_behind_a_reused_prefix(model, memory, run, tokens(PROMPT)) <= 1e-5
 
 
 @pytest.mark.parametrize("case", one_of_each_kind())
-def test_one_wrong_page_or_state_shows_in_every_layer(case, opened, run, tokens):
+def test_one_wrong_page_or_state_shows_in_every_layer(
+    case: Any, opened: Any, run: Any, tokens: Callable[..., list[int]]
+) -> None:
     """The negative control: without it, the oracles above could be blind."""
     model, memory = opened(case)
     prompt = tokens(PROMPT)
@@ -139,7 +148,7 @@ def test_one_wrong_page_or_state_shows_in_every_layer(case, opened, run, tokens)
         assert torch.equal(run(model, prompt, session, cuts=CUTS), expected)
 
 
-def _last_slot(memory: ModelMemory, session, component: str, tier: Tier) -> int:
+def _last_slot(memory: ModelMemory, session: Any, component: str, tier: Tier) -> int:
     """The slot a session resumes from: its last shared page, or the state at its anchor."""
     tree_component = memory.cache.tree.component(component)
     if tree_component.is_state:
@@ -151,7 +160,9 @@ def _last_slot(memory: ModelMemory, session, component: str, tier: Tier) -> int:
 
 
 @pytest.mark.parametrize("case", one_of_each_kind())
-def test_greedy_continuations_are_equal(case, opened, tokens, to_host):
+def test_greedy_continuations_are_equal(
+    case: Any, opened: Any, tokens: Callable[..., list[int]], to_host: Any
+) -> None:
     model, memory = opened(case)
     prompt = tokens(100)
     ids = torch.tensor(prompt)[None]

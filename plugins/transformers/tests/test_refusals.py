@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from kvgraft_transformers.engine import Engine
 
 
 @pytest.fixture(autouse=True)
-def no_gradients():
+def no_gradients() -> Iterator[Any]:
     with torch.no_grad():
         yield
 
@@ -23,7 +25,9 @@ def row(tokens: list[int]) -> torch.Tensor:
     return torch.tensor(tokens)[None]
 
 
-def test_other_tokens_than_the_sessions_are_refused(tiny, open_memory, tokens):
+def test_other_tokens_than_the_sessions_are_refused(
+    tiny: Any, open_memory: Any, tokens: Callable[..., list[int]]
+) -> None:
     model = tiny("llama")
     session = open_memory(model).session(tokens(40))
     wrong = tokens(40)
@@ -33,7 +37,9 @@ def test_other_tokens_than_the_sessions_are_refused(tiny, open_memory, tokens):
     session.abort()
 
 
-def test_a_prompt_with_padding_tokens_is_refused_unless_they_are_meant(tiny, open_memory, tokens):
+def test_a_prompt_with_padding_tokens_is_refused_unless_they_are_meant(
+    tiny: Any, open_memory: Any, tokens: Callable[..., list[int]]
+) -> None:
     """`generate` hides them, and a prompt with such tokens would find data computed behind them."""
     model = tiny("llama", torch.float64)
     memory = open_memory(model)
@@ -65,8 +71,8 @@ def test_a_prompt_with_padding_tokens_is_refused_unless_they_are_meant(tiny, ope
     ],
 )
 def test_input_that_makes_tokens_depend_on_anything_but_earlier_tokens_is_refused(
-    tiny, open_memory, tokens, arguments, reason
-):
+    tiny: Any, open_memory: Any, tokens: Callable[..., list[int]], arguments: Any, reason: Any
+) -> None:
     model = tiny("llama")
     session = open_memory(model).session(tokens(20))
     with pytest.raises(SessionError, match=reason):
@@ -74,7 +80,9 @@ def test_input_that_makes_tokens_depend_on_anything_but_earlier_tokens_is_refuse
     session.abort()
 
 
-def test_a_batch_for_one_session_is_refused(tiny, open_memory, tokens):
+def test_a_batch_for_one_session_is_refused(
+    tiny: Any, open_memory: Any, tokens: Callable[..., list[int]]
+) -> None:
     model = tiny("llama")
     memory = open_memory(model)
     with pytest.raises(ConfigError, match=r"input_ids of shape \[2, 20\]: a session is one"):
@@ -88,7 +96,9 @@ def test_a_batch_for_one_session_is_refused(tiny, open_memory, tokens):
     session.abort()
 
 
-def test_embeddings_instead_of_tokens_are_refused(tiny, open_memory, tokens):
+def test_embeddings_instead_of_tokens_are_refused(
+    tiny: Any, open_memory: Any, tokens: Callable[..., list[int]]
+) -> None:
     model = tiny("llama")
     session = open_memory(model).session(tokens(20))
     embedded = model.get_input_embeddings()(row(tokens(20)))
@@ -97,7 +107,7 @@ def test_embeddings_instead_of_tokens_are_refused(tiny, open_memory, tokens):
     session.abort()
 
 
-def test_beams_are_refused(tiny, open_memory, tokens):
+def test_beams_are_refused(tiny: Any, open_memory: Any, tokens: Callable[..., list[int]]) -> None:
     model = tiny("llama")
     session = open_memory(model).session(tokens(20), max_new_tokens=4)
     with pytest.raises(SessionError, match="a batch of 2 rows, sessions: 1; open"):
@@ -121,8 +131,13 @@ def test_beams_are_refused(tiny, open_memory, tokens):
     ],
 )
 def test_impossible_calls_on_a_shared_cache_are_refused(
-    tiny, open_memory, tokens, family, call, reason
-):
+    tiny: Any,
+    open_memory: Any,
+    tokens: Callable[..., list[int]],
+    family: str,
+    call: Any,
+    reason: Any,
+) -> None:
     session = open_memory(tiny(family)).session(tokens(20))
     with pytest.raises(SessionError, match=reason):
         call(session.cache)
@@ -131,8 +146,8 @@ def test_impossible_calls_on_a_shared_cache_are_refused(
 
 @pytest.mark.parametrize("family", ["bamba", "minimax"])
 def test_sessions_that_begin_and_that_continue_a_state_do_not_mix(
-    tiny, open_memory, tokens, family
-):
+    tiny: Any, open_memory: Any, tokens: Callable[..., list[int]], family: str
+) -> None:
     model = tiny(family)
     memory = open_memory(model)
     first, second = memory.session(tokens(40)), memory.session(tokens(40, seed=2))
@@ -146,7 +161,9 @@ def test_sessions_that_begin_and_that_continue_a_state_do_not_mix(
     second.abort()
 
 
-def test_a_pass_with_gradients_is_refused(tiny, open_memory, tokens):
+def test_a_pass_with_gradients_is_refused(
+    tiny: Any, open_memory: Any, tokens: Callable[..., list[int]]
+) -> None:
     model = tiny("llama")
     session = open_memory(model).session(tokens(20))
     with torch.enable_grad(), pytest.raises(SessionError, match=r"under torch.no_grad\(\)"):
@@ -154,7 +171,9 @@ def test_a_pass_with_gradients_is_refused(tiny, open_memory, tokens):
     session.abort()
 
 
-def test_a_session_on_another_model_or_a_closed_memory_is_refused(tiny, open_memory, tokens):
+def test_a_session_on_another_model_or_a_closed_memory_is_refused(
+    tiny: Any, open_memory: Any, tokens: Callable[..., list[int]]
+) -> None:
     memory = open_memory(tiny("llama"))
     session = memory.session(tokens(20))
     with pytest.raises(SessionError, match="is not running it"):
@@ -178,7 +197,7 @@ def test_a_session_on_another_model_or_a_closed_memory_is_refused(tiny, open_mem
         ([], "request of 0 tokens"),
     ],
 )
-def test_invalid_tokens_are_refused(tiny, open_memory, ids, reason):
+def test_invalid_tokens_are_refused(tiny: Any, open_memory: Any, ids: Any, reason: Any) -> None:
     with pytest.raises(ConfigError, match=reason):
         open_memory(tiny("llama")).session(ids)
 
@@ -203,7 +222,7 @@ def test_invalid_tokens_are_refused(tiny, open_memory, ids, reason):
         ({"sparse_on_host": True}, "no layer with an indexer"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(tiny, settings, reason):
+def test_settings_that_cannot_work_are_refused(tiny: Any, settings: Any, reason: Any) -> None:
     with pytest.raises(ConfigError, match=reason):
         ModelMemory.open(
             tiny("llama"), **{"page_size": 16, "device_tokens": 256, "chunk_tokens": 32, **settings}
@@ -213,7 +232,9 @@ def test_settings_that_cannot_work_are_refused(tiny, settings, reason):
 
 @pytest.mark.parametrize("opened", [ModelMemory, Engine], ids=lambda each: each.__name__)
 @pytest.mark.parametrize("model", ["gemma", None, torch.nn.Linear(2, 2), PreTrainedModel])
-def test_an_object_that_is_no_model_is_refused_with_how_to_load_one(opened, model):
+def test_an_object_that_is_no_model_is_refused_with_how_to_load_one(
+    opened: Any, model: Any
+) -> None:
     with pytest.raises(ConfigError) as refused:
         opened.open(model, device_tokens=64)
     kind = type(model).__name__
@@ -226,7 +247,9 @@ def test_an_object_that_is_no_model_is_refused_with_how_to_load_one(opened, mode
 SETTINGS = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
 
 
-def test_a_prompt_that_differs_within_the_reused_prefix_is_refused(tiny, open_memory, tokens):
+def test_a_prompt_that_differs_within_the_reused_prefix_is_refused(
+    tiny: Any, open_memory: Any, tokens: Callable[..., list[int]]
+) -> None:
     model = tiny("llama")
     memory = open_memory(model)
     prompt = tokens(40)
@@ -243,8 +266,8 @@ def test_a_prompt_that_differs_within_the_reused_prefix_is_refused(tiny, open_me
 
 @pytest.mark.parametrize("reused", [False, True])
 def test_a_part_of_the_prompt_is_refused_before_anything_is_computed(
-    tiny, open_memory, tokens, reused
-):
+    tiny: Any, open_memory: Any, tokens: Callable[..., list[int]], reused: Any
+) -> None:
     model = tiny("llama")
     memory = open_memory(model)
     if reused:
@@ -261,7 +284,9 @@ def test_a_part_of_the_prompt_is_refused_before_anything_is_computed(
         assert session.computed == before
 
 
-def test_a_second_answer_to_the_same_prompt_needs_another_session(tiny, open_memory, tokens):
+def test_a_second_answer_to_the_same_prompt_needs_another_session(
+    tiny: Any, open_memory: Any, tokens: Callable[..., list[int]]
+) -> None:
     model = tiny("llama")
     with open_memory(model).session(tokens(40), max_new_tokens=8) as session:
         said = model.generate(row(tokens(40)), past_key_values=session.cache, **SETTINGS)
@@ -272,7 +297,9 @@ def test_a_second_answer_to_the_same_prompt_needs_another_session(tiny, open_mem
     assert torch.equal(more, model.generate(row(tokens(40)), **longer))
 
 
-def test_more_tokens_than_were_reserved_are_refused(tiny, open_memory, tokens):
+def test_more_tokens_than_were_reserved_are_refused(
+    tiny: Any, open_memory: Any, tokens: Callable[..., list[int]]
+) -> None:
     model = tiny("llama")
     with open_memory(model).session(tokens(40), max_new_tokens=3) as session:
         with pytest.raises(SessionError) as refused:
@@ -289,8 +316,8 @@ def test_more_tokens_than_were_reserved_are_refused(tiny, open_memory, tokens):
 
 
 def test_a_session_instead_of_its_cache_and_one_that_has_ended_are_refused(
-    tiny, open_memory, tokens
-):
+    tiny: Any, open_memory: Any, tokens: Callable[..., list[int]]
+) -> None:
     model = tiny("llama")
     with open_memory(model).session(tokens(40), max_new_tokens=4) as session:
         for call in (model.generate, model):
@@ -307,8 +334,8 @@ def test_a_session_instead_of_its_cache_and_one_that_has_ended_are_refused(
 
 
 def test_two_memories_of_one_model_check_their_own_sessions_and_leave_no_trace(
-    tiny, open_memory, tokens
-):
+    tiny: Any, open_memory: Any, tokens: Callable[..., list[int]]
+) -> None:
     model = tiny("llama")
     first, second = open_memory(model), open_memory(model)
     wrong = row([400, *tokens(40)[1:]])

@@ -30,7 +30,7 @@ Ask = Callable[[Sequence[int]], tuple[int, list[int]]]
 
 
 @pytest.fixture(params=["engine", "generate in one pass", "generate in chunks"])
-def ask(request, open_memory) -> Callable[[PreTrainedModel], Ask]:
+def ask(request: Any, open_memory: Any) -> Callable[[PreTrainedModel], Ask]:
     """One way to use a memory of the model."""
 
     def through(model: PreTrainedModel) -> Ask:
@@ -39,6 +39,7 @@ def ask(request, open_memory) -> Callable[[PreTrainedModel], Ask]:
 
         def submit(prompt: Sequence[int]) -> tuple[int, list[int]]:
             (done,) = engine.generate([GenerationRequest(prompt, 4, ignore_end=True)])
+            assert done.cached_tokens is not None
             return done.cached_tokens, done.tokens
 
         def generate(prompt: Sequence[int]) -> tuple[int, list[int]]:
@@ -63,10 +64,13 @@ def answer(model: PreTrainedModel, prompt: Sequence[int], **more: object) -> lis
         eos_token_id=None,
         **more,
     )
-    return said[0, len(prompt) :].tolist()
+    answer: list[int] = said[0, len(prompt) :].tolist()
+    return answer
 
 
-def test_an_identical_prompt_is_reused_but_for_its_last_page(tiny, ask, tokens):
+def test_an_identical_prompt_is_reused_but_for_its_last_page(
+    tiny: Any, ask: Any, tokens: Callable[..., list[int]]
+) -> None:
     model = tiny("qwen3_next")
     send, prompt = ask(model), tokens(2000)
     expected = answer(model, prompt)
@@ -77,7 +81,9 @@ def test_an_identical_prompt_is_reused_but_for_its_last_page(tiny, ask, tokens):
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "llama4_text", "lfm3", "qwen3_next"])
-def test_an_identical_prompt_of_whole_pages_hits(family, tiny, ask, tokens):
+def test_an_identical_prompt_of_whole_pages_hits(
+    family: str, tiny: Any, ask: Any, tokens: Callable[..., list[int]]
+) -> None:
     model = tiny(family)
     send, prompt = ask(model), tokens(160)
     expected = answer(model, prompt)
@@ -87,7 +93,9 @@ def test_an_identical_prompt_of_whole_pages_hits(family, tiny, ask, tokens):
 @pytest.mark.parametrize(
     "family", [pytest.param("gemma3_text", marks=pytest.mark.long), "qwen3_next"]
 )
-def test_a_shared_system_prompt_is_hit_whole_by_the_third_user(family, tiny, ask, tokens):
+def test_a_shared_system_prompt_is_hit_whole_by_the_third_user(
+    family: str, tiny: Any, ask: Any, tokens: Callable[..., list[int]]
+) -> None:
     model = tiny(family)
     send, system = ask(model), tokens(4000)
     for seed, least in ((2, 0), (3, 0), (4, 3968), (5, 3968)):
@@ -98,7 +106,9 @@ def test_a_shared_system_prompt_is_hit_whole_by_the_third_user(family, tiny, ask
             assert said == answer(model, prompt)
 
 
-def test_the_second_question_about_a_document_hits_all_of_it_but_a_page(tiny, ask, tokens):
+def test_the_second_question_about_a_document_hits_all_of_it_but_a_page(
+    tiny: Any, ask: Any, tokens: Callable[..., list[int]]
+) -> None:
     """The README's example: windows that were left behind are there to resume from."""
     model = tiny("gemma3_text")
     send, document = ask(model), tokens(333)
@@ -106,7 +116,9 @@ def test_the_second_question_about_a_document_hits_all_of_it_but_a_page(tiny, as
     assert hits == [0, 320, 320]
 
 
-def test_a_document_that_ends_on_the_grid_is_hit_at_the_second_question(tiny, open_memory, tokens):
+def test_a_document_that_ends_on_the_grid_is_hit_at_the_second_question(
+    tiny: Any, open_memory: Any, tokens: Callable[..., list[int]]
+) -> None:
     """A state is resumed from where one was captured: here at the end of every chunk."""
     model = tiny("qwen3_next")
     memory = open_memory(model, **{**ROOMY, "chunk_tokens": 64})
@@ -119,7 +131,9 @@ def test_a_document_that_ends_on_the_grid_is_hit_at_the_second_question(tiny, op
     assert hits == [0, 320]
 
 
-def test_a_pass_whose_logits_are_all_needed_is_never_cut(tiny, open_memory, tokens):
+def test_a_pass_whose_logits_are_all_needed_is_never_cut(
+    tiny: Any, open_memory: Any, tokens: Callable[..., list[int]]
+) -> None:
     model = tiny("qwen3_next")
     memory = open_memory(model)
     ids = torch.tensor(tokens(150))[None]
@@ -132,7 +146,9 @@ def test_a_pass_whose_logits_are_all_needed_is_never_cut(tiny, open_memory, toke
 
 
 @pytest.mark.parametrize(("family", "cut"), [("qwen3_next", [960, 40]), ("gemma3_text", [1000])])
-def test_a_prompt_of_generate_is_cut_where_a_state_is_kept(family, cut, tiny, open_memory, tokens):
+def test_a_prompt_of_generate_is_cut_where_a_state_is_kept(
+    family: str, cut: Any, tiny: Any, open_memory: Any, tokens: Callable[..., list[int]]
+) -> None:
     model, prompt = tiny(family), tokens(1000)
     memory = open_memory(model, **{**ROOMY, "page_size": 64, "chunk_tokens": 1024})
     with memory.session(prompt, max_new_tokens=4) as session, lengths_of(model) as lengths:
@@ -145,7 +161,9 @@ NAMED = 333
 
 
 @pytest.mark.parametrize("named", [NAMED, [100, NAMED], (NAMED,)])
-def test_a_session_names_where_others_go_on(named, tiny, open_memory, tokens):
+def test_a_session_names_where_others_go_on(
+    named: Any, tiny: Any, open_memory: Any, tokens: Callable[..., list[int]]
+) -> None:
     """Without a name a state is where the first prompt ended, and at multiples of chunk_tokens."""
     model, document = tiny("qwen3_next"), tokens(NAMED)
     for resume_at, least in ((None, 0), (named, 320)):
@@ -161,7 +179,9 @@ def test_a_session_names_where_others_go_on(named, tiny, open_memory, tokens):
 
 
 @pytest.mark.parametrize("named", [NAMED, [100, NAMED]])
-def test_a_request_to_the_engine_names_where_others_go_on(named, tiny, open_memory, tokens):
+def test_a_request_to_the_engine_names_where_others_go_on(
+    named: Any, tiny: Any, open_memory: Any, tokens: Callable[..., list[int]]
+) -> None:
     memory = open_memory(tiny("qwen3_next"), **ROOMY)
     engine = Engine(memory, EngineSettings(chunk_tokens=512))
     document = tokens(NAMED)
@@ -170,7 +190,9 @@ def test_a_request_to_the_engine_names_where_others_go_on(named, tiny, open_memo
 
 
 @pytest.mark.parametrize("named", [-1, 11, [4, 11], "5", 2.5, [None]])
-def test_an_invalid_position_is_refused_before_anything_is_held(named, tiny, open_memory, tokens):
+def test_an_invalid_position_is_refused_before_anything_is_held(
+    named: Any, tiny: Any, open_memory: Any, tokens: Callable[..., list[int]]
+) -> None:
     memory = open_memory(tiny("qwen3_next"))
     engine = Engine(memory, EngineSettings(chunk_tokens=512))
     line = r"resume_at .* is no position in a prompt of 10 tokens; give tokens from its start"
@@ -183,7 +205,7 @@ def test_an_invalid_position_is_refused_before_anything_is_held(named, tiny, ope
 
 
 @pytest.fixture
-def post(tiny, open_memory) -> Iterator[Callable[[str, dict[str, Any]], httpx.Response]]:
+def post(tiny: Any, open_memory: Any) -> Iterator[Callable[[str, dict[str, Any]], httpx.Response]]:
     """Requests to a server of a tiny hybrid model, in this process."""
     engine = Engine(open_memory(tiny("qwen3_next"), **ROOMY), EngineSettings(chunk_tokens=512))
     worker = EngineWorker(engine)
@@ -204,24 +226,25 @@ def post(tiny, open_memory) -> Iterator[Callable[[str, dict[str, Any]], httpx.Re
 
 
 def cached(reply: httpx.Response) -> int:
-    return reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    tokens: int = reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return tokens
 
 
-def test_chats_with_one_system_prompt_share_it_from_the_second_on(post):
+def test_chats_with_one_system_prompt_share_it_from_the_second_on(post: Any) -> None:
     system = {"role": "system", "content": "You answer in the language of the question. " * 40}
     questions = ("What is a page? " * 30, "And which unit is a slot? " * 25)
     chats = [[system, {"role": "user", "content": each}] for each in questions]
     replies = [post("/v1/chat/completions", {"messages": each}) for each in chats]
     tokenizer = Tokenizer(build_tiny_tokenizer())
     shared = tokenizer.system_tokens(
-        [Message(**each) for each in chats[0]],
-        tokenizer.encode_chat([Message(**each) for each in chats[0]]),
+        [Message.model_validate(each) for each in chats[0]],
+        tokenizer.encode_chat([Message.model_validate(each) for each in chats[0]]),
     )
     assert shared > 128
     assert [cached(each) for each in replies] == [0, shared // 16 * 16]
 
 
-def test_a_completion_names_where_others_go_on(post, tokens):
+def test_a_completion_names_where_others_go_on(post: Any, tokens: Callable[..., list[int]]) -> None:
     document = tokens(NAMED)
     prompts = [document + tokens(150, seed) for seed in (2, 3)]
     hits = [
@@ -235,7 +258,9 @@ def test_a_completion_names_where_others_go_on(post, tokens):
 
 
 @pytest.mark.parametrize("named", [-1, "five", [2.5], {"at": 3}, 484])
-def test_an_invalid_position_is_a_bad_request(named, post, tokens):
+def test_an_invalid_position_is_a_bad_request(
+    named: Any, post: Any, tokens: Callable[..., list[int]]
+) -> None:
     reply = post("/v1/completions", {"prompt": tokens(483), "resume_at": named})
     assert reply.status_code == 400
     assert reply.json()["error"]["param"] == "resume_at"
@@ -260,8 +285,8 @@ def lengths_of(model: PreTrainedModel) -> Iterator[list[int]]:
 
 @pytest.mark.parametrize("family", ["mamba2", "bamba", "lfm2"])
 def test_generate_goes_on_behind_cached_tokens_for_every_caller_that_gives_the_whole_prompt(
-    family, tiny, open_memory, tokens
-):
+    family: str, tiny: Any, open_memory: Any, tokens: Callable[..., list[int]]
+) -> None:
     model, prompt = tiny(family), tokens(330)
     memory = open_memory(model, **ROOMY)
     expected = answer(model, prompt)
@@ -275,8 +300,8 @@ def test_generate_goes_on_behind_cached_tokens_for_every_caller_that_gives_the_w
 
 @pytest.mark.parametrize("case", one_of_each_kind())
 def test_two_sessions_with_one_prompt_share_pages_and_read_their_own(
-    case, tiny, open_memory, tokens, run, poison
-):
+    case: Any, tiny: Any, open_memory: Any, tokens: Callable[..., list[int]], run: Any, poison: Any
+) -> None:
     """Pages that the other one shared first take the place of a session's own, which are freed."""
     family, _, sparse = case.partition("+")
     model = tiny(family)
@@ -284,7 +309,7 @@ def test_two_sessions_with_one_prompt_share_pages_and_read_their_own(
     prompt = tokens(130)
     cuts = (32, 64, 96, 128, 129, 130)
     expected = run(model, prompt, cuts=cuts)
-    sessions: list = [memory.session(prompt, chunk_tokens=32) for _ in range(2)]
+    sessions: list[Any] = [memory.session(prompt, chunk_tokens=32) for _ in range(2)]
     said: list[list[torch.Tensor]] = [[], []]
     for end in cuts:
         for session, logits in zip(sessions, said):

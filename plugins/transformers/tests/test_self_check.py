@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, BertConfig
@@ -14,7 +17,7 @@ from kvgraft_transformers.tiny import FAMILIES, build_tiny_model
 from .families import build_family
 
 
-def refusal(model: torch.nn.Module, **settings: object) -> str:
+def refusal(model: torch.nn.Module, **settings: Any) -> str:
     with pytest.raises(UnsupportedModelError) as refused:
         ModelMemory.open(model, page_size=16, device_tokens=256, **settings)
     line = str(refused.value)
@@ -25,13 +28,13 @@ def refusal(model: torch.nn.Module, **settings: object) -> str:
 
 
 @pytest.mark.parametrize(("dtype", "spread"), [(torch.float32, 0.1), (torch.bfloat16, 0.02)])
-def test_a_state_that_restarts_in_chunks_is_refused_with_its_layer(dtype, spread):
+def test_a_state_that_restarts_in_chunks_is_refused_with_its_layer(dtype: Any, spread: Any) -> None:
     model = build_family("zamba", dtype=dtype, initializer_range=spread)
     assert "layer 0: the state that a sequence in chunks leaves is 0." in refusal(model)
 
 
 @pytest.mark.parametrize("window", [40, 3000])
-def test_a_mask_that_ignores_its_window_is_refused_however_wide_that_is(window):
+def test_a_mask_that_ignores_its_window_is_refused_however_wide_that_is(window: Any) -> None:
     model = build_family("moshi", sliding_window=window)
     assert "differently" in refusal(model)
 
@@ -53,11 +56,11 @@ def test_a_mask_that_ignores_its_window_is_refused_however_wide_that_is(window):
         ("rwkv", "its forward pass returns state instead"),
     ],
 )
-def test_a_refusal_gives_the_models_own_reason(family, reason):
+def test_a_refusal_gives_the_models_own_reason(family: str, reason: Any) -> None:
     assert reason in refusal(build_family(family))
 
 
-def test_a_model_that_sees_later_tokens_is_refused_as_not_causal():
+def test_a_model_that_sees_later_tokens_is_refused_as_not_causal() -> None:
     config = BertConfig(
         hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2
     )
@@ -66,7 +69,7 @@ def test_a_model_that_sees_later_tokens_is_refused_as_not_causal():
     assert "set is_decoder=True" in line
 
 
-def test_a_pass_that_fails_is_refused_with_the_module():
+def test_a_pass_that_fails_is_refused_with_the_module() -> None:
     model = build_tiny_model("llama")
 
     def fail(_: object, args: tuple[torch.Tensor, ...]) -> None:
@@ -80,7 +83,9 @@ def test_a_pass_that_fails_is_refused_with_the_module():
 
 
 @pytest.mark.parametrize("family", ["bart", "marian", "trocr", "roformer"])
-def test_a_model_without_positions_runs_without_padding(family, open_memory, tokens):
+def test_a_model_without_positions_runs_without_padding(
+    family: str, open_memory: Any, tokens: Callable[..., list[int]]
+) -> None:
     memory = open_memory(build_family(family))
     first, second = memory.session(tokens(30)), memory.session(tokens(20, seed=2))
     with torch.no_grad():
@@ -95,7 +100,9 @@ def test_a_model_without_positions_runs_without_padding(family, open_memory, tok
         session.abort()
 
 
-def test_an_engine_groups_by_length_where_padding_is_wrong(tokens):
+def test_an_engine_groups_by_length_where_padding_is_wrong(
+    tokens: Callable[..., list[int]],
+) -> None:
     model = build_family("bart", dtype=torch.float64)
     model.generation_config.forced_eos_token_id = None
     prompts = [tokens(30), tokens(20, seed=2), tokens(30, seed=3)]
@@ -114,20 +121,20 @@ def test_an_engine_groups_by_length_where_padding_is_wrong(tokens):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.long
-def test_rounding_refuses_no_verified_family(family, dtype):
+def test_rounding_refuses_no_verified_family(family: str, dtype: Any) -> None:
     with ModelMemory.open(build_tiny_model(family, dtype=dtype), device_tokens=256) as memory:
         assert memory.self_check.n_tokens
         assert memory.self_check.padding is None
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "minimax"])
-def test_rounding_of_bfloat16_refuses_nothing(family):
+def test_rounding_of_bfloat16_refuses_nothing(family: str) -> None:
     model = build_tiny_model(family, dtype=torch.bfloat16)
     with ModelMemory.open(model, device_tokens=256) as memory:
         assert memory.self_check.padding is None
 
 
-def test_opening_leaves_the_model_as_it_was(tokens):
+def test_opening_leaves_the_model_as_it_was(tokens: Callable[..., list[int]]) -> None:
     model = build_tiny_model("bamba", dtype=torch.bfloat16).train()
     model.model.layers[1].eval()
     modes = [module.training for module in model.modules()]
@@ -151,13 +158,13 @@ def test_opening_leaves_the_model_as_it_was(tokens):
     assert [set(vars(module)) for module in model.modules()] == attributes
 
 
-def test_a_short_context_is_kept_to():
+def test_a_short_context_is_kept_to() -> None:
     model = build_family("gpt2", n_positions=32)
     with ModelMemory.open(model, page_size=16, device_tokens=256) as memory:
         assert 0 < memory.self_check.n_tokens <= 32
 
 
-def test_nothing_is_tried_where_that_is_asked():
+def test_nothing_is_tried_where_that_is_asked() -> None:
     model = build_family("zamba")
     with ModelMemory.open(model, page_size=16, device_tokens=256, probe_tokens=0) as memory:
         assert memory.self_check.n_tokens == 0

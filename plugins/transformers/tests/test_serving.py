@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
 from time import sleep
+from typing import Any
 
 import click
 import httpx
@@ -63,7 +64,7 @@ def client(server: Server) -> Iterator[openai.OpenAI]:
 
 
 @pytest.fixture(scope="module")
-def expected(checkpoint: Path):
+def expected(checkpoint: Path) -> Any:
     """The answer of transformers itself: text of `n` greedy tokens behind a prompt."""
     model = build_tiny_model("gemma3_text", dtype=torch.float64)
     tokenizer = build_tiny_tokenizer()
@@ -71,17 +72,18 @@ def expected(checkpoint: Path):
     def answer(prompt: str, n: int) -> str:
         ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
         answer = model.generate(ids, max_new_tokens=n, do_sample=False)
-        return tokenizer.decode(answer[0, ids.shape[1] :], skip_special_tokens=True)
+        said: str = tokenizer.decode(answer[0, ids.shape[1] :], skip_special_tokens=True)
+        return said
 
     return answer
 
 
-def test_the_model_is_listed(client):
+def test_the_model_is_listed(client: Any) -> None:
     assert [model.id for model in client.models.list()] == ["tiny-gemma"]
     assert client.models.retrieve("tiny-gemma").owned_by == "kvgraft"
 
 
-def test_a_completion_equals_that_of_transformers(client, expected):
+def test_a_completion_equals_that_of_transformers(client: Any, expected: Any) -> None:
     prompt = "def parse(text):\n    return"
     reply = client.completions.create(
         model="tiny-gemma", prompt=prompt, max_tokens=20, temperature=0
@@ -90,7 +92,7 @@ def test_a_completion_equals_that_of_transformers(client, expected):
     assert reply.object == "text_completion"
 
 
-def test_a_second_turn_is_served_from_the_cache_and_says_so(client):
+def test_a_second_turn_is_served_from_the_cache_and_says_so(client: Any) -> None:
     messages = [SYSTEM, {"role": "user", "content": "What is a page?"}]
     first = client.chat.completions.create(
         model="tiny-gemma", messages=messages, max_tokens=24, temperature=0
@@ -108,7 +110,7 @@ def test_a_second_turn_is_served_from_the_cache_and_says_so(client):
     assert second.usage.total_tokens == second.usage.prompt_tokens + 8
 
 
-def test_a_stream_gives_the_same_text_as_the_whole_answer(client):
+def test_a_stream_gives_the_same_text_as_the_whole_answer(client: Any) -> None:
     asked = {
         "model": "tiny-gemma",
         "messages": [SYSTEM, {"role": "user", "content": "Größe? 大小?"}],
@@ -131,7 +133,7 @@ def test_a_stream_gives_the_same_text_as_the_whole_answer(client):
     assert len({chunk.id for chunk in chunks}) == 1
 
 
-def test_completions_stream_too(client, expected):
+def test_completions_stream_too(client: Any, expected: Any) -> None:
     prompt = "class Tree:"
     chunks = client.completions.create(
         model="tiny-gemma", prompt=prompt, max_tokens=16, temperature=0, stream=True
@@ -139,7 +141,7 @@ def test_completions_stream_too(client, expected):
     assert "".join(chunk.choices[0].text for chunk in chunks) == expected(prompt, 16)
 
 
-def test_several_prompts_and_answers_come_back_in_order(client, expected):
+def test_several_prompts_and_answers_come_back_in_order(client: Any, expected: Any) -> None:
     prompts = ["import os", "for x in range(", "while True:"]
     reply = client.completions.create(
         model="tiny-gemma", prompt=prompts, n=2, max_tokens=6, temperature=0
@@ -151,13 +153,13 @@ def test_several_prompts_and_answers_come_back_in_order(client, expected):
     assert reply.usage.prompt_tokens == sum(len(tokens(each)["input_ids"]) for each in prompts)
 
 
-def test_a_prompt_may_be_token_ids(client, expected):
+def test_a_prompt_may_be_token_ids(client: Any, expected: Any) -> None:
     ids = build_tiny_tokenizer()("return None")["input_ids"]
     reply = client.completions.create(model="tiny-gemma", prompt=ids, max_tokens=5, temperature=0)
     assert reply.choices[0].text == expected("return None", 5)
 
 
-def test_an_answer_ends_before_a_stop_string(client, expected):
+def test_an_answer_ends_before_a_stop_string(client: Any, expected: Any) -> None:
     prompt = "def stop(self):"
     text = expected(prompt, 24)
     stop = text[9:13]
@@ -169,17 +171,18 @@ def test_an_answer_ends_before_a_stop_string(client, expected):
     assert reply.usage.completion_tokens < 24
 
 
-def test_a_seed_repeats_a_sampled_answer(client):
+def test_a_seed_repeats_a_sampled_answer(client: Any) -> None:
     def answer(seed: int) -> str:
         reply = client.completions.create(
             model="tiny-gemma", prompt="x = ", max_tokens=12, temperature=1.2, top_p=0.9, seed=seed
         )
-        return reply.choices[0].text
+        text: str = reply.choices[0].text
+        return text
 
     assert answer(3) == answer(3) != answer(4)
 
 
-def test_many_clients_at_once_each_get_their_answer(server, expected):
+def test_many_clients_at_once_each_get_their_answer(server: Any, expected: Any) -> None:
     prompts = [f"def f{i}(argument, other):\n    " for i in range(8)]
 
     def ask(prompt: str) -> str:
@@ -187,7 +190,8 @@ def test_many_clients_at_once_each_get_their_answer(server, expected):
             reply = each.completions.create(
                 model="tiny-gemma", prompt=prompt, max_tokens=20, temperature=0
             )
-        return reply.choices[0].text
+        text: str = reply.choices[0].text
+        return text
 
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(ask, prompts))
@@ -220,7 +224,9 @@ GOOD = {"model": "tiny-gemma", "prompt": "x", "max_tokens": 1}
         ({"prompt": "x " * 2100}, 400, None, "component 'full' device pool: needs"),
     ],
 )
-def test_a_bad_request_gets_the_apis_error(server, change, status, param, message):
+def test_a_bad_request_gets_the_apis_error(
+    server: Any, change: Any, status: Any, param: Any, message: Any
+) -> None:
     body = json.dumps({**GOOD, **change})
     reply = httpx.post(f"{server.url}/v1/completions", content=body)
     assert reply.status_code == status
@@ -231,7 +237,7 @@ def test_a_bad_request_gets_the_apis_error(server, change, status, param, messag
         assert error["param"] == param
 
 
-def test_fields_that_ask_for_nothing_are_accepted(server):
+def test_fields_that_ask_for_nothing_are_accepted(server: Any) -> None:
     extra = {
         "user": "me",
         "logprobs": None,
@@ -243,7 +249,7 @@ def test_fields_that_ask_for_nothing_are_accepted(server):
     assert reply.status_code == 200
 
 
-def test_the_client_library_raises_its_own_errors(client):
+def test_the_client_library_raises_its_own_errors(client: Any) -> None:
     with pytest.raises(openai.NotFoundError, match="is not served here"):
         client.completions.create(model="other", prompt="x")
     with pytest.raises(openai.BadRequestError, match="unrecognized request argument: colour"):
@@ -259,13 +265,15 @@ def test_the_client_library_raises_its_own_errors(client):
         ("GET", "/v2/anything", b"", 404, "GET /v2/anything: not found"),
     ],
 )
-def test_an_invalid_http_request_gets_the_apis_error(server, method, path, body, status, message):
+def test_an_invalid_http_request_gets_the_apis_error(
+    server: Any, method: Any, path: Any, body: Any, status: Any, message: Any
+) -> None:
     reply = httpx.request(method, f"{server.url}{path}", content=body)
     assert reply.status_code == status
     assert message in reply.json()["error"]["message"]
 
 
-def test_a_client_that_leaves_in_the_middle_of_a_stream_frees_everything(server):
+def test_a_client_that_leaves_in_the_middle_of_a_stream_frees_everything(server: Any) -> None:
     before = server.metrics()["kvgraft_aborted_total"]
     body = {"model": "tiny-gemma", "prompt": "go on", "max_tokens": 1500, "stream": True}
     body |= {"temperature": 0}  # a sampled answer may end before its reader leaves
@@ -275,7 +283,7 @@ def test_a_client_that_leaves_in_the_middle_of_a_stream_frees_everything(server)
     assert server.wait_until_nothing_is_held()["kvgraft_aborted_total"] == before + 1
 
 
-def test_a_client_that_gives_up_waiting_frees_everything(server):
+def test_a_client_that_gives_up_waiting_frees_everything(server: Any) -> None:
     before = server.metrics()["kvgraft_aborted_total"]
     body = {"model": "tiny-gemma", "prompt": "go on", "max_tokens": 1500, "temperature": 0}
     with pytest.raises(httpx.ReadTimeout):
@@ -283,12 +291,12 @@ def test_a_client_that_gives_up_waiting_frees_everything(server):
     assert server.wait_until_nothing_is_held()["kvgraft_aborted_total"] == before + 1
 
 
-def test_health_names_the_served_model(server):
+def test_health_names_the_served_model(server: Any) -> None:
     reply = httpx.get(f"{server.url}/health")
     assert reply.json() == {"status": "ok", "model": "tiny-gemma"}
 
 
-def test_a_key_is_asked_for_where_one_is_set(locked):
+def test_a_key_is_asked_for_where_one_is_set(locked: Any) -> None:
     with locked.client("wrong") as client, pytest.raises(openai.AuthenticationError):
         client.models.list()
     with locked.client("secret") as client:
@@ -296,7 +304,7 @@ def test_a_key_is_asked_for_where_one_is_set(locked):
     assert httpx.get(f"{locked.url}/health").status_code == 200
 
 
-def test_an_empty_key_is_one_line(checkpoint):
+def test_an_empty_key_is_one_line(checkpoint: Any) -> None:
     assert refused(checkpoint, "--port", "0", "--api-key", "").startswith("--api-key is empty")
 
 
@@ -314,7 +322,7 @@ def test_an_empty_key_is_one_line(checkpoint):
         ("bearer secret", 200),
     ],
 )
-def test_a_key_comes_as_a_bearer_or_not_at_all(locked, header, status):
+def test_a_key_comes_as_a_bearer_or_not_at_all(locked: Any, header: Any, status: Any) -> None:
     headers = {} if header is None else {"Authorization": header}
     reply = httpx.get(f"{locked.url}/v1/models", headers=headers)
     assert reply.status_code == status
@@ -323,7 +331,7 @@ def test_a_key_comes_as_a_bearer_or_not_at_all(locked, header, status):
         assert "Authorization: Bearer KEY" in reply.json()["error"]["message"]
 
 
-def test_a_server_of_small_pools_offers_no_more_than_they_hold(locked):
+def test_a_server_of_small_pools_offers_no_more_than_they_hold(locked: Any) -> None:
     headers = {"Authorization": "Bearer secret"}
     (model,) = httpx.get(f"{locked.url}/v1/models", headers=headers).json()["data"]
     assert 200 <= model["max_model_len"] <= 256
@@ -334,7 +342,7 @@ def test_a_server_of_small_pools_offers_no_more_than_they_hold(locked):
         assert reply.status_code == status, reply.text
 
 
-def test_sigterm_under_load_refuses_waits_and_tells(checkpoint, tmp_path):
+def test_sigterm_under_load_refuses_waits_and_tells(checkpoint: Any, tmp_path: Path) -> None:
     options = ("--max-running", "2", "--grace", "2")
     body = {"model": "tiny-gemma", "prompt": "go", "max_tokens": 8000, "temperature": 0}
     with Server(checkpoint, *options, log=tmp_path / "log") as each, ThreadPoolExecutor(6) as pool:
@@ -374,7 +382,7 @@ def test_sigterm_under_load_refuses_waits_and_tells(checkpoint, tmp_path):
 
 
 @pytest.mark.long
-def test_a_request_that_ends_within_the_grace_is_answered(checkpoint, tmp_path):
+def test_a_request_that_ends_within_the_grace_is_answered(checkpoint: Any, tmp_path: Path) -> None:
     body = {"model": "tiny-gemma", "prompt": "go", "max_tokens": 100, "temperature": 0}
     with Server(checkpoint, "--grace", "60", log=tmp_path / "log") as each:
         with ThreadPoolExecutor(1) as pool:
@@ -388,7 +396,7 @@ def test_a_request_that_ends_within_the_grace_is_answered(checkpoint, tmp_path):
 
 
 @pytest.mark.long
-def test_ctrl_c_ends_a_server_whose_stream_would_go_on(checkpoint, tmp_path):
+def test_ctrl_c_ends_a_server_whose_stream_would_go_on(checkpoint: Any, tmp_path: Path) -> None:
     with Server(checkpoint, log=tmp_path / "log") as each:
         body = {"model": "tiny-gemma", "prompt": "go", "max_tokens": 8000, "stream": True}
         body |= {"temperature": 0}
@@ -397,7 +405,7 @@ def test_ctrl_c_ends_a_server_whose_stream_would_go_on(checkpoint, tmp_path):
             assert each.stop() == 0
 
 
-def test_a_body_larger_than_any_prompt_is_refused_at_once(server):
+def test_a_body_larger_than_any_prompt_is_refused_at_once(server: Any) -> None:
     reply = httpx.post(f"{server.url}/v1/completions", content=b"[" * 2_000_000)
     assert reply.status_code == 413
     assert "larger than" in reply.json()["error"]["message"]
@@ -405,7 +413,7 @@ def test_a_body_larger_than_any_prompt_is_refused_at_once(server):
     assert deep.status_code == 400
 
 
-def test_the_default_length_of_a_chat_fits_the_pools(locked):
+def test_the_default_length_of_a_chat_fits_the_pools(locked: Any) -> None:
     with locked.client("secret") as client:
         reply = client.chat.completions.create(
             model="mine", messages=[{"role": "user", "content": "hello"}]
@@ -422,13 +430,13 @@ def refused(*arguments: str | Path) -> str:
     return line
 
 
-def test_a_model_that_is_not_there_is_one_line(tmp_path):
+def test_a_model_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     assert refused(tmp_path / "nothing", "--port", "0") == (
         f"model '{tmp_path / 'nothing'}': no config.json there; give a checkpoint's directory"
     )
 
 
-def test_a_checkpoint_without_a_tokenizer_is_one_line(tmp_path):
+def test_a_checkpoint_without_a_tokenizer_is_one_line(tmp_path: Path) -> None:
     build_tiny_model("llama").save_pretrained(tmp_path)
     assert refused(tmp_path, "--port", "0").startswith(
         f"model '{tmp_path}' has no tokenizer that can be loaded; save the model's own beside its "
@@ -436,7 +444,9 @@ def test_a_checkpoint_without_a_tokenizer_is_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "mamba2", "qwen3"])
-def test_a_tokenizer_that_transformers_makes_of_nothing_is_refused(tmp_path, family):
+def test_a_tokenizer_that_transformers_makes_of_nothing_is_refused(
+    tmp_path: Path, family: str
+) -> None:
     build_tiny_model(family).save_pretrained(tmp_path)
     assert refused(tmp_path, "--port", "0") == (
         f"model '{tmp_path}' has no tokenizer: all it knows are special tokens, no text; save the "
@@ -446,8 +456,8 @@ def test_a_tokenizer_that_transformers_makes_of_nothing_is_refused(tmp_path, fam
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:9", "gpu", "meta", ""])
 def test_a_device_that_is_not_there_is_one_line_before_anything_is_loaded(
-    checkpoint, device, capsys
-):
+    checkpoint: Any, device: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     if device == "cuda" and torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
     line = refused(checkpoint, "--port", "0", "--device", device)
@@ -456,12 +466,12 @@ def test_a_device_that_is_not_there_is_one_line_before_anything_is_loaded(
     assert "loading" not in capsys.readouterr().err
 
 
-def test_an_unknown_element_type_is_refused_with_the_known_ones(checkpoint):
+def test_an_unknown_element_type_is_refused_with_the_known_ones(checkpoint: Any) -> None:
     with pytest.raises(click.BadParameter, match="'foo' is not one of 'auto', 'bfloat16', 'float"):
         serve.main([str(checkpoint), "--dtype", "foo"], standalone_mode=False)
 
 
-def test_a_model_no_component_serves_is_refused_by_name(tmp_path):
+def test_a_model_no_component_serves_is_refused_by_name(tmp_path: Path) -> None:
     model = build_tiny_model(
         "jamba",
         head_dim=None,
@@ -479,19 +489,19 @@ def test_a_model_no_component_serves_is_refused_by_name(tmp_path):
     assert "model JambaForCausalLM (jamba): layer 0 (linear_attention) is a Mamba1 scan" in line
 
 
-def test_a_port_in_use_is_one_line(checkpoint):
+def test_a_port_in_use_is_one_line(checkpoint: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         said = refused(checkpoint, "--port", str(port))
     assert said == f"cannot listen on 127.0.0.1:{port}: Address already in use"
 
 
-def test_impossible_sizes_are_one_line(checkpoint):
+def test_impossible_sizes_are_one_line(checkpoint: Any) -> None:
     line = refused(checkpoint, "--port", "0", "--chunk-tokens", "100", "--page-size", "64")
     assert line == "chunk_tokens 100 is not a multiple of page_size 64; use 64"
 
 
-def test_the_help_names_the_unit_of_each_option():
+def test_the_help_names_the_unit_of_each_option() -> None:
     said = serve.get_help(click.Context(serve, info_name="serve", max_content_width=200))
     metavars = dict(re.findall(r"--([a-z-]+) ([A-Z]+)", said))
     in_tokens = {option for option, metavar in metavars.items() if metavar == "TOKENS"}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import pytest
 import torch
 
@@ -12,7 +15,7 @@ from kvgraft_transformers.tiny import build_tiny_model
 
 
 @pytest.fixture(autouse=True)
-def no_gradients():
+def no_gradients() -> Iterator[Any]:
     with torch.no_grad():
         yield
 
@@ -21,7 +24,9 @@ def row(tokens: list[int]) -> torch.Tensor:
     return torch.tensor(tokens)[None]
 
 
-def test_generate_leaves_a_conversation_that_the_next_turn_resumes(tiny, open_memory, tokens):
+def test_generate_leaves_a_conversation_that_the_next_turn_resumes(
+    tiny: Any, open_memory: Any, tokens: Callable[..., list[int]]
+) -> None:
     model = tiny("gemma3_text", torch.float64)
     memory = open_memory(model)
     history = tokens(70)
@@ -41,7 +46,9 @@ def test_generate_leaves_a_conversation_that_the_next_turn_resumes(tiny, open_me
         history = said[0].tolist() + tokens(8, seed=turn)
 
 
-def test_chunks_of_generate_leave_states_behind(tiny, open_memory, tokens):
+def test_chunks_of_generate_leave_states_behind(
+    tiny: Any, open_memory: Any, tokens: Callable[..., list[int]]
+) -> None:
     model = tiny("qwen3_next", torch.float64)
     memory = open_memory(model)
     prompt = tokens(110)
@@ -57,7 +64,9 @@ def test_chunks_of_generate_leave_states_behind(tiny, open_memory, tokens):
         assert session.cached_tokens == 96
 
 
-def test_a_sampled_generate_runs_on_a_session_too(tiny, open_memory, tokens):
+def test_a_sampled_generate_runs_on_a_session_too(
+    tiny: Any, open_memory: Any, tokens: Callable[..., list[int]]
+) -> None:
     model = tiny("lfm3")
     memory = open_memory(model)
     ids = row(tokens(50))
@@ -67,14 +76,17 @@ def test_a_sampled_generate_runs_on_a_session_too(tiny, open_memory, tokens):
         said = model.generate(
             ids, past_key_values=cache, max_new_tokens=12, do_sample=True, eos_token_id=None
         )
-        return said[0].tolist()
+        answer: list[int] = said[0].tolist()
+        return answer
 
     expected = sample(None)
     with memory.session(ids, max_new_tokens=12) as session:
         assert sample(session.cache) == expected
 
 
-def test_an_exception_in_the_block_aborts_the_session(tiny, open_memory, tokens):
+def test_an_exception_in_the_block_aborts_the_session(
+    tiny: Any, open_memory: Any, tokens: Callable[..., list[int]]
+) -> None:
     model = tiny("llama")
     memory = open_memory(model)
     prompt = tokens(40)
@@ -87,7 +99,9 @@ def test_an_exception_in_the_block_aborts_the_session(tiny, open_memory, tokens)
 
 
 @pytest.mark.parametrize("family", ["llama", "bamba", "lfm2", "qwen3_next", "kimi_linear"])
-def test_a_pass_that_fails_halfway_leaves_nothing_for_others(family, open_memory, tokens, run):
+def test_a_pass_that_fails_halfway_leaves_nothing_for_others(
+    family: str, open_memory: Any, tokens: Callable[..., list[int]], run: Any
+) -> None:
     model = build_tiny_model(family)
     memory = open_memory(model)
     prompt = tokens(96)
@@ -112,21 +126,24 @@ def test_a_pass_that_fails_halfway_leaves_nothing_for_others(family, open_memory
         assert torch.equal(run(model, prompt, session), expected[64:])
 
 
-def test_a_session_runs_alone_and_in_company_by_turns(tiny, open_memory, tokens):
+def test_a_session_runs_alone_and_in_company_by_turns(
+    tiny: Any, open_memory: Any, tokens: Callable[..., list[int]]
+) -> None:
     model = tiny("lfm3", torch.float64)
     memory = open_memory(model)
     first, second = tokens(60), tokens(60, seed=2)
     sessions = [memory.session(each) for each in (first, second)]
     expected = [model(input_ids=row(each), use_cache=False).logits[0] for each in (first, second)]
 
-    def compute(cache: object, start: int, end: int) -> torch.Tensor:
+    def compute(cache: Any, start: int, end: int) -> torch.Tensor:
         rows = [first, second] if len(cache.sessions) == 2 else [first]
         ids = torch.tensor([each[start:end] for each in rows])
-        return model(
+        found: torch.Tensor = model(
             input_ids=ids,
             position_ids=torch.arange(start, end).expand(len(rows), -1),
             past_key_values=cache,
         ).logits
+        return found
 
     both = memory.session_cache(sessions)
     compute(both, 0, 20)
@@ -143,7 +160,9 @@ def test_a_session_runs_alone_and_in_company_by_turns(tiny, open_memory, tokens)
         session.finish()
 
 
-def test_a_batch_without_room_for_one_changes_none_of_its_sessions(tiny, open_memory, tokens):
+def test_a_batch_without_room_for_one_changes_none_of_its_sessions(
+    tiny: Any, open_memory: Any, tokens: Callable[..., list[int]]
+) -> None:
     model = tiny("llama")
     memory = open_memory(model, device_tokens=160)
     roomy = memory.session(tokens(48), max_new_tokens=32)
@@ -161,7 +180,7 @@ def test_a_batch_without_room_for_one_changes_none_of_its_sessions(tiny, open_me
         session.abort()
 
 
-def test_closing_the_memory_ends_open_sessions(tiny, tokens):
+def test_closing_the_memory_ends_open_sessions(tiny: Any, tokens: Callable[..., list[int]]) -> None:
     memory = ModelMemory.open(tiny("llama"), page_size=16, device_tokens=256)
     session = memory.session(tokens(40))
     memory.close()
@@ -169,7 +188,9 @@ def test_closing_the_memory_ends_open_sessions(tiny, tokens):
     memory.cache.check_integrity()
 
 
-def test_a_session_that_does_not_fit_says_which_pool_is_short(tiny, open_memory, tokens):
+def test_a_session_that_does_not_fit_says_which_pool_is_short(
+    tiny: Any, open_memory: Any, tokens: Callable[..., list[int]]
+) -> None:
     memory = open_memory(tiny("gemma3_text"), device_tokens=128)
     with pytest.raises(AdmissionRefusedError, match="component 'full' device pool: needs 14 slots"):
         memory.session(tokens(200))
@@ -181,7 +202,9 @@ def test_a_session_that_does_not_fit_says_which_pool_is_short(tiny, open_memory,
     memory.session(tokens(100, seed=2)).abort()
 
 
-def test_decoding_beyond_the_reserve_names_the_next_action(tiny, open_memory, tokens):
+def test_decoding_beyond_the_reserve_names_the_next_action(
+    tiny: Any, open_memory: Any, tokens: Callable[..., list[int]]
+) -> None:
     model = tiny("llama")
     memory = open_memory(model, device_tokens=96)
     prompt = tokens(60)
@@ -193,7 +216,9 @@ def test_decoding_beyond_the_reserve_names_the_next_action(tiny, open_memory, to
     session.abort()
 
 
-def test_a_failed_load_back_is_computed_again(tiny, open_memory, tokens, run):
+def test_a_failed_load_back_is_computed_again(
+    tiny: Any, open_memory: Any, tokens: Callable[..., list[int]], run: Any
+) -> None:
     model = tiny("llama")
     transfers = SteppedTransferEngine()
     memory = open_memory(model, transfers=transfers)
@@ -220,7 +245,9 @@ def test_a_failed_load_back_is_computed_again(tiny, open_memory, tokens, run):
     transfers.run_all()
 
 
-def test_inference_mode_runs_sessions_too(tiny, open_memory, tokens, run):
+def test_inference_mode_runs_sessions_too(
+    tiny: Any, open_memory: Any, tokens: Callable[..., list[int]], run: Any
+) -> None:
     model = tiny("lfm3")
     memory = open_memory(model)
     prompt = tokens(70)
@@ -231,7 +258,9 @@ def test_inference_mode_runs_sessions_too(tiny, open_memory, tokens, run):
             assert torch.equal(run(model, prompt, session), expected[cached:])
 
 
-def test_two_memories_on_one_model_do_not_meddle(tiny, open_memory, tokens, run):
+def test_two_memories_on_one_model_do_not_meddle(
+    tiny: Any, open_memory: Any, tokens: Callable[..., list[int]], run: Any
+) -> None:
     model = tiny("bamba")
     first, second = open_memory(model), open_memory(model, page_size=32)
     prompt = tokens(70)
@@ -242,13 +271,15 @@ def test_two_memories_on_one_model_do_not_meddle(tiny, open_memory, tokens, run)
             assert session.computed == len(prompt)
 
 
-def test_sessions_take_turns_on_one_memory(tiny, open_memory, tokens, run):
+def test_sessions_take_turns_on_one_memory(
+    tiny: Any, open_memory: Any, tokens: Callable[..., list[int]], run: Any
+) -> None:
     model = tiny("lfm3")
     memory = open_memory(model)
     shared = tokens(40)
     prompts = [shared + tokens(50, seed=seed) for seed in (2, 3)]
     sessions = [memory.session(prompt, chunk_tokens=32) for prompt in prompts]
-    said = [[], []]
+    said: list[list[torch.Tensor]] = [[], []]
     for end in (32, 64, 90):
         for prompt, session, logits in zip(prompts, sessions, said):
             logits.append(run(model, prompt[:end], session, cuts=(end,)))
@@ -258,7 +289,9 @@ def test_sessions_take_turns_on_one_memory(tiny, open_memory, tokens, run):
         session.finish()
 
 
-def test_an_open_session_is_named_when_memory_runs_short(tiny, open_memory, tokens):
+def test_an_open_session_is_named_when_memory_runs_short(
+    tiny: Any, open_memory: Any, tokens: Callable[..., list[int]]
+) -> None:
     memory = open_memory(tiny("llama"), device_tokens=96)
     forgotten = memory.session(tokens(70))
     with pytest.raises(AdmissionRefusedError, match="1 open sessions hold memory until they"):
@@ -266,7 +299,9 @@ def test_an_open_session_is_named_when_memory_runs_short(tiny, open_memory, toke
     forgotten.abort()
 
 
-def test_tenants_share_nothing(tiny, open_memory, tokens):
+def test_tenants_share_nothing(
+    tiny: Any, open_memory: Any, tokens: Callable[..., list[int]]
+) -> None:
     memory = open_memory(tiny("llama"))
     for tenant, cached in (("a", 0), ("b", 0), ("a", 32)):
         with memory.session(tokens(40), namespace=tenant) as session:
@@ -275,7 +310,9 @@ def test_tenants_share_nothing(tiny, open_memory, tokens):
             memory.model(input_ids=ids, past_key_values=session.cache)
 
 
-def test_closing_the_memory_leaves_the_model_as_it_was(tiny, tokens):
+def test_closing_the_memory_leaves_the_model_as_it_was(
+    tiny: Any, tokens: Callable[..., list[int]]
+) -> None:
     model = tiny("deepseek_v32")
     before = model(row(tokens(40))).logits
     memory = ModelMemory.open(
@@ -289,7 +326,9 @@ def test_closing_the_memory_leaves_the_model_as_it_was(tiny, tokens):
     assert torch.equal(model(row(tokens(40))).logits, before)
 
 
-def test_a_sparse_model_moves_less_than_it_would_densely(tiny, open_memory, tokens, run):
+def test_a_sparse_model_moves_less_than_it_would_densely(
+    tiny: Any, open_memory: Any, tokens: Callable[..., list[int]], run: Any
+) -> None:
     model = tiny("deepseek_v32")
     memory = open_memory(
         model, sparse_on_host=True, components={"hisparse": {"hot_tokens": 64, "max_running": 2}}
@@ -305,7 +344,9 @@ def test_a_sparse_model_moves_less_than_it_would_densely(tiny, open_memory, toke
     assert session.rows_dense == 4 * sum(range(192, 200))
 
 
-def test_memories_and_sessions_print_their_state(tiny, open_memory, tokens):
+def test_memories_and_sessions_print_their_state(
+    tiny: Any, open_memory: Any, tokens: Callable[..., list[int]]
+) -> None:
     memory = open_memory(tiny("llama"))
     prompt = tokens(40)
     with memory.session(prompt) as session:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ Opener = Callable[..., ModelMemory]
 def opened(tmp_path: Path) -> Opener:
     """Memories over one store, as processes of their own would open them."""
 
-    def build(model, storage: dict[str, object] | None = None, **settings: object) -> ModelMemory:
+    def build(model: Any, storage: dict[str, Any] | None = None, **settings: Any) -> ModelMemory:
         url = f"file:{tmp_path}?capacity=64MiB&segment=4MiB"
         policies = {"store": "write-through", "prefetch": "wait-complete", "threshold_tokens": 16}
         return ModelMemory.open(
@@ -68,8 +69,14 @@ def damage_payloads(directory: Path) -> int:
 
 @pytest.mark.parametrize("case", one_of_each_kind())
 def test_a_cold_memory_resumes_from_stored_data_with_the_same_bits(
-    case, tiny, opened, run, tokens, poison, tmp_path
-):
+    case: Any,
+    tiny: Any,
+    opened: Any,
+    run: Any,
+    tokens: Callable[..., list[int]],
+    poison: Any,
+    tmp_path: Path,
+) -> None:
     family, _, sparse = case.partition("+")
     model, prompt = tiny(family), tokens(PROMPT)
     expected = run(model, prompt, cuts=CUTS)
@@ -97,7 +104,9 @@ def test_a_cold_memory_resumes_from_stored_data_with_the_same_bits(
         memory.cache.check_integrity()
 
 
-def test_data_used_twice_is_stored_and_the_rest_is_not(tiny, opened, run, tokens):
+def test_data_used_twice_is_stored_and_the_rest_is_not(
+    tiny: Any, opened: Any, run: Any, tokens: Callable[..., list[int]]
+) -> None:
     model, prompt = tiny("gemma3_text"), tokens(PROMPT)
     for session_number in range(2):
         with opened(model, {"store": StorePolicy.SECOND_TOUCH}) as memory:
@@ -114,7 +123,9 @@ def test_data_used_twice_is_stored_and_the_rest_is_not(tiny, opened, run, tokens
             assert session.storage_tokens == 0
 
 
-def test_different_models_share_no_data(tiny, opened, run, tokens):
+def test_different_models_share_no_data(
+    tiny: Any, opened: Any, run: Any, tokens: Callable[..., list[int]]
+) -> None:
     prompt = tokens(PROMPT)
     with opened(tiny("llama")) as memory, memory.session(prompt, namespace="a") as session:
         run(memory.model, prompt, session)
@@ -146,7 +157,7 @@ def test_different_models_share_no_data(tiny, opened, run, tokens):
             assert session.storage_tokens == BOUNDARY
 
 
-def test_weights_are_told_apart_by_every_byte_and_by_nothing_else(tmp_path):
+def test_weights_are_told_apart_by_every_byte_and_by_nothing_else(tmp_path: Path) -> None:
     model = build_tiny_model("gemma3_text")
     digest, name = digest_weights(model), name_model(model)
     model.save_pretrained(tmp_path)
@@ -164,14 +175,16 @@ def test_weights_are_told_apart_by_every_byte_and_by_nothing_else(tmp_path):
     assert digest_weights(model.to(torch.float64)) != digest
 
 
-def test_weights_are_hashed_piece_by_piece_wherever_they_are_cut(monkeypatch):
+def test_weights_are_hashed_piece_by_piece_wherever_they_are_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = build_tiny_model("llama")
     digest = digest_weights(model)
     monkeypatch.setattr("kvgraft_transformers.identity.PIECE_NBYTES", 1000)
     assert digest_weights(model) == digest
 
 
-def test_the_numerics_are_part_of_the_fingerprint(monkeypatch):
+def test_the_numerics_are_part_of_the_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
     model = build_tiny_model("llama")
     said = {name_numerics(model)}
     model.config._attn_implementation = "eager"
@@ -185,7 +198,7 @@ def test_the_numerics_are_part_of_the_fingerprint(monkeypatch):
     assert len(said) == 4
 
 
-def test_weights_that_cannot_be_hashed_are_one_line_with_the_setting_to_give(opened):
+def test_weights_that_cannot_be_hashed_are_one_line_with_the_setting_to_give(opened: Any) -> None:
     with torch.device("meta"):
         model = build_tiny_model("llama")
     with pytest.raises(ConfigError, match=r"weight 'lm_head.weight' cannot be hashed .* 'weights'"):
@@ -202,23 +215,26 @@ def test_weights_that_cannot_be_hashed_are_one_line_with_the_setting_to_give(ope
         ({"stroe": "second-touch"}, "no setting 'storage.stroe'; did you mean 'store'? sett"),
     ],
 )
-def test_storage_that_cannot_work_is_one_line(tiny, storage, line):
+def test_storage_that_cannot_work_is_one_line(tiny: Any, storage: Any, line: Any) -> None:
     with pytest.raises(ConfigError) as refusal:
         ModelMemory.open(tiny("llama"), device_tokens=256, host_tokens=256, storage=storage)
     assert line in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
 
-def test_storage_without_a_host_is_refused(tiny, tmp_path):
+def test_storage_without_a_host_is_refused(tiny: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="set host_tokens"):
         ModelMemory.open(tiny("llama"), device_tokens=256, storage=f"file:{tmp_path}?capacity=1MiB")
 
 
-def test_settings_of_the_tier_and_a_bare_url_mean_the_same(tiny, tmp_path):
+def test_settings_of_the_tier_and_a_bare_url_mean_the_same(tiny: Any, tmp_path: Path) -> None:
     url = f"file:{tmp_path}?capacity=1MiB"
     model = tiny("llama")
     whole = StorageSettings(
-        url=url, model=name_model(model), weights=digest_weights(model), prefetch="best-effort"
+        url=url,
+        model=name_model(model),
+        weights=digest_weights(model),
+        prefetch=PrefetchPolicy.BEST_EFFORT,
     )
     digests = []
     for storage in (url, whole):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,13 @@ from kvgraft_transformers import ModelMemory
 from kvgraft_transformers.engine import Engine, EngineSettings, FinishReason, GenerationRequest
 
 LIMITS = EngineSettings(chunk_tokens=32, max_running=4, reserve_tokens=8, step_tokens=96)
-POOLS = {"page_size": 16, "device_tokens": 512, "host_tokens": 1024, "guard": "on", "load": None}
+POOLS: dict[str, Any] = {
+    "page_size": 16,
+    "device_tokens": 512,
+    "host_tokens": 1024,
+    "guard": "on",
+    "load": None,
+}
 POLICIES = {"store": "write-through", "prefetch": "wait-complete", "threshold_tokens": 16}
 
 
@@ -67,15 +74,15 @@ def shelf() -> Shelf:
 
 
 @pytest.fixture
-def opened(shelf: Shelf, tiny) -> Iterator[Opener]:
+def opened(shelf: Shelf, tiny: Any) -> Iterator[Opener]:
     """Engines over one store whose books are recomputed at the end, when nothing is held."""
     engines: list[Engine] = []
 
     def build(
         family: str = "gemma3_text",
         limits: EngineSettings = LIMITS,
-        storage: dict[str, object] | None = None,
-        **memory: object,
+        storage: dict[str, Any] | None = None,
+        **memory: Any,
     ) -> Engine:
         engine = Engine.open(
             tiny(family, torch.float64),
@@ -108,11 +115,12 @@ def closed(engine: Engine) -> None:
     assert tier_of(engine).prefetching.nbytes_in_flight == 0
     for component in cache.tree.components:
         for ledger in (component.device, component.host):
+            assert ledger is not None
             assert ledger.counts()["private"] == ledger.counts()["pinned"] == 0
     engine.close()
 
 
-def stocked(opened: Opener, prompt: list[int], **settings: object) -> list[int]:
+def stocked(opened: Opener, prompt: list[int], **settings: Any) -> list[int]:
     """Serve a prompt, so that it is stored; the answer."""
     engine = opened(**settings)
     (generation,) = engine.generate([GenerationRequest(prompt, 6, ignore_end=True)])
@@ -128,7 +136,9 @@ def stepped(engine: Engine, until: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "qwen3_next", "lfm3"])
-def test_a_cold_engine_answers_from_storage_and_says_so(family, opened, tokens):
+def test_a_cold_engine_answers_from_storage_and_says_so(
+    family: str, opened: Any, tokens: Callable[..., list[int]]
+) -> None:
     prompt = tokens(130)
     answer = stocked(opened, prompt, family=family)
     engine = opened(family=family)
@@ -138,7 +148,9 @@ def test_a_cold_engine_answers_from_storage_and_says_so(family, opened, tokens):
     assert engine.totals.storage_tokens == engine.totals.cached_tokens == 128
 
 
-def test_a_request_storage_keeps_waiting_holds_up_nobody(opened, shelf, tokens):
+def test_a_request_storage_keeps_waiting_holds_up_nobody(
+    opened: Any, shelf: Any, tokens: Callable[..., list[int]]
+) -> None:
     prompt = tokens(130)
     answer = stocked(opened, prompt)
     engine = opened()
@@ -158,7 +170,9 @@ def test_a_request_storage_keeps_waiting_holds_up_nobody(opened, shelf, tokens):
     assert (slow.tokens, slow.storage_tokens) == (answer, 128)
 
 
-def test_no_step_waits_for_storage_or_spins(opened, shelf, tokens):
+def test_no_step_waits_for_storage_or_spins(
+    opened: Any, shelf: Any, tokens: Callable[..., list[int]]
+) -> None:
     stocked(opened, prompt := tokens(130))
     engine = opened()
     shelf.gate.clear()
@@ -174,7 +188,9 @@ def test_no_step_waits_for_storage_or_spins(opened, shelf, tokens):
     engine.abort(slow)
 
 
-def test_a_request_given_up_while_storage_is_asked_leaves_nothing(opened, shelf, tokens):
+def test_a_request_given_up_while_storage_is_asked_leaves_nothing(
+    opened: Any, shelf: Any, tokens: Callable[..., list[int]]
+) -> None:
     stocked(opened, prompt := tokens(130))
     engine = opened()
     shelf.gate.clear()
@@ -188,7 +204,9 @@ def test_a_request_given_up_while_storage_is_asked_leaves_nothing(opened, shelf,
     assert tier_of(engine).counts()["prefetch in vain"] == 1
 
 
-def test_closing_an_engine_gives_up_its_prefetches(opened, shelf, tokens):
+def test_closing_an_engine_gives_up_its_prefetches(
+    opened: Any, shelf: Any, tokens: Callable[..., list[int]]
+) -> None:
     stocked(opened, prompt := tokens(130))
     engine = opened()
     shelf.gate.clear()
@@ -198,7 +216,9 @@ def test_closing_an_engine_gives_up_its_prefetches(opened, shelf, tokens):
     assert engine.memory.cache.closed
 
 
-def test_closing_an_engine_waits_for_data_still_to_be_stored(opened, shelf, tokens):
+def test_closing_an_engine_waits_for_data_still_to_be_stored(
+    opened: Any, shelf: Any, tokens: Callable[..., list[int]]
+) -> None:
     engine = opened()
     shelf.store_gate.clear()
     engine.generate([GenerationRequest(prompt := tokens(130), 6, ignore_end=True)])
@@ -210,7 +230,9 @@ def test_closing_an_engine_waits_for_data_still_to_be_stored(opened, shelf, toke
     assert again.storage_tokens == 128
 
 
-def test_a_time_out_lets_the_request_run_without(opened, shelf, tokens):
+def test_a_time_out_lets_the_request_run_without(
+    opened: Any, shelf: Any, tokens: Callable[..., list[int]]
+) -> None:
     answer = stocked(opened, prompt := tokens(130))
     engine = opened(storage={"prefetch": "timeout", "prefetch_timeout_s": 0.05})
     shelf.gate.clear()
@@ -218,7 +240,9 @@ def test_a_time_out_lets_the_request_run_without(opened, shelf, tokens):
     assert (generation.tokens, generation.storage_tokens) == (answer, 0)
 
 
-def test_best_effort_goes_on_fetching_for_a_request_that_does_not_fit_yet(opened, shelf, tokens):
+def test_best_effort_goes_on_fetching_for_a_request_that_does_not_fit_yet(
+    opened: Any, shelf: Any, tokens: Callable[..., list[int]]
+) -> None:
     answer = stocked(opened, prompt := tokens(130))
     engine = opened(storage={"prefetch": "best-effort"}, device_tokens=256)
     first = engine.submit(GenerationRequest(tokens(150, seed=3), 60, ignore_end=True))
@@ -234,7 +258,9 @@ def test_best_effort_goes_on_fetching_for_a_request_that_does_not_fit_yet(opened
     assert (second.tokens, second.storage_tokens) == (answer, 128)
 
 
-def test_storage_is_asked_again_for_a_request_that_made_room(opened, tokens):
+def test_storage_is_asked_again_for_a_request_that_made_room(
+    opened: Any, tokens: Callable[..., list[int]]
+) -> None:
     limits = EngineSettings(chunk_tokens=32, max_running=4, reserve_tokens=1, step_tokens=96)
     engine = opened(limits=limits, device_tokens=160)
     prompts = [tokens(20, seed=seed) for seed in range(4)]
@@ -248,7 +274,9 @@ def test_storage_is_asked_again_for_a_request_that_made_room(opened, tokens):
     assert [each.tokens for each in generations] == [each.tokens for each in expected]
 
 
-def test_a_request_that_never_fits_is_rejected_and_its_prefetch_ended(opened, shelf, tokens):
+def test_a_request_that_never_fits_is_rejected_and_its_prefetch_ended(
+    opened: Any, shelf: Any, tokens: Callable[..., list[int]]
+) -> None:
     stocked(opened, prompt := tokens(130))
     engine = opened(storage={"prefetch": "best-effort"}, device_tokens=128)
     shelf.gate.clear()
@@ -259,7 +287,9 @@ def test_a_request_that_never_fits_is_rejected_and_its_prefetch_ended(opened, sh
     stepped(engine, lambda: not tier_of(engine).prefetching.n_in_flight)
 
 
-def test_a_store_that_fails_costs_the_hits_and_nothing_else(opened, shelf, tokens):
+def test_a_store_that_fails_costs_the_hits_and_nothing_else(
+    opened: Any, shelf: Any, tokens: Callable[..., list[int]]
+) -> None:
     answer = stocked(opened, prompt := tokens(130))
     engine = opened()
     shelf.fault = OSError("no such store")
@@ -268,7 +298,9 @@ def test_a_store_that_fails_costs_the_hits_and_nothing_else(opened, shelf, token
     shelf.fault = None
 
 
-def test_a_namespace_storage_cannot_name_is_refused_with_nothing_queued(opened, tokens):
+def test_a_namespace_storage_cannot_name_is_refused_with_nothing_queued(
+    opened: Any, tokens: Callable[..., list[int]]
+) -> None:
     engine = opened()
     with pytest.raises(ConfigError, match="canonical bytes"):
         engine.submit(GenerationRequest(tokens(40), 4, namespace=1.5))
@@ -276,7 +308,9 @@ def test_a_namespace_storage_cannot_name_is_refused_with_nothing_queued(opened, 
     assert engine.totals.requests == 0
 
 
-def test_a_session_waits_as_long_as_the_policy_says_and_is_then_begun(opened, shelf, tiny, tokens):
+def test_a_session_waits_as_long_as_the_policy_says_and_is_then_begun(
+    opened: Any, shelf: Any, tiny: Any, tokens: Callable[..., list[int]]
+) -> None:
     stocked(opened, prompt := tokens(130))
     model = tiny("gemma3_text", torch.float64)
     policies = {**POLICIES, "prefetch": "timeout", "prefetch_timeout_s": 0.3}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,12 +33,17 @@ def answer(server: Server) -> tuple[str, int, int]:
         reply = client.completions.create(
             model="tiny-gemma", prompt=PROMPT, max_tokens=20, temperature=0
         )
+    assert reply.usage is not None
+    assert reply.usage.prompt_tokens_details is not None
     cached = reply.usage.prompt_tokens_details.cached_tokens
+    assert cached is not None
     return reply.choices[0].text, cached, reply.usage.prompt_tokens
 
 
 @pytest.mark.long
-def test_a_second_server_answers_from_data_that_the_first_one_stored(checkpoint, tmp_path):
+def test_a_second_server_answers_from_data_that_the_first_one_stored(
+    checkpoint: Any, tmp_path: Path
+) -> None:
     store = tmp_path / "store"
     store.mkdir()
     storage = ("--storage", f"file:{store}?capacity=64MiB", "--guard", "on")
@@ -73,8 +79,8 @@ def test_a_second_server_answers_from_data_that_the_first_one_stored(checkpoint,
     ],
 )
 def test_storage_that_cannot_be_used_is_one_line_before_anything_is_loaded(
-    checkpoint, tmp_path, capsys, options, line
-):
+    checkpoint: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: Any, line: Any
+) -> None:
     options = [each.format(there=tmp_path) for each in options]
     with pytest.raises(ConfigError) as refusal:
         serve.main([str(checkpoint), "--port", "0", *options], standalone_mode=False)

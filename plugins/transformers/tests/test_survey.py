@@ -18,12 +18,12 @@ def check(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", SOME)
-def test_some_families_are_exact_or_refused(family):
+def test_some_families_are_exact_or_refused(family: str) -> None:
     check(family)
 
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("family", [name for name in SURVEYED if name not in SOME])
-def test_every_family_is_exact_or_refused(family):
+def test_every_family_is_exact_or_refused(family: str) -> None:
     check(family)

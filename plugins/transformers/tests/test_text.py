@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache, lru_cache
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -84,7 +85,7 @@ def fast(kind: str) -> Tokenizer:
 @pytest.mark.parametrize("kind", ["byte-level", *BACKENDS])
 @settings(deadline=None, max_examples=50)  # the first example builds the tokenizer
 @given(data=st.data())
-def test_a_stream_gives_the_text_of_all_tokens_decoded_at_once(kind, data):
+def test_a_stream_gives_the_text_of_all_tokens_decoded_at_once(kind: Any, data: Any) -> None:
     n_tokens = 512 if kind == "byte-level" else 300
     some = st.integers(0, n_tokens + 3)  # a model may have tokens its tokenizer does not
     few = st.sampled_from(data.draw(st.lists(some, min_size=1, max_size=4)))
@@ -94,7 +95,7 @@ def test_a_stream_gives_the_text_of_all_tokens_decoded_at_once(kind, data):
     assert "".join([*said, stream.finish()]) == fast(kind).decode(tokens)
 
 
-def test_a_valid_byte_before_invalid_ones_is_held_back_with_them():
+def test_a_valid_byte_before_invalid_ones_is_held_back_with_them() -> None:
     each = fast("byte-fallback")
     tokens = [0x41, 0xFF, BYTE_FALLBACK_B]
     stream = TextStream(each)
@@ -102,7 +103,7 @@ def test_a_valid_byte_before_invalid_ones_is_held_back_with_them():
     assert each.decode(tokens) == "\ufffd\ufffdb"
 
 
-def test_text_comes_as_soon_as_nothing_can_change_it():
+def test_text_comes_as_soon_as_nothing_can_change_it() -> None:
     each = fast("byte-fallback")
     character = [*"大".encode()]
     stream = TextStream(each)
@@ -113,7 +114,9 @@ def test_text_comes_as_soon_as_nothing_can_change_it():
 
 
 @pytest.mark.parametrize("kind", ["byte-level", "byte-fallback"])
-def test_a_long_answer_is_decoded_a_few_tokens_at_a_time(kind, monkeypatch):
+def test_a_long_answer_is_decoded_a_few_tokens_at_a_time(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     each = fast(kind)
     some = (
         each.encode("a tree\n") if kind == "byte-level" else [BYTE_FALLBACK_B, BYTE_FALLBACK_B + 2]
@@ -122,7 +125,7 @@ def test_a_long_answer_is_decoded_a_few_tokens_at_a_time(kind, monkeypatch):
     decoded = []
     decode = each.decode
 
-    def counted(some):
+    def counted(some: Any) -> Any:
         decoded.append(len(some))
         return decode(some)
 
@@ -145,7 +148,7 @@ def pieces(tokens: list[int], stops: list[str]) -> tuple[list[str], bool]:
 
 @settings(deadline=None)  # the first example builds the tokenizer
 @given(st.text(max_size=40), st.lists(st.text(min_size=1, max_size=4), max_size=3))
-def test_the_text_ends_before_the_first_stop_string(text, stops):
+def test_the_text_ends_before_the_first_stop_string(text: Any, stops: Any) -> None:
     tokens = tokenizer().encode(text)
     whole = tokenizer().decode(tokens)
     ends = [whole.index(stop) for stop in stops if stop in whole]
@@ -154,7 +157,7 @@ def test_the_text_ends_before_the_first_stop_string(text, stops):
     assert stopped == bool(ends)
 
 
-def test_text_that_may_become_a_stop_string_is_held_back():
+def test_text_that_may_become_a_stop_string_is_held_back() -> None:
     stream = TextStream(tokenizer(), ["ENDE"])
     said = [stream.push(token) for token in tokenizer().encode("xENDy")]
     assert "".join(said) == "xENDy"
@@ -179,12 +182,14 @@ DEVELOPER = Message(role="developer", content="Say nothing of pages.")
         ([SYSTEM], ""),
     ],
 )
-def test_the_tokens_of_system_messages_are_those_other_chats_begin_with(messages, shared):
+def test_the_tokens_of_system_messages_are_those_other_chats_begin_with(
+    messages: Any, shared: Any
+) -> None:
     prompt = tokenizer().encode_chat(messages)
     assert tokenizer().system_tokens(messages, prompt) == len(tokenizer().encode(shared))
 
 
-def test_a_template_that_puts_the_system_message_elsewhere_is_asked_as_well():
+def test_a_template_that_puts_the_system_message_elsewhere_is_asked_as_well() -> None:
     """As Gemma's, whose system message begins the user's turn; and one that takes no short chat."""
     inner = build_tiny_tokenizer()
     inner.chat_template = (

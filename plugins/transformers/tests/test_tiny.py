@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ build_tiny_model("gemma4")
 
 
 @pytest.mark.long
-def test_a_family_whose_inner_models_are_large_is_refused_with_little_memory():
+def test_a_family_whose_inner_models_are_large_is_refused_with_little_memory() -> None:
     done = subprocess.run(
         [sys.executable, "-c", LITTLE_MEMORY], capture_output=True, text=True, check=False
     )
@@ -33,7 +34,7 @@ def test_a_family_whose_inner_models_are_large_is_refused_with_little_memory():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_fields_that_make_a_model_large_are_refused_with_its_size(dtype):
+def test_fields_that_make_a_model_large_are_refused_with_its_size(dtype: Any) -> None:
     with pytest.raises(ConfigError) as refused:
         build_tiny_model("llama", dtype=dtype, vocab_size=2_000_000)
     nbytes = {torch.float32: "1.0 GB", torch.bfloat16: "0.5 GB"}[dtype]
@@ -43,7 +44,7 @@ def test_fields_that_make_a_model_large_are_refused_with_its_size(dtype):
     )
 
 
-def test_looking_at_the_size_changes_no_random_number():
+def test_looking_at_the_size_changes_no_random_number() -> None:
     torch.manual_seed(7)
     wanted = torch.rand(3)
     torch.manual_seed(7)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import httpx
+import pytest
 
 from kvgraft_transformers.engine import Engine
 from kvgraft_transformers.serving.app import ServedModel, build_app
@@ -24,7 +25,7 @@ class Fuse:
             raise RuntimeError("the device fell over")
 
 
-def test_a_pass_that_fails_is_a_server_error_and_serving_goes_on():
+def test_a_pass_that_fails_is_a_server_error_and_serving_goes_on() -> None:
     model, fuse = build_tiny_model("llama"), Fuse()
     model.model.layers[1].register_forward_hook(fuse)
     engine = Engine.open(model, device_tokens=512, page_size=16)
@@ -56,7 +57,7 @@ def test_a_pass_that_fails_is_a_server_error_and_serving_goes_on():
     assert not engine.memory.cache.requests
 
 
-def test_requests_in_flight_hear_of_a_shutdown():
+def test_requests_in_flight_hear_of_a_shutdown() -> None:
     engine = Engine.open(build_tiny_model("llama"), device_tokens=4096, page_size=16)
     worker = EngineWorker(engine)
     worker.start()
@@ -78,7 +79,9 @@ def test_requests_in_flight_hear_of_a_shutdown():
     assert "shutting down" in reply.json()["error"]["message"]
 
 
-def test_an_engine_that_keeps_failing_is_given_up_and_nobody_waits(monkeypatch):
+def test_an_engine_that_keeps_failing_is_given_up_and_nobody_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     engine = Engine.open(build_tiny_model("llama"), device_tokens=512, page_size=16)
     worker = EngineWorker(engine)
     worker.start()
@@ -108,7 +111,9 @@ def test_an_engine_that_keeps_failing_is_given_up_and_nobody_waits(monkeypatch):
     assert not engine.memory.cache.requests
 
 
-def test_text_that_cannot_be_decoded_is_a_server_error_not_silence(monkeypatch):
+def test_text_that_cannot_be_decoded_is_a_server_error_not_silence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     engine = Engine.open(build_tiny_model("llama"), device_tokens=512, page_size=16)
     worker = EngineWorker(engine)
     worker.start()
