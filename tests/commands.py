@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .forking import PRELOADED, run_program
 
-__all__ = ["KVGRAFT", "ROOT", "run", "run_forked"]
+__all__ = ["KVGRAFT", "ROOT", "Forked", "run", "run_forked"]
 
 ROOT = Path(__file__).parents[1]
 """The repository."""
@@ -47,7 +47,7 @@ def run_forked(
     Not for a test about imports, or of signals and outputs that are closed or full: use `run`.
 
     Args:
-        arguments: KVGRAFT or another script, or `-c` and code; and the arguments of that.
+        arguments: KVGRAFT or another script, `-c` and code, or `-m` and a module; and more.
         cwd: the directory it runs in.
         timeout_s: after that long it is killed.
         environment: more of it; None leaves a variable out.
@@ -55,25 +55,52 @@ def run_forked(
     Raises:
         subprocess.TimeoutExpired: it took longer.
     """
-    given = [str(part) for part in arguments]
-    forks = multiprocessing.get_context("forkserver")
-    forks.set_forkserver_preload(PRELOADED)
-    with tempfile.NamedTemporaryFile("r") as output, tempfile.NamedTemporaryFile("r") as errors:
-        outputs = [output.name, errors.name]
-        process = forks.Process(
+    return Forked(*arguments, cwd=cwd, **environment).ended(timeout_s)
+
+
+class Forked:
+    """A program that runs in a fork; see `run_forked`."""
+
+    def __init__(
+        self, *arguments: str | Path, cwd: Path | None = None, **environment: str | None
+    ) -> None:
+        self.arguments = [str(part) for part in arguments]
+        self._outputs = [tempfile.NamedTemporaryFile("r") for _ in range(2)]  # noqa: SIM115
+        forks = multiprocessing.get_context("forkserver")
+        forks.set_forkserver_preload(PRELOADED)
+        self._process = forks.Process(
             target=run_program,
-            args=(given, str(cwd or Path.cwd()), _environment(environment), outputs),
+            args=(
+                self.arguments,
+                str(cwd or Path.cwd()),
+                _environment(environment),
+                [output.name for output in self._outputs],
+            ),
         )
-        process.start()
-        process.join(timeout_s)
-        status = process.exitcode
+        self._process.start()
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
+
+    def ended(self, timeout_s: float) -> subprocess.CompletedProcess[str]:
+        """Its status and outputs, once it has ended.
+
+        Raises:
+            subprocess.TimeoutExpired: it had not ended after so many seconds, and was killed.
+        """
+        self._process.join(timeout_s)
+        status = self._process.exitcode
         if status is None:
-            process.kill()
-            process.join()
-        process.close()
+            self.kill()
+            self._process.join()
+        self._process.close()
+        output, errors = (file.read() for file in self._outputs)
+        for file in self._outputs:
+            file.close()
         if status is None:
-            raise subprocess.TimeoutExpired(given, timeout_s)
-        return subprocess.CompletedProcess(given, status, output.read(), errors.read())
+            raise subprocess.TimeoutExpired(self.arguments, timeout_s, output, errors)
+        return subprocess.CompletedProcess(self.arguments, status, output, errors)
 
 
 def _environment(more: Mapping[str, str | None]) -> dict[str, str]:

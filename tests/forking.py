@@ -25,7 +25,7 @@ def run_program(
     """Become `python ARGUMENTS` in this process.
 
     Args:
-        arguments: `-c` and code, or a script's path and its arguments.
+        arguments: `-c` and code, `-m` and a module, or a script; and its arguments.
         directory: the directory it runs in.
         environment: all of its environment.
         outputs: paths that standard output and standard error are written to.
@@ -39,13 +39,14 @@ def run_program(
     os.environ.clear()
     os.environ.update(environment)
     first, *rest = arguments
-    is_code = first == "-c"
-    sys.argv = [first, *rest[is_code:]]
-    here = "" if is_code else str(Path(first).parent)
+    is_script = first not in ("-c", "-m")
     more = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
-    sys.path[:] = [here, *more, *sys.path]
-    if is_code:
+    sys.path[:] = [str(Path(first).parent) if is_script else "", *more, *sys.path]
+    sys.argv = [first, *rest[not is_script :]]
+    if first == "-c":
         main = sys.modules["__main__"] = ModuleType("__main__")
         exec(compile(rest[0], "<string>", "exec"), vars(main))
+    elif first == "-m":
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
     else:
         runpy.run_path(first, run_name="__main__")

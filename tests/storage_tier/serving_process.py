@@ -3,15 +3,15 @@
 python -m tests.storage_tier.serving_process URL SEED REQUESTS [FLUSHED]
 
 Prompts overlap and every byte that is read is compared with the computed one. Now and then stored
-data is made durable, and the last prompt written to the descriptor FLUSHED, a line of JSON.
+data is made durable, and the last prompt added to the file FLUSHED, a line of JSON.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import random
 import sys
+from pathlib import Path
 
 from kvgraft import PrefetchPolicy, TokenKey
 from kvgraft.storage import Storage
@@ -34,7 +34,7 @@ def prompt(chance: random.Random) -> list[int]:
     return [*range(family, family + 12), *range(branch, branch + chance.choice([9, 17]))]
 
 
-def main(url: str, seed: int, n_requests: int, flushed: int | None = None) -> dict[str, int]:
+def main(url: str, seed: int, n_requests: int, flushed: Path | None = None) -> dict[str, int]:
     """Serve; returns counts of events, by name."""
     chance = random.Random(seed)
     given = settings(url=url, prefetch=PrefetchPolicy.WAIT_COMPLETE)
@@ -64,15 +64,16 @@ def main(url: str, seed: int, n_requests: int, flushed: int | None = None) -> di
     return counts
 
 
-def acknowledge(storage: Storage, key: TokenKey, flushed: int) -> None:
+def acknowledge(storage: Storage, key: TokenKey, flushed: Path) -> None:
     """Make stored data durable and say so."""
     ticket = storage.flush()
     assert ticket.wait(20)
     if ticket.value is True:
         tokens = memoryview(bytes(key.data)).cast("i").tolist()
-        os.write(flushed, json.dumps(tokens).encode() + b"\n")
+        with flushed.open("a") as file:
+            file.write(json.dumps(tokens) + "\n")
 
 
 if __name__ == "__main__":
-    fd = int(sys.argv[4]) if len(sys.argv) > 4 else None
-    sys.stdout.write(json.dumps(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), fd)))
+    file = Path(sys.argv[4]) if len(sys.argv) > 4 else None
+    sys.stdout.write(json.dumps(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), file)))

@@ -6,10 +6,8 @@ Every process compares every byte it reads with the byte it computed.
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
+import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +17,7 @@ import pytest
 from kvgraft import PrefetchPolicy, TokenKey
 from kvgraft_file import FileOptions
 
-from ..commands import KVGRAFT, ROOT, run_forked
+from ..commands import KVGRAFT, ROOT, Forked, run_forked
 from .serving_process import SETUP, SIZES
 from .shelf import settings, tier_of
 
@@ -27,27 +25,18 @@ TINY = "capacity=1MiB&segment=128KiB&refresh_s=0"
 ROOMY = "capacity=64MiB&segment=1MiB&refresh_s=0"
 
 
-def serving(
-    directory: Path, sizes: str, seed: int, n_requests: int, *more: str, **options: object
-) -> subprocess.Popen[str]:
+def serving(directory: Path, sizes: str, seed: int, n_requests: int, *more: str | Path) -> Forked:
     """A process that serves."""
     url = f"file:{directory}?{sizes}"
-    command = [sys.executable, "-m", "tests.storage_tier.serving_process"]
-    return subprocess.Popen(  # type: ignore[call-overload,no-any-return]
-        [*command, url, str(seed), str(n_requests), *more],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
-    )
+    program = ("-m", "tests.storage_tier.serving_process")
+    return Forked(*program, url, str(seed), str(n_requests), *more, cwd=ROOT)
 
 
-def outcome(process: subprocess.Popen[str]) -> dict[str, int]:
+def outcome(process: Forked) -> dict[str, int]:
     """Its counts; it must have ended well."""
-    out, errors = process.communicate(timeout=250)
-    assert process.returncode == 0, errors
-    return json.loads(out)  # type: ignore[no-any-return]
+    done = process.ended(250)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
 def expect_clean(directory: Path, sizes: str = TINY) -> None:
@@ -100,23 +89,28 @@ def gained(directory: Path, prompts: Sequence[Sequence[int]]) -> list[int]:
         cache.close()
 
 
-def kill_again_and_again(directory: Path, kills: int) -> None:
+def kill_again_and_again(place: Path, kills: int) -> None:
     """One process serves all along; another one is killed in the middle of storing."""
+    directory = place / "store"
+    directory.mkdir()
     chance = random.Random(kills)
     survivor = serving(directory, ROOMY, 1000, 40 * kills)
     durable: dict[str, None] = {}
     for seed in range(kills):
-        reading, writing = os.pipe()
-        victim = serving(directory, ROOMY, seed, 10_000, str(writing), pass_fds=[writing])
-        os.close(writing)
-        with os.fdopen(reading) as lines:
-            durable[lines.readline()] = None
-            time.sleep(chance.random() * 0.05)
-            victim.kill()
-            victim.communicate()
-            durable |= dict.fromkeys(line for line in lines if line.endswith("\n"))
+        flushed = place / f"flushed-{seed}"
+        flushed.touch()
+        victim = serving(directory, ROOMY, seed, 10_000, flushed)
+        end = time.monotonic() + 60
+        while not flushed.stat().st_size:
+            assert time.monotonic() < end, "it flushed nothing"
+            time.sleep(0.01)
+        time.sleep(chance.random() * 0.05)
+        victim.kill()
+        assert victim.ended(60).returncode == -signal.SIGKILL
+        lines = flushed.read_text().splitlines(keepends=True)
+        durable |= dict.fromkeys(line for line in lines if line.endswith("\n"))
     assert outcome(survivor)["served"] == 40 * kills
-    prompts = [json.loads(line) for line in durable if line]
+    prompts = [json.loads(line) for line in durable]
     assert prompts
     assert gained(directory, prompts) == [len(prompt) - 1 for prompt in prompts]
     expect_clean(directory, ROOMY)
