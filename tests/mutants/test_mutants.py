@@ -26,11 +26,21 @@ QUICK = (
 )
 """Cores that are found within a second or two, about data that requests leave behind."""
 
-UNUSUAL = ("reach is strided", "it builds its copies itself")
+UNUSUAL = ("it builds its copies itself",)
 """Legal components that every run looks at, seconds each; the long tests look at all."""
 
+FIRST = {mutant.rules[0]: mutant.name for mutant in reversed(MUTANTS)}
+"""By rule, the first component that breaks it: every run looks at these."""
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        pytest.param(each, marks=() if FIRST[each.rules[0]] == each.name else pytest.mark.long)
+        for each in MUTANTS
+    ],
+    ids=lambda mutant: mutant.name,
+)
 def test_a_component_with_a_defect_is_found_under_its_rule(mutant: ComponentMutant) -> None:
     problem = wrongly_killed(first_failure(mutant.package), mutant.rules)
     assert problem is None, problem

@@ -19,7 +19,7 @@ from kvgraft.rules import RULES
 from kvgraft.testing import CLAUSES, ComponentContract, Status, check_component
 from kvgraft.testing.checking import Checker
 
-from ..cli.refusals import Refusal, refused
+from ..cli.refusals import refused
 from ..commands import KVGRAFT, run
 from ..mutants.components import MUTANTS
 from ..mutants.packages import paged
@@ -71,23 +71,22 @@ REFUSED = {
 """Outputs of `kvgraft check`, by option of `swa`, or for a missing component."""
 
 
-@pytest.fixture(scope="module")
-def refusals() -> dict[str, Refusal]:
-    commands = {option: ["check", "swa", "--option", option] for option in REFUSED}
-    return refused({**commands, "": ["check", "nothing"]})
-
-
-@pytest.mark.parametrize("option", REFUSED)
-def test_a_refusal_is_one_line_and_exits_with_2(refusals: dict[str, Refusal], option: str) -> None:
-    status, output, errors = refusals[option]
+@pytest.mark.parametrize(
+    "option",
+    [
+        pytest.param(each, marks=pytest.mark.long if each == "device_tokens=1" else ())
+        for each in REFUSED
+    ],
+)
+def test_a_refusal_is_one_line_and_exits_with_2(option: str) -> None:
+    given = ["swa", "--option", option] if option else ["nothing"]
+    status, output, errors = refused({option: ["check", *given]})[option]
     assert (status, output) == (2, "")
     assert errors.startswith(f"kvgraft: component {REFUSED[option]}")
     assert errors.count("\n") == 1
 
 
 GIVEN_WITH_THE_NAME: dict[tuple[str, ...], str] = {
-    ("swa:windw=3",): "component 'swa': no option 'windw'; did you mean 'window'? options: ",
-    ("swa:window=0,n_layers=1",): "component 'swa': option window='0': give more than 0",
     ("swa:n_layers=1", "--option", "window=0"): "component 'swa': option window='0': give",
     ("swa:window=4", "--option", "window=4"): "option 'window' of component 'swa' is given",
     ("swa:window",): "component 'swa:window': 'window' is not OPTION=VALUE; write for",
@@ -95,10 +94,18 @@ GIVEN_WITH_THE_NAME: dict[tuple[str, ...], str] = {
 }
 
 
-def test_options_come_with_the_name_as_for_a_replay() -> None:
-    commands = {" ".join(given): ["check", *given] for given in GIVEN_WITH_THE_NAME}
-    outcomes = refused(commands)
-    for given, said in GIVEN_WITH_THE_NAME.items():
+REFUSED_ALIKE: dict[tuple[str, ...], str] = {
+    ("swa:windw=3",): "component 'swa': no option 'windw'; did you mean 'window'? options: ",
+    ("swa:window=0,n_layers=1",): "component 'swa': option window='0': give more than 0",
+}
+
+
+@pytest.mark.parametrize(
+    "cases", [GIVEN_WITH_THE_NAME, pytest.param(REFUSED_ALIKE, marks=pytest.mark.long)]
+)
+def test_options_come_with_the_name_as_for_a_replay(cases: dict[tuple[str, ...], str]) -> None:
+    outcomes = refused({" ".join(given): ["check", *given] for given in cases})
+    for given, said in cases.items():
         status, output, errors = outcomes[" ".join(given)]
         assert (status, output) == (2, ""), given
         assert errors.startswith(f"kvgraft: {said}")
@@ -367,6 +374,7 @@ def test_pytest_writes_every_result_to_the_report(tmp_path: Path) -> None:
         "from kvgraft.testing import ComponentContract\n\n"
         "class TestFull(ComponentContract):\n"
         "    component = 'full'\n"
+        "    options = {'n_layers': 1}\n"
         "    expected_failures = {'P7': 'it is not'}\n"
     )
     report = tmp_path / "report.json"
