@@ -374,7 +374,6 @@ def test_pytest_writes_every_result_to_the_report(tmp_path: Path) -> None:
         "from kvgraft.testing import ComponentContract\n\n"
         "class TestFull(ComponentContract):\n"
         "    component = 'full'\n"
-        "    options = {'n_layers': 1}\n"
         "    expected_failures = {'P7': 'it is not'}\n"
     )
     report = tmp_path / "report.json"
