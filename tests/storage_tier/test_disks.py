@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
-import resource
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -18,9 +18,10 @@ from kvgraft.storage.payload import encode_header
 from kvgraft_file import FileBackend, FileOptions
 from kvgraft_file.disk import DiskFile
 
+from ..commands import ROOT, run_forked
 from ..serving.setups import installed
 from .shelf import addresses, settings
-from .test_processes import TINY, outcome, serving
+from .test_processes import TINY
 from .troubles import DEADLINE_S, PROMPTS, Traffic, traffic_over
 
 HYBRID = installed("full", "swa", "mamba")
@@ -81,11 +82,18 @@ def test_a_disk_that_is_full_takes_nothing_and_one_that_is_nearly_so_evicts(
         traffic.finish()
 
 
-def test_files_that_may_not_grow_are_full(tmp_path: Path) -> None:
-    def limited() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
+LIMITED = """
+import json, resource, sys
+from tests.storage_tier.serving_process import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
+print(json.dumps(main(sys.argv[1], seed=1, n_requests=20)))
+"""
 
-    counts = outcome(serving(tmp_path, TINY, 1, 20, preexec_fn=limited))
+
+def test_files_that_may_not_grow_are_full(tmp_path: Path) -> None:
+    done = run_forked("-c", LIMITED, f"file:{tmp_path}?{TINY}", cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    counts = json.loads(done.stdout)
     assert counts["served"] == 20
     assert counts["set.full"]
     assert not any(name.endswith(".errors") for name in counts)
