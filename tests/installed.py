@@ -5,9 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from kvgraft.packages.registry import Plugin, discover
+import torch
 
-__all__ = ["expect_no_torch", "installed"]
+from kvgraft.packages.registry import Plugin, discover
+from kvgraft.pools import Component
+
+__all__ = ["assert_planes_survive", "expect_no_torch", "installed"]
 
 
 def installed(name: str) -> Plugin:
@@ -25,3 +28,22 @@ def expect_no_torch(name: str) -> None:
         f"assert 'kvgraft_{name}.plugin' in sys.modules; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def assert_planes_survive(component: Component) -> None:
+    """Random bytes in slot 1, to host slot 2, back to slot 3, plane by plane."""
+    device, host = component.device, component.host
+    assert host is not None
+    assert [spec[:2] for spec in device.specs] == [spec[:2] for spec in host.specs]
+    noise = torch.Generator().manual_seed(7)
+    for lanes, mirrored in zip(device.lanes, host.lanes, strict=True):
+        info = torch.iinfo(lanes.dtype)
+        lanes[1] = torch.randint(
+            info.min, info.max, lanes[1].shape, dtype=lanes.dtype, generator=noise
+        )
+        mirrored[2] = lanes[1]
+    for lanes, mirrored in zip(device.lanes, host.lanes, strict=True):
+        lanes[3] = mirrored[2]
+    for plane, lanes in zip(device.planes, device.lanes, strict=True):
+        assert lanes[1].count_nonzero() > 0
+        assert torch.equal(plane[3].view(torch.uint8), plane[1].view(torch.uint8))

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 from kvgraft import HOST_MIRROR, Everything, Kind, PluginError, Reach, Tier
 from kvgraft.packages.dispatch import Mounted, mount, parse_options
-from kvgraft.pools import BuildContext, Component
-from tests.installed import expect_no_torch, installed
+from kvgraft.pools import BuildContext
+from tests.installed import assert_planes_survive, expect_no_torch, installed
 
 CONTEXT = BuildContext(
     page_size=16, device="cpu", device_tokens=160, host_tokens=320, pin_host=False
@@ -88,22 +87,3 @@ def test_impossible_options_are_refused_with_the_field_named(
 def test_a_pool_smaller_than_a_page_is_refused_with_the_field_named() -> None:
     with pytest.raises(PluginError, match="component 'full': option device_tokens: 15 tokens"):
         built({"device_tokens": 15})
-
-
-def assert_planes_survive(component: Component) -> None:
-    """Random bytes in slot 1, to host slot 2, back to slot 3, plane by plane."""
-    device, host = component.device, component.host
-    assert host is not None
-    assert [spec[:2] for spec in device.specs] == [spec[:2] for spec in host.specs]
-    noise = torch.Generator().manual_seed(7)
-    for lanes, mirrored in zip(device.lanes, host.lanes, strict=True):
-        info = torch.iinfo(lanes.dtype)
-        lanes[1] = torch.randint(
-            info.min, info.max, lanes[1].shape, dtype=lanes.dtype, generator=noise
-        )
-        mirrored[2] = lanes[1]
-    for lanes, mirrored in zip(device.lanes, host.lanes, strict=True):
-        lanes[3] = mirrored[2]
-    for plane, lanes in zip(device.planes, device.lanes, strict=True):
-        assert lanes[1].count_nonzero() > 0
-        assert torch.equal(plane[3].view(torch.uint8), plane[1].view(torch.uint8))

@@ -25,23 +25,38 @@ class Fuse:
             raise RuntimeError("the device fell over")
 
 
+BODY = {"model": "tiny", "prompt": "x = 1", "max_tokens": 4, "temperature": 0}
+"""A completion's request."""
+
+
+def serve(engine: Engine) -> ServedModel:
+    """A model behind a worker that runs."""
+    worker = EngineWorker(engine)
+    worker.start()
+    return ServedModel("tiny", worker, Tokenizer(build_tiny_tokenizer()), 8192, 8192)
+
+
+def serve_tiny(device_tokens: int = 512) -> ServedModel:
+    """A tiny model, in the same way."""
+    model = build_tiny_model("llama")
+    return serve(Engine.open(model, device_tokens=device_tokens, page_size=16))
+
+
 def test_a_pass_that_fails_is_a_server_error_and_serving_goes_on() -> None:
     model, fuse = build_tiny_model("llama"), Fuse()
     model.model.layers[1].register_forward_hook(fuse)
     engine = Engine.open(model, device_tokens=512, page_size=16)
-    worker = EngineWorker(engine)
-    worker.start()
-    served = ServedModel("tiny", worker, Tokenizer(build_tiny_tokenizer()), 8192, 8192)
-    body = {"model": "tiny", "prompt": "x = 1", "max_tokens": 4, "temperature": 0}
+    served = serve(engine)
+    worker = served.worker
 
     async def talk() -> list[httpx.Response]:
         transport = httpx.ASGITransport(app=build_app(served))
         async with httpx.AsyncClient(transport=transport, base_url="http://served") as client:
-            good = await client.post("/v1/completions", json=body)
+            good = await client.post("/v1/completions", json=BODY)
             fuse.blown = True
-            bad = await client.post("/v1/completions", json=body)
+            bad = await client.post("/v1/completions", json=BODY)
             fuse.blown = False
-            again = await client.post("/v1/completions", json=body)
+            again = await client.post("/v1/completions", json=BODY)
             metrics = await client.get("/metrics")
         return [good, bad, again, metrics]
 
@@ -58,16 +73,14 @@ def test_a_pass_that_fails_is_a_server_error_and_serving_goes_on() -> None:
 
 
 def test_requests_in_flight_hear_of_a_shutdown() -> None:
-    engine = Engine.open(build_tiny_model("llama"), device_tokens=4096, page_size=16)
-    worker = EngineWorker(engine)
-    worker.start()
-    served = ServedModel("tiny", worker, Tokenizer(build_tiny_tokenizer()), 8192, 8192)
-    body = {"model": "tiny", "prompt": "x = 1", "max_tokens": 3000, "temperature": 0}
+    served = serve_tiny(device_tokens=4096)
+    worker, engine = served.worker, served.worker.engine
+    long = {**BODY, "max_tokens": 3000}
 
     async def talk() -> httpx.Response:
         transport = httpx.ASGITransport(app=build_app(served))
         async with httpx.AsyncClient(transport=transport, base_url="http://served") as client:
-            asked = asyncio.create_task(client.post("/v1/completions", json=body))
+            asked = asyncio.create_task(client.post("/v1/completions", json=long))
             while not engine.schedule.running:
                 await asyncio.sleep(0.01)
             worker.stop()
@@ -82,11 +95,8 @@ def test_requests_in_flight_hear_of_a_shutdown() -> None:
 def test_an_engine_that_keeps_failing_is_given_up_and_nobody_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    engine = Engine.open(build_tiny_model("llama"), device_tokens=512, page_size=16)
-    worker = EngineWorker(engine)
-    worker.start()
-    served = ServedModel("tiny", worker, Tokenizer(build_tiny_tokenizer()), 8192, 8192)
-    body = {"model": "tiny", "prompt": "x = 1", "max_tokens": 4, "temperature": 0}
+    served = serve_tiny()
+    worker, engine = served.worker, served.worker.engine
 
     def wrong(*_: object) -> int:
         raise RuntimeError("a book is wrong")
@@ -97,9 +107,9 @@ def test_an_engine_that_keeps_failing_is_given_up_and_nobody_waits(
             monkeypatch.setattr(engine.memory.cache, "next_chunk", wrong)
             replies = []
             for _ in range(5):
-                replies.append(await client.post("/v1/completions", json=body))
+                replies.append(await client.post("/v1/completions", json=BODY))
             worker.stop()
-            return [*replies, await client.post("/v1/completions", json=body)], await client.get(
+            return [*replies, await client.post("/v1/completions", json=BODY)], await client.get(
                 "/health"
             )
 
@@ -114,11 +124,8 @@ def test_an_engine_that_keeps_failing_is_given_up_and_nobody_waits(
 def test_text_that_cannot_be_decoded_is_a_server_error_not_silence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    engine = Engine.open(build_tiny_model("llama"), device_tokens=512, page_size=16)
-    worker = EngineWorker(engine)
-    worker.start()
-    served = ServedModel("tiny", worker, Tokenizer(build_tiny_tokenizer()), 8192, 8192)
-    body = {"model": "tiny", "prompt": "x = 1", "max_tokens": 4, "temperature": 0}
+    served = serve_tiny()
+    worker, engine = served.worker, served.worker.engine
 
     def wrong(*_: object) -> str:
         raise TypeError("no such byte")
@@ -128,7 +135,7 @@ def test_text_that_cannot_be_decoded_is_a_server_error_not_silence(
     async def talk() -> httpx.Response:
         transport = httpx.ASGITransport(app=build_app(served))
         async with httpx.AsyncClient(transport=transport, base_url="http://served") as client:
-            return await client.post("/v1/completions", json=body)
+            return await client.post("/v1/completions", json=BODY)
 
     reply = asyncio.run(talk())
     worker.stop()
