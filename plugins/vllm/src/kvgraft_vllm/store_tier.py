@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable
 
-from kvgraft.storage import Address, Completions, Status, Storage, StorageBackend
+from kvgraft import ConfigError
+from kvgraft.storage import (
+    Access,
+    Address,
+    BreakerState,
+    Completions,
+    Status,
+    Storage,
+    StorageBackend,
+)
+from kvgraft_vllm.announcements import Announcements
+from kvgraft_vllm.counts import Taken, Tally
+from kvgraft_vllm.explanation import Explanations
 from kvgraft_vllm.identity import Engine, group_name
 from kvgraft_vllm.lookups import AskedKeys, Lookups
 from kvgraft_vllm.settings import TierSettings
@@ -13,8 +26,12 @@ from kvgraft_vllm.transfers import FinishedJob, Job, Transfers
 
 __all__ = ["StoreTier", "split_key"]
 
+logger = logging.getLogger("kvgraft.vllm")
+
 GROUP_NBYTES = 4
 """Bytes of the group's number behind the block hash in a key of vLLM, big-endian."""
+
+STATUSES = frozenset(status.value for status in Status)
 
 STEP_S = 0.05
 """Longest wait between two looks at the clock while draining."""
@@ -34,6 +51,9 @@ class StoreTier:
 
     Attributes:
         storage: the store under supervision.
+
+    Raises:
+        ConfigError: the store cannot take a chunk.
     """
 
     def __init__(
@@ -44,6 +64,14 @@ class StoreTier:
         memory: memoryview,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        longest = backend.capabilities.max_payload_nbytes
+        if longest is not None and longest < engine.chunk_nbytes:
+            backend.close()
+            raise ConfigError(
+                f"kvgraft-vllm: a chunk has {engine.chunk_nbytes} bytes, {settings.url} takes "
+                f"{longest} at most; give it more (for file: capacity, segment), or smaller chunks "
+                "(block_size in kv_connector_extra_config)"
+            )
         self.engine = engine
         self.settings = settings
         self.storage = Storage(engine.fingerprint, backend, settings.limits, clock)
@@ -61,18 +89,50 @@ class StoreTier:
             settings.store_nbytes,
             clock,
         )
+        self._explanations = Explanations(engine)
+        self._tally = Tally()
+        self._announcements = (
+            Announcements(self.storage.events()) if settings.enable_kv_events else None
+        )
 
-    def lookup(self, key: bytes, request: str) -> Status | None:
-        """Whether the store has a chunk (OK), or why not; None: ask again in the next step."""
+    def lookup(self, key: bytes, request: str, end_token: int | None = None) -> Status | None:
+        """Whether the store has a chunk (OK), or why not; None: ask again in the next step.
+
+        Args:
+            key: the chunk's.
+            request: who asks.
+            end_token: the end of the chunk in the request's tokens, if known.
+        """
         self.poll()
-        return self._lookups.ask(key, request)
+        status = self._lookups.ask(key, request)
+        if status is not None:
+            self._explanations.note(request, key, split_key(key)[1], end_token, status)
+        return status
 
-    def load(self, number: int, keys: Iterable[bytes], chunks: Iterable[int]) -> None:
-        """Submit a job that fetches chunks into places of the CPU memory."""
-        self._transfers.load(number, keys, chunks)
+    def load(
+        self,
+        number: int,
+        keys: Iterable[bytes],
+        chunks: Iterable[int],
+        request: str = "",
+        end_tokens: Iterable[int | None] = (),
+    ) -> None:
+        """Submit a job that fetches chunks into places of the CPU memory.
+
+        Args:
+            number: vLLM's number of the job.
+            keys: the chunks'.
+            chunks: their places.
+            request: whose they are.
+            end_tokens: the ends of the chunks in its tokens, if known.
+        """
+        self._transfers.load(number, keys, chunks, request, end_tokens)
 
     def store(self, number: int, keys: Iterable[bytes], chunks: Iterable[int]) -> None:
         """Submit a job that stores chunks from places of the CPU memory."""
+        keys = tuple(keys)
+        if self._announcements is not None:
+            self._announcements.remember(keys, map(self._address, keys))
         self._transfers.store(number, keys, chunks)
 
     def take_finished(self) -> list[FinishedJob]:
@@ -86,8 +146,36 @@ class StoreTier:
         self.poll()
 
     def finish_request(self, request: str) -> None:
-        """Forget a request."""
+        """Say what a request got, and forget it."""
         self._lookups.forget(request)
+        told = self._explanations.finish(request)
+        if told is None:
+            return
+        ending, line = told
+        self._tally.add("kvgraft:hits_ended", str(ending.group), ending.status.value)
+        if self.settings.log_requests:
+            logger.info("kvgraft: %s", line)
+
+    def take_metrics(self) -> Taken:
+        """Numbers for /metrics since the last call; see `counts`."""
+        for name, total in self.storage.counters.snapshot().items():
+            verb, _, status = name.partition(".")
+            if status in STATUSES:
+                self._tally.set_total("kvgraft:chunks", verb, status, total=total)
+        self._tally.set_total("kvgraft:chunks_refused", total=self._transfers.n_chunks_refused)
+        gauges: dict[tuple[str, tuple[str, ...]], float] = {
+            ("kvgraft:in_flight_bytes", ("store",)): self._transfers.storing_nbytes,
+            ("kvgraft:in_flight_bytes", ("load",)): self._transfers.loading_nbytes,
+            ("kvgraft:hanging_threads", ()): self.storage.n_abandoned,
+        }
+        for access in Access:
+            up = self.storage.state_of(access) is not BreakerState.OPEN
+            gauges["kvgraft:store_up", (access.value,)] = float(up)
+        return Taken(self._tally.take(), gauges)
+
+    def take_events(self) -> list[tuple[bool, list[bytes]]]:
+        """Changes of the store in their order: whether keys are gone, and the keys."""
+        return [] if self._announcements is None else self._announcements.take()
 
     def poll(self) -> None:
         """Take what has ended; never blocks."""
@@ -97,7 +185,20 @@ class StoreTier:
             elif isinstance(ticket.tag, Job):
                 finished = self._transfers.settle(ticket.tag, ticket)
                 if finished.job.loads and not finished.success:
-                    self._lookups.correct(finished.job.keys, finished.statuses)
+                    self._note_failures(finished)
+
+    def _note_failures(self, finished: FinishedJob) -> None:
+        job = finished.job
+        ends = job.end_tokens or (None,) * len(job.keys)
+        failed = [
+            (split_key(key)[1], end, status)
+            for key, end, status in zip(job.keys, ends, finished.statuses)
+            if status is not Status.OK
+        ]
+        self._lookups.correct(job.keys, finished.statuses)
+        self._explanations.note_failures(job.request, failed)
+        for _, _, status in failed:
+            self._tally.add("kvgraft:loads_failed", status.value)
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until no job is on its way; those left at the time-out are given up.

@@ -19,12 +19,16 @@ class Job:
         keys: the chunks'.
         loads: whether it goes to the engine.
         begun: when it was submitted.
+        request: whose.
+        end_tokens: per key, the end of its chunk in the request's tokens; empty if not known.
     """
 
     number: int
     keys: tuple[bytes, ...]
     loads: bool
     begun: float
+    request: str = ""
+    end_tokens: tuple[int | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +96,16 @@ class Transfers:
         self.loading_nbytes = 0
         self.n_chunks_refused = 0
 
-    def load(self, number: int, keys: Iterable[bytes], chunks: Iterable[int]) -> None:
+    def load(
+        self,
+        number: int,
+        keys: Iterable[bytes],
+        chunks: Iterable[int],
+        request: str = "",
+        end_tokens: Iterable[int | None] = (),
+    ) -> None:
         """Fetch chunks into places of the engine's memory."""
-        job = Job(number, tuple(keys), True, self._clock())
+        job = Job(number, tuple(keys), True, self._clock(), request, tuple(end_tokens))
         self.loading_nbytes += self._nbytes(job)
         self._watch(job, self._storage.get(self._addresses(job), self._rows(chunks)))
 
