@@ -16,7 +16,7 @@ class SupervisionLimits:
             says otherwise.
         queue_timeout_s: longest time for which a ticket waits in line while nothing of it is
             served.
-        n_workers: threads that call; two let one copy and checksum while the other waits.
+        n_workers: threads that call; while one checks what it read, others wait for the disk.
         max_abandoned: threads that may hang in calls before they are no longer replaced.
         batch_nbytes, batch_keys: most that goes into one backend call; more is cut into several.
         failure_limit: failing calls in a row that open the breaker.
@@ -30,7 +30,7 @@ class SupervisionLimits:
 
     deadline_s: float = 5.0
     queue_timeout_s: float = 60.0
-    n_workers: int = 2
+    n_workers: int = 4
     max_abandoned: int = 4
     batch_nbytes: int = 8 << 20
     batch_keys: int = 256

@@ -71,17 +71,21 @@ class Header(NamedTuple):
 
 def encode_header(address: Address, fingerprint: bytes, payload: Payload) -> bytes:
     """The 256 bytes that go in front of a payload; reads all of it (0.1 ms per MiB)."""
+    return _header(address, fingerprint, _nbytes(payload), _checksum(payload))
+
+
+def _header(address: Address, fingerprint: bytes, nbytes: int, checksum: bytes) -> bytes:
     fields = _FIELDS.pack(
         MAGIC,
         FORMAT_VERSION,
         HEADER_NBYTES,
         0,
-        _nbytes(payload),
+        nbytes,
         address.key,
         address.namespace,
         fingerprint,
         component_bytes(address.component),
-        _checksum(payload),
+        checksum,
         _ZERO,
     )
     return fields + _SEAL.pack(xxhash.xxh3_64_intdigest(fields))
@@ -112,18 +116,16 @@ def check(header: Buffer, payload: Payload, address: Address, fingerprint: bytes
         OK; CORRUPT if header or payload is damaged; STALE if it is another key's, namespace's,
         component's, fingerprint's or format version's; TOO_LARGE if it is longer than the buffer.
     """
+    nbytes = _nbytes(payload)
+    if header == _header(address, fingerprint, nbytes, _checksum(payload)):
+        return Status.OK
     found = decode_header(header)
     if isinstance(found, Status):
         return found
     mine = (address.key, address.namespace, fingerprint, address.component)
     if (found.key, found.namespace, found.fingerprint, found.component) != mine:
         return Status.STALE
-    nbytes = _nbytes(payload)
-    if found.nbytes > nbytes:
-        return Status.TOO_LARGE
-    if found.nbytes < nbytes or _checksum(payload) != found.checksum:
-        return Status.CORRUPT
-    return Status.OK
+    return Status.TOO_LARGE if found.nbytes > nbytes else Status.CORRUPT
 
 
 def damage(key: bytes, header: Buffer, payload: Buffer) -> str | None:

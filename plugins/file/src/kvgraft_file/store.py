@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -31,7 +31,8 @@ from kvgraft_file.directory import LOCK, Directory, holds_store
 from kvgraft_file.disk import DISK_ERRORS, TruncatedRead
 from kvgraft_file.options import FileOptions
 from kvgraft_file.record import Record
-from kvgraft_file.transfer import Incoming
+from kvgraft_file.segment import Segment
+from kvgraft_file.transfer import Incoming, Scratch
 from kvgraft_file.verifying import verify_segment
 from kvgraft_file.writer import Writer
 
@@ -83,6 +84,7 @@ class FileBackend(StorageBackend):
         self._catalog = Catalog(self._directory)
         self._lock = threading.RLock()
         self._writing = threading.Condition(threading.Lock())
+        self._scratch = Scratch()
         self._writer = Writer(
             self._directory,
             self._catalog,
@@ -194,10 +196,8 @@ class FileBackend(StorageBackend):
                     statuses[number] = Status.TOO_LARGE if larger else Status.CORRUPT
                     continue
                 wanted.append(_Wanted(number, key, value, entry))
-        for run in _runs(wanted):
-            late = self._clock() >= end
-            told = [Status.TIMEOUT] * len(run) if late else self._read(run)
-            for each, status in zip(run, told):
+        for segment, mine in _by_segment(wanted).items():
+            for each, status in zip(mine, self._read(segment, mine, end)):
                 statuses[each.number] = status
         return statuses
 
@@ -362,21 +362,24 @@ class FileBackend(StorageBackend):
                         dead = Record(key, entry.nbytes, False, bytes(HEADER_NBYTES))
                         entry.segment.mark_removed(entry.offset, dead)
 
-    def _read(self, run: Sequence[_Wanted]) -> list[Status]:
-        segment = run[0].entry.segment
+    def _read(self, segment: Segment, wanted: Sequence[_Wanted], end: float) -> list[Status]:
+        """Read records of one segment, in the order in which they stand there."""
+        statuses = []
         try:
             with segment.file as file:
-                statuses = self._read_run(run)
+                for run in _runs(wanted):
+                    late = self._clock() >= end
+                    statuses += [Status.TIMEOUT] * len(run) if late else self._read_run(run)
                 if not file.is_gone:  # else the data read may be its successor's
                     return statuses
         except FileNotFoundError:
             pass
         with self._lock:
             self._catalog.drop(segment)
-        return [Status.MISS] * len(run)
+        return [Status.MISS] * len(wanted)
 
     def _read_run(self, run: Sequence[_Wanted]) -> list[Status]:
-        incoming = Incoming.of([each.value for each in run])
+        incoming = Incoming.of([each.value for each in run], self._scratch)
         segment, offset = run[0].entry.segment, run[0].entry.offset
         try:
             segment.file.read([piece for each in incoming for piece in each.pieces], offset)
@@ -398,8 +401,18 @@ class FileBackend(StorageBackend):
         return statuses
 
 
+def _by_segment(wanted: Iterable[_Wanted]) -> dict[Segment, list[_Wanted]]:
+    """Keys by their segment, in the order in which they stand there."""
+    found: dict[Segment, list[_Wanted]] = {}
+    for each in wanted:
+        found.setdefault(each.entry.segment, []).append(each)
+    for mine in found.values():
+        mine.sort(key=lambda each: each.entry.offset)
+    return found
+
+
 def _runs(wanted: Sequence[_Wanted]) -> Iterator[list[_Wanted]]:
-    """Neighbours on disk, to be read at once."""
+    """Neighbours in a segment, to be read at once."""
     run: list[_Wanted] = []
     nbytes = 0
     for each in wanted:
@@ -407,8 +420,7 @@ def _runs(wanted: Sequence[_Wanted]) -> Iterator[list[_Wanted]]:
         if run:
             last = run[-1].entry
             behind = last.offset + BLOCK_NBYTES + round_up(last.nbytes)
-            follows = last.segment is each.entry.segment and behind == each.entry.offset
-            if not follows or nbytes + size > RUN_NBYTES:
+            if behind != each.entry.offset or nbytes + size > RUN_NBYTES:
                 yield run
                 run, nbytes = [], 0
         run.append(each)
