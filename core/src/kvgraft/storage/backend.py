@@ -94,6 +94,8 @@ class Capabilities(NamedTuple):
         max_payload_nbytes: longest payload; None without a limit.
         batch_set_nbytes: bytes of payload beyond which a `set_from` call of several keys gets no
             faster; None if more is always better.
+        batch_get_nbytes: bytes of payload beyond which a `get_into` call of several keys gets no
+            faster; more goes into calls of other workers, which read while this one checks.
         scatter: takes a `ScatteredValue`; others get its parts joined in `Storage`'s own memory.
         registers: gains by memory that was registered: `set_from` gets payloads that lie in it as
             they are, also where the backend is not `synchronous`.
@@ -109,6 +111,7 @@ class Capabilities(NamedTuple):
     synchronous: bool = False
     max_payload_nbytes: int | None = None
     batch_set_nbytes: int | None = None
+    batch_get_nbytes: int | None = None
     scatter: bool = False
     registers: bool = False
     events: bool = False

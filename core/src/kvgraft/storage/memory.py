@@ -65,7 +65,10 @@ def as_bytes(buffer: object) -> memoryview:
     Raises:
         TypeError: no buffer, or not contiguous.
     """
-    return memoryview(buffer).cast("B")  # type: ignore[arg-type]
+    view = memoryview(buffer)  # type: ignore[arg-type]
+    if view.format == "B" and view.ndim == 1 and view.c_contiguous:
+        return view
+    return view.cast("B")
 
 
 def parts_of(memory: Memory) -> tuple[memoryview, ...]:

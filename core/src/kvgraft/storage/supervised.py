@@ -206,7 +206,7 @@ class Storage:
                 self._discard(attachment, wrong)
             return statuses
 
-        batches = self._batches(views.sizes())
+        batches = self._batches(views.sizes(), self._capabilities.batch_get_nbytes)
         return self._submit("get", Access.READ, len(addresses), batches, run, deadline_s)
 
     def set(
@@ -229,7 +229,7 @@ class Storage:
             ConfigError: unequal numbers of addresses and buffers, or a buffer that cannot be used.
         """
         views = _views("set", addresses, buffers, writable=False)
-        can = Capabilities() if self._attachment is None else self._attachment.calls.capabilities
+        can = self._capabilities
         longest = can.max_payload_nbytes
 
         def run(attachment: Attachment, job: Job, staging: Staging) -> list[Status] | None:
@@ -481,6 +481,11 @@ class Storage:
         return self.ask("unregister", lambda backend: backend.unregister(known[0]))
 
     # -- inside
+
+    @property
+    def _capabilities(self) -> Capabilities:
+        attachment = self._attachment
+        return Capabilities() if attachment is None else attachment.calls.capabilities
 
     def _answered(self, *, value: bool) -> StorageTicket:
         ticket = self._ticket(0)

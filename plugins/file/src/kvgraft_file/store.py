@@ -44,6 +44,9 @@ RUN_NBYTES = 16 << 20
 BATCH_SET_NBYTES = 2 << 20
 """Payload of one write: its bytes are still in the processor's cache after the checksum."""
 
+BATCH_GET_NBYTES = 2 << 20
+"""Payload of one read: another one is on its way while this one is checked."""
+
 LOCK_S = 10.0
 """Longest wait for the directory's lock in calls without a deadline."""
 
@@ -149,6 +152,7 @@ class FileBackend(StorageBackend):
             synchronous=True,
             max_payload_nbytes=longest,
             batch_set_nbytes=BATCH_SET_NBYTES,
+            batch_get_nbytes=BATCH_GET_NBYTES,
             scatter=True,
             events=True,
         )
