@@ -69,11 +69,13 @@ class Backups:
             components = operations.needs_backup(self.tree, node)
             if not components:
                 continue
-            if not self._make_room(node, components):
-                return
             if not operations.may_back_up(self.tree, node):
-                return  # the room came from data above
+                return
             operation = operations.begin_backup(self.tree, node, components)
+            if operation is None and self._make_room(node, components):
+                if not operations.may_back_up(self.tree, node):
+                    return  # the room came from data above
+                operation = operations.begin_backup(self.tree, node, components)
             if operation is None:
                 return
             try:
@@ -84,14 +86,17 @@ class Backups:
                 return
 
     def _make_room(self, node: Node, components: list[TreeComponent]) -> bool:
-        """Room on HOST for a node, not out of data above it: its copy is of no use without that."""
+        """Make room on HOST for a node, where that was short; whether there is room now.
+
+        Not out of data above it: its copy is of no use without that.
+        """
         short = [
             component
             for component in components
             if component.host is not None and component.host.free < component.n_slots(node)
         ]
         if not short:
-            return True
+            return False
         assert node.parent is not None
         above = hold_host(self.tree, node.parent)
         if above is None:

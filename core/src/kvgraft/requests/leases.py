@@ -173,12 +173,14 @@ class Leases:
             if receipt is None:
                 locks.undo.close()
         if receipt is None:
-            receipt = self._pin(anchor, host_from, None, ahead, enforce=True)
+            receipt = pinning.acquire(self.tree, anchor, host_from=host_from, segments=ahead)
         if receipt is None:
             for component in self.tree.components:
                 if component.is_state:
                     ahead[component.index] = ()
-            receipt = self._pin(anchor, host_from, None, ahead, enforce=False)
+            receipt = pinning.acquire(
+                self.tree, anchor, host_from=host_from, segments=ahead, enforce=False
+            )
         assert receipt is not None
         request.receipt = receipt
 

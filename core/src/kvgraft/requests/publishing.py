@@ -210,7 +210,7 @@ class Publisher:
             LeaseError: the key was cut, or lacks tokens.
         """
         key = request.key
-        if key.edits != request.key_edits or page * self.tree.page_size > key.n_tokens:
+        if key.edits != request.key_edits or page * self.tree.page_bytes > len(key.data):
             raise LeaseError(
                 f"request computed {request.computed} tokens but its key was cut or holds only "
                 f"{key.n_tokens}; append decoded tokens first and cut keys after it ended"

@@ -203,9 +203,10 @@ def _grow(
     for stop in (*sorted(_breakpoints(start, end, holdings)), end):
         edge = bytes(key.data[start * page_bytes : stop * page_bytes])
         node = tree.new_node(edge, node, start, stop)
-        hashes = key.page_hashes(tree, start, stop)
-        if hashes:
-            node.names = PageNames(bytearray(hashes))
+        if key.hashed is not None:
+            hashes = key.page_hashes(tree, start, stop)
+            if hashes:
+                node.names = PageNames(bytearray(hashes))
         tree.link(node)
         for component, holding in zip(tree.components, holdings):
             node.cells[component.index].stamp = tree.clock
