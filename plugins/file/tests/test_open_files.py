@@ -49,7 +49,7 @@ def opened(directory: Path, most: int = 8) -> Storage:
 def low_limit() -> Iterator[int]:
     """A soft limit a little above the number of open files."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = max(int(each) for each in os.listdir("/proc/self/fd")) + 20
+    limit = len(os.listdir("/proc/self/fd")) + 20  # numbers above it stay open
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
     yield limit
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
@@ -178,6 +178,7 @@ def test_more_open_files_than_there_are_descriptors_are_refused(tmp_path: Path) 
 
 
 def test_the_command_refuses_too_few_descriptors_in_a_line(tmp_path: Path) -> None:
+    open_store(tmp_path).close()
     done = run("sh", "-c", f"ulimit -n 24; exec {KVGRAFT} storage stats file:{tmp_path}")
     assert done.returncode == 2
     assert "raise the limit (ulimit -n)" in done.stderr + done.stdout
