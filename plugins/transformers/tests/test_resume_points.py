@@ -25,6 +25,12 @@ from .cases import one_of_each_kind
 
 ROOMY = {"device_tokens": 16_384, "host_tokens": 0, "chunk_tokens": 512}
 
+
+def long(*cases: object) -> list[Any]:
+    """Cases that only the long tests run: others of their kind are run by default."""
+    return [pytest.param(each, marks=pytest.mark.long) for each in cases]
+
+
 Ask = Callable[[Sequence[int]], tuple[int, list[int]]]
 """A prompt through a model: how many of its tokens were cached, and four more."""
 
@@ -80,7 +86,7 @@ def test_an_identical_prompt_is_reused_but_for_its_last_page(
         assert said == expected
 
 
-@pytest.mark.parametrize("family", ["gemma3_text", "llama4_text", "lfm3", "qwen3_next"])
+@pytest.mark.parametrize("family", ["gemma3_text", "qwen3_next", *long("llama4_text", "lfm3")])
 def test_an_identical_prompt_of_whole_pages_hits(
     family: str, tiny: Any, ask: Any, tokens: Callable[..., list[int]]
 ) -> None:
@@ -160,7 +166,7 @@ NAMED = 333
 """The end of a document that is no multiple of anything."""
 
 
-@pytest.mark.parametrize("named", [NAMED, [100, NAMED], (NAMED,)])
+@pytest.mark.parametrize("named", [[100, NAMED], *long(NAMED, (NAMED,))])
 def test_a_session_names_where_others_go_on(
     named: Any, tiny: Any, open_memory: Any, tokens: Callable[..., list[int]]
 ) -> None:
@@ -189,7 +195,7 @@ def test_a_request_to_the_engine_names_where_others_go_on(
     assert [engine.generate([each])[0].cached_tokens for each in asked] == [0, 320]
 
 
-@pytest.mark.parametrize("named", [-1, 11, [4, 11], "5", 2.5, [None]])
+@pytest.mark.parametrize("named", [[4, 11], "5", *long(-1, 11, 2.5, [None])])
 def test_an_invalid_position_is_refused_before_anything_is_held(
     named: Any, tiny: Any, open_memory: Any, tokens: Callable[..., list[int]]
 ) -> None:
@@ -257,7 +263,7 @@ def test_a_completion_names_where_others_go_on(post: Any, tokens: Callable[..., 
     assert hits == [0, 0, 0, 320, 0, 320]
 
 
-@pytest.mark.parametrize("named", [-1, "five", [2.5], {"at": 3}, 484])
+@pytest.mark.parametrize("named", ["five", 484, *long(-1, [2.5], {"at": 3})])
 def test_an_invalid_position_is_a_bad_request(
     named: Any, post: Any, tokens: Callable[..., list[int]]
 ) -> None:
