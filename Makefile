@@ -23,11 +23,15 @@ PYTEST_ARGS ?= -n 2 --dist worksteal
 STEPS  ?= 1000000
 DIST   ?= dist
 
+# outside the clone, since an engine takes gigabytes
+ENGINES ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kvgraft/engines
+VLLM   := $(ENGINES)/vllm-0.32
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check long examples fuzz mutants nightly docs bench build changelog clean
+.PHONY: help setup demo test check long examples fuzz mutants nightly test-engines docs bench build changelog clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-9s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' Makefile
 
 setup: $(STAMP) ## create .venv and install every distribution, editable, with the tools
 
@@ -69,6 +73,18 @@ nightly: setup ## run long, examples, fuzz and mutants, all four whatever fails;
 	@failed=; for part in long examples fuzz mutants; do echo "== make $$part"; \
 	  $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; done; \
 	  test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
+
+test-engines: $(VLLM)/.ready ## run the tests of plugins/vllm in a CPU build of vLLM; half an hour
+	$(VLLM)/bin/python -m pip --disable-pip-version-check install -q --no-deps --no-build-isolation \
+	  -e ./core -e ./plugins/file -e ./plugins/valkey -e ./plugins/vllm
+	$(VLLM)/bin/python -m pytest plugins/vllm/tests -v -o filterwarnings=default -o timeout=1200
+
+# the index's torchvision and the like are builds for CUDA, which this torch cannot load
+$(VLLM)/.ready: plugins/vllm/tests/engine/requirements.txt
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip --disable-pip-version-check install -r $<
+	$(VLLM)/bin/python -m pip --disable-pip-version-check uninstall -y torchvision torchcodec torchaudio
+	@touch $@
 
 docs: $(DOCSTAMP) ## write what is generated in the documents, then build the site into site/
 	$(PY) docs/generate.py

@@ -239,6 +239,27 @@ def test_a_store_that_cannot_take_a_chunk_is_refused() -> None:
     assert small.closed
 
 
+def test_uses_are_told_once_a_step_heads_last() -> None:
+    told: list[list[bytes]] = []
+
+    class Touched(MemoryBackend):
+        @property
+        def capabilities(self) -> Capabilities:
+            return super().capabilities._replace(touch=True)
+
+        def touch(self, keys: Sequence[bytes]) -> None:
+            told.append(list(keys))
+
+    rig = Rig(Touched())
+    rig.store()
+    assert rig.found(KEYS[:2]) == [Status.OK] * 2
+    rig.tier.touch(KEYS[1:3])
+    rig.tier.end_step()
+    rig.tier.end_step()
+    assert rig.tier.close()
+    assert told == [[rig.tier._address(each).key for each in reversed(KEYS[:3])]]
+
+
 def test_groups_of_one_block_hash_are_apart(backend: Gated) -> None:
     rig = Rig(backend)
     assert rig.store([key(1, group=0)]) == (Status.OK,)

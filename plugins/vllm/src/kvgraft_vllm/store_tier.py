@@ -15,6 +15,7 @@ from kvgraft.storage import (
     Status,
     Storage,
     StorageBackend,
+    StorageTicket,
 )
 from kvgraft_vllm.announcements import Announcements
 from kvgraft_vllm.counts import Taken, Tally
@@ -89,6 +90,8 @@ class StoreTier:
             settings.store_nbytes,
             clock,
         )
+        self._used: dict[bytes, None] = {}
+        self._touching: StorageTicket | None = None
         self._explanations = Explanations(engine)
         self._tally = Tally()
         self._announcements = (
@@ -107,7 +110,13 @@ class StoreTier:
         status = self._lookups.ask(key, request)
         if status is not None:
             self._explanations.note(request, key, split_key(key)[1], end_token, status)
+        if status is Status.OK:
+            self._used[key] = None
         return status
+
+    def touch(self, keys: Iterable[bytes]) -> None:
+        """Chunks were used, wherever they came from; the store is told at the end of the step."""
+        self._used.update(dict.fromkeys(keys))
 
     def load(
         self,
@@ -143,7 +152,16 @@ class StoreTier:
     def end_step(self) -> None:
         """Ask the store what this step wants to know."""
         self._lookups.flush()
+        self._tell_uses()
         self.poll()
+
+    def _tell_uses(self) -> None:
+        """Tell the store of uses, heads of prefixes last; a hint, left out while it is busy."""
+        used, self._used = self._used, {}
+        busy = self._touching is not None and not self._touching.done
+        if used and self.storage.touches and not busy:
+            addresses = [self._address(key) for key in reversed(used)]
+            self._touching = self.storage.touch(addresses, self.settings.lookup_timeout_s)
 
     def finish_request(self, request: str) -> None:
         """Say what a request got, and forget it."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import vllm
@@ -113,6 +113,9 @@ class KvgraftTier(tiering.SecondaryTierManager):
             )
             for finished in self._tier.take_finished()
         ]
+
+    def touch(self, keys: Collection[offload.OffloadKey], req_context: offload.ReqContext) -> None:
+        self._tier.touch(keys)
 
     def on_new_request(self, req_context: offload.ReqContext) -> offload.RequestOffloadingContext:
         return offload.RequestOffloadingContext()

@@ -158,6 +158,7 @@ def _life(
             lines.append(record.getMessage())
 
     logging.getLogger("kvgraft").addHandler(Keeper())
+    logging.getLogger("kvgraft").setLevel(logging.INFO)
     config = transfer_config(tier)
     if config is not None:
         config["engine_id"] = f"life{os.getppid()}x{os.getpid()}"
