@@ -59,15 +59,20 @@ def mutant(kinds: str, *rules: str, examples: int = 250) -> Callable[[Defect], D
 
 @mutant("everything+window", "M1", "L3", "L6", "M9")
 def a_window_is_one_page_short(patch: Patch) -> None:
-    spans = reach.PageReach.spans
+    init, width = reach.PageReach.__init__, reach.PageReach.width
 
-    def short(self: reach.PageReach, boundary: int) -> tuple[Span, ...]:
-        found = spans(self, boundary)
-        if self.window_pages is None or not found or found[0].start + 1 >= found[0].end:
-            return found
-        return (Span(found[0].start + 1, found[0].end),)
+    def short(self: reach.PageReach, *given: Any, **named: Any) -> None:
+        init(self, *given, **named)
+        if self.window_pages is not None:
+            self.window_pages = max(1, self.window_pages - 1)
 
-    patch.setattr(reach.PageReach, "spans", short)
+    def whole(self: reach.PageReach, boundary: int) -> int:
+        """The grid of resume points and budgets go by the width, which is right."""
+        most = self.reach.width(boundary, self.page_size)
+        return most if self.window_pages is not None else width(self, boundary)
+
+    patch.setattr(reach.PageReach, "__init__", short)
+    patch.setattr(reach.PageReach, "width", whole)
 
 
 @mutant("everything", "L1", "T6", "T8")

@@ -41,6 +41,5 @@ SURVIVORS: dict[str, str] = {
     "a time-out is taken for the end of a copy": _WAITS,
     "a victim's wider neighbours go as well": _LINE,
     "pins slide a page too far": _LINE,
-    "the first fence is kept": _LINE,
 }
 """Reasons by the name of the defect, as in `cores_held_out`."""
