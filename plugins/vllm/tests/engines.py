@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,18 +32,15 @@ def chunk_keys(first: int, last: int, group: int = 0) -> list[offload.OffloadKey
     ]
 
 
-def offloading_config(tier: dict[str, Any], n_chunks: int, n_groups: int = 1) -> OffloadingConfig:
+def offloading_config(
+    tier: dict[str, Any], n_chunks: int, chunk_nbytes: int = CHUNK_NBYTES
+) -> OffloadingConfig:
     return OffloadingConfig(
-        groups=tuple(
-            OffloadingGroupConfig(
-                tokens_per_block=16, layer_names=(f"layers.{number}",), group_id=number
-            )
-            for number in range(n_groups)
-        ),
-        worker_kv_bytes_per_block=CHUNK_NBYTES,
+        groups=(OffloadingGroupConfig(tokens_per_block=16, layer_names=("layers.0",), group_id=0),),
+        worker_kv_bytes_per_block=chunk_nbytes,
         enable_kv_cache_events=True,
         extra_config={
-            "cpu_bytes_to_use": n_chunks * CHUNK_NBYTES,
+            "cpu_bytes_to_use": n_chunks * chunk_nbytes,
             "secondary_tiers": [
                 {"type": "KvgraftTier", "module_path": "kvgraft_vllm.tier", **tier}
             ],
@@ -95,8 +93,15 @@ class Host:
     def settle(self) -> None:
         """Steps until nothing is on its way."""
         while self.manager.has_pending_work():
-            self.tier._tier._done.wait(0.5)
+            self._wait()
             self.step()
+
+    def _wait(self) -> None:
+        mine = getattr(self.tier, "_tier", None)
+        if mine is None:  # vLLM's own tier
+            time.sleep(0.0005)
+        else:
+            mine._done.wait(0.5)
 
     def save(self, request: offload.ReqContext, keys: Sequence[bytes], payload: bytes) -> None:
         """As if the GPU had computed chunks, all of one payload, and wait until they are stored."""
@@ -114,7 +119,7 @@ class Host:
             if result in (offload.LookupResult.HIT, offload.LookupResult.MISS):
                 return result
             self.step()
-            self.tier._tier._done.wait(0.5)
+            self._wait()
         raise AssertionError(f"no answer after {steps} steps")
 
     def read(self, request: offload.ReqContext, key: bytes) -> bytes:
@@ -130,9 +135,11 @@ class Host:
 
 
 @contextmanager
-def host(tier: dict[str, Any], n_chunks: int = 16, n_groups: int = 1) -> Iterator[Host]:
+def host(
+    tier: dict[str, Any], n_chunks: int = 16, chunk_nbytes: int = CHUNK_NBYTES
+) -> Iterator[Host]:
     """A manager of vLLM; what it stored stays in the store."""
-    made = Host(TieringOffloadingSpec(offloading_config(tier, n_chunks, n_groups)))
+    made = Host(TieringOffloadingSpec(offloading_config(tier, n_chunks, chunk_nbytes)))
     try:
         yield made
     finally:

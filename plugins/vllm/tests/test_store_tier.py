@@ -54,6 +54,12 @@ class Gated(MemoryBackend):
         self.gate.wait()
         return super().get_into(keys, values, deadline_s)
 
+    def set_from(
+        self, keys: Sequence[bytes], values: Sequence[Value], deadline_s: float
+    ) -> Sequence[Status]:
+        self.gate.wait()
+        return super().set_from(keys, values, deadline_s)
+
 
 def key(number: int, group: int = 0) -> bytes:
     return number.to_bytes(32, "big") + group.to_bytes(4, "big")
@@ -96,6 +102,7 @@ class Rig:
         """Answers to a request, after as many steps as they take."""
         told: list[Status | None] = []
         for _ in range(200):
+            self.tier.poll()
             told = [self.tier.lookup(each, request) for each in keys]
             if None not in told:
                 return told
@@ -203,6 +210,16 @@ def test_draining_is_bounded_and_ends_every_job(backend: Gated) -> None:
     assert rig.tier.close()
 
 
+def test_closing_is_bounded_while_loads_and_stores_hang(backend: Gated) -> None:
+    rig = Rig(backend, shutdown_s=0.1)
+    rig.store()
+    backend.gate.clear()
+    rig.tier.load(2, KEYS[:1], [4])
+    rig.tier.store(3, [key(9)], [0])
+    assert not rig.tier.close()
+    assert {finished.job.number for finished in rig.tier._transfers.take()} == {2, 3}
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -280,6 +297,7 @@ def test_a_requests_line_names_group_chunk_and_reason(
     rig.tier.end_step()
     while rig.tier.lookup(window, "r", 48) is None:
         rig.tier._done.wait(0.05)
+        rig.tier.poll()
     rig.tier.finish_request("r")
     assert [record.getMessage() for record in caplog.records] == [
         "kvgraft: request r: 2 chunks from the store, ended by group 1: chunk 2 is not there; "

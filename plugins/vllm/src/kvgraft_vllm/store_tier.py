@@ -106,7 +106,6 @@ class StoreTier:
             request: who asks.
             end_token: the end of the chunk in the request's tokens, if known.
         """
-        self.poll()
         status = self._lookups.ask(key, request)
         if status is not None:
             self._explanations.note(request, key, split_key(key)[1], end_token, status)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -75,7 +77,7 @@ def redis(directory: Path) -> Iterator[tuple[str, Callable[[], None]]]:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
                 break
             time.sleep(0.1)
-        yield f"127.0.0.1:{port}", server.kill
+        yield f"127.0.0.1:{port}", lambda: os.kill(server.pid, signal.SIGKILL)  # in any process
     finally:
         server.kill()
         server.wait()
