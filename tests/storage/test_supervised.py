@@ -254,6 +254,17 @@ def test_a_call_is_cut_into_batches_and_its_keys_stay_in_order() -> None:
     assert storage.close()
 
 
+def test_the_calls_of_one_ticket_are_made_by_several_workers_at_once() -> None:
+    backend = Hanging()
+    storage = Storage(FINGERPRINT, backend, SupervisionLimits(n_workers=3, batch_keys=1))
+    backend.gate.clear()
+    ticket = storage.get(addresses(4), [bytearray(SIZE) for _ in range(4)])
+    until(lambda: backend.n_calls == 3)
+    backend.gate.set()
+    assert settled(ticket) == [MISS] * 4
+    assert storage.close()
+
+
 def test_a_backend_gets_payloads_in_batches_of_the_sizes_it_likes() -> None:
     class Choosy(MemoryBackend):
         capabilities = Capabilities(batch_set_nbytes=2 * SIZE, batch_get_nbytes=3 * SIZE)

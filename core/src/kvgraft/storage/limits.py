@@ -18,9 +18,11 @@ class SupervisionLimits:
             served.
         n_workers: threads that call; while one checks what it read, others wait for the disk.
         max_abandoned: threads that may hang in calls before they are no longer replaced.
-        batch_nbytes, batch_keys: most that goes into one backend call; more is cut into several.
+        batch_nbytes: most payload that goes into one backend call; more is cut into several.
+        batch_keys: most keys, the same.
         failure_limit: failing calls in a row that open the breaker.
-        cooldown_s, cooldown_limit_s: time to the first trial, and the longest one.
+        cooldown_s: seconds to the first trial; doubles with each that fails.
+        cooldown_limit_s: longest time to a trial.
         hinted_keys: keys whose last answer `probably_has` remembers; 0.2 KiB each once it is used.
         hint_absent_s: seconds for which it remembers that a key was not there.
         lend_memory: a synchronous backend reads into the caller's memory; should a call outlast its
@@ -30,7 +32,7 @@ class SupervisionLimits:
 
     deadline_s: float = 5.0
     queue_timeout_s: float = 60.0
-    n_workers: int = 4
+    n_workers: int = 6
     max_abandoned: int = 4
     batch_nbytes: int = 8 << 20
     batch_keys: int = 256

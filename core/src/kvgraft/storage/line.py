@@ -206,5 +206,6 @@ class Line:
                 if job is not None:
                     if not flow.over:
                         flows.append(flow)
+                        self._changed.notify()  # another worker takes its next call meanwhile
                     return flow, job
         return None
