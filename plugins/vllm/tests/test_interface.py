@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+from types import ModuleType
+
 import pytest
 
 from kvgraft import ConfigError
@@ -19,6 +23,17 @@ def test_other_versions_are_refused_in_a_line(version: str) -> None:
         require_supported(version)
     assert version in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_another_vllm_is_refused_before_anything_of_it_is_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    older = ModuleType("vllm")
+    older.__dict__["__version__"] = "0.31.2"
+    monkeypatch.setitem(sys.modules, "vllm", older)
+    monkeypatch.delitem(sys.modules, "kvgraft_vllm.tier", raising=False)
+    with pytest.raises(ConfigError, match=r"vLLM 0\.31\.2 is not >=0\.32,<0\.34"):
+        importlib.import_module("kvgraft_vllm.tier")
 
 
 class Same:

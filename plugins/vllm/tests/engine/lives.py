@@ -168,9 +168,9 @@ def _life(
         enforce_eager=True,
         enable_prefix_caching=True,
         block_size=BLOCK,
-        max_model_len=4096,
+        max_model_len=2048,
         max_num_seqs=4,
-        num_gpu_blocks_override=160,
+        num_gpu_blocks_override=192,
         kv_transfer_config=config,
         disable_log_stats=True,
     )
