@@ -163,6 +163,15 @@ class Client:
                 self._n_calls -= 1
                 self._changed.notify_all()
 
+    def unregister(self, memory: memoryview) -> None:
+        """Undo `regions.add`."""
+        address = self.regions.remove(memory)
+        if address is None:
+            return
+        code = self._call(lambda store: store.unregister_buffer(address))
+        if code != 0:
+            raise MooncakeError(f"{len(memory)} bytes cannot be unregistered: {meaning(code)}")
+
     def _register(self, address: int, nbytes: int) -> None:
         code = self._call(lambda store: store.register_buffer(address, nbytes))
         if code != 0:
@@ -195,5 +204,6 @@ def _expect_devices(options: MooncakeOptions) -> None:
 
 
 def _places(values: Sequence[Value]) -> tuple[list[list[int]], list[list[int]]]:
-    addresses = [[address_of(value.header), address_of(value.payload)] for value in values]
-    return addresses, [[len(value.header), len(value.payload)] for value in values]
+    views = [(value.header, *value.parts) for value in values]
+    addresses = [[address_of(view) for view in each] for each in views]
+    return addresses, [[len(view) for view in each] for each in views]

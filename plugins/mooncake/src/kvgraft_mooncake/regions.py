@@ -14,7 +14,7 @@ from mmap import mmap
 
 import numpy as np
 
-from kvgraft.storage import HEADER_NBYTES, Value, aligned, copy
+from kvgraft.storage import HEADER_NBYTES, Value, aligned, gather
 
 __all__ = ["Regions", "address_of", "give_back"]
 
@@ -35,6 +35,7 @@ class Regions:
         self._register = register
         self._lock = threading.Lock()
         self._known: dict[int, mmap] = {}
+        self._lent: dict[int, int] = {}  # memory of callers: where it starts and ends
         self._own = memoryview(b"")
         self._own_in_use = threading.Lock()
 
@@ -44,17 +45,32 @@ class Regions:
     @property
     def addresses(self) -> list[int]:
         """Where the regions start."""
-        return list(self._known)
+        return [*self._known, *self._lent]
+
+    def add(self, memory: memoryview) -> None:
+        """Register a caller's memory; values in it need no copy."""
+        start = address_of(memory)
+        self._register(start, len(memory))
+        with self._lock:
+            self._lent[start] = start + len(memory)
+
+    def remove(self, memory: memoryview) -> int | None:
+        """Forget a caller's memory; where it starts, None if it is not registered."""
+        start = address_of(memory)
+        with self._lock:
+            return None if self._lent.pop(start, None) is None else start
 
     @contextmanager
     def at_home(self, values: Sequence[Value]) -> Iterator[Sequence[Value]]:
         """The same values if they are in mapped memory; else copies of them in our own."""
-        regions = [_region(value) for value in values]
+        views = [view for value in values for view in (value.header, *value.parts)]
+        others = [view for view in views if not self._is_lent(view)]
+        regions = [_region(view) for view in others]
         if None not in regions:
             self._ensure(regions)
             yield values
             return
-        with self.room([len(value.payload) for value in values]) as copies:
+        with self.room([value.nbytes for value in values]) as copies:
             give_back(values, copies)
             yield copies
 
@@ -70,8 +86,17 @@ class Regions:
                 middle = start + HEADER_NBYTES
                 values.append(Value(self._own[start:middle], self._own[middle : middle + length]))
                 start = middle + length
-            self._ensure([_region(value) for value in values])
+            self._ensure([_region(value.payload) for value in values])
             yield values
+
+    def _is_lent(self, view: memoryview) -> bool:
+        if not self._lent:
+            return False
+        first = address_of(view)
+        with self._lock:
+            return any(
+                start <= first and first + len(view) <= end for start, end in self._lent.items()
+            )
 
     def _ensure(self, regions: Sequence[mmap | None]) -> None:
         with self._lock:
@@ -88,10 +113,9 @@ def give_back(values: Sequence[Value], to: Sequence[Value]) -> None:
     for value, target in zip(values, to):
         if target is not value:
             target.header[:] = value.header
-            copy(target.payload, value.payload)
+            gather(target.payload, value.parts)
 
 
-def _region(value: Value) -> mmap | None:
-    """The mapping that both parts of a value lie in."""
-    region = value.payload.obj
-    return region if isinstance(region, mmap) and value.header.obj is region else None
+def _region(view: memoryview) -> mmap | None:
+    """The mapping that memory lies in."""
+    return view.obj if isinstance(view.obj, mmap) else None

@@ -71,7 +71,17 @@ class MooncakeBackend(StorageBackend):
     @property
     def capabilities(self) -> Capabilities:
         """Shared, evicts. Not durable, not synchronous: transfers may arrive late."""
-        return Capabilities(shared=True, evicts=True)
+        return Capabilities(shared=True, evicts=True, scatter=True, registers=True)
+
+    # -- memory of callers
+
+    def register(self, memory: memoryview) -> None:
+        """Register memory with the client library; payloads in it are stored from there."""
+        self._client.regions.add(memory)
+
+    def unregister(self, memory: memoryview) -> None:
+        """Undo `register`."""
+        self._client.unregister(memory)
 
     # -- calls
 
@@ -93,7 +103,7 @@ class MooncakeBackend(StorageBackend):
             if any(each > 0 for each in told):
                 give_back(room, values)
         statuses = [
-            self._status_read(name, code, HEADER_NBYTES + len(value.payload))
+            self._status_read(name, code, HEADER_NBYTES + value.nbytes)
             for name, code, value in zip(names, told, values)
         ]
         return _expect_some(statuses, told)

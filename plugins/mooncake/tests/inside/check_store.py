@@ -15,7 +15,16 @@ from click.testing import CliRunner
 from kvgraft import ConfigError
 from kvgraft.cli.storage import storage as storage_command
 from kvgraft.storage import Status, Storage, SupervisionLimits, Value, open_storage
-from kvgraft.testing.storage.traffic import FINGERPRINT, addresses, fetched, record, room, stored
+from kvgraft.testing.storage.traffic import (
+    FINGERPRINT,
+    addresses,
+    fetched,
+    payload,
+    record,
+    room,
+    settled,
+    stored,
+)
 from kvgraft_mooncake import MooncakeBackend
 
 OK, MISS = Status.OK, Status.MISS
@@ -53,6 +62,40 @@ def test_a_value_is_header_and_payload_under_its_key_in_hex(
     storage = Storage(FINGERPRINT, store)
     assert stored(storage, [place], SIZE) == [OK]
     assert raw.get(f"{store.location.namespace}/{place.key.hex()}") == record(place, SIZE)
+    assert storage.close()
+
+
+def test_registered_memory_is_stored_without_a_copy_in_one_part_or_more(
+    store: MooncakeBackend,
+) -> None:
+    places = addresses(2)
+    pool = bytearray(2 * SIZE)  # no mapping: any other memory of this kind is copied
+    for number, place in enumerate(places):
+        pool[number * SIZE : (number + 1) * SIZE] = payload(place, SIZE)
+    rows = [memoryview(pool)[n * SIZE : (n + 1) * SIZE] for n in range(2)]
+    sent: list[bool] = []
+    send = store.set_from
+
+    def recording(keys: Any, values: Any, deadline_s: float) -> Any:
+        sent.extend(all(part.obj is pool for part in each.parts) for each in values)
+        return send(keys, values, deadline_s)
+
+    store.set_from = recording  # type: ignore[method-assign]
+    storage = Storage(FINGERPRINT, store)
+    registered = storage.register(pool)
+    assert settled(registered) == []
+    assert registered.value is True, registered.error
+    parts = [rows[0], (rows[1][:100], rows[1][100:])]
+    assert settled(storage.set(places, parts)) == [OK, OK]
+    assert sent == [True, True]
+    assert fetched(storage, places, SIZE) == [OK, OK]
+    gone = storage.unregister(pool)
+    assert settled(gone) == []
+    assert gone.value is True, gone.error
+    assert settled(storage.remove(places)) == [OK, OK]
+    assert settled(storage.set(places, parts)) == [OK, OK]
+    assert sent == [True, True, False, False]
+    assert fetched(storage, places, SIZE) == [OK, OK]
     assert storage.close()
 
 
