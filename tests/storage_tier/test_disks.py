@@ -10,17 +10,20 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from kvgraft import GuardMode
 from kvgraft.storage import Status, StorageBackend, Value, open_storage
 from kvgraft.storage.payload import encode_header
 from kvgraft_file import FileBackend, FileOptions
 from kvgraft_file.disk import DiskFile
 
 from ..commands import ROOT, run_forked
+from ..serving.server import Server
 from ..serving.setups import installed
-from .shelf import addresses, settings
+from .shelf import addresses, open_cache, settings
 from .test_processes import TINY
 from .troubles import DEADLINE_S, PROMPTS, Traffic, traffic_over
 
@@ -97,7 +100,33 @@ def test_files_that_may_not_grow_are_full(tmp_path: Path) -> None:
     assert counts["served"] == 20
     assert counts["set.full"]
     assert not any(name.endswith(".errors") for name in counts)
-    assert [path.name for path in tmp_path.iterdir()] == ["kvgraft.lock"]
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"kvgraft.lock", "kvgraft.uses"}
+
+
+def test_a_full_store_keeps_growing_conversations_whose_heads_memory_serves(
+    tmp_path: Path,
+) -> None:
+    """Their heads are never written again, and everything else that is asked for comes once."""
+    sizes = {"capacity": "1MiB", "segment": "128KiB", "refresh_s": 0}
+    store = FileBackend(tmp_path, FileOptions.model_validate(sizes))
+    memory: dict[str, Any] = {"device_tokens": 4096, "host_tokens": 4096}
+    cache = open_cache(installed("full"), store, settings(), guard=GuardMode.OFF, **memory)
+    server = Server(cache)
+    prompts: list[list[int]] = [[], []]
+    for turn in range(10):
+        for number, prompt in enumerate(prompts):
+            prompt.extend(range(1000 * number + 10 * turn, 1000 * number + 10 * turn + 8))
+            server.serve([*prompt, 1])
+        for other in range(2):
+            first = 10_000 + 1000 * turn + 100 * other
+            server.serve(range(first, first + 32))
+    assert store.stats().details["evicted"] > 200
+    for prompt in prompts:
+        pages = addresses(cache, prompt, "full")
+        hints = store.probably_has([page[0].key for page in pages])
+        assert [number for number, hint in enumerate(hints) if not hint] == []
+    cache.close()
 
 
 def test_a_store_whose_segments_all_have_writers_is_full_until_one_is_done(tmp_path: Path) -> None:

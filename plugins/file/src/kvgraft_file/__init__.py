@@ -5,6 +5,7 @@ directory, disk     names and locks; files in whole blocks
 open_files          how many of them are open
 segment, record     one file, and how a value lies in it
 catalog, writer     places of records; appending and making room
+uses                uses of keys and changes of places, shared by processes
 transfer, verifying one record in memory; a scan
 """
 

@@ -1,60 +1,88 @@
-"""This process's view of a store: its segments, and the place of each key."""
+"""This process's view of a store: its segments, the places in them, and the place of each key."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+
+import numpy as np
 
 from kvgraft.storage import Change, EventLog
 from kvgraft_file.directory import Directory
+from kvgraft_file.disk import DISK_ERRORS
 from kvgraft_file.record import Record
 from kvgraft_file.segment import Segment
+from kvgraft_file.transfer import is_whole
+from kvgraft_file.uses import Uses
 
 __all__ = ["Catalog", "Entry"]
 
+NOTED = 8192
+NOTED_NS = 1_000_000_000
+"""Uses are written down when there are so many, or after so many nanoseconds."""
+
 
 class Entry:
-    """Where a key's record is.
+    """A place for a record in a segment.
 
     Attributes:
         segment: the segment it is in.
         offset: of its block there.
-        nbytes: payload length.
-        used: read since it was written or last passed over by a reclaim.
+        size: bytes in the segment; it takes records of this size only.
+        slot: the number of its stamp, see `Uses`.
+        key: of the record in it; empty where there is none.
+        nbytes: payload length of that.
+        used: when that was last used, as far as this process knows.
+        again: it was used since it was written, or last passed over by a reclaim.
     """
 
-    __slots__ = ("nbytes", "offset", "segment", "used")
+    __slots__ = ("again", "key", "nbytes", "offset", "segment", "size", "slot", "used")
 
-    def __init__(self, segment: Segment, offset: int, nbytes: int) -> None:
+    def __init__(self, segment: Segment, offset: int, size: int) -> None:
         self.segment = segment
         self.offset = offset
-        self.nbytes = nbytes
-        self.used = False
+        self.size = size
+        self.slot = Uses.slot(segment.header.number, offset)
+        self.key = b""
+        self.nbytes = 0
+        self.used = 0
+        self.again = False
 
 
 class Catalog:
-    """Keys and segments, found by reading segments; the caller locks.
+    """Keys, places and segments, found by reading segments; the caller locks.
 
     Attributes:
-        entries: by key.
-        copies: further records of keys, which two processes stored or a reclaim carried over.
+        entries: the place of each key.
+        copies: further places of keys, which two processes stored or a reclaim carried over.
+        shelves: places by size, the one to write over first in front: empty ones and copies, then
+            the least recently used.
         segments: by number; this process's own among them.
         foreign: files named as segments that are none.
         unsynced: segments with records that `flush` has to make durable.
         events: told what keys come and go; None if nobody listens.
         retiring: numbers of segments this process is about to reclaim or to begin: not for others
             to take in, though they are listed.
+        uses: hints shared with other processes.
     """
 
     def __init__(self, directory: Directory) -> None:
         self.entries: dict[bytes, Entry] = {}
         self.copies: dict[bytes, list[Entry]] = {}
+        self.shelves: dict[int, OrderedDict[Entry, None]] = {}
         self.segments: dict[int, Segment] = {}
         self.foreign: list[Path] = []
         self.unsynced: set[Segment] = set()
         self.retiring: set[int] = set()
         self.events: EventLog | None = None
+        self.uses = Uses(directory.path)
+        self._by_slot: dict[int, list[Entry]] = {}
         self._directory = directory
+        self._noted: dict[bytes, int] = {}
+        self._noted_at = self.uses.now()
+        self._sorted = False
 
     def refresh(self) -> None:
         """Take in other processes' records, reclaimed segments and clears.
@@ -84,6 +112,19 @@ class Catalog:
                     self.add(known, offset, record)
             except FileNotFoundError:  # the same, and it was closed
                 self.drop(known)
+        self.look_again()
+
+    def sort(self) -> None:
+        """Order the shelves by the uses that are noted; for a store that was just opened.
+
+        Records of which no use is noted are as old as their segment. Of those the last ones of a
+        segment go first: they are the ends of their sequences.
+        """
+        self._sorted = True
+        for shelf in self.shelves.values():
+            order = sorted(shelf, key=lambda place: (place.used, -place.offset))
+            for place in order:
+                shelf.move_to_end(place)
 
     def sizes(self) -> dict[int, int]:
         """Bytes that count against the capacity, by segment: at most its declared length."""
@@ -93,73 +134,202 @@ class Catalog:
             sizes[number] = nbytes if known is None else min(nbytes, known.header.capacity)
         return sizes
 
-    def add(self, segment: Segment, offset: int, record: Record) -> None:
-        """Take in a record; of several with one key the first known is read."""
-        if not record.live:
+    # -- records
+
+    def add(self, segment: Segment, offset: int, record: Record, used: int | None = None) -> None:
+        """Take in a place and what is in it; of several with one key the first known is read."""
+        place = Entry(segment, offset, record.size)
+        segment.places[offset] = place
+        self._by_slot.setdefault(place.slot, []).append(place)
+        self.put(place, record, used)
+
+    def put(self, place: Entry, record: Record | None, used: int | None = None) -> None:
+        """Enter a place with what is in it now.
+
+        Args:
+            place: known by its segment, and on no shelf.
+            record: None, or one that was removed, for nothing.
+            used: when it was used last; None for the noted use. Without one it is new, or as old
+                as its segment where the store was just opened.
+        """
+        shelf = self.shelves.setdefault(place.size, OrderedDict())
+        shelf[place] = None
+        place.key, place.nbytes, place.used, place.again = b"", 0, 0, False
+        if record is None or not record.live:
+            shelf.move_to_end(place, last=False)
             return
-        entry = Entry(segment, offset, record.nbytes)
-        segment.keys.append(record.key)
-        if self.entries.setdefault(record.key, entry) is not entry:
-            self.copies.setdefault(record.key, []).append(entry)
+        place.key, place.nbytes = record.key, record.nbytes
+        place.used = (
+            self.uses.last_use(record.key) or self._default(place) if used is None else used
+        )
+        if self.entries.setdefault(record.key, place) is not place:
+            self.copies.setdefault(record.key, []).append(place)
+            shelf.move_to_end(place, last=False)
         else:
             self._log(Change.STORED, [record.key])
 
-    def forget(self, key: bytes, entry: Entry) -> None:
-        """Drop one record of a key; another takes its place if there is one."""
+    def _default(self, place: Entry) -> int:
+        return self.uses.now() if self._sorted else place.segment.header.number
+
+    def use(self, keys: Sequence[bytes], *, again: bool = True) -> None:
+        """Note a use of keys that are there, the last one most recently; or that they are new."""
+        first = self.uses.now(len(keys))
+        for used, key in enumerate(keys, first):
+            place = self.entries.get(key)
+            if place is not None and place in (shelf := self.shelves[place.size]):
+                shelf.move_to_end(place)
+                place.used = used
+                place.again |= again
+                self._noted[key] = used
+
+    def write_down(self, *, at_once: bool = False) -> None:
+        """Write down the uses noted, about once a second."""
+        if not self._noted:
+            return
+        now = self.uses.now()
+        if at_once or len(self._noted) >= NOTED or now - self._noted_at >= NOTED_NS:
+            noted, self._noted, self._noted_at = self._noted, {}, now
+            self.uses.note(noted)
+
+    def forget(self, key: bytes, place: Entry) -> None:
+        """A place has no record any more; another one of its key takes over if there is one."""
+        if self._forget(key, place):
+            self._log(Change.REMOVED, [key])
+        place.key = b""
+        shelf = self.shelves[place.size]
+        if place in shelf:
+            shelf.move_to_end(place, last=False)
+
+    def _forget(self, key: bytes, place: Entry) -> bool:
+        """Drop one place of a key; whether that was the last one."""
         others = self.copies.pop(key, [])
-        if self.entries.get(key) is entry:
+        if self.entries.get(key) is place:
             del self.entries[key]
             if others:
                 self.entries[key] = others.pop(0)
             else:
-                self._log(Change.REMOVED, [key])
+                return True
         else:
-            others = [other for other in others if other is not entry]
+            others = [other for other in others if other is not place]
         if others:
             self.copies[key] = others
+        return False
 
     def take(self, key: bytes) -> list[Entry]:
-        """Drop a key; every record it has."""
-        taken = self._take(key)
-        if taken:
+        """Drop a key; every place it has, taken off the shelves until it is `put` there again."""
+        first = self.entries.pop(key, None)
+        places = [] if first is None else [first, *self.copies.pop(key, [])]
+        for place in places:
+            place.key = b""
+            self.shelves[place.size].pop(place, None)
+        if places:
             self._log(Change.REMOVED, [key])
-        return taken
+        return places
 
-    def _take(self, key: bytes) -> list[Entry]:
-        entry = self.entries.pop(key, None)
-        return [] if entry is None else [entry, *self.copies.pop(key, [])]
+    def put_back(self, places: Iterable[Entry]) -> None:
+        """Enter places whose records were removed, unless their segments were dropped."""
+        for place in places:
+            if place.segment.places.get(place.offset) is place:
+                self.put(place, None)
+
+    def take_place(self, place: Entry) -> None:
+        """Evict what is in a place, and take it off its shelf until it is `put` there again."""
+        del self.shelves[place.size][place]
+        if place.key:
+            if self._forget(place.key, place):
+                self._log(Change.EVICTED, [place.key])
+            place.key = b""
 
     def _log(self, change: Change, keys: Sequence[bytes]) -> None:
         if self.events is not None:
             self.events.add(change, keys)
 
     def drop(self, segment: Segment) -> None:
-        """Let go of a segment and all that is in it."""
+        """Release a segment with all its records."""
         self.unsynced.discard(segment)
         gone = []
-        for key in dict.fromkeys(segment.keys):
-            known = self._take(key)
-            left = [entry for entry in known if entry.segment is not segment]
-            if left:
-                self.entries[key] = left[0]
-            elif known:
-                gone.append(key)
-            if len(left) > 1:
-                self.copies[key] = left[1:]
+        for place in segment.places.values():
+            if place.key:
+                if self._forget(place.key, place):
+                    gone.append(place.key)
+                place.key = b""
+            self.shelves[place.size].pop(place, None)
+            beside = self._by_slot[place.slot]
+            beside.remove(place)
+            if not beside:
+                del self._by_slot[place.slot]
+        segment.places.clear()
         self._log(Change.EVICTED, gone)
         if self.segments.get(segment.header.number) is segment:
             del self.segments[segment.header.number]
             segment.file.let_go()
 
-    def of(self, segment: Segment) -> Iterable[tuple[bytes, Entry]]:
-        """A segment's entries, in the order of writing."""
-        for key in segment.keys:
-            entry = self.entries.get(key)
-            if entry is not None and entry.segment is segment:
-                yield key, entry
+    def of(self, segment: Segment) -> Iterator[Entry]:
+        """A segment's places with records that are read, in the order of their offsets."""
+        for _, place in sorted(segment.places.items()):
+            if place.key and self.entries.get(place.key) is place:
+                yield place
+
+    # -- other processes
+
+    def is_current(self, places: Iterable[Entry]) -> bool:
+        """Whether no place was written over by another process since this one looked."""
+        seen, stamp = self.uses.seen, self.uses.stamp
+        return all(stamp(place.slot) == seen[place.slot] for place in places)
+
+    def look_again(self) -> None:
+        """Read the blocks of places that others have written over since.
+
+        Odd stamps are of writes under way, or of a process that ended in the middle of one.
+        """
+        now = self.uses.stamps()
+        for slot in np.flatnonzero((now != self.uses.seen) | (now & 1 == 1)).tolist():
+            settled = True
+            for place in list(self._by_slot.get(slot, ())):
+                settled = self._reread(place, torn=bool(now[slot] & 1)) and settled
+            if settled:
+                self.uses.seen[slot] = now[slot]
+                if now[slot] & 1:
+                    self.uses.end(slot)
+
+    def _reread(self, place: Entry, *, torn: bool) -> bool:
+        """Take in what is in a place now; false while somebody writes there."""
+        segment = place.segment
+        if place not in self.shelves[place.size]:
+            return False  # this process writes there
+        record = None
+        try:
+            with segment.file as file:
+                if not file.try_mark(place.offset, place.size):
+                    return False
+                try:
+                    record = segment.read(place.offset, end=place.offset + place.size)
+                    if (
+                        record is not None
+                        and torn
+                        and not is_whole(file, segment.place(place.offset), record)
+                    ):
+                        segment.mark_removed(place.offset, record)
+                        record = None
+                finally:
+                    file.unmark(place.offset, place.size)
+        except FileNotFoundError:
+            return True  # it is dropped with the next refresh
+        except OSError as error:
+            if error.errno not in DISK_ERRORS:
+                raise
+        if record is not None and (record.size != place.size or not record.live):
+            record = None
+        if record is None or record.key != place.key or record.nbytes != place.nbytes:
+            self.take_place(place)
+            self.put(place, record)
+        return True
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release everything."""
         self.events = None  # nothing of it is gone
+        with suppress(OSError):
+            self.write_down(at_once=True)
         for segment in list(self.segments.values()):
             self.drop(segment)
+        self.uses.close()

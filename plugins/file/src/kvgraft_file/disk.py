@@ -239,6 +239,18 @@ class DiskFile:
         """Lock some bytes as long as the file is open; it binds nobody, others ask for it."""
         fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, _range(fcntl.F_WRLCK, offset, nbytes))
 
+    def try_mark(self, offset: int, nbytes: int) -> bool:
+        """Lock some bytes as `mark` does; false if another open file has one of them locked."""
+        try:
+            self.mark(offset, nbytes)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+    def unmark(self, offset: int, nbytes: int) -> None:
+        """Undo `mark`."""
+        fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, _range(fcntl.F_UNLCK, offset, nbytes))
+
     def is_locked(self, offset: int, nbytes: int) -> bool:
         """Whether another open file has any of these bytes locked."""
         told = fcntl.fcntl(self.fd, fcntl.F_OFD_GETLK, _range(fcntl.F_WRLCK, offset, nbytes))

@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvgraft.files import unfinished_path
 from kvgraft.storage import BLOCK_NBYTES, aligned
@@ -49,6 +50,9 @@ from kvgraft_file.record import (
     read_record,
 )
 from kvgraft_file.transfer import has_header, is_whole, read_header
+
+if TYPE_CHECKING:
+    from kvgraft_file.catalog import Entry
 
 __all__ = ["SUFFIX", "Opener", "Segment", "segment_path"]
 
@@ -77,7 +81,8 @@ class Segment:
         sealed: no process will append.
         mine: this process appends.
         unreadable: the last read at `tail` failed.
-        keys: of the records that were found or written here.
+        places: by offset, of the records that were found or written here.
+        n_written_over: places of it that this process writes over just now.
     """
 
     __slots__ = (
@@ -85,8 +90,9 @@ class Segment:
         "coming",
         "file",
         "header",
-        "keys",
         "mine",
+        "n_written_over",
+        "places",
         "sealed",
         "tail",
         "unreadable",
@@ -102,7 +108,8 @@ class Segment:
         self.mine = False
         self.unreadable = False
         self._retry_at = 0.0
-        self.keys: list[bytes] = []
+        self.places: dict[int, Entry] = {}
+        self.n_written_over = 0
 
     @classmethod
     def create(cls, opener: Opener, directory: Path, number: int, capacity: int) -> Segment:
@@ -124,7 +131,11 @@ class Segment:
         directory = old.file.path.parent
         path = unfinished_path(directory, SUBJECT)
         old.file.path.rename(path)
+        written_over = old.file.is_locked(0, 0)
         old.file.unlock()  # its next holder sees that the name is gone
+        if written_over:  # by a process that had not seen that: those blocks cannot be used
+            path.unlink()
+            return cls.create(opener, directory, number, capacity)
         return cls._begin(opener(path, 0), directory, number, capacity)
 
     @classmethod

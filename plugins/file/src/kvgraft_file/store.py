@@ -30,7 +30,7 @@ from kvgraft_file.catalog import Catalog, Entry
 from kvgraft_file.directory import LOCK, Directory, holds_store
 from kvgraft_file.disk import DISK_ERRORS, TruncatedRead
 from kvgraft_file.options import FileOptions
-from kvgraft_file.record import Record
+from kvgraft_file.record import Record, read_record
 from kvgraft_file.segment import Segment
 from kvgraft_file.transfer import Incoming, Scratch
 from kvgraft_file.verifying import verify_segment
@@ -58,6 +58,7 @@ class _Wanted(NamedTuple):
     key: bytes
     value: Value
     entry: Entry
+    stamp: int
 
 
 class FileBackend(StorageBackend):
@@ -100,6 +101,7 @@ class FileBackend(StorageBackend):
         self._refreshed = clock()
         try:
             self._catalog.refresh()
+            self._catalog.sort()
         except BaseException:
             self._catalog.close()
             self._directory.close()
@@ -149,6 +151,7 @@ class FileBackend(StorageBackend):
             durable=True,
             shared=True,
             evicts=True,
+            touch=True,
             synchronous=True,
             max_payload_nbytes=longest,
             batch_set_nbytes=BATCH_SET_NBYTES,
@@ -179,6 +182,8 @@ class FileBackend(StorageBackend):
         self._look_for(keys)
         with self._lock:
             found = [self._catalog.entries.get(key) for key in keys]
+            self._catalog.use(keys[::-1])
+            self._catalog.write_down()
             self._catalog.unsynced.update(entry.segment for entry in found if entry is not None)
             return [entry is not None for entry in found]
 
@@ -190,6 +195,9 @@ class FileBackend(StorageBackend):
         self._look_for(keys)
         statuses = [Status.MISS] * len(keys)
         with self._lock:
+            known = [entry for key in keys if (entry := self._catalog.entries.get(key)) is not None]
+            if not self._catalog.is_current(known):
+                self._refresh()
             wanted = []
             for number, (key, value) in enumerate(zip(keys, values)):
                 entry = self._catalog.entries.get(key)
@@ -199,10 +207,15 @@ class FileBackend(StorageBackend):
                     larger = entry.nbytes > value.nbytes
                     statuses[number] = Status.TOO_LARGE if larger else Status.CORRUPT
                     continue
-                wanted.append(_Wanted(number, key, value, entry))
+                stamp = int(self._catalog.uses.seen[entry.slot])
+                wanted.append(_Wanted(number, key, value, entry, stamp))
         for segment, mine in _by_segment(wanted).items():
             for each, status in zip(mine, self._read(segment, mine, end)):
                 statuses[each.number] = status
+        with self._lock:
+            read = [key for key, status in zip(keys, statuses) if status is Status.OK]
+            self._catalog.use(read[::-1])
+            self._catalog.write_down()
         return statuses
 
     def set_from(
@@ -220,6 +233,13 @@ class FileBackend(StorageBackend):
         finally:
             self._writing.release()
 
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """Note a use of records; other processes hear of it in a second or so."""
+        with self._lock:
+            self._expect_open()
+            self._catalog.use(keys)
+            self._catalog.write_down()
+
     def remove(self, keys: Sequence[bytes]) -> Sequence[Status]:
         """Mark records removed on disk, for every process and after a restart."""
         self._look_for(keys)
@@ -227,7 +247,11 @@ class FileBackend(StorageBackend):
         for key in keys:
             with self._lock:
                 entries = self._catalog.take(key)
-            self._kill(key, entries)
+            try:
+                self._kill(key, entries)
+            finally:
+                with self._lock:
+                    self._catalog.put_back(entries)
             statuses.append(Status.OK if entries else Status.MISS)
         return statuses
 
@@ -307,7 +331,7 @@ class FileBackend(StorageBackend):
         n_records = nbytes = 0
         for segment in segments:
             with suppress(FileNotFoundError):
-                report = verify_segment(segment)
+                report = verify_segment(segment, self._catalog.uses)
                 if segment.file.is_gone:  # reclaimed meanwhile
                     continue
                 n_records += report.n_records
@@ -363,8 +387,23 @@ class FileBackend(StorageBackend):
             for entry in entries:
                 with suppress(FileNotFoundError), entry.segment.file as file:
                     if not file.is_gone:
-                        dead = Record(key, entry.nbytes, False, bytes(HEADER_NBYTES))
-                        entry.segment.mark_removed(entry.offset, dead)
+                        self._kill_one(key, entry)
+
+    def _kill_one(self, key: bytes, entry: Entry) -> None:
+        """Mark a record removed, unless another one is there now, or is being written."""
+        segment = entry.segment
+        if not segment.file.try_mark(entry.offset, entry.size):
+            return
+        try:
+            with suppress(TruncatedRead):
+                there = read_record(segment.file.block(entry.offset), segment.place(entry.offset))
+                if there is None or there.key == key:
+                    dead = Record(key, entry.nbytes, False, bytes(HEADER_NBYTES))
+                    segment.mark_removed(entry.offset, dead)
+            with self._lock:
+                self._catalog.uses.end(entry.slot)
+        finally:
+            segment.file.unmark(entry.offset, entry.size)
 
     def _read(self, segment: Segment, wanted: Sequence[_Wanted], end: float) -> list[Status]:
         """Read records of one segment, in the order in which they stand there."""
@@ -375,7 +414,11 @@ class FileBackend(StorageBackend):
                     late = self._clock() >= end
                     statuses += [Status.TIMEOUT] * len(run) if late else self._read_run(run)
                 if not file.is_gone:  # else the data read may be its successor's
-                    return statuses
+                    stamp = self._catalog.uses.stamp
+                    return [
+                        status if stamp(each.entry.slot) == each.stamp else Status.MISS
+                        for each, status in zip(wanted, statuses)
+                    ]
         except FileNotFoundError:
             pass
         with self._lock:
@@ -397,11 +440,10 @@ class FileBackend(StorageBackend):
         for each, coming in zip(run, incoming):
             status = coming.finish(each.key, segment.place(each.entry.offset))
             statuses.append(status)
-            if status is Status.OK:
-                each.entry.used = True
-            elif status is Status.MISS:  # removed by another process
+            if status is Status.MISS:  # removed by another process
                 with self._lock:
-                    self._catalog.forget(each.key, each.entry)
+                    if each.entry.key == each.key:
+                        self._catalog.forget(each.key, each.entry)
         return statuses
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from kvgraft.storage import Damage, VerifyReport
 from kvgraft_file.segment import Segment
 from kvgraft_file.transfer import damage_at
+from kvgraft_file.uses import Uses
 
 __all__ = ["verify_segment"]
 
 
-def verify_segment(segment: Segment) -> VerifyReport:
+def verify_segment(segment: Segment, uses: Uses) -> VerifyReport:
     """Every record that was not removed, checked to its last byte.
 
     Raises:
@@ -17,10 +18,10 @@ def verify_segment(segment: Segment) -> VerifyReport:
         OSError: the disk failed, and not only in places.
     """
     with segment.file:
-        return _verify(segment)
+        return _verify(segment, uses)
 
 
-def _verify(segment: Segment) -> VerifyReport:
+def _verify(segment: Segment, uses: Uses) -> VerifyReport:
     n_records = nbytes = 0
     damaged = []
     for offset, behind, record in segment.walk():
@@ -30,8 +31,10 @@ def _verify(segment: Segment) -> VerifyReport:
         elif record.live:
             n_records += 1
             nbytes += record.size
+            slot = uses.slot(segment.header.number, offset)
+            stamp = uses.stamp(slot)
             reason = damage_at(segment.file, segment.place(offset), record)
-            if reason is not None:
+            if reason is not None and not stamp & 1 and stamp == uses.stamp(slot):
                 damaged.append(Damage(where, record.key.hex(), reason))
     if segment.unreadable:
         where = f"{segment.file.path}@{segment.tail}"

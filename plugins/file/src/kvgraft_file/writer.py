@@ -5,14 +5,16 @@ from __future__ import annotations
 import errno
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
+from typing import NamedTuple
 
 from kvgraft import ConfigError
 from kvgraft.storage import BLOCK_NBYTES, Counters, Status, Value, round_up
-from kvgraft_file.catalog import Catalog
+from kvgraft_file.catalog import Catalog, Entry
 from kvgraft_file.directory import Directory
 from kvgraft_file.disk import NO_ROOM, DiskFile
 from kvgraft_file.record import Record
@@ -24,8 +26,41 @@ __all__ = ["Writer"]
 CLAIMED_AT_ONCE = 8
 """Segments locked at a time to make room: each takes a file descriptor."""
 
+PLACES_TRIED = 256
+"""Places that are looked at for one that can be written over."""
+
+REPLACED_AT_ONCE_NBYTES = 16 << 20
+"""Bytes of records that wait to be written over others."""
+
+FULL_S = 1.0
+"""Seconds for which a store that had no room for a segment is not asked for one again."""
+
 CARRIED_SHARE = 2
 """A reclaim carries at most one part in so many of a segment over."""
+
+
+class _Replacing(NamedTuple):
+    """A record that is to be written over another one.
+
+    Attributes:
+        place: where; taken.
+        numbers: of the keys of the call that it is for.
+    """
+
+    place: Entry
+    key: bytes
+    value: Value
+    numbers: list[int]
+
+    @property
+    def record(self) -> Record:
+        """What to write."""
+        return Record(self.key, self.value.nbytes, True, bytes(self.value.header))
+
+    def follows(self, other: _Replacing) -> bool:
+        """Whether this one is right behind another one."""
+        behind = other.place.offset + other.place.size
+        return self.place.segment is other.place.segment and self.place.offset == behind
 
 
 class Writer:
@@ -34,9 +69,11 @@ class Writer:
     A segment that is full is left at once, so that the disk always has something to write, and
     sealed when the last write to it has ended.
 
-    The oldest segment without an active writer goes first, also another process's. Records of it
-    that this process has read since are carried over, once per read and half a segment at most: a
-    second chance that at most doubles the bytes written.
+    A store that has no room for another segment writes over the least recently used records of the
+    size it needs, each in its place, by whichever process they were written. Segments as a whole
+    are reclaimed only for records of another size: where there is no place of that size, or those
+    there are were used long after most of another segment. Records of it that were used since they
+    were written are carried over, half a segment at most.
 
     Args:
         directory: where.
@@ -72,6 +109,8 @@ class Writer:
         self._active: Segment | None = None
         self._left: set[Segment] = set()  # full, with writes on their way; guarded by `writing`
         self._n_left_ended = 0
+        self._full_until = 0.0
+        self._n_taken = 0  # places that are being written over
         self.names_unsynced = False
         self.closed = False
 
@@ -87,28 +126,54 @@ class Writer:
         end = time.monotonic() + deadline_s
         statuses = [Status.OK] * len(keys)
         waiting: dict[bytes, list[int]] = {}
+        replacing: dict[bytes, _Replacing] = {}
         pending, full = 0, False
-        for number, (key, value) in enumerate(zip(keys, values)):
-            if key in waiting:
-                waiting[key].append(number)
-                continue
-            if self._is_there(key):
-                self._counters.add("kept")
-                continue
-            size = BLOCK_NBYTES + round_up(value.nbytes)
-            if size > self._segment_nbytes - 2 * BLOCK_NBYTES:
-                statuses[number] = Status.TOO_LARGE
-                continue
-            if not self._fits(pending, size):
-                self._append(waiting, values, statuses)
-                waiting, pending = {}, 0
-                if full or not self._make_room(size, end):
-                    statuses[number], full = Status.FULL, True
+        try:
+            for number, (key, value) in enumerate(zip(keys, values)):
+                if key in waiting:
+                    waiting[key].append(number)
                     continue
-            waiting[key] = [number]
-            pending += size
-        self._append(waiting, values, statuses)
+                if key in replacing:
+                    replacing[key].numbers.append(number)
+                    continue
+                if self._is_there(key):
+                    self._counters.add("kept")
+                    continue
+                size = BLOCK_NBYTES + round_up(value.nbytes)
+                if size > self._segment_nbytes - 2 * BLOCK_NBYTES:
+                    statuses[number] = Status.TOO_LARGE
+                    continue
+                if not self._fits(pending, size):
+                    self._append(waiting, values, statuses)
+                    waiting, pending = {}, 0
+                    place = None if full else self._find_room(size, end)
+                    if place is None and not full and not self._fits(0, size):
+                        self._replace(replacing, statuses)
+                        place = self._make_room(size, end)
+                    if place is not None:
+                        replacing[key] = _Replacing(place, key, value, [number])
+                        if self._are_enough(replacing.values()):
+                            self._replace(replacing, statuses)
+                        continue
+                    if not self._fits(0, size):
+                        statuses[number], full = Status.FULL, True
+                        continue
+                waiting[key] = [number]
+                pending += size
+            self._append(waiting, values, statuses)
+        finally:
+            self._replace(replacing, statuses)
+        with self._lock:
+            self._catalog.use(keys[::-1], again=False)
+            self._catalog.write_down()
         return statuses
+
+    @staticmethod
+    def _are_enough(replacing: Collection[_Replacing]) -> bool:
+        """Whether so many places wait that they are to be written now; each takes a descriptor."""
+        if len({each.place.segment for each in replacing}) >= CLAIMED_AT_ONCE:
+            return True
+        return sum(each.place.size for each in replacing) >= REPLACED_AT_ONCE_NBYTES
 
     def release(self, deadline_s: float) -> None:
         """Seal every segment of this process, at the end.
@@ -117,7 +182,7 @@ class Writer:
             TimeoutError: writes or another process took longer than `deadline_s`.
         """
         end = time.monotonic() + deadline_s
-        self._wait_until(lambda: not self._left and not self._is_coming, end)
+        self._wait_until(lambda: not (self._left or self._is_coming or self._n_taken), end)
         with self._directory.locked(_until(end)):
             self._leave()
 
@@ -146,7 +211,13 @@ class Writer:
             if entry.segment.file.is_gone:
                 self._catalog.drop(entry.segment)
                 return key in self._catalog.entries
+            if not self._catalog.is_current([entry]):
+                self._catalog.look_again()
+                entry = self._catalog.entries.get(key)
+                if entry is None:
+                    return False
             self._catalog.unsynced.add(entry.segment)
+            self._catalog.use([key])
             return True
 
     def _fits(self, pending: int, size: int) -> bool:
@@ -160,23 +231,140 @@ class Writer:
         active = self._active
         return active is not None and active.tail + pending + size < self._segment_nbytes
 
-    def _make_room(self, size: int, end: float) -> bool:
-        """The next segment, or the one after that if carried records leave too little."""
+    def _make_room(self, size: int, end: float) -> Entry | None:
+        """A place to write over; None where there is room in a segment now, or none at all.
+
+        If records carried over leave too little of a new segment, there is one after that.
+        """
         self._expect_open()
-        while not self._begins(size, end):
-            if not self._left:
-                return False
+        while True:
+            place = self._find_room(size, end)
+            if place is not None or self._fits(0, size) or not self._left:
+                return place
             ended = self._n_left_ended
             self._wait_until(partial(self._has_ended, ended), end)  # then one more can be evicted
             self._expect_open()
-        return True
 
-    def _begins(self, size: int, end: float) -> bool:
-        if self._fits(0, size):
-            return True
-        if not self._roll(end, carry=True):
+    def _find_room(self, size: int, end: float) -> Entry | None:
+        for carry in (True, False):
+            if self._fits(0, size):
+                return None
+            if time.monotonic() < self._full_until:
+                with self._lock:
+                    place = self._take(size)
+                if place is not None:
+                    return place
+            begun, place = self._roll(size, end, carry=carry)
+            if not begun:
+                return place
+        return None
+
+    def _take(self, size: int) -> Entry | None:
+        """Evict the least recently used record of a size; its place, marked and held open.
+
+        None where no place of that size can be written over now.
+        """
+        shelf, uses = self._catalog.shelves.get(size), self._catalog.uses
+        if not shelf:
+            return None
+        for place in list(islice(shelf, PLACES_TRIED)):
+            segment = place.segment
+            if not segment.sealed or segment.header.number in self._catalog.retiring:
+                continue
+            if place not in shelf:
+                continue  # its segment was dropped
+            if place.key and (used := uses.last_use(place.key)) > place.used:
+                place.used = used  # by another process
+                shelf.move_to_end(place)
+                continue
+            try:
+                segment.file.acquire()
+            except FileNotFoundError:
+                self._catalog.drop(segment)
+                continue
+            if self._mark(place):
+                self._counters.add("evicted", int(bool(place.key)))
+                self._catalog.take_place(place)
+                segment.n_written_over += 1
+                self._n_taken += 1
+                uses.begin(place.slot)
+                return place
+            segment.file.release()
+        return None
+
+    def _mark(self, place: Entry) -> bool:
+        """Lock a place that is as this process knows it, in a segment that is still there.
+
+        Who reclaims a segment takes its name first and then looks for locks.
+        """
+        file = place.segment.file
+        if not file.try_mark(place.offset, place.size):
             return False
-        return self._fits(0, size) or (self._roll(end, carry=False) and self._fits(0, size))
+        if not file.is_gone and self._catalog.is_current([place]):
+            return True
+        file.unmark(place.offset, place.size)
+        return False
+
+    def _replace(self, replacing: dict[bytes, _Replacing], statuses: list[Status]) -> None:
+        """Write records over others, neighbours at once; none is left in `replacing`.
+
+        Of one size the first record gets the first place, so that they are read at once, too.
+        """
+        places = sorted((each.place for each in replacing.values()), key=_where)
+        of_size = {
+            size: iter([place for place in places if place.size == size])
+            for size in {place.size for place in places}
+        }
+        left = [each._replace(place=next(of_size[each.place.size])) for each in replacing.values()]
+        left.sort(key=lambda each: _where(each.place))
+        replacing.clear()
+        while left:
+            run = [left.pop(0)]
+            while left and left[0].follows(run[-1]):
+                run.append(left.pop(0))
+            try:
+                self._replace_run(run)
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    for each in left:
+                        self._give_back(each.place, None)
+                    raise
+                for each in run:
+                    for number in each.numbers:
+                        statuses[number] = Status.FULL
+
+    def _replace_run(self, run: Sequence[_Replacing]) -> None:
+        first = run[0].place
+        segment = first.segment
+        pieces = outgoing(
+            segment.place(first.offset),
+            [each.record for each in run],
+            [each.value.parts for each in run],
+        )
+        written = False
+        try:
+            self._write(segment.file, pieces, first.offset)
+            written = True
+        finally:
+            for each in run:
+                if not written:
+                    with suppress(OSError):
+                        segment.mark_removed(each.place.offset, each.record)
+                self._give_back(each.place, each.record if written else None)
+
+    def _give_back(self, place: Entry, record: Record | None) -> None:
+        """A place that was taken has a record now, or none."""
+        segment = place.segment
+        with self._lock:
+            self._catalog.uses.end(place.slot)
+            segment.file.unmark(place.offset, place.size)
+            segment.n_written_over -= 1
+            if self._catalog.segments.get(segment.header.number) is segment:
+                self._catalog.put(place, record)
+                self._catalog.unsynced.add(segment)
+        segment.file.release()
+        self._n_taken -= 1
+        self._writing.notify_all()
 
     def _has_ended(self, before: int) -> bool:
         return self.closed or self._n_left_ended != before
@@ -195,7 +383,10 @@ class Writer:
             raise TimeoutError(errno.ETIMEDOUT, "writes to full segments do not end")
 
     def _append(
-        self, waiting: Mapping[bytes, list[int]], values: Sequence[Value], statuses: list[Status]
+        self,
+        waiting: Mapping[bytes, list[int]],
+        values: Sequence[Value],
+        statuses: list[Status],
     ) -> None:
         if not waiting:
             return
@@ -244,7 +435,7 @@ class Writer:
         active, self._active = self._active, None
         if active is None:
             return
-        if not active.keys and not active.coming:
+        if not active.places and not active.coming:
             active.unlink()
         self._left.add(active)
         self._seal_if_ended(active)
@@ -261,26 +452,72 @@ class Writer:
         finally:
             left.file.release()
 
-    def _roll(self, end: float, *, carry: bool) -> bool:
-        """Begin the next segment; false if there is no room for it."""
+    def _roll(self, size: int, end: float, *, carry: bool) -> tuple[bool, Entry | None]:
+        """Begin the next segment, or find a place to write over; whether one began, and the place.
+
+        With neither there is no room.
+        """
         with self._directory.locked(_until(end)):
             self._leave()
             self._directory.remove_unfinished()
             with self._lock:
                 self._catalog.refresh()
+                victim, place = self._choose(size)
+            if place is not None:
+                self._full_until = time.monotonic() + FULL_S
+                return False, place
             carried: list[tuple[bytes, Value]] = []
             try:
-                created = self._begin(carried, carry=carry)
+                created = self._begin(size, carried, victim, carry=carry)
             finally:
                 with self._lock:
                     self._catalog.retiring.clear()
-        if created and carried:
+            if not created:
+                with self._lock:
+                    place = self._take(size)
+                self._full_until = time.monotonic() + FULL_S
+                return False, place
+        if carried:
             keys, values = [key for key, _ in carried], [value for _, value in carried]
             self.store(keys, values, _until(end))
             self._counters.add("carried", len(carried))
-        return created
+        return True, None
 
-    def _begin(self, carried: list[tuple[bytes, Value]], *, carry: bool) -> bool:
+    def _choose(self, size: int) -> tuple[Segment | None, Entry | None]:
+        """The segment to reclaim first, or a place to write over; neither while there is room."""
+        nbytes = sum(self._catalog.sizes().values())
+        if not self._capacity - self._segment_nbytes < nbytes <= self._capacity:
+            return None, None
+        victim = self._stale_segment(size)
+        return victim, self._take(size) if victim is None else None
+
+    def _stale_segment(self, size: int) -> Segment | None:
+        """A segment most of which was used before all records of a size; None if there is none."""
+        oldest = next((each.used for each in self._catalog.shelves.get(size, ()) if each.key), None)
+        if oldest is None:
+            return None
+        stale: Counter[Segment] = Counter()
+        for other, shelf in self._catalog.shelves.items():
+            if other == size:
+                continue
+            for place in shelf:
+                if place.key and place.used >= oldest:
+                    break
+                if place.segment.sealed:
+                    stale[place.segment] += other
+        for segment, nbytes in stale.most_common(1):
+            if 2 * nbytes >= self._segment_nbytes:
+                return segment
+        return None
+
+    def _begin(
+        self,
+        size: int,
+        carried: list[tuple[bytes, Value]],
+        first: Segment | None,
+        *,
+        carry: bool,
+    ) -> bool:
         """Evict segments as needed, and begin a segment, of an evicted one's blocks if any.
 
         Nothing is evicted where that would not make room.
@@ -296,7 +533,7 @@ class Writer:
                     self._discard(victims, carried, carry=carry)
                     claims.close()
                     victims = []
-                claimed = self._claim(claims)
+                claimed = self._claim(claims, first)
                 if claimed is None:
                     return False
                 victims.append(claimed)
@@ -306,7 +543,9 @@ class Writer:
                 self._evict(victim, carried, carry=carry)
             if self._create(victims[-1] if victims else None):
                 return True
-            oldest = self._claim(claims)  # the disk is full
+            if not victims and self._catalog.shelves.get(size):
+                return False  # the disk is full, and something can be written over
+            oldest = self._claim(claims)
             if oldest is None:
                 return False
             self._evict(oldest, carried, carry=carry)
@@ -347,14 +586,18 @@ class Writer:
         self.names_unsynced = True
         return True
 
-    def _claim(self, claims: ExitStack) -> Segment | None:
-        """Lock the oldest segment nobody writes to; None if there is none.
+    def _claim(self, claims: ExitStack, first: Segment | None = None) -> Segment | None:
+        """Lock the segment that was used least, if nobody writes to it; None if there is none.
 
-        It stays locked, so that no process takes it for an ended writer's, until its name is gone.
+        `first` goes before all others. The segment stays locked, so that nobody takes it for one
+        whose writer died, until its name is gone.
         """
         with self._lock:
-            for number, segment in sorted(self._catalog.segments.items()):
-                if segment.mine or number in self._catalog.retiring:
+            segments = sorted(self._catalog.segments.values(), key=_mean_use)
+            segments.sort(key=lambda segment: segment is not first)
+            for segment in segments:
+                number = segment.header.number
+                if segment.mine or segment.n_written_over or number in self._catalog.retiring:
                     continue
                 with suppress(FileNotFoundError), segment.file as file:
                     if file.try_lock():
@@ -376,13 +619,15 @@ class Writer:
     def _carry(self, segment: Segment, carried: list[tuple[bytes, Value]]) -> None:
         """Read the records that get a second chance; damaged ones do not."""
         room = self._segment_nbytes // CARRIED_SHARE
-        room -= sum(BLOCK_NBYTES + round_up(len(value.payload)) for _, value in carried)
+        room -= sum(BLOCK_NBYTES + round_up(value.nbytes) for _, value in carried)
         with self._lock:
-            used = [(key, entry) for key, entry in self._catalog.of(segment) if entry.used]
-        for key, entry in used:
-            room -= BLOCK_NBYTES + round_up(entry.nbytes)
+            again = [each for each in self._catalog.of(segment) if each.again]
+        again.sort(key=lambda each: -each.used)
+        for entry in again:
+            room -= entry.size
             if room < 0:
                 return
+            key = entry.key
             value = None
             with suppress(FileNotFoundError), segment.file as file:
                 value = intact_value(file, segment.place(entry.offset), key, entry.nbytes)
@@ -393,3 +638,15 @@ class Writer:
 def _until(end: float) -> float:
     """Seconds that are left."""
     return max(0.0, end - time.monotonic())
+
+
+def _where(place: Entry) -> tuple[int, int]:
+    """The number of a place's segment, and the offset there."""
+    return place.segment.header.number, place.offset
+
+
+def _mean_use(segment: Segment) -> tuple[float, int]:
+    """When a segment's records were used on the average, empty places never; then its age."""
+    places = segment.places.values()
+    mean = sum(place.used for place in places) / len(places) if places else 0.0
+    return mean, segment.header.number

@@ -1,0 +1,129 @@
+"""A file of hints that the processes of one directory share: uses of keys, changes of places.
+
+    offset           bytes
+         0   8 x 65,536  stamps: one per place in a segment, by a hash
+   524,288  16 x 1 Mi    uses: 8 bytes of a key and the time of its last use, by a hash of the key
+
+A stamp changes when a place is written over: it is odd meanwhile and even afterwards. A process
+whose copy of a stamp differs looks at the place again. Everything here may be lost, stale or
+damaged: records are checked wherever they are read, so that a wrong hint costs a look, or a page
+that is evicted too early. The file has holes where nothing was written.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from kvgraft.files import has_name, open_regular
+
+__all__ = ["NAME", "Uses"]
+
+NAME = "kvgraft.uses"
+N_STAMPS = 1 << 16
+N_USES = 1 << 20
+_STAMP = struct.Struct("<Q")
+_USE = struct.Struct("<8sQ")
+_USES_AT = N_STAMPS * _STAMP.size
+_MIX = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+
+
+class Uses:
+    """The hints, read and written in place; a file that cannot be used has none.
+
+    Args:
+        directory: the store's.
+
+    Attributes:
+        seen: this process's copy of the stamps, uint64 `[N_STAMPS]`.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / NAME
+        self._fd = -1
+        self._last = 0
+        self.seen: npt.NDArray[np.uint64] = np.zeros(N_STAMPS, np.uint64)
+        self.seen = self.stamps()
+
+    def now(self, n: int = 1) -> int:
+        """The first of `n` times, in nanoseconds, which are later than all before."""
+        first = max(time.time_ns(), self._last + 1)
+        self._last = first + n
+        return first
+
+    @staticmethod
+    def slot(segment: int, offset: int) -> int:
+        """The stamp of a place."""
+        mixed = (segment ^ offset * _MIX) * _MIX & _MASK
+        return mixed >> 48
+
+    def stamps(self) -> npt.NDArray[np.uint64]:
+        """All stamps as they are now."""
+        if self._fd >= 0 and not has_name(self._fd, self._path):
+            self.close()
+        if self._fd < 0:
+            with suppress(OSError):
+                self._fd = open_regular(self._path, os.O_RDWR | os.O_CREAT)
+        if self._fd < 0:
+            return np.array(self.seen)
+        stamps = np.zeros(N_STAMPS, np.uint64)
+        stamps[:] = np.frombuffer(self._read(_USES_AT, 0), "<u8")
+        return stamps
+
+    def stamp(self, slot: int) -> int:
+        """One stamp as it is now."""
+        if self._fd < 0:
+            return int(self.seen[slot])
+        return int.from_bytes(self._read(_STAMP.size, slot * _STAMP.size), "little")
+
+    def begin(self, slot: int) -> None:
+        """A place is about to be written over."""
+        self._set_stamp(slot, time.time_ns() | 1)
+
+    def end(self, slot: int) -> None:
+        """A place was written over, or removed."""
+        self._set_stamp(slot, (time.time_ns() | 1) + 1)
+
+    def last_use(self, key: bytes) -> int:
+        """When a key was last used, as far as any process noted it; 0 where none did."""
+        tag, used = _USE.unpack(self._read(_USE.size, _place(key)))
+        return int(used) if tag == key[:8] else 0
+
+    def note(self, uses: Mapping[bytes, int]) -> None:
+        """Write down uses, a microsecond each."""
+        if self._fd < 0:
+            return
+        with suppress(OSError):
+            for key, used in uses.items():
+                os.pwrite(self._fd, _USE.pack(key[:8], used), _place(key))
+
+    def close(self) -> None:
+        """Close the file, which stays."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _set_stamp(self, slot: int, value: int) -> None:
+        self.seen[slot] = value
+        if self._fd >= 0:
+            with suppress(OSError):
+                os.pwrite(self._fd, _STAMP.pack(value), slot * _STAMP.size)
+
+    def _read(self, nbytes: int, offset: int) -> bytes:
+        data = b""
+        if self._fd >= 0:
+            with suppress(OSError):
+                data = os.pread(self._fd, nbytes, offset)
+        return data.ljust(nbytes, b"\0")
+
+
+def _place(key: bytes) -> int:
+    return _USES_AT + int.from_bytes(key[8:16], "little") % N_USES * _USE.size

@@ -1,0 +1,257 @@
+"""A store that is full writes over the least recently used records, each in its place."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvgraft.storage import Status, Storage, Value
+from kvgraft.storage.payload import HEADER_NBYTES
+from kvgraft.testing.storage.traffic import FINGERPRINT, addresses, fetched, record, room, stored
+from kvgraft_file import FileBackend
+from kvgraft_file.disk import DiskFile
+from kvgraft_file.segment import Segment
+from kvgraft_file.uses import NAME, Uses
+
+from .store import open_store, segments
+
+OK, MISS = Status.OK, Status.MISS
+SIZE = 9000
+CAPACITY, SEGMENT = 1 << 18, 1 << 16
+N_RECORDS = 12
+"""Records of this size that fit into the store."""
+
+PLACES = addresses(60)
+KEYS = [place.key for place in PLACES]
+
+
+def opened(directory: Path) -> FileBackend:
+    return open_store(directory, CAPACITY, SEGMENT)
+
+
+def whole(number: int) -> Value:
+    content = memoryview(record(PLACES[number], SIZE))
+    return Value(content[:HEADER_NBYTES], content[HEADER_NBYTES:])
+
+
+def store(backend: FileBackend, numbers: Sequence[int]) -> list[Status]:
+    keys = [KEYS[number] for number in numbers]
+    return list(backend.set_from(keys, [whole(number) for number in numbers], 10.0))
+
+
+def kept(backend: FileBackend) -> set[int]:
+    """The numbers of the records that are there, without a use of them."""
+    hints = backend.probably_has(KEYS)
+    return {number for number, hint in enumerate(hints) if hint}
+
+
+def full(directory: Path) -> FileBackend:
+    """A store with the records 0 to 11, the first of them used longest ago."""
+    backend = opened(directory)
+    for number in range(N_RECORDS):
+        assert store(backend, [number]) == [OK]
+    assert kept(backend) == {*range(N_RECORDS)}
+    return backend
+
+
+CALLS = st.lists(
+    st.tuples(
+        st.sampled_from(["store", "touch", "exists", "get"]),
+        st.lists(st.integers(0, 24), min_size=1, max_size=4, unique=True),
+    ),
+    max_size=25,
+)
+
+
+@given(CALLS)
+@settings(max_examples=25, deadline=None)
+def test_it_keeps_what_least_recently_used_order_of_records_keeps(
+    calls: list[tuple[str, list[int]]],
+) -> None:
+    with tempfile.TemporaryDirectory() as made:
+        backend = full(Path(made))
+        model = OrderedDict.fromkeys(range(N_RECORDS))
+        for verb, numbers in calls:
+            keys = [KEYS[number] for number in numbers]
+            order = numbers[::-1]
+            if verb == "store":
+                assert {*store(backend, numbers)} == {OK}
+                for number in numbers:
+                    if number in model:
+                        model.move_to_end(number)
+                    else:
+                        model.popitem(last=False)
+                model |= {number: None for number in numbers if number not in model}
+            elif verb == "touch":
+                backend.touch(keys)
+                order = numbers
+            elif verb == "exists":
+                assert list(backend.exists(keys)) == [number in model for number in numbers]
+            else:
+                told = backend.get_into(keys, [room(SIZE) for _ in keys], 10.0)
+                assert [each is OK for each in told] == [number in model for number in numbers]
+            for number in order:
+                if number in model:
+                    model.move_to_end(number)
+            assert kept(backend) == {*model}
+        assert backend.verify().damaged == ()
+        backend.close()
+
+
+def test_nothing_but_the_record_itself_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = full(tmp_path)
+    before = {path: path.stat().st_ino for path in segments(tmp_path)}
+    written: list[int] = []
+    write = DiskFile.write
+
+    def counted(self: DiskFile, pieces: Sequence[memoryview], offset: int) -> None:
+        written.append(sum(map(len, pieces)))
+        write(self, pieces, offset)
+
+    monkeypatch.setattr(DiskFile, "write", counted)
+    for number in range(12, 40):
+        assert store(backend, [number]) == [OK]
+    assert sum(written) == 28 * 4 * 4096
+    assert {path: path.stat().st_ino for path in segments(tmp_path)} == before
+    backend.close()
+
+
+def test_a_crash_in_the_middle_of_writing_over_loses_that_record_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, left = tmp_path / "store", tmp_path / "left"
+    directory.mkdir()
+    backend = full(directory)
+    write = DiskFile.write
+
+    def torn(self: DiskFile, pieces: Sequence[memoryview], offset: int) -> None:
+        write(self, pieces[:1], offset)  # the block, and nothing of the payload
+        shutil.copytree(directory, left)
+        write(self, pieces, offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DiskFile, "write", torn)
+        assert store(backend, [20]) == [OK]
+    backend.close()
+    after = opened(left)
+    assert after.verify().damaged == ()
+    assert kept(after) == {*range(1, N_RECORDS)}
+    storage = Storage(FINGERPRINT, after)
+    assert fetched(storage, PLACES[:N_RECORDS], SIZE) == [MISS] + [OK] * 11
+    assert stored(storage, PLACES[20:21], SIZE) == [OK]
+    assert fetched(storage, PLACES[20:21], SIZE) == [OK]
+    assert not storage.counters.snapshot().get("get.corrupt")
+    assert storage.close()
+
+
+def test_another_process_finds_new_records_and_misses_those_written_over(tmp_path: Path) -> None:
+    writer, reader = full(tmp_path), opened(tmp_path)
+    assert kept(reader) == {*range(N_RECORDS)}
+    assert store(writer, [20, 21]) == [OK] * 2
+    told = [room(SIZE) for _ in range(4)]
+    keys = [KEYS[number] for number in (0, 1, 20, 21)]
+    assert list(reader.get_into(keys, told, 10.0)) == [MISS, MISS, OK, OK]
+    for value, number in zip(told[2:], (20, 21)):
+        assert value.payload == whole(number).payload
+    assert store(reader, [30]) == [OK]
+    assert list(writer.exists([KEYS[2], KEYS[30]])) == [False, True]
+    for backend in (writer, reader):
+        assert backend.verify().damaged == ()
+        backend.close()
+
+
+def test_a_record_used_by_another_process_is_not_the_next_one_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvgraft_file.catalog.NOTED_NS", 0)
+    writer, reader = full(tmp_path), opened(tmp_path)
+    reader.touch([KEYS[0]])
+    assert store(writer, [20, 21]) == [OK] * 2
+    assert kept(writer) == {0, *range(3, N_RECORDS), 20, 21}
+    for backend in (writer, reader):
+        backend.close()
+
+
+@pytest.mark.parametrize("hints", ["kept", "lost", "damaged"])
+def test_recency_outlives_a_restart_as_far_as_it_was_written_down(
+    tmp_path: Path, hints: str
+) -> None:
+    backend = full(tmp_path)
+    backend.touch([KEYS[1], KEYS[0]])
+    backend.close()
+    if hints == "lost":
+        (tmp_path / NAME).unlink()
+    elif hints == "damaged":
+        (tmp_path / NAME).write_bytes(os.urandom(1 << 20))
+    again = opened(tmp_path)
+    assert kept(again) == {*range(N_RECORDS)}
+    assert store(again, [20, 21]) == [OK] * 2
+    if hints == "kept":
+        assert kept(again) == {0, 1, *range(4, N_RECORDS), 20, 21}
+    else:
+        assert {0, 20, 21} <= kept(again), "of a segment the last records go first"
+    assert again.verify().damaged == ()
+    again.close()
+
+
+def test_blocks_that_another_process_still_writes_to_are_not_reused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = full(tmp_path)
+    backend.close()
+    backend = opened(tmp_path)
+    files = [DiskFile(path, direct=False) for path in segments(tmp_path)]
+    reuse = Segment.reuse.__func__  # type: ignore[attr-defined]
+
+    def overtaken(cls: type[Segment], opener: object, old: Segment, *rest: int) -> Segment:
+        (other,) = [file for file in files if file.inode == old.file.inode]
+        other.mark(4096, 16384)  # it looked at the name just before that is gone
+        made: Segment = reuse(cls, opener, old, *rest)
+        assert made.file.inode != other.inode
+        return made
+
+    monkeypatch.setattr(Segment, "reuse", classmethod(overtaken))
+    content = memoryview(bytes(2 * SIZE))
+    told = backend.set_from([KEYS[50]], [Value(content[:HEADER_NBYTES], content)], 10.0)
+    assert list(told) == [OK]
+    assert any(file.is_gone for file in files)
+    backend.close()
+    for file in files:
+        file.let_go()
+
+
+def test_removing_late_does_not_remove_what_was_written_over_it(tmp_path: Path) -> None:
+    writer, remover = full(tmp_path), opened(tmp_path)
+    places = remover._catalog.take(KEYS[0])
+    assert store(writer, [20]) == [OK]
+    remover._kill(KEYS[0], places)
+    assert Uses.slot(1, 4096) != Uses.slot(1, 8192)
+    storage = Storage(FINGERPRINT, writer)
+    assert fetched(storage, PLACES[20:21], SIZE) == [OK]
+    assert storage.close()
+    remover.close()
+
+
+def test_a_size_that_comes_later_gets_segments_of_the_one_not_used_any_more(
+    tmp_path: Path,
+) -> None:
+    backend = full(tmp_path)
+    large = [memoryview(bytes(2 * SIZE)) for _ in range(30)]
+    header = memoryview(bytearray(HEADER_NBYTES))
+    backend._writer._full_until = 0.0
+    for number, content in enumerate(large, 12):
+        assert list(backend.set_from([KEYS[number]], [Value(header, content)], 10.0)) == [OK]
+        backend._writer._full_until = 0.0  # a second has passed
+    assert kept(backend) & {*range(N_RECORDS)} == set()
+    assert len(kept(backend)) == 8
+    backend.close()
