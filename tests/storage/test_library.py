@@ -7,6 +7,7 @@ import select
 import sys
 import threading
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
@@ -24,6 +25,7 @@ from kvgraft.storage import (
     StoreEvent,
     SupervisionLimits,
 )
+from kvgraft.storage.memory import Buffers
 from kvgraft.testing.storage import MemoryBackend
 from kvgraft.testing.storage.traffic import (
     FINGERPRINT,
@@ -274,6 +276,25 @@ def test_threads_submit_poll_cancel_and_close_at_once() -> None:
         assert None not in ticket.statuses
         for place, status, buffer in zip(some, ticket.statuses, buffers):
             assert status is not OK or buffer == payload(place, SIZE)
+
+
+def test_a_call_that_is_submitted_while_the_store_is_detached_is_refused() -> None:
+    storage = Storage(FINGERPRINT, MemoryBackend())
+
+    class Leaving(Buffers):
+        """Another thread detaches while the call is being made."""
+
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, part: slice) -> list[memoryview]:
+            return [memoryview(bytearray(SIZE))]
+
+        def sizes(self) -> Iterator[int]:
+            assert storage.detach().wait(LONGEST_S)
+            yield SIZE
+
+    assert settled(storage.get(addresses(1), Leaving())) == [DOWN]
 
 
 def test_only_one_of_many_threads_attaches_a_store() -> None:
