@@ -20,6 +20,7 @@ from kvgraft import (
     Reach,
     Trailing,
 )
+from kvgraft.config import WritePolicy
 from kvgraft.packages.registry import Plugin
 from kvgraft.testing.machine import (
     MACHINE_RULES,
@@ -36,8 +37,10 @@ from kvgraft.testing.machine.brute_force import ModelComponent, Part
 from kvgraft.testing.machine.deriving import model_components
 from kvgraft.testing.machine.driving import DECLARED
 from kvgraft.testing.machine.engines import PromptedTransferEngine
+from kvgraft.testing.machine.examples import Rule
 from kvgraft.testing.machine.setups import open_cache
 from kvgraft.testing.machine.sizes import Sizes
+from kvgraft.testing.machine.unrolling import unrolled
 
 from ..commands import ROOT
 from . import oddities
@@ -125,6 +128,17 @@ def test_the_rules_of_a_failure_break_it_again() -> None:
     last = found.rules[-1]
     with pytest.raises(ContractViolation, match="lengthened the match"):
         getattr(state, last.name)(**last.drawn)
+
+
+def test_a_scene_is_told_as_the_calls_it_made() -> None:
+    drawn = {"page_size": 1, "device": 12, "host": 14, "load": None, "cut_tokens": 0}
+    rules = [
+        Rule("open", {**drawn, "policy": WritePolicy.WRITE_THROUGH}, 0),
+        Rule("arrive_twice", {"stem": (1,), "length": 1, "own": 1}, 1),
+    ]
+    names = [rule.name for rule in unrolled(machine_for(setup_for(references()[:1]))(), rules, 1)]
+    assert names[:5] == ["open", "begin", "begin", "admit", "load_back"]
+    assert names[-5:] == ["begin", "admit", "load_back", "finish", "step_all"]
 
 
 def test_an_ignored_rule_is_counted_and_the_others_are_still_looked_at() -> None:

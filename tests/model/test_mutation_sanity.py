@@ -1,11 +1,15 @@
-"""Defects that random calls meet too seldom, driven by hand; the others are in `tests/mutants`."""
+"""Defects and legal calls that random calls meet too seldom, driven by hand.
+
+Other defects are in `tests/mutants`.
+"""
 
 from __future__ import annotations
 
 import pytest
 
+from kvgraft import Everything, Reach, Trailing
 from kvgraft.errors import ContractViolation
-from kvgraft.testing.machine import Sizes, references, setup_for
+from kvgraft.testing.machine import Sizes, paged_plugin, references, setup_for
 from kvgraft.testing.machine.harness import Harness
 from kvgraft.types import Tier
 
@@ -47,3 +51,30 @@ def test_recency_that_is_not_lifted_is_found(monkeypatch: pytest.MonkeyPatch) ->
     recency_is_not_lifted(monkeypatch)
     with pytest.raises(ContractViolation, match="used less recently stayed"):
         use_a_prefix_through_its_continuation()
+
+
+def test_a_backup_at_a_hit_takes_no_room_from_data_above_though_that_is_older() -> None:
+    everything = paged_plugin("everything", Reach(Everything()))
+    window = paged_plugin("window", Reach(Trailing(3)))
+    setup = setup_for([everything, window], {"window": {"host_tokens": 6}})
+    harness = Harness(setup, Sizes(page_size=1, device=24, host=20))
+
+    def serve(*tokens: int, fails: bool = False) -> None:
+        live = harness.begin(None, tokens, 0, None)
+        assert harness.admit(live).admitted
+        harness.load_back(live)
+        harness.prefill_all(live)
+        harness.finish(live)
+        if fails:
+            harness.rooms.step(0, fails=True)
+        harness.rooms.drain()
+
+    serve(1)
+    serve(1, 2, 3, 4, fails=True)
+    serve(5, 6, 7, 8)
+    live = harness.begin(None, (1, 2, 3, 4, 9), 0, None)
+    on_host = harness.bench.seen.held["window"].host
+    assert (None, (1,)) in on_host
+    assert (None, (5,)) not in on_host
+    harness.abort(live)
+    harness.close()

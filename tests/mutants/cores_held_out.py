@@ -119,7 +119,7 @@ change(
 change(
     "a deferral drops the boundaries to capture",
     ALL,
-    "A9 A10 I10",
+    "A9 A10 I10 I11",
     Budget.decide,
     "        return Decision(Outcome.DEFERRED, shortages)\n",
     "        request.checkpoints = []\n        return Decision(Outcome.DEFERRED, shortages)\n",

@@ -67,10 +67,16 @@ class Harness:
         self._begun = 0
         self._keys = Keys()
 
-    def _touched(self) -> Pressure:
-        """The room a lease may make: at a hit, backup of data without a copy (B6, I9)."""
+    def _touched(self, sequence: Prefix, limit: int) -> Pressure:
+        """The room a lease may make: at a hit, backup of data without a copy (B6, I9).
+
+        That never comes out of data above, which is held meanwhile.
+        """
         copies = self.bench.sizes.policy is not WritePolicy.WRITE_BACK
-        return Pressure(host=dict.fromkeys(self.bench.mirrored) if copies else {})
+        return Pressure(
+            host=dict.fromkeys(self.bench.mirrored) if copies else {},
+            passing={self.model.prefix(*sequence, page) for page in range(limit)},
+        )
 
     def _resumed(self, sequence: Prefix, before: Snapshot, limit: int) -> Callable[[object], None]:
         """Notes that a request resumes at its match."""
@@ -114,7 +120,7 @@ class Harness:
         request = bench.act(
             "begin",
             lambda: self.cache.begin(key, reserve=reserve, chunk=chunk, resume_at=mark),
-            pressure=self._touched(),
+            pressure=self._touched(sequence, limit),
             uses=self._resumed(sequence, before, limit),
         )
         asked = chunk if chunk is not None else len(tokens)
@@ -169,7 +175,7 @@ class Harness:
         decision = bench.act(
             "admit",
             lambda: self.cache.admit(request),
-            pressure=self._touched() if crowded else None,
+            pressure=self._touched(live.sequence, limit) if crowded else None,
             uses=renewed,
         )
         bench.trace.outcome(str(decision))
@@ -272,7 +278,7 @@ class Harness:
         bench.act(
             "restart",
             lambda: self.cache.restart(request),
-            pressure=self._touched(),
+            pressure=self._touched(live.sequence, limit),
             uses=self._resumed(live.sequence, before, limit),
         )
         live.reserve = request.total - live.prompt
@@ -283,8 +289,11 @@ class Harness:
             self.leases.check(live, before, limit, bench.calls)
         self.leases.check_boundaries(live, before, limit, bench.calls)
 
-    def prefill(self, live: Live, limit: int | None) -> bool:
-        """One prefill step; the admitted chunk always fits (A7). Whether anything was computed."""
+    def prefill(self, live: Live, limit: int | None, *, fenced: bool = True) -> bool:
+        """One prefill step; the admitted chunk always fits (A7). Whether anything was computed.
+
+        Where a checkpoint follows at once, that may name the fence: then it is not `fenced`.
+        """
         most = "" if limit is None else f", at most {limit} tokens"
         self.bench.trace.call(f"prefill {live.name}{most}")
         left = live.prompt - live.computed
@@ -311,7 +320,8 @@ class Harness:
             )
         if n_tokens > 0:
             continuing = limit is not None and limit > live.request.chunk
-            self.steps.advance(live, n_tokens, promised_by="A5" if continuing else "A7")
+            promised_by = "A5" if continuing else "A7"
+            self.steps.advance(live, n_tokens, promised_by=promised_by, fenced=fenced)
         self.bench.trace.outcome(f"{live.computed} of {live.prompt} computed")
         return n_tokens > 0
 
@@ -320,14 +330,18 @@ class Harness:
         while live.computed < live.prompt and self.prefill(live, None):
             pass
 
-    def decode(self, live: Live, token: int) -> bool:
-        """One decode step; within the reservation it always succeeds (A7)."""
+    def decode(self, live: Live, token: int, *, fenced: bool = True) -> bool:
+        """One decode step; within the reservation it always succeeds (A7).
+
+        The last one may leave it to `finish` to name the fence: then it is not `fenced`.
+        """
         self.bench.trace.call(f"decode {token} of {live.name}")
         within = live.computed < live.prompt + live.reserve
         if live.computed == len(live.tuple):
             live.tuple = (*live.tuple, token)
             live.request.key.extend([token])
-        ran = self.steps.advance(live, 1, promised_by="A7" if within else None)
+        promised_by = "A7" if within else None
+        ran = self.steps.advance(live, 1, promised_by=promised_by, fenced=fenced)
         self.bench.trace.outcome(f"{live.computed} computed" if ran else "refused")
         return ran
 

@@ -160,10 +160,10 @@ class CacheMachine(Scenes):
         if live.waiting:
             harness.abort(live)
             return
-        while live.computed < live.prompt and harness.prefill(live, None):
+        while live.computed < live.prompt and harness.prefill(live, None, fenced=False):
             harness.checkpoint(live)
-        for token in output if live.computed >= live.prompt else ():
-            harness.decode(live, token)
+        for at, token in enumerate(output if live.computed >= live.prompt else ()):
+            harness.decode(live, token, fenced=at < len(output) - 1)
         harness.finish(live)
 
     @has_place()

@@ -115,12 +115,27 @@ class Picking(Example):
         times = max(1, self.harness.model.page_size // 4)
         return tuple(token for token in tokens for _ in range(times))
 
-    def _leave_on_host(self, namespace: object, tokens: tuple[int, ...]) -> None:
-        """Evict a sequence's data from DEVICE, once HOST has it."""
+    def _leave_on_host(self, namespace: object, *sequences: tuple[int, ...]) -> None:
+        """Evict the data of some sequences from DEVICE, once HOST has it."""
         if self.harness.bench.sizes.policy is WritePolicy.WRITE_THROUGH_SELECTIVE:
-            self.harness.abort(self._begin(namespace, (*tokens, 1), 0, None))  # the second touch
+            for tokens in sequences:  # the second touch
+                self.harness.abort(self._begin(namespace, (*tokens, 1), 0, None))
         self.harness.rooms.step_all()
         self.harness.rooms.squeeze()
+
+    def _compute(self, namespace: object, tokens: tuple[int, ...]) -> None:
+        """Have a sequence computed and shared, if there is room for it."""
+        if not tokens:
+            return
+        live = self._begin(namespace, tokens, 0, None)
+        self._along(live, 2)
+        if live.admitted and live.waiting:
+            self.harness.rooms.step_all()
+        if live.admitted and not live.waiting:
+            self.harness.prefill_all(live)
+            self.harness.finish(live)
+        elif live in self.harness.live:
+            self.harness.abort(live)
 
     def _make_place(self, n_requests: int) -> None:
         """End the oldest requests until that many have a place, and room."""

@@ -22,7 +22,7 @@ __all__ = ["Scenes"]
 
 
 class Scenes(Picking):
-    """Requests that share a load-back, meet a duplicate, end in flight, or wait in line."""
+    """Requests that share a load-back, meet a duplicate, end in flight, crowd, or wait in line."""
 
     @has("unfinished")
     @rule(index=picks, stem=st.sampled_from(STEMS), reserve=st.integers(4, 24))
@@ -49,6 +49,46 @@ class Scenes(Picking):
         for other in others:
             harness.abort(other)
 
+    @has_scene()
+    @rule(
+        stem=st.sampled_from(STEMS),
+        less=st.integers(1, 4),
+        reserve=st.integers(0, 8),
+        faster=st.booleans(),
+    )
+    @unless_over
+    def go_on_in_a_crowd(
+        self,
+        stem: tuple[int, ...],
+        less: int,
+        reserve: int,
+        faster: bool,  # noqa: FBT001 - drawn by name
+    ) -> None:
+        """A long prompt goes on where others are promised the rest, in small or larger chunks.
+
+        It was admitted with chunks of a page, which leave much of a window's pool to others. A
+        larger one is deferred (A5), and each small one takes what the last one gave back (A7).
+        """
+        self.scenes += 1
+        harness, size = self.harness, self.harness.model.page_size
+        self._make_place(3)
+        n_tokens = max(1, harness.bench.sizes.device // 2 + 2 - less) * size
+        tokens = (harness.unseen(1) + stem * n_tokens)[:n_tokens]
+        live = self._begin(None, tokens, 0, size)
+        self._along(live, 2)
+        if not live.admitted or live.waiting:
+            return
+        others = self._promise_the_rest(stem, reserve)
+        while faster and live.computed < live.prompt and harness.prefill(live, live.prompt):
+            pass
+        for _ in range(reserve):
+            if live.computed < live.prompt:
+                harness.prefill(live, None)
+        others += self._promise_the_rest(stem, 1)
+        harness.prefill_all(live)
+        for other in others:
+            harness.abort(other)
+
     def _promise_the_rest(self, stem: tuple[int, ...], reserve: int) -> list[Live]:
         """Others are admitted as long as there is room and place for one, ever smaller ones."""
         others: list[Live] = []
@@ -64,10 +104,9 @@ class Scenes(Picking):
     @has_scene(of_ended=True)
     @rule(
         index=picks,
-        share=st.integers(1, 7),
-        many=st.integers(2, 3),
-        longest=st.integers(0, 2),
-        first=picks,
+        share=st.integers(1, 6),
+        longest=st.sampled_from((0, 0, 0, 1, 2)),
+        first=st.sampled_from((0, 0, 1)),
         fails=st.booleans(),
     )
     @unless_over
@@ -75,7 +114,6 @@ class Scenes(Picking):
         self,
         index: int,
         share: int,
-        many: int,
         longest: int,
         first: int,
         fails: bool,  # noqa: FBT001 - drawn by name
@@ -83,27 +121,36 @@ class Scenes(Picking):
         """Requests need data from HOST: one a part, two all of it.
 
         Where the part comes first, the second waits for that and loads the rest, and a third waits
-        for both. One of the copies runs, or fails, before the others.
+        for both. The copies end one after the other, in any order; the first may fail.
         """
         self.scenes += 1
+        size = self.harness.model.page_size
         namespace, tokens = picked(self.harness.ended, index)
-        self._make_place(many)
+        self._make_place(3)
         rooms, pending = self.harness.rooms, self.harness.bench.engine.pending
-        self._leave_on_host(namespace, tokens)
-        waiting = []
-        part = tokens[: len(tokens) * share // 8]
+        n_pages = self.harness.bench.sizes.device // 3
+        tokens = (tokens + self.harness.unseen(n_pages * size))[: n_pages * size]
+        part = tokens[: max(1, n_pages * share // 7) * size]
+        for each in (part, tokens):
+            self._compute(namespace, each)
+        self._leave_on_host(namespace, part, tokens)
+        waiting: list[Live] = []
         wanted = [tokens, tokens]
         wanted.insert(longest, part)
-        for each in wanted[:many]:
-            waiting.append(self._begin(namespace, (*each, 1), 0, None))
-            self._along(waiting[-1], 2)
-        if len(pending) > 1:
+        for each in wanted:
+            live = self._begin(namespace, (*each, 1), 0, None)
+            self._along(live, 2)
+            if live.deferred and waiting and waiting[-1] in self.harness.live:
+                self.harness.abort(waiting.pop())  # its load-back goes on without it
+                self._along(live, 2)
+            waiting.append(live)
+        while pending:
             rooms.step(first % len(pending), fails=fails)
             rooms.poll()
+            fails = False
             for live in waiting:
-                if live in self.harness.live and live.loaded and not live.waiting:
+                if live in self._requests("prefilling"):
                     self.harness.prefill(live, None)
-            rooms.step_all()
         for live in waiting:
             if live in self.harness.live and live.request.load_failed:
                 self.harness.restart(live)

@@ -7,6 +7,7 @@ import torch
 from kvgraft.testing.machine.bench import Bench
 from kvgraft.testing.machine.brute_force import ModelComponent, Prefix, needed_tokens
 from kvgraft.testing.machine.comparing import check_unchanged, plain
+from kvgraft.testing.machine.engines import Point
 from kvgraft.testing.machine.legality import Pressure
 from kvgraft.testing.machine.live import Live
 from kvgraft.testing.machine.observing import Snapshot
@@ -17,6 +18,9 @@ __all__ = ["Steps"]
 
 Pages = dict[Prefix, tuple[int, ...]]
 
+LEFT_OUT = 4
+"""An engine leaves out one of so many states that it is asked for inside chunks."""
+
 
 class Steps:
     """Prefill and decode steps; nothing is computed but stamps."""
@@ -26,11 +30,15 @@ class Steps:
         self.cache, self.model = bench.cache, bench.model
         self.judge, self.payloads = bench.judge, bench.payloads
         self.publishing = bench.publishing
+        self._n_asked = 0
 
-    def advance(self, live: Live, n_tokens: int, *, promised_by: str | None) -> bool:
+    def advance(
+        self, live: Live, n_tokens: int, *, promised_by: str | None, fenced: bool = True
+    ) -> bool:
         """Allocate, read the step's inputs, write its results; False if refused.
 
-        `promised_by` is the rule that says there is room; None where there need not be.
+        `promised_by` is the rule that says there is room; None where there need not be. Where it
+        is not `fenced`, the request ends or is shared at once, which names the fence (B4).
         """
         bench, size, request = self.bench, self.model.page_size, live.request
         pages = -(-(live.computed + n_tokens) // size) - request.allocated
@@ -64,7 +72,7 @@ class Steps:
         bench.steps += 1
         self._read(live)
         self._write(live, live.computed + n_tokens)
-        self._computed(live, n_tokens)
+        self._computed(live, n_tokens, bench.fence if fenced else None)
         return True
 
     def _allocate(self, live: Live, n_tokens: int, pressure: Pressure, first: int) -> bool:
@@ -98,17 +106,19 @@ class Steps:
             self.publishing.check(live, own.based)
         return given
 
-    def _computed(self, live: Live, n_tokens: int) -> None:
+    def _computed(self, live: Live, n_tokens: int, fence: Point | None) -> None:
         """Tokens exist: pages now behind the reaches go to the tree (I9, I12)."""
         bench, own, resuming = self.bench, live.own, self.bench.resuming
         request, size = live.request, self.model.page_size
         before, tables = bench.seen, self.publishing.tables(live)
+        skipped = self.publishing.skipped
         was, n_states, last_point = live.computed // size, len(own.captured), own.last_point
         live.computed += n_tokens
         page, rest = divmod(live.computed, size)
-        states, taken = None, 0
+        states, taken, wanted = None, 0, list[int]()
         if resuming.inside and bench.states:
-            states, taken = self._inside(live, live.computed - n_tokens, before)
+            wanted = self._inside_of(live, live.computed - n_tokens)
+            states, taken = self._inside(live, wanted, before)
         n_states = len(own.captured) - n_states
         if bench.states:
             self._stand(live, 0 if rest else page)
@@ -121,7 +131,7 @@ class Steps:
 
         bench.act(
             "computed",
-            lambda: self.cache.computed(request, n_tokens, bench.fence, states),
+            lambda: self.cache.computed(request, n_tokens, fence, states),
             pressure=Pressure(device={each.name: n_states for each in bench.states}),
             uses=uses,
         )
@@ -142,6 +152,14 @@ class Steps:
         if resuming.matters:
             bench.counts["left behind"] += page > was
             self.publishing.check(live, own.based)
+        none = [page for page in wanted if page not in own.points]
+        counted = self.publishing.skipped - skipped
+        self.judge.expect(
+            counted == len(none),
+            "I11",
+            None,
+            lambda: f"{live.name} keeps no states at pages {none}, {counted} count as skipped",
+        )
         assert live.computed == request.computed
 
     def _skipped(self, live: Live, page: int, last_point: int) -> None:
@@ -167,14 +185,8 @@ class Steps:
             pages = was.host.keys() & (held.host_pinned - was.host_pinned)
         return len(pages) * component.slots_per_page
 
-    def _inside(
-        self, live: Live, start: int, before: Snapshot
-    ) -> tuple[dict[str, dict[int, list[torch.Tensor]]], int]:
-        """The states an engine has inside the chunk that began at token `start`.
-
-        They are kept where they are promised, or for as long as every pool has a slot to spare;
-        how many of the latter is told as well (I10, I11).
-        """
+    def _inside_of(self, live: Live, start: int) -> list[int]:
+        """Boundaries inside the chunk that began at token `start` whose states are asked for."""
         bench, own, size = self.bench, live.own, self.model.page_size
         inside = range(start // size + 1, -(-live.computed // size))
         grid = bench.resuming.on_grid(
@@ -188,26 +200,43 @@ class Steps:
             None,
             lambda: f"states of {live.name} are asked for at {asked}, points are at {wanted}",
         )
+        return wanted
+
+    def _inside(
+        self, live: Live, wanted: list[int], before: Snapshot
+    ) -> tuple[dict[str, dict[int, list[torch.Tensor]]], int]:
+        """The states an engine has at some boundaries inside a chunk.
+
+        They are kept where they are promised, or for as long as every pool has a slot to spare;
+        how many of the latter is told as well (I10, I11). Now and then the engine leaves one out.
+        """
+        bench, own, size = self.bench, live.own, self.model.page_size
         spare = min(before.books[each.name, "device"].headroom for each in bench.states)
         taken = 0
+        given = [page for page in wanted if not self._left_out()]
         for page in wanted:
-            if page in live.due:
-                live.due.discard(page)
-            elif taken < spare:
-                taken += 1
-            else:
+            is_due = page in live.due
+            live.due.discard(page)
+            if page not in given or not (is_due or taken < spare):
+                own.points.discard(page)
                 continue
+            taken += not is_due
             own.points.add(page)
             own.captured.add(page)
             own.last_point = page
         handed = {
             each.name: {
                 page * size: self.payloads.planes(each, self.model.prefix(*live.sequence, page - 1))
-                for page in wanted
+                for page in given
             }
             for each in bench.states
         }
         return handed, taken
+
+    def _left_out(self) -> bool:
+        """Whether the engine leaves out the next state it is asked for."""
+        self._n_asked += 1
+        return self._n_asked % LEFT_OUT == 0
 
     def _stand(self, live: Live, page: int) -> None:
         """The live states stand at a boundary, or between two: are they to be kept?"""

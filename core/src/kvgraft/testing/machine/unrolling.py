@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
+from kvgraft.errors import ContractViolation
 from kvgraft.testing.machine.examples import Began, Example, Rule
 from kvgraft.testing.machine.live import Live
 from kvgraft.testing.machine.scenes import Scenes
@@ -63,8 +64,8 @@ def unrolled(machine: Example, rules: Sequence[Rule], at: int) -> list[Rule]:
             recorder.record()
         try:
             getattr(machine, rule.name)(**rule.drawn)
-        except Exception:  # noqa: BLE001 - any error: the example fails here
-            break
+        except ContractViolation:
+            break  # the example fails here
     left = [live.name for live in machine.harness.live if live.name in recorder.new]
     renamed = {
         Began(rules[at].label, place): recorder.began[name] for place, name in enumerate(left)
@@ -134,7 +135,9 @@ class _Recorder:
         tokens: tuple[int, ...],
         reserve: int,
         chunk: int | None,
+        mark: int,
     ) -> None:
+        assert not mark, "scenes begin requests without a mark"
         drawn = {"stem": (), "length": 0, "tail": tokens, "namespace": namespace, "along": 0}
         self._add(name, {**drawn, "reserve": reserve, "chunk": chunk})
 
