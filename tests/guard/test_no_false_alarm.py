@@ -11,6 +11,7 @@ import torch
 from kvgraft import Cache, ConfigError, LeaseError, PluginHookError, TokenKey
 from kvgraft.config import GuardMode
 from kvgraft.guard.watching import Guard
+from kvgraft.requests.parts import Due
 from kvgraft.types import Direction
 from kvgraft_replay.payload import Verify
 from kvgraft_replay.replay import ReplaySettings, replay
@@ -248,6 +249,24 @@ def test_a_backup_may_wait_where_the_one_above_pinned_the_last_slot() -> None:
         server.decode(request, 4)
         assert cache.tree.component("swa").device.headroom == 1
         cache.finish(request)
+
+
+def test_a_backup_may_wait_where_a_left_behind_state_took_the_last_slot() -> None:
+    components = {"full": {**SMALL, "head_dim": 64}, "mamba": {"states": 4, "host_states": 8}}
+    with Cache.open(
+        components, page_size=16, device_tokens=256, host_tokens=256, load=None, guard="on"
+    ) as cache:
+        request = cache.begin(TokenKey(range(161)), reserve=16, resume_at=48)
+        assert cache.admit(request).admitted
+        for n_tokens in (48, 8, 72):
+            assert cache.next_chunk(request, n_tokens) == n_tokens
+            assert cache.allocate(request, n_tokens)
+            cache.computed(request, n_tokens)
+        assert request.state_parts[0].due_as is Due.LEFT
+        assert cache.tree.component("mamba").device.headroom == 1
+        assert cache.checkpoint(request)
+        assert not cache.journal.counters[Direction.BACKUP].slots["mamba"]
+        cache.abort(request)
 
 
 def test_evictions_count_where_the_ledgers_are_the_same() -> None:

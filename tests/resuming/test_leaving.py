@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -175,6 +177,28 @@ def test_points_are_named_by_explain_and_counted() -> None:
     assert f"{PointKind.PROMPT_END}, {PointKind.PROMPT_END!s}" == "prompt end, prompt end"
     assert repr(cache.points).startswith("<ResumePoints: made 2, used 1, skipped 0, lost 2; ")
     assert cache.explain(TokenKey([*LONG[:3000], 1])).points == ()
+    cache.close()
+
+
+def test_losing_the_points_of_a_long_node_takes_no_step_for_each_page() -> None:
+    cache = Cache.open({"full": SMALL, "mamba": {"states": 5}}, device_tokens=6000, page_size=1)
+    serve(cache, range(5001), resume_at=[2000, 4000])
+    steps = 0
+
+    def count(_: FrameType, event: str, __: object) -> Any:
+        nonlocal steps
+        steps += event == "line"
+        return count
+
+    was = sys.gettrace()
+    sys.settrace(count)
+    try:
+        assert cache.evict("mamba", 3) == 3
+    finally:
+        sys.settrace(was)
+    assert cache.points.lost[PointKind.ASKED] == 2
+    assert cache.points.lost[PointKind.PROMPT_END] == 1
+    assert steps < 1000
     cache.close()
 
 

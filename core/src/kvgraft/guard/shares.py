@@ -55,7 +55,7 @@ class Offer(NamedTuple):
         whole: whether everything the reaches need at `best` is there.
         declined: checkpoints declined so far.
         published: whether the tree got pages of it that no backup was started for.
-        spare: by component, DEVICE slots that nobody was promised.
+        spare: by component, DEVICE slots that nobody was promised and no due state takes.
         renewed: how many the request is promised anew when it has shared all its own.
     """
 
@@ -296,10 +296,13 @@ class Shares:
         best = at_least = page
         left = self.leavings.see(request)
         states: dict[int, dict[int, bytes]] = {}
+        spare = [component.device.headroom for component in self.tree.components]
         for component in self.tree.components:
             own = request.state_part(component.index)
             if own is None:
                 continue
+            if own.due and not ending and own.due_as in (Due.GRID, Due.LEFT):
+                spare[component.index] -= 1
             mine = dict(own.captured)
             sure = max(own.shared, *mine) if mine else own.shared
             if ending and not rest and own.live is not None:
@@ -323,7 +326,7 @@ class Shares:
             self._is_whole(left, states, best, due),
             self.cache.publisher.declined_checkpoints,
             request.published,
-            [component.device.headroom for component in self.tree.components],
+            spare,
             [_renewed(part.account) for part in request.parts],
         )
 

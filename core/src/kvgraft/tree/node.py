@@ -171,6 +171,10 @@ class Node:
         self.points = points[: at - 1].ljust(at - 1, b"\0") + CODES[kind] + points[at:]
         return True
 
+    def count_points(self, kind: PointKind) -> int:
+        """Its resume points of a kind; a scan of bytes, without a step of Python for each page."""
+        return self.points.count(CODES[kind])
+
     def each_point(self) -> Iterator[tuple[int, PointKind]]:
         """The resume points on its pages, with their boundaries, shallow first."""
         for page, code in enumerate(self.points, self.start + 1):
