@@ -154,6 +154,18 @@ def test_a_store_that_hangs_answers_late_and_no_request_waits_longer(backend: Ga
     assert rig.tier.close()
 
 
+def test_a_question_that_waits_in_line_behind_hanging_loads_is_late(backend: Gated) -> None:
+    rig = Rig(backend, deadline_s=30)
+    rig.store()
+    backend.gate.clear()
+    for number in range(rig.tier.storage.limits.n_workers):
+        rig.tier.load(number, KEYS[:1], [4])
+    assert rig.found([key(9)]) == [Status.TIMEOUT]
+    assert backend.n_questions == 1, "the question was asked, and did not wait in line"
+    backend.gate.set()
+    assert rig.tier.close()
+
+
 def test_a_load_that_hangs_ends_and_its_memory_is_the_engines_again(backend: Gated) -> None:
     rig = Rig(backend)
     rig.store()
