@@ -16,13 +16,16 @@ from .sources import CORE, PLUGINS, Module, modules
 
 ALL = modules(CORE, *PLUGINS)
 
+ENGINE_OF = {"kvgraft_vllm.tier": "vllm", "kvgraft_sglang.backend": "sglang"}
+"""Modules that only an engine imports."""
+
 IMPORTABLE = [
     module
     for module in ALL
     if find_spec(module.name.partition(".")[0]) is not None
-    and (module.name != "kvgraft_vllm.tier" or find_spec("vllm") is not None)
+    and find_spec(ENGINE_OF.get(module.name, "kvgraft")) is not None
 ]
-"""All but those of packages that need a newer Python, and the class that is vLLM's to import."""
+"""All but those of packages that need a newer Python, or an engine that is not installed."""
 
 
 def wrongly_listed(module: Module) -> str | None:

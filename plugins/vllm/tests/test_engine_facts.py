@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from kvgraft import ConfigError
+from kvgraft.storage import weights_of
 from kvgraft_vllm import TierSettings
 from kvgraft_vllm.engine import describe_engine
-from kvgraft_vllm.weights import weights_of
 
 SIZE = 9000
 

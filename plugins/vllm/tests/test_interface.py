@@ -9,18 +9,18 @@ from types import ModuleType
 import pytest
 
 from kvgraft import ConfigError
-from kvgraft_vllm.interface import SIGNATURES, differences, require_supported
+from kvgraft_vllm.interface import INTERFACE
 
 
 @pytest.mark.parametrize("version", ["0.32.0", "0.33.1", "0.33.0rc1"])
 def test_supported_versions_are_taken(version: str) -> None:
-    require_supported(version)
+    INTERFACE.require_supported(version)
 
 
 @pytest.mark.parametrize("version", ["0.31.2", "0.34.0", "1.0.0", "dev"])
 def test_other_versions_are_refused_in_a_line(version: str) -> None:
     with pytest.raises(ConfigError, match=r"is not >=0\.32,<0\.34; pip install") as refused:
-        require_supported(version)
+        INTERFACE.require_supported(version)
     assert version in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -54,12 +54,18 @@ class Longer(Same):
 
 def lookups(kind: type) -> list[str]:
     wanted = "SecondaryTierManager.lookup"
-    return [line for line in differences({"SecondaryTierManager": kind}) if wanted in line]
+    return [
+        line for line in INTERFACE.differences({"SecondaryTierManager": kind}) if wanted in line
+    ]
 
 
 def test_a_parameter_with_a_default_is_no_difference() -> None:
     assert lookups(Same) == []
-    stats = [line for line in differences({"SecondaryTierManager": Same}) if "get_stats" in line]
+    stats = [
+        line
+        for line in INTERFACE.differences({"SecondaryTierManager": Same})
+        if "get_stats" in line
+    ]
     assert stats == []
 
 
@@ -69,5 +75,5 @@ def test_a_renamed_or_new_parameter_and_a_missing_name_are_told() -> None:
     assert lookups(Longer) == [
         f"SecondaryTierManager.lookup(self, key, req_context, step) {expected}"
     ]
-    assert len(differences({})) == len(SIGNATURES)
-    assert "JobResult is not there" in differences({})
+    assert len(INTERFACE.differences({})) == len(INTERFACE.signatures)
+    assert "JobResult is not there" in INTERFACE.differences({})

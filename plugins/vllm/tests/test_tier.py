@@ -22,7 +22,7 @@ from vllm.v1.kv_offload.tiering import base as tiering
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from kvgraft import ConfigError
-from kvgraft_vllm.interface import SIGNATURES, differences, require_supported
+from kvgraft_vllm.interface import INTERFACE
 from kvgraft_vllm.tier import KvgraftTier
 
 PAYLOAD = bytes(range(256)) * (CHUNK_NBYTES // 256)
@@ -171,12 +171,12 @@ def test_an_option_the_backend_does_not_have_is_refused_by_name(tier: dict[str, 
 
 
 def test_this_vllm_is_supported() -> None:
-    require_supported(vllm.__version__)
+    INTERFACE.require_supported(vllm.__version__)
 
 
-@pytest.mark.parametrize("name", SIGNATURES)
+@pytest.mark.parametrize("name", INTERFACE.signatures)
 def test_the_signature_is_the_one_relied_on(name: str) -> None:
-    found = differences({**vars(offload), **vars(tiering)})
+    found = INTERFACE.differences({**vars(offload), **vars(tiering)})
     assert [line for line in found if line.startswith((f"{name}(", f"{name} "))] == []
 
 

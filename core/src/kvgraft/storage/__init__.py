@@ -6,6 +6,7 @@ backend, driver     the interface of a backend, and how one is found and opened
 supervised          a scheduler's client, `Storage`: attachment, calls, workers, ticket
 completions         one queue for all tickets
 events, hints       changes of a store, and guesses of presence, without asking it
+engines, weights    what adapters for foreign engines share
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from kvgraft.storage.driver import (
     open_existing_storage,
     open_storage,
 )
+from kvgraft.storage.engines import EngineInterface, StoreSettings
 from kvgraft.storage.events import Change, EventLog, StoreEvent
 from kvgraft.storage.keys import Address, Fingerprint, PageChain
 from kvgraft.storage.limits import SupervisionLimits
@@ -48,6 +50,7 @@ from kvgraft.storage.payload import HEADER_NBYTES, Header, damage, decode_header
 from kvgraft.storage.status import TRANSIENT, WRONG, Status
 from kvgraft.storage.supervised import Storage
 from kvgraft.storage.ticket import StorageTicket
+from kvgraft.storage.weights import model_files, weights_of
 
 __all__ = [
     "BLOCK_NBYTES",
@@ -64,6 +67,7 @@ __all__ = [
     "Completions",
     "Counters",
     "Damage",
+    "EngineInterface",
     "EventLog",
     "Fingerprint",
     "FoundDriver",
@@ -77,6 +81,7 @@ __all__ = [
     "StorageOptions",
     "StorageTicket",
     "StoreEvent",
+    "StoreSettings",
     "StoreStats",
     "SupervisionLimits",
     "Value",
@@ -88,8 +93,10 @@ __all__ = [
     "discover_storage",
     "gather",
     "is_aligned",
+    "model_files",
     "open_existing_storage",
     "open_storage",
     "round_up",
     "scatter",
+    "weights_of",
 ]

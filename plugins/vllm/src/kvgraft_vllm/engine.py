@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from kvgraft import ConfigError
+from kvgraft.storage import model_files, weights_of
 from kvgraft_vllm.identity import Engine, Group, Plain
 from kvgraft_vllm.settings import TierSettings
-from kvgraft_vllm.weights import weights_of
 
 __all__ = ["describe_engine"]
 
@@ -125,7 +125,7 @@ def _drafts(drafts: Vllm) -> Plain:
 
 
 def _weights(model: Vllm, what: str) -> str:
-    place = _files(model)
+    place = model_files(model.model, model.revision)
     found = None if place is None else weights_of(place)
     if found is None:
         raise ConfigError(
@@ -133,19 +133,6 @@ def _weights(model: Vllm, what: str) -> str:
             'so they cannot be told from others; set "weights" to their revision'
         )
     return found
-
-
-def _files(model: Vllm) -> Path | None:
-    """Where a model's files are; None if they are not on this machine."""
-    given = Path(model.model)
-    if given.exists():
-        return given
-    try:
-        from huggingface_hub import try_to_load_from_cache
-    except ImportError:
-        return None
-    cached = try_to_load_from_cache(model.model, "config.json", revision=model.revision)
-    return Path(cached).parent if isinstance(cached, str) else None
 
 
 def _digest(fields: Mapping[str, object]) -> str:

@@ -16,11 +16,13 @@ from kvgraft import ConfigError
 from kvgraft.storage import Status, open_storage
 from kvgraft_vllm.counts import COUNTERS, GAUGES
 from kvgraft_vllm.engine import describe_engine
-from kvgraft_vllm.interface import differences, require_supported
+from kvgraft_vllm.interface import INTERFACE
 from kvgraft_vllm.settings import TierSettings
 from kvgraft_vllm.store_tier import StoreTier
 
-require_supported(vllm.__version__)  # before the imports that another version may not have
+INTERFACE.require_supported(
+    vllm.__version__
+)  # before the imports that another version may not have
 
 from vllm.config import VllmConfig  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (  # noqa: E402
@@ -50,7 +52,7 @@ class KvgraftTier(tiering.SecondaryTierManager):
         backpressure_detector: BackpressureDetector | None = None,
         **given: Any,
     ) -> None:
-        changed = differences({**vars(offload), **vars(tiering)})
+        changed = INTERFACE.differences({**vars(offload), **vars(tiering)})
         if changed:
             raise ConfigError(
                 f"kvgraft-vllm: vLLM {vllm.__version__} has another interface: "

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["weights_of"]
+__all__ = ["model_files", "weights_of"]
 
 SAMPLE_NBYTES = 4096
 """Bytes of each tensor."""
@@ -46,6 +46,26 @@ def weights_of(model: Path) -> str | None:
         for sample in _samples(path):
             digest.update(sample)
     return f"sampled:{digest.hexdigest()}"
+
+
+def model_files(model: str, revision: str | None = None) -> Path | None:
+    """Where a model's files are: a path, or a name in the cache of huggingface_hub.
+
+    Returns:
+        None if they are not on this machine; nothing is downloaded.
+    """
+    given = Path(model)
+    if given.exists():
+        return given
+    try:
+        from huggingface_hub import try_to_load_from_cache
+    except ImportError:
+        return None
+    try:
+        cached = try_to_load_from_cache(model, "config.json", revision=revision)
+    except ValueError:  # no name that a model can have
+        return None
+    return Path(cached).parent if isinstance(cached, str) else None
 
 
 def _samples(path: Path) -> Iterator[bytes]:

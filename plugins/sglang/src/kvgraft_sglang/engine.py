@@ -1,0 +1,181 @@
+"""An engine of SGLang and its host pools as they describe themselves, without importing SGLang."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kvgraft import ConfigError
+from kvgraft.storage import model_files, weights_of
+from kvgraft_sglang.identity import Engine, Plain, Pool
+from kvgraft_sglang.settings import BackendSettings
+
+__all__ = ["describe_engine", "describe_pool", "memory_of", "page_parts", "tensor_memory"]
+
+Sglang = Any
+"""An object of SGLang or a tensor, which mypy does not see."""
+
+PAGE_FIRST = frozenset({"page_first", "page_first_direct", "page_head"})
+"""Layouts in which the buffers of a page, one behind the other, are its flat page."""
+
+SIZES = (
+    "layer_num",
+    "start_layer",
+    "end_layer",
+    "head_num",
+    "head_dim",
+    "v_head_dim",
+    "kv_lora_rank",
+    "qk_rope_head_dim",
+    "kv_cache_dim",
+    "num_mamba_layers",
+    "size_per_token",
+    "storage_format_tag",
+)
+"""Attributes of host pools that say how a page is laid out, as far as a pool has them."""
+
+COMPUTES = (
+    "dtype",
+    "quantization",
+    "kv_cache_dtype",
+    "context_length",
+    "json_model_override_args",
+    "attention_backend",
+    "prefill_attention_backend",
+    "decode_attention_backend",
+    "speculative_algorithm",
+    "speculative_draft_model_path",
+    "speculative_draft_model_revision",
+)
+"""Arguments of the server that change values besides the weights."""
+
+
+def describe_engine(
+    config: Sglang, server: Sglang | None, settings: BackendSettings, *, version: str
+) -> Engine:
+    """An engine's part of the fingerprint.
+
+    Args:
+        config: SGLang's `HiCacheStorageConfig`.
+        server: SGLang's `ServerArgs`; None if they are not at hand.
+        settings: the backend's.
+        version: SGLang's.
+
+    Raises:
+        ConfigError: the weights cannot be told from others.
+    """
+    return Engine(
+        version=version,
+        model=config.model_name or "",
+        weights=settings.weights or _weights(server),
+        replicated=bool(config.is_mla_model),
+        ranks={
+            "tp": (config.tp_rank, config.tp_size),
+            "pp": (config.pp_rank, config.pp_size),
+            "cp": (config.attn_cp_rank, config.attn_cp_size),
+            "dcp": (config.dcp_rank, config.dcp_size),
+        },
+        computes=None if server is None else _computes(server),
+        salt=settings.salt,
+    )
+
+
+def describe_pool(name: str, pool: Sglang, *, parts: bool) -> Pool:
+    """A host pool's part of the fingerprint.
+
+    Args:
+        name: what SGLang registers it as.
+        pool: SGLang's `HostKVCache`, or one of the same methods.
+        parts: whether its pages are stored from its buffers, where its layout allows it.
+    """
+    return Pool(
+        name=name,
+        kind=type(pool).__name__,
+        layout=str(pool.layout),
+        page_size=int(pool.page_size),
+        page_nbytes=int(pool.page_size) * int(pool.size_per_token),
+        dtype=str(pool.dtype),
+        parts=parts and pool.layout in PAGE_FIRST,
+        shape=tuple(
+            (size, _plain(value))
+            for size in SIZES
+            if (value := getattr(pool, size, None)) is not None
+        ),
+    )
+
+
+def page_parts(pool: Sglang, indices: Sglang, n_pages: int) -> list[tuple[memoryview, ...]]:
+    """The buffers of pages in a host pool, in their order.
+
+    Args:
+        pool: SGLang's, of a page-first layout.
+        indices: of the pages' tokens.
+        n_pages: how many pages those are.
+
+    Raises:
+        ConfigError: the pool tells of another number of buffers.
+    """
+    addresses, sizes = pool.get_page_buffer_meta(indices)
+    if isinstance(sizes, int):
+        sizes = [sizes] * len(addresses)
+    if not addresses or len(addresses) % n_pages or len(addresses) != len(sizes):
+        raise ConfigError(
+            f"kvgraft-sglang: {type(pool).__name__} tells {len(addresses)} buffers of "
+            f'{n_pages} pages; leave "interface_v1" out of the settings and report it'
+        )
+    views = [memory_of(address, nbytes) for address, nbytes in zip(addresses, sizes)]
+    each = len(views) // n_pages
+    return [tuple(views[start : start + each]) for start in range(0, len(views), each)]
+
+
+def memory_of(address: int, nbytes: int) -> memoryview:
+    """Memory at an address; whoever gave the address must keep it."""
+    return memoryview((ctypes.c_char * int(nbytes)).from_address(int(address))).cast("B")
+
+
+def tensor_memory(tensor: Sglang) -> memoryview | None:
+    """A tensor's memory; None where it is not contiguous, not in CPU memory, or empty."""
+    nbytes = tensor.numel() * tensor.element_size()
+    if not tensor.is_contiguous() or tensor.device.type != "cpu" or not nbytes:
+        return None
+    return memory_of(tensor.data_ptr(), nbytes)
+
+
+def _weights(server: Sglang | None) -> str:
+    if server is None:
+        raise ConfigError(
+            "kvgraft-sglang: SGLang's arguments are not at hand, so weights, quantization and "
+            'overrides cannot be told from others; set "weights" to a text that names all of them'
+        )
+    place = model_files(server.model_path, getattr(server, "revision", None))
+    found = None if place is None else weights_of(place)
+    if found is None:
+        raise ConfigError(
+            f"kvgraft-sglang: no files of weights of {server.model_path!r:.80} are on this "
+            'machine, so they cannot be told from others; set "weights" to their revision'
+        )
+    return found
+
+
+def _computes(server: Sglang) -> Plain:
+    """Everything besides the weights that changes the values in a page."""
+    told = tuple((name, _plain(getattr(server, name, None))) for name in COMPUTES)
+    place = model_files(server.model_path, getattr(server, "revision", None))
+    return told, None if place is None else _configuration(place)
+
+
+def _configuration(model: Path) -> str | None:
+    """A digest of the model's configuration, RoPE included."""
+    path = model / "config.json"
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+
+
+def _plain(value: object) -> Plain:
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, Sequence):
+        return tuple(_plain(each) for each in value)
+    return str(value)

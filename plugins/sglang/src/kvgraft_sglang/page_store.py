@@ -1,0 +1,124 @@
+"""The backend without SGLang: pages by hash and pool. Any thread calls; every call ends in time."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from kvgraft.storage import Address, Status, Storage, StorageBackend, StorageTicket
+from kvgraft_sglang.identity import KV, Engine, Pool
+from kvgraft_sglang.restorable import Need, Restorable, restorable
+from kvgraft_sglang.settings import BackendSettings
+
+__all__ = ["Page", "PageStore"]
+
+Page = memoryview | Sequence[memoryview]
+"""Memory of a page: bytes in one place, or its buffers in their order."""
+
+STEP_S = 0.05
+"""Longest wait between two looks at a cancelled ticket."""
+
+
+class PageStore:
+    """A store below an engine's host pools.
+
+    Args:
+        engine: whose data it is.
+        kv: the host pool of the KV cache.
+        settings: bounds.
+        backend: the store, open; closed by `close`.
+        clock: seconds that only grow.
+
+    Attributes:
+        storage: the store under supervision.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        kv: Pool,
+        settings: BackendSettings,
+        backend: StorageBackend,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.storage = Storage(engine.fingerprint(kv), backend, settings.limits, clock)
+        self._pools: dict[str, Pool] = {}
+        self.add_pool(kv)
+
+    def add_pool(self, pool: Pool) -> None:
+        """Take pages of one more host pool."""
+        self._pools[pool.name] = pool
+
+    def load(self, keys: Sequence[str], pages: Sequence[Page], pool: str = KV) -> list[bool]:
+        """Fetch pages into the engine's memory; whether each is there, whole and verified.
+
+        Memory of the others holds anything.
+        """
+        ticket = self.storage.get(self._addresses(keys, pool), pages)
+        return self._finish(ticket, self.settings.call_timeout_s)
+
+    def store(self, keys: Sequence[str], pages: Sequence[Page], pool: str = KV) -> list[bool]:
+        """Store pages from the engine's memory; whether each can be read now."""
+        ticket = self.storage.set(self._addresses(keys, pool), pages, only_missing=True)
+        return self._finish(ticket, self.settings.call_timeout_s)
+
+    def find(self, keys: Sequence[str], pool: str = KV) -> list[bool]:
+        """Whether each page is probably there."""
+        ticket = self.storage.exists(self._addresses(keys, pool))
+        return self._finish(ticket, self.settings.lookup_timeout_s)
+
+    def n_leading(self, keys: Sequence[str]) -> int:
+        """Pages of the KV cache that are probably there, from the first on without a gap."""
+        return _n_leading(self.find(keys))
+
+    def find_restorable(self, keys: Sequence[str], needed: Mapping[str, int | None]) -> Restorable:
+        """Lengths of a prefix that the store can restore in several pools, asked in one call.
+
+        Args:
+            keys: page hashes of the prefix.
+            needed: per pool besides the KV cache, the pages at the end of a prefix that it needs;
+                None for all.
+        """
+        pools = [KV, *needed]
+        addresses = [each for pool in pools for each in self._addresses(keys, pool)]
+        there = self._finish(self.storage.exists(addresses), self.settings.lookup_timeout_s)
+        n = len(keys)
+        shares = [there[n * number : n * (number + 1)] for number in range(len(pools))]
+        n_kv = _n_leading(shares[0])
+        return restorable(
+            Need(pool, share[:n_kv], needed.get(pool)) for pool, share in zip(pools, shares)
+        )
+
+    def clear(self) -> bool:
+        """Remove everything in the store, whoever's it is; whether that was done in time."""
+        ticket = self.storage.clear()
+        self._finish(ticket, self.settings.call_timeout_s)
+        return ticket.value is True
+
+    def counts(self) -> dict[str, int]:
+        """Pages by call and status, such as `get.ok` and `get.corrupt`, since the start."""
+        return self.storage.counters.snapshot()
+
+    def close(self) -> bool:
+        """Store what is on its way and close the store; whether that was done in time."""
+        return self.storage.close(self.settings.shutdown_s)
+
+    def _addresses(self, keys: Iterable[str], pool: str) -> list[Address]:
+        namespace = self.engine.namespace(self._pools[pool])
+        address, sha256 = self.storage.address, hashlib.sha256
+        return [address(sha256(key.encode()).digest(), pool, namespace) for key in keys]
+
+    def _finish(self, ticket: StorageTicket, timeout_s: float) -> list[bool]:
+        """Wait; what has not come by then is given up, and no memory is touched any more."""
+        if not ticket.wait(timeout_s):
+            ticket.cancel()
+            while not ticket.done:  # a copy that has begun is ended
+                ticket.wait(STEP_S)
+        return [status is Status.OK for status in ticket.statuses]
+
+
+def _n_leading(there: Sequence[bool]) -> int:
+    return there.index(False) if False in there else len(there)

@@ -1,0 +1,36 @@
+"""Settings of the backend: what stands in SGLang's `--hicache-storage-backend-extra-config`.
+
+    {"backend_name": "kvgraft", "module_path": "kvgraft_sglang.backend",
+     "class_name": "KvgraftStorage", "interface_v1": 1,
+     "backend": "file", "path": "/var/cache/kvgraft", "capacity": "40GB"}
+
+Options that are not the backend's own, nor SGLang's, are the store's.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from kvgraft.storage import StoreSettings
+
+__all__ = ["SGLANGS_OWN", "BackendSettings"]
+
+SGLANGS_OWN = frozenset({"backend_name", "module_path", "class_name", "interface_v1"})
+"""Names in the same entry that SGLang reads; others of its own it takes out itself."""
+
+
+class BackendSettings(StoreSettings):
+    """One backend: the store, as in `StoreSettings`, and how long SGLang's threads wait for it.
+
+    Attributes:
+        lookup_timeout_s: longest time for which a thread waits to hear what the store has.
+        call_timeout_s: longest time for which a thread waits for a call that moves pages, of up to
+            128 of them; pages that have not arrived by then are misses.
+    """
+
+    adapter: ClassVar[str] = "kvgraft-sglang"
+
+    lookup_timeout_s: float = Field(default=1.0, gt=0)
+    call_timeout_s: float = Field(default=10.0, gt=0)

@@ -1,0 +1,198 @@
+"""One life of SGLang's HiCache on a CPU: a controller with its threads over a kvgraft store.
+
+    python -m plugins.sglang.tests.engine.life
+        '{"extra": {...}, "layout": "page_first", "steps": [["save", 0, 8], ...]}'
+
+prints a JSON list, the result of each step:
+
+    ["save", FIRST, N]    tokens of N pages completed in the store
+    ["fetch", FIRST, N]   pages found, pages fetched, and how many of those hold other bytes
+    ["time", SECONDS]     the longest that a step may take from now on
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+from plugins.sglang.tests.engine import stand_ins
+
+stand_ins.install()
+
+import torch  # noqa: E402
+from sglang.srt.managers.cache_controller import HiCacheController  # noqa: E402
+from sglang.srt.mem_cache.device_pool_info import (  # noqa: E402
+    KVBufferLayout,
+    KVBuffers,
+    MHABufferInfo,
+)
+from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost  # noqa: E402
+from sglang.srt.mem_cache.utils import get_storage_hash_str  # noqa: E402
+from sglang.srt.runtime_context import get_parallel  # noqa: E402
+
+LAYERS, HEADS, WIDTH, PAGE, TOKENS = 4, 2, 16, 16, 1024
+DTYPE = torch.bfloat16
+
+
+class DevicePool:
+    """A GPU's pool as far as the controller asks where nothing moves to it."""
+
+    device = "cpu"
+    layer_num = LAYERS
+
+    def register_layer_transfer_counter(self, counter: object) -> None:
+        pass
+
+    def get_kvcache(self) -> DevicePool:
+        return self
+
+
+def host_pool(layout: str) -> MHATokenToKVPoolHost:
+    def layers() -> tuple[torch.Tensor, ...]:
+        return tuple(torch.zeros(TOKENS, HEADS, WIDTH, dtype=DTYPE) for _ in range(LAYERS))
+
+    def places(tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        return torch.tensor([each.data_ptr() for each in tensors], dtype=torch.uint64)
+
+    k, v = layers(), layers()
+    buffers = KVBuffers(
+        k=k, v=v, k_data_ptrs=places(k), v_data_ptrs=places(v), layout=KVBufferLayout.NHD
+    )
+    info = MHABufferInfo(
+        buffers=buffers,
+        page_size=PAGE,
+        head_num=HEADS,
+        head_dim=WIDTH,
+        v_head_dim=WIDTH,
+        dtype=DTYPE,
+        device=torch.device("cpu"),
+    )
+    return MHATokenToKVPoolHost(
+        info,
+        2.0,
+        0,
+        PAGE,
+        layout,
+        pin_memory=False,
+        device_capacity_tokens=TOKENS,
+        start_layer=0,
+        end_layer=LAYERS,
+    )
+
+
+def page_content(key: str, like: torch.Tensor) -> torch.Tensor:
+    """The bytes of a page: random, by its hash."""
+    made = torch.Generator().manual_seed(int(key[:12], 16))
+    return torch.randn(like.numel(), generator=made).to(DTYPE)
+
+
+class Life:
+    def __init__(self, extra: dict[str, Any], layout: str) -> None:
+        get_parallel().override_permanently(
+            attn_dcp_size=1,
+            attn_dcp_rank=0,
+            attn_tp_rank=0,
+            attn_tp_size=1,
+            attn_dp_rank=0,
+            attn_dp_size=1,
+            tp_rank=0,
+            tp_size=1,
+            pp_rank=0,
+            pp_size=1,
+        )
+        self.pool = host_pool(layout)
+        self.limit_s = 30.0
+        self.controller = HiCacheController(
+            DevicePool(),
+            self.pool,
+            PAGE,
+            None,
+            threading.Event(),
+            io_backend="direct",
+            storage_backend="dynamic",
+            prefetch_threshold=PAGE,
+            model_name="tiny",
+            storage_backend_extra_config={
+                "backend_name": "kvgraft",
+                "module_path": "kvgraft_sglang.backend",
+                "class_name": "KvgraftStorage",
+                **extra,
+            },
+        )
+
+    def save(self, first: int, n: int) -> int:
+        tokens, keys = self._sequence(first, n)
+        indices = self.pool.alloc(len(tokens))
+        for number, key in enumerate(keys):
+            blank = self.pool.get_dummy_flat_data_page()
+            self.pool.set_from_flat_data_page(int(indices[number * PAGE]), page_content(key, blank))
+        self.controller.write_storage(indices, tokens, keys)
+        done = self.controller.ack_backup_queue.get(timeout=self.limit_s)
+        self.pool.free(indices)
+        return int(done.completed_tokens)
+
+    def fetch(self, first: int, n: int) -> tuple[int, int, int]:
+        tokens, keys = self._sequence(first, n)
+        asked = self.controller.prefetch("request", tokens)
+        found = self.controller.prefetch_hit_queue.get(timeout=self.limit_s)
+        assert found is asked
+        n_found = len(found.hash_value)
+        if not n_found:
+            return 0, 0, 0
+        found.host_indices = self.pool.alloc(n_found * PAGE)
+        self.controller.prefetch_buffer.put(found)
+        n_fetched = self._fetched() // PAGE
+        n_wrong = sum(
+            not torch.equal(page, page_content(key, page))
+            for key, page in zip(
+                keys,
+                (
+                    self.pool.get_data_page(int(found.host_indices[number * PAGE]))
+                    for number in range(n_fetched)
+                ),
+            )
+        )
+        self.pool.free(found.host_indices)
+        return n_found, n_fetched, n_wrong
+
+    def _fetched(self) -> int:
+        n_tokens, end = 0, time.monotonic() + self.limit_s
+        while time.monotonic() < end:
+            ack = self.controller.ack_prefetch_queue.get(timeout=self.limit_s)
+            if ack.completed_tokens is not None:
+                n_tokens = int(ack.completed_tokens)
+            if ack.completed_req:
+                return n_tokens
+        raise Empty
+
+    def counts(self) -> dict[str, int]:
+        counts: dict[str, int] = self.controller.storage_backend.counts()
+        return counts
+
+    def time(self, seconds: float) -> None:
+        self.limit_s = seconds
+
+    def remove(self, path: str) -> None:
+        """Take the store away under a running engine."""
+        Path(path).rename(f"{path}.away")
+
+    def _sequence(self, first: int, n: int) -> tuple[list[int], list[str]]:
+        tokens = list(range(1000 * first, 1000 * first + n * PAGE))
+        return tokens, get_storage_hash_str(tokens, None, page_size=PAGE)
+
+
+def main() -> None:
+    given = json.loads(sys.argv[1])
+    life = Life(given["extra"], given.get("layout", "page_first"))
+    results = [getattr(life, name)(*arguments) for name, *arguments in given["steps"]]
+    life.controller.detach_storage_backend()
+    sys.stdout.write(json.dumps(results) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Facts read from SGLang's objects: the fingerprint's parts, and where pages lie."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace as Record
+from typing import Any
+
+import pytest
+import torch
+
+from kvgraft import ConfigError
+from kvgraft_sglang import BackendSettings, Engine
+from kvgraft_sglang.engine import describe_engine, describe_pool, page_parts, tensor_memory
+from kvgraft_sglang.interface import INTERFACE
+
+CONFIG = Record(
+    model_name="tiny",
+    is_mla_model=False,
+    tp_rank=1,
+    tp_size=2,
+    pp_rank=0,
+    pp_size=1,
+    attn_cp_rank=0,
+    attn_cp_size=1,
+    dcp_rank=0,
+    dcp_size=1,
+)
+
+
+def pool(n_pages: int = 4) -> Record:
+    """Keys and values of pages of 2 tokens of 4 elements, page by page."""
+    buffer = torch.arange(2 * n_pages * 8, dtype=torch.int16)
+
+    def meta(indices: torch.Tensor) -> tuple[list[int], list[int]]:
+        starts = [buffer.data_ptr() + 8 * int(index) for index in indices[::2]]
+        return [place for start in starts for place in (start, start + 2 * n_pages * 8)], [16] * (
+            2 * len(starts)
+        )
+
+    return Record(
+        layout="page_first",
+        page_size=2,
+        size_per_token=16,
+        dtype=torch.int16,
+        layer_num=1,
+        get_page_buffer_meta=meta,
+        buffer=buffer,
+    )
+
+
+def describe(server: Record | None, **settings: Any) -> Engine:
+    given = BackendSettings.of({"path": "/tmp", **settings})
+    return describe_engine(CONFIG, server, given, version="0.5.23")
+
+
+def server(model: Path, **changes: Any) -> Record:
+    return Record(model_path=str(model), revision=None, **{"quantization": None, **changes})
+
+
+def test_ranks_and_weights_are_told() -> None:
+    engine = describe(None, weights="abc")
+    assert engine.ranks["tp"] == (1, 2)
+    assert engine.weights == "abc"
+
+
+def test_without_weights_the_backend_is_refused(tmp_path: Path) -> None:
+    for given in (None, server(tmp_path), server(tmp_path / "missing")):
+        with pytest.raises(ConfigError, match='set "weights"') as refused:
+            describe(given)
+        assert "\n" not in str(refused.value)
+
+
+def test_weights_configuration_and_arguments_are_read(tmp_path: Path) -> None:
+    (tmp_path / "model.bin").write_bytes(bytes(5000))
+    (tmp_path / "config.json").write_text('{"rope": 1}')
+    first = describe(server(tmp_path))
+    assert first == describe(server(tmp_path))
+    assert first != describe(server(tmp_path, quantization="fp8"))
+    (tmp_path / "config.json").write_text('{"rope": 2}')
+    assert first.computes != describe(server(tmp_path)).computes
+    assert first.weights == describe(server(tmp_path)).weights
+
+
+def test_buffers_of_a_page_are_its_flat_page() -> None:
+    host = pool()
+    (parts,) = page_parts(host, torch.tensor([2, 3]), 1)
+    assert [bytes(part) for part in parts] == [
+        bytes(host.buffer[8:16].numpy()),
+        bytes(host.buffer[40:48].numpy()),
+    ]
+    assert describe_pool("kv", host, parts=True).parts
+    host.layout = "layer_first"
+    assert not describe_pool("kv", host, parts=True).parts
+
+
+def test_an_odd_number_of_buffers_is_refused() -> None:
+    with pytest.raises(ConfigError, match="4 buffers of 3 pages"):
+        page_parts(pool(), torch.tensor([0, 1, 2, 3]), 3)
+
+
+def test_a_tensor_that_has_gaps_has_no_memory() -> None:
+    tensor = torch.arange(8, dtype=torch.bfloat16)
+    assert tensor_memory(tensor[::2]) is None
+    view = tensor_memory(tensor[2:4])
+    assert view is not None
+    assert bytes(view) == bytes(tensor[2:4].view(torch.uint8).numpy())
+
+
+@pytest.mark.parametrize("version", ["0.5.22", "0.5.24", "0.6.0", "dev"])
+def test_other_versions_are_refused_in_a_line(version: str) -> None:
+    INTERFACE.require_supported("0.5.23")
+    INTERFACE.require_supported("0.5.23.post1")
+    with pytest.raises(ConfigError, match=r"is not >=0\.5\.23,<0\.5\.24; pip install") as refused:
+        INTERFACE.require_supported(version)
+    assert "\n" not in str(refused.value)
