@@ -39,7 +39,7 @@ class StoreSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     adapter: ClassVar[str] = "kvgraft"
-    """Who speaks in refusals."""
+    """The distribution that speaks in refusals."""
 
     backend: str = Field(default="file", pattern=r"^[a-z][a-z0-9_-]*$")
     location: str = Field(validation_alias=AliasChoices("location", "path"), min_length=1)
