@@ -54,7 +54,7 @@ class _Replacing(NamedTuple):
 
     @property
     def record(self) -> Record:
-        """What to write."""
+        """The record to write."""
         return Record(self.key, self.value.nbytes, True, bytes(self.value.header))
 
     def follows(self, other: _Replacing) -> bool:
