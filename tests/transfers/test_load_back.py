@@ -411,6 +411,31 @@ def test_an_engine_that_refuses_a_load_leaves_everything_as_it_was(name: str) ->
     cache.close()
 
 
+def test_a_refused_load_leaves_no_trace_of_the_transfer_it_would_have_shared() -> None:
+    engine = LostEngine()
+    cache, server = on_host(SETUPS["full"], engine=engine)
+    fence = Held()
+    part, whole = (server.begin([*tokens, 1]) for tokens in (PROMPT[:8], PROMPT))
+    assert cache.admit(part).admitted
+    shared = cache.load_back(part, fence)
+    assert cache.admit(whole).admitted
+    waited, engine.lost = whole.waits, True
+    with pytest.raises(OSError, match="the device was lost"):
+        cache.load_back(whole)
+    assert whole.waits is waited
+    assert cache.leases.shared_loads == 0
+    engine.lost = False
+    assert cache.load_back(whole)[:-1] == shared
+    assert cache.leases.shared_loads == 1
+    fence.set()
+    for request in (part, whole):
+        server.load_back(request)
+        server.prefill(request)
+        cache.finish(request)
+    cache.check_integrity()
+    cache.close()
+
+
 SLOW_LINK = LoadModel(bandwidth_bytes_s=1.0, latency_s=0.0, prefill_tokens_s=1e9)
 FAST_LINK = LoadModel(bandwidth_bytes_s=1e15, latency_s=0.0, prefill_tokens_s=1.0)
 

@@ -26,17 +26,18 @@ class LoadBacks:
     def start(self, request: Request, fence: Fence | None) -> list[Transfer]:
         """Reserve DEVICE slots for the missing part of the request's reach and start copying it.
 
-        Room is made per pool, for its own shortfall (R3); all slots are reserved or none (R4).
+        Room is made per pool, for its own shortfall (R3); all slots are reserved or none (R4). An
+        error leaves the request as it was, so that it may ask again (I8).
 
         Raises:
             TransferError: no room, because copies that hold it do not end.
         """
         components = self.tree.components
-        request.waits = [
+        waits = [
             self.journal.find(operation)
             for operation in operations.waits_for(request.receipt, components)
         ]
-        self.leases.shared_loads += len(request.waits)
+        n_shared = len(waits)
         plan = operations.load_plan(request.receipt, components)
         if any(plan):
             for component, nodes in zip(components, plan):
@@ -50,8 +51,9 @@ class LoadBacks:
                     "load-back of an admitted request found no room: copies to HOST do not end; "
                     "abort the request, see transfer_timeout_s"
                 )
-            request.waits.append(self.journal.submit(operation, Direction.LOAD_BACK, fence))
+            waits.append(self.journal.submit(operation, Direction.LOAD_BACK, fence))
         for part in request.parts:
             part.account.loaded()
-        request.load_started = True
-        return request.waits
+        self.leases.shared_loads += n_shared
+        request.waits, request.load_started = waits, True
+        return waits
