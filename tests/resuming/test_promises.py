@@ -114,3 +114,20 @@ def test_a_key_that_trails_costs_no_point_of_the_prompt() -> None:
         cache.check_integrity()
         assert cache.explain(TokenKey(range(6 * 16))).anchor == 5 * 16
         cache.abort(request)
+
+
+def test_a_state_overwritten_before_it_is_kept_is_skipped_and_gives_its_promise_back() -> None:
+    """The engine allocates once for two steps: the state at the end of the first is gone."""
+    components = {"full": SMALL, "mamba": {"states": 8}}
+    with Cache.open(components, device_tokens=640, page_size=16, guard="on") as cache:
+        request = cache.begin(TokenKey(range(40)), resume_at=16)
+        assert cache.admit(request).admitted
+        part = request.state_parts[0]
+        assert cache.allocate(request, 40)
+        cache.computed(request, 16)
+        promised = part.account.promised
+        cache.computed(request, 4)
+        assert (part.due, part.account.promised) == (0, promised - 1)
+        assert 1 not in request.points
+        assert cache.points.skipped[PointKind.ASKED] == 1
+        cache.abort(request)
