@@ -41,7 +41,8 @@ Pages = npt.NDArray[np.int64]
 class _Call(NamedTuple):
     """A call of the store that is due.
 
-    Attributes: what: its purpose, in a message.
+    Attributes:
+        what: its purpose, in a message.
         chain: the page hashes of the sequence.
         parts: components, and the pages of each: for each page an address per label.
     """
