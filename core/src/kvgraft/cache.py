@@ -248,6 +248,7 @@ class Cache:
         defers while nothing runs, copies in flight may be all there is to wait for.
         """
         self._expect(request, LEASED)
+        # None first: most requests are not limited, and reading an enum's attribute is slow
         if request.limited is not None and request.limited is Limited.CROWDED:
             self.leases.renew(request, self._limit(request))
         decision = self.budget.decide(request)

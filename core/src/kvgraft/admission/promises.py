@@ -104,8 +104,8 @@ class Budget:
         """Whether every pool can promise the request's demand; changes nothing (A9).
 
         Points whose states could never fit are left out (I11). The chunk is made smaller only if
-        the full one could never fit (A6). Both are of no avail where the request does not fit
-        without: it stays as it is. The demand decided on is kept on the request for `open`.
+        the full one could never fit (A6). A request that is rejected nonetheless keeps its points
+        and its chunk. The demand decided on is kept on the request for `open`.
         """
         if request.points_left_out:
             request.checkpoints, request.points_left_out = list(request.points), ""

@@ -142,7 +142,7 @@ class Admitting:
                 self._check_match(request)
                 watched.matches.check(request, expected, anew=True)
             else:
-                self._check_thinned(request, points, known, self._skipped() - skipped)
+                self._check_left_out(request, points, known, self._skipped() - skipped)
             self._check_chunk(request, chunk)
             for component in self.tree.components:
                 self._check_demand(request, component)
@@ -173,14 +173,14 @@ class Admitting:
     def _skipped(self) -> int:
         return sum(self.watched.cache.points.skipped.values())
 
-    def _check_thinned(
+    def _check_left_out(
         self,
         request: Request,
         points: set[int],
         known: frozenset[int],
         skipped: int,
     ) -> None:
-        """Points without which a request fits are skipped, and counted once, as it is admitted.
+        """Points left out so that a request fits are skipped, and counted once, when it is admitted.
 
         Those of least use to repetitions go first (I11).
         """

@@ -88,7 +88,7 @@ class Account:
         self.ledger.promised += rise
 
     def forgo(self, n: int) -> None:
-        """Give up `n` promised slots for good: what they were for is left out."""
+        """Give up `n` promised slots for good; the request will not ask for them again."""
         n = min(n, self.promised)
         self.peak -= n
         self.remaining = max(0, self.remaining - n)

@@ -41,7 +41,7 @@ class Stage(enum.Enum):
     """Finished, aborted or retracted; it owns nothing."""
 
 
-LEASED, ADMITTED, CLOSED = Stage
+LEASED, ADMITTED, CLOSED = Stage.LEASED, Stage.ADMITTED, Stage.CLOSED
 """As globals: before Python 3.12 an enum's attribute takes ten times as long to read."""
 
 

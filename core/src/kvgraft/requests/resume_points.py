@@ -23,7 +23,8 @@ from kvgraft.types import PointKind
 
 __all__ = ["END", "GRID", "GRID_SHARE", "ResumePoints", "resume_pages"]
 
-REPEAT, PROMPT_END, BRANCH, END, ASKED, GRID = PointKind
+REPEAT, PROMPT_END, BRANCH = PointKind.REPEAT, PointKind.PROMPT_END, PointKind.BRANCH
+END, ASKED, GRID = PointKind.END, PointKind.ASKED, PointKind.GRID
 """As globals: before Python 3.12 an enum's attribute takes ten times as long to read."""
 
 GRID_SHARE = 1 / 8
@@ -180,7 +181,7 @@ class ResumePoints:
         return sorted(request.points, key=lambda page: (page > repeat, -page))
 
     def skip_left_out(self, request: Request) -> None:
-        """Points without which alone a request could be admitted are skipped, for all components.
+        """Skip, for all components, the points that were left out so that the request fits.
 
         No request is rejected for the sake of a point.
         """
