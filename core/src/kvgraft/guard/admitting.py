@@ -180,7 +180,7 @@ class Admitting:
         known: frozenset[int],
         skipped: int,
     ) -> None:
-        """Points left out so that a request fits are skipped, and counted once, when it is admitted.
+        """Points left out so that a request fits are skipped and counted once, at admission.
 
         Those of least use to repetitions go first (I11).
         """
