@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,7 +25,7 @@ from ..serving.server import Server, ledgers, tree_dump
 from ..serving.setups import SETUPS
 from ..storage_tier.shelf import Shelf, settings, step_by_step, tier_of
 from .guarded import small
-from .scene import LONGER, PROMPT, Scene
+from .scene import LONGER, PAGE, PROMPT, Scene
 from .storage_defects import stored
 
 SEEDS = range(3)
@@ -281,3 +282,40 @@ def test_evictions_count_where_the_ledgers_are_the_same() -> None:
     assert guard.books.read_after(was, left=True) == guard.books.read() != was
     causes["deleted"] -= 1
     scene.close()
+
+
+@pytest.mark.parametrize(
+    ("resume_at", "pages"),
+    [
+        (None, ()),
+        (np.array(9), (2,)),
+        (np.array([16, 9]), (2, 4)),
+        (torch.tensor([16, 9]), (2, 4)),
+        (iter([16, 9]), (2, 4)),
+        ((at for at in (16, 9)), (2, 4)),
+    ],
+    ids=["none", "a-number", "numbers", "tensor", "iterator", "generator"],
+)
+def test_points_of_any_kind_of_sequence_are_read_once(
+    resume_at: Any, pages: tuple[int, ...]
+) -> None:
+    scene = Scene()
+    assert scene.begin(PROMPT, resume_at=resume_at).resume_at == pages
+    scene.close()
+
+
+@pytest.mark.parametrize("mode", [GuardMode.OFF, GuardMode.ON])
+@pytest.mark.parametrize("end", ["checkpoint", "finish"])
+def test_a_call_refused_for_its_key_takes_no_component_lock(end: str, mode: GuardMode) -> None:
+    scene = Scene(host_tokens=64, mode=mode)
+    request = scene.computed(PROMPT, reserve=PAGE)
+    assert scene.cache.allocate(request, PAGE)
+    scene.cache.computed(request, PAGE)
+    locked = scene.window.segments.copy()
+    with pytest.raises(LeaseError, match="append decoded tokens first"):
+        getattr(scene.cache, end)(request)
+    assert scene.window.segments == locked
+    request.key.extend(range(PAGE))
+    getattr(scene.cache, end)(request)
+    scene.close()
+    assert not scene.window.segments

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvgraft.guard.watching import Guard
@@ -36,6 +36,9 @@ class GuardedOperations(_Operations):
         prefetch: Prefetch | None = None,
         resume_at: int | Sequence[int] | None = None,
     ) -> Request:
+        named: object = resume_at
+        if isinstance(named, Iterator):  # the guard reads it, too
+            resume_at = tuple(named)
         found: Request = self.guard.look(
             "begin",
             super().begin,
