@@ -416,7 +416,7 @@ change(
 change(
     "a key's trail is followed in a tree it left",
     TWO,
-    "M1 T11 M7 T1 L1 I8",
+    "M1 T11 M7 T1 L1 I8 I10",
     matching._trail,
     "        return []  # the node",
     "        pass  # the node",
@@ -604,7 +604,7 @@ change(
 change(
     "transfers are taken in out of turn",
     TWO,
-    "B1 B3 T5",
+    "B1 B3 T5 R5",
     Journal.poll,
     "        while queue and queue[0].ticket.done:\n"
     "            self.acknowledge(queue.popleft())\n",

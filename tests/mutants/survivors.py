@@ -9,21 +9,19 @@ from __future__ import annotations
 __all__ = ["SURVIVORS"]
 
 _TIGHT = "no request of the machine meets pools that are full to the slot"
+_ROOM = "a load-back of the machine rarely meets a DEVICE pool that others' data fills"
 _WAITS = "the machine rarely lets a copy run out of time"
 _LINE = "the state of the pools that shows it is too rare among random calls"
 
 SURVIVORS: dict[str, str] = {
     "the load-back is not promised": _TIGHT,
-    "a continuing chunk takes slots promised to others": _TIGHT,
     "a load-back shared with another stays promised": "costs headroom, which is not predicted",
     "its own prefix on its way is not counted": "the request waits longer and is admitted later",
-    "its own prefix counts as room": "a request waiting alone for ever is rare among random calls",
     "the last private row is never given": "no reference component uses its last private row",
     "a node goes although a receipt is anchored there": "pins keep it nearly always",
     "namespaces that are false are one": "found under M9: explaining raises first",
     "recency does not climb": _LINE,
     "data on its way does not count as a way to resume": _LINE,
-    "the source of a demotion is free at once": _WAITS,
     "a time-out leaves the pool short": _WAITS,
     "a request restarted after a failure asks for HOST again": "found under M1: the match is wrong",
     "pins do not slide": "pages behind a window that stay pinned are not counted",
@@ -31,15 +29,13 @@ SURVIVORS: dict[str, str] = {
     "a duplicate state is lost": _LINE,
     "a conversation's gap on HOST is left": _LINE,
     "the lower node is backed up first": _LINE,
-    "a checkpoint hands no fence on": "computing named the same; a test of checkpoints finds it",
-    "inserts are backed up under any policy": "found under E1: data being copied is evicted",
-    "HOST eviction takes one victim too many": _LINE,
-    "a finished request's fence is dropped": _LINE,
-    "a load-back does not pin its source": _LINE,
+    "inserts are backed up under any policy": "found under E2: HOST makes room for copies",
     "a page too many is given back behind the window": _LINE,
-    "a request waits for the first transfer it shares": _LINE,
-    "a time-out is taken for the end of a copy": _WAITS,
-    "a victim's wider neighbours go as well": _LINE,
     "pins slide a page too far": _LINE,
+    "a renewed promise ends two pages early": _TIGHT,
+    "a split forgets pins on HOST": _LINE,
+    "data hangs below a gap on HOST": _LINE,
+    "room for a load-back is made a page too large": _ROOM,
+    "room for a load-back is made for all pools' slots together": _ROOM,
 }
 """Reasons by the name of the defect, as in `cores_held_out`."""
