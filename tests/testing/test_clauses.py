@@ -278,7 +278,8 @@ def test_wrong_bytes_are_told_in_words() -> None:
     violation = checker.subject.driven.violation
     assert violation is not None
     assert re.fullmatch(
-        r"device slot \d+, layer 1 plane 'v', should hold the page that ends the \d+ tokens \d+"
-        r"( in namespace '\w+')?; it holds (rows without an owner: .*|the page that .*)",
+        r"device slot \d+, layer 1 plane 'v', should hold the page that ends the \d+ tokens "
+        r"(\d+|\([\d, ]+\))( in namespace '\w+')?; "
+        r"it holds (rows without an owner: .*|the page that .*)",
         violation.evidence,
     )
