@@ -46,7 +46,8 @@ def overview(rows: list[Progress]) -> Table:
     """The live table: 80 columns are enough for it."""
     table = Table(
         title=f"{CONVERSATIONS} conversations x {TURNS} turns over {len(SYSTEM)} system prompts",
-        caption="evicted: slots, and those that went while the rest of their page stayed\n"
+        caption="hits: share of the prompt tokens that was cached; (host): share from the host\n"
+        "evicted: slots, and those that went while the rest of their page stayed\n"
         "waited: tries of requests that did not fit yet; retr.: requests that made room",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
@@ -197,8 +198,8 @@ def summary(rows: list[Progress], console: Console) -> bool:
                 highlight=False,
             )
     console.print(
-        f"{answers - wrong} of {answers} answers equal, token by token, the model's "
-        "without a cache",
+        f"{answers - wrong} of {answers} answers equal the model's answers without a cache, "
+        "token by token",
         highlight=False,
     )
     idle = [name for name, count in fired.items() if not count]

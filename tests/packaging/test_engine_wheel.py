@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from .conftest import Environment
 
@@ -19,9 +20,11 @@ def test_serve_comes_and_goes_with_its_distribution(
     assert "  serve " not in made.kvgraft("--help").stdout
     gone = made.kvgraft("serve", "anything")
     assert gone.returncode == 2
+    readme = Path("plugins/transformers/README.md").read_text()
+    command = next(line for line in readme.splitlines() if line.startswith("pip install "))
+    assert all(f"./plugins/{name.removeprefix('kvgraft-')}" in command for name in COMPONENTS)
     assert gone.stderr == (
-        "kvgraft: command 'serve' is not installed; in a clone of kvgraft, "
-        "pip install ./plugins/transformers\n"
+        f"kvgraft: command 'serve' is not installed; in a clone of kvgraft, {command}\n"
     )
 
 

@@ -317,7 +317,7 @@ class Cache:
         return self.budget.next_chunk(request, limit)
 
     def allocate(self, request: Request, n_tokens: int) -> bool:
-        """Slots for the next `n_tokens` tokens.
+        """Slots for the next `n_tokens` tokens, by whole pages: there may be slots for more then.
 
         Always succeeds within the admitted demand (A7). Beyond it, succeeds if every pool has
         headroom; otherwise nothing changes, False is returned, and the engine retracts a request.
@@ -377,13 +377,14 @@ class Cache:
     ) -> None:
         """The data of the next `n_tokens` tokens exists in the allocated slots.
 
-        Notes where states are to be kept, hands pages behind bounded reaches to the tree (I9), and
-        loosens the pins behind them (L6). Of a request that got to the end of its reservation they
-        go there when it ends. Its tables stay as they are where its reaches cover them.
+        Notes where states are to be kept. Hands pages that a bounded reach has passed to the tree
+        (I9), and loosens the pins on them (L6); a request at the end of its reservation keeps such
+        pages until it ends. `table` stays the same for all pages that a reach still covers.
 
         Args:
             request: whose.
-            n_tokens: how many.
+            n_tokens: how many; at most as many as the allocated pages have slots for, which may be
+                more than `allocate` was asked for.
             fence: when that data exists, if not yet; its copies to HOST wait for it (B4).
             states: states inside these tokens, at `state_boundaries`: per state component, by
                 position, a tensor for each plane of its pool, in their order and shapes. They are

@@ -9,6 +9,17 @@ import shlex
 
 __all__ = ["how_to_install"]
 
+COMPONENTS = ("full", "swa", "mamba", "hisparse")
+
+BESIDE = {
+    "plugins/transformers[serve]": (
+        "torch==2.13.0",
+        "./core",
+        *(f"./plugins/{name}" for name in COMPONENTS),
+    ),
+}
+"""Requirements to name beside a package: pip would look for its siblings on the index."""
+
 
 def how_to_install(path: str) -> str:
     """The next action where a package is missing.
@@ -16,4 +27,5 @@ def how_to_install(path: str) -> str:
     Args:
         path: of the package in a clone, such as `plugins/file` or `core[testing]`.
     """
-    return f"in a clone of kvgraft, pip install {shlex.quote(f'./{path}')}"
+    named = shlex.join((*BESIDE.get(path, ()), f"./{path}"))
+    return f"in a clone of kvgraft, pip install {named}"

@@ -81,7 +81,7 @@ def print_tables(result: ReplayResult, console: Console) -> None:
     cells.append(text(count(result["payloads_verified"])))
     _keep_whole(cells)
     zero.add_row(*cells)
-    _print(console, zero, text("Must be zero", "bold"))
+    _print(console, zero, text("Checks (errors must be 0)", "bold"))
     found = (*result_tables(result), *point_tables(result), *storage_tables(result))
     for table in (token_table(result), *found, cpu_table(result)):
         title = text(table.title, "bold")
