@@ -26,9 +26,10 @@ DIST   ?= dist
 # outside the clone, since an engine takes gigabytes
 ENGINES ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kvgraft/engines
 VLLM   := $(ENGINES)/vllm-0.32
+SGLANG := $(ENGINES)/sglang-0.5.23
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check long examples fuzz mutants nightly test-engines docs bench build changelog clean
+.PHONY: help setup demo test check long examples fuzz mutants nightly test-engines test-vllm test-sglang docs bench build changelog clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -74,10 +75,20 @@ nightly: setup ## run long, examples and fuzz, all three whatever fails; takes h
 	  $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; done; \
 	  test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
-test-engines: $(VLLM)/.ready ## run the tests of plugins/vllm in a CPU build of vLLM; half an hour
+test-engines: test-sglang test-vllm ## run the tests of both engines' plugins in those engines
+
+test-vllm: $(VLLM)/.ready ## run the tests of plugins/vllm in a CPU build of vLLM; half an hour
 	$(VLLM)/bin/python -m pip --disable-pip-version-check install -q --no-deps --no-build-isolation \
 	  -e ./core -e ./plugins/file -e ./plugins/valkey -e ./plugins/vllm
 	$(VLLM)/bin/python -m pytest plugins/vllm/tests -v -o filterwarnings=default -o timeout=1200
+
+test-sglang: setup $(SGLANG)/.ready ## run the tests of plugins/sglang with SGLang's files; minutes
+	PYTHONPATH=$(SGLANG) $(PY) -m pytest plugins/sglang/tests -v -o timeout=1200
+
+# its Python files and those they import, for the torch and transformers of .venv
+$(SGLANG)/.ready: plugins/sglang/tests/engine/requirements.txt | setup
+	$(PIP) install --no-deps --target $(SGLANG) -r $<
+	@touch $@
 
 # the index's torchvision and the like are builds for CUDA, which this torch cannot load
 $(VLLM)/.ready: plugins/vllm/tests/engine/requirements.txt

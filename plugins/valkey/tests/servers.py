@@ -59,6 +59,12 @@ class Server:
         """A store on it, without options."""
         return f"valkey:{HOST}:{self.port}"
 
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        assert self._process is not None
+        return self._process.pid
+
     def start(self) -> None:
         """Start it again where it was."""
         until(self._try_to_start)

@@ -7,16 +7,22 @@ prints a JSON list, the result of each step:
 
     ["save", FIRST, N]    tokens of N pages completed in the store
     ["fetch", FIRST, N]   pages found, pages fetched, and how many of those hold other bytes
-    ["time", SECONDS]     the longest that a step may take from now on
+    ["hang", VERB]        from now on no call of this verb of the store comes back
+    ["remove", PATH]      the store's directory is removed
+    ["kill", PID]         its server is killed
+    ["counts"]            the backend's counts
+    ["drift"]             how SGLang's storage interface differs from the one relied on
 """
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
 import sys
 import threading
 import time
-from pathlib import Path
 from queue import Empty
 from typing import Any
 
@@ -26,6 +32,7 @@ stand_ins.install()
 
 import torch  # noqa: E402
 from sglang.srt.managers.cache_controller import HiCacheController  # noqa: E402
+from sglang.srt.mem_cache import hicache_storage  # noqa: E402
 from sglang.srt.mem_cache.device_pool_info import (  # noqa: E402
     KVBufferLayout,
     KVBuffers,
@@ -34,6 +41,8 @@ from sglang.srt.mem_cache.device_pool_info import (  # noqa: E402
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost  # noqa: E402
 from sglang.srt.mem_cache.utils import get_storage_hash_str  # noqa: E402
 from sglang.srt.runtime_context import get_parallel  # noqa: E402
+
+from kvgraft_sglang.interface import INTERFACE  # noqa: E402
 
 LAYERS, HEADS, WIDTH, PAGE, TOKENS = 4, 2, 16, 16, 1024
 DTYPE = torch.bfloat16
@@ -106,7 +115,7 @@ class Life:
             pp_size=1,
         )
         self.pool = host_pool(layout)
-        self.limit_s = 30.0
+        self.limit_s = 60.0
         self.controller = HiCacheController(
             DevicePool(),
             self.pool,
@@ -174,12 +183,21 @@ class Life:
         counts: dict[str, int] = self.controller.storage_backend.counts()
         return counts
 
-    def time(self, seconds: float) -> None:
-        self.limit_s = seconds
+    def drift(self) -> list[str]:
+        return INTERFACE.differences(vars(hicache_storage))
+
+    def hang(self, verb: str) -> None:
+        def never(*given: object) -> None:
+            threading.Event().wait()
+
+        store = self.controller.storage_backend._backend
+        setattr(store, verb, never)
 
     def remove(self, path: str) -> None:
-        """Take the store away under a running engine."""
-        Path(path).rename(f"{path}.away")
+        shutil.rmtree(path)
+
+    def kill(self, pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
 
     def _sequence(self, first: int, n: int) -> tuple[list[int], list[str]]:
         tokens = list(range(1000 * first, 1000 * first + n * PAGE))

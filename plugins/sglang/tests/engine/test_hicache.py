@@ -1,0 +1,128 @@
+"""SGLang's own factory, host pools and `HiCacheController` with its threads, over kvgraft's stores.
+
+A test is one or more processes: pages that one stored are fetched by the next.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plugins.valkey.tests.servers import HOST, Server, needs_server
+
+ROOT = Path(__file__).parents[4]
+N = 20
+PAGE_TOKENS = 16
+SAVE, FETCH, COUNTS = ["save", 1, N], ["fetch", 1, N + 4], ["counts"]
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("sglang") is None,
+    reason="SGLang's files are not at hand: make test-engines",
+)
+
+
+def live(extra: dict[str, Any], *steps: Sequence[Any], layout: str = "page_first") -> list[Any]:
+    """Results of the steps of one process."""
+    given = {"extra": {"weights": "one", "interface_v1": 1, **extra}, "layout": layout}
+    life = [sys.executable, "-W", "ignore", "-m", "plugins.sglang.tests.engine.life"]
+    done = subprocess.run(
+        [*life, json.dumps({**given, "steps": steps})],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    results: list[Any] = json.loads(done.stdout.splitlines()[-1])
+    return results
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> dict[str, Any]:
+    return {"path": str(tmp_path), "capacity": "1MiB", "shutdown_s": 1}
+
+
+def segments(store: dict[str, Any]) -> list[Path]:
+    return sorted(Path(store["path"]).glob("*.kvseg"))
+
+
+def damage_a_page(store: dict[str, Any]) -> None:
+    """Turn a bit of a payload: the last one of a segment, which is zeros behind it."""
+    written = {each: each.read_bytes().rstrip(b"\0") for each in segments(store)}
+    segment = max(written, key=lambda each: len(written[each]))
+    place = len(written[segment]) - 1000
+    with segment.open("r+b") as file:
+        file.seek(place)
+        file.write(bytes([written[segment][place] ^ 1]))
+
+
+@pytest.mark.parametrize(("layout", "interface"), [("page_first", 1), ("layer_first", 0)])
+def test_pages_are_fetched_after_a_restart(
+    store: dict[str, Any], layout: str, interface: int
+) -> None:
+    store["interface_v1"] = interface
+    assert live(store, SAVE, ["drift"], layout=layout) == [N * PAGE_TOKENS, []]
+    found, counts = live(store, FETCH, COUNTS, layout=layout)
+    assert found == [N, N, 0]
+    assert counts["get.ok"] == N
+    assert live({**store, "weights": "two"}, FETCH, layout=layout) == [[0, 0, 0]]
+
+
+def test_damaged_pages_are_not_used(store: dict[str, Any]) -> None:
+    assert live(store, SAVE) == [N * PAGE_TOKENS]
+    damage_a_page(store)
+    (found, before, wrong), again, counts = live(store, FETCH, FETCH, COUNTS)
+    assert (found, wrong) == (N, 0)
+    assert before < N
+    assert again == [before, before, 0]
+    assert counts["get.corrupt"] == 1
+
+
+def test_a_full_store_keeps_its_size_and_right_pages(store: dict[str, Any]) -> None:
+    n = 50  # of 8 KiB; four times as many do not fit
+    saves = [["save", first, n] for first in range(4)]
+    assert live(store, *saves) == [n * PAGE_TOKENS] * 4
+    assert sum(each.stat().st_size for each in segments(store)) <= 1 << 20
+    found = live(store, *(["fetch", first, n] for first in range(4)))
+    assert found[-1] == [n, n, 0]
+    assert sum(fetched for _, fetched, _ in found) < 4 * n
+    assert [wrong for _, _, wrong in found] == [0] * 4
+
+
+def test_threads_do_not_hang_with_a_store_that_hangs(store: dict[str, Any]) -> None:
+    assert live(store, SAVE) == [N * PAGE_TOKENS]
+    bounds = {"deadline_s": 0.5, "lookup_timeout_s": 0.5, "call_timeout_s": 1}
+    steps: list[list[Any]] = [FETCH, FETCH, ["save", 2, N]]
+    hangs = [["hang", verb] for verb in ("get_into", "exists", "set_from")]
+    both = [step for pair in zip(hangs, steps) for step in pair]
+    results = live({**store, **bounds}, *both, COUNTS)
+    assert results[1:6:2] == [[N, 0, 0], [0, 0, 0], 0]
+    assert results[-1]["get.timeout"] == N
+
+
+def test_a_store_that_is_taken_away_is_misses(store: dict[str, Any]) -> None:
+    saved, _, found, later = live(store, SAVE, ["remove", store["path"]], FETCH, ["save", 2, N])
+    assert (saved, later) == (N * PAGE_TOKENS, 0)
+    assert found == [N, 0, 0]  # what the store has is known without its directory
+    Path(store["path"]).mkdir(exist_ok=True)
+    assert live(store, FETCH) == [[0, 0, 0]]
+
+
+@needs_server
+def test_valkey_outlives_the_engine_and_its_own_end_is_misses() -> None:
+    server = Server()
+    try:
+        store = {"backend": "valkey", "path": f"{HOST}:{server.port}", "deadline_s": 1}
+        assert live(store, SAVE) == [N * PAGE_TOKENS]
+        killed = ["kill", server.pid]
+        found, _, gone, saved = live(store, FETCH, killed, FETCH, ["save", 2, N])
+        assert (found, gone, saved) == ([N, N, 0], [0, 0, 0], 0)
+    finally:
+        server.close()
