@@ -94,6 +94,26 @@ def test_buffers_of_a_page_are_its_flat_page() -> None:
     assert not describe_pool("kv", host, parts=True).parts
 
 
+def test_states_of_equal_size_and_another_type_are_another_pool() -> None:
+    def states(dtype: torch.dtype) -> Record:
+        return Record(
+            layout="page_first",
+            page_size=1,
+            size_per_token=64,
+            dtype=torch.bfloat16,
+            conv_dtype=torch.bfloat16,
+            temporal_dtype=dtype,
+            conv_state_shapes=[torch.Size([4, 2])],
+            temporal_state_shape=torch.Size([2, 8]),
+        )
+
+    first, second = (
+        describe_pool("mamba", states(dtype), parts=False).facts
+        for dtype in (torch.bfloat16, torch.float16)
+    )
+    assert first != second
+
+
 def test_an_odd_number_of_buffers_is_refused() -> None:
     with pytest.raises(ConfigError, match="4 buffers of 3 pages"):
         page_parts(pool(), torch.tensor([0, 1, 2, 3]), 3)

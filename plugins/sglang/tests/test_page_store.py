@@ -37,6 +37,10 @@ class Hanging(MemoryBackend):
     def capabilities(self) -> Capabilities:
         return super().capabilities._replace(synchronous=True)
 
+    def clear(self) -> None:
+        self.gate.wait()
+        super().clear()
+
     def exists(self, keys: Sequence[bytes]) -> Sequence[bool]:
         self.gate.wait()
         return super().exists(keys)
@@ -170,6 +174,27 @@ def test_waits_for_a_store_that_hangs_end_and_leave_memory_alone(hanging: Hangin
     hanging.gate.set()
     assert not store.close() or bytes(target) == bytes(SIZE)
     assert bytes(target) == bytes(SIZE)
+
+
+def test_a_store_that_others_may_use_is_not_cleared_unless_that_is_allowed() -> None:
+    backend = MemoryBackend()
+    other = saved(page_store(backend, replace(ENGINE, model="other")))
+    store = saved(page_store(backend))
+    with pytest.raises(ConfigError, match='set "allow_clear"') as refused:
+        store.clear()
+    assert "\n" not in str(refused.value)
+    assert (store.n_leading(KEYS), other.n_leading(KEYS)) == (4, 4)
+    allowed = SETTINGS.model_copy(update={"allow_clear": True})
+    PageStore(ENGINE, KV_POOL, allowed, backend).clear()
+    assert (store.n_leading(KEYS), other.n_leading(KEYS)) == (0, 0)
+
+
+def test_a_clear_that_does_not_end_is_an_error(hanging: Hanging) -> None:
+    allowed = SETTINGS.model_copy(update={"allow_clear": True})
+    store = PageStore(ENGINE, KV_POOL, allowed, hanging)
+    hanging.gate.clear()
+    with pytest.raises(TimeoutError, match=r"not cleared in 0\.2 s"):
+        store.clear()
 
 
 def test_threads_load_store_and_look_up_at_the_same_time() -> None:

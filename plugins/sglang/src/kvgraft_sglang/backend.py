@@ -197,8 +197,8 @@ class KvgraftStorage(hicache.HiCacheStorage):
         """Pages by call and status, such as `get.ok` and `get.corrupt`, since the start."""
         return self._pages.counts()
 
-    def clear(self) -> bool:
-        return self._pages.clear()
+    def clear(self) -> None:
+        self._pages.clear()
 
     def close(self) -> None:
         if self._store is None:

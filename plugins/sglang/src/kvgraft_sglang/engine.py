@@ -32,6 +32,10 @@ SIZES = (
     "qk_rope_head_dim",
     "kv_cache_dim",
     "num_mamba_layers",
+    "conv_dtype",
+    "conv_state_shapes",
+    "temporal_dtype",
+    "temporal_state_shape",
     "size_per_token",
     "storage_format_tag",
 )

@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from kvgraft import ConfigError
 from kvgraft.storage import Address, Status, Storage, StorageBackend, StorageTicket
 from kvgraft_sglang.identity import KV, Engine, Pool
 from kvgraft_sglang.restorable import Need, Restorable, restorable
@@ -92,11 +93,25 @@ class PageStore:
             Need(pool, share[:n_kv], needed.get(pool)) for pool, share in zip(pools, shares)
         )
 
-    def clear(self) -> bool:
-        """Remove everything in the store, whoever's it is; whether that was done in time."""
+    def clear(self) -> None:
+        """Remove everything in the store, whoever's it is: its keys do not say that.
+
+        Raises:
+            ConfigError: the settings do not allow it.
+            TimeoutError: it was not done in time.
+        """
+        if not self.settings.allow_clear:
+            raise ConfigError(
+                f"kvgraft-sglang: storage {self.settings.backend!r} may hold data of other models, "
+                'which clearing would remove too; set "allow_clear" to true if that is wanted'
+            )
         ticket = self.storage.clear()
         self._finish(ticket, self.settings.call_timeout_s)
-        return ticket.value is True
+        if ticket.value is not True:
+            raise TimeoutError(
+                f"kvgraft-sglang: storage {self.settings.backend!r} was not cleared in "
+                f"{self.settings.call_timeout_s:g} s; {ticket.error or 'try again'}"
+            )
 
     def counts(self) -> dict[str, int]:
         """Pages by call and status, such as `get.ok` and `get.corrupt`, since the start."""

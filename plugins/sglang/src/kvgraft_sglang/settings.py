@@ -28,9 +28,12 @@ class BackendSettings(StoreSettings):
         lookup_timeout_s: longest time for which a thread waits to hear what the store has.
         call_timeout_s: longest time for which a thread waits for a call that moves pages, of up to
             128 of them; pages that have not arrived by then are misses.
+        allow_clear: whether SGLang may clear the store, which removes everything in it, data of
+            other models and engines too.
     """
 
     adapter: ClassVar[str] = "kvgraft-sglang"
 
     lookup_timeout_s: float = Field(default=1.0, gt=0)
     call_timeout_s: float = Field(default=10.0, gt=0)
+    allow_clear: bool = False
