@@ -289,6 +289,11 @@ class Storage:
         return self._submit("exists", Access.READ, n_keys, batches, run, deadline_s)
 
     @property
+    def evicts(self) -> bool:
+        """Whether there is a store that takes calls and makes room by itself."""
+        return self.attached and self._capabilities.evicts
+
+    @property
     def touches(self) -> bool:
         """Whether there is a store that takes calls and gains by `touch`."""
         attachment = self._attachment

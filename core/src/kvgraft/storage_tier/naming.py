@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
@@ -21,7 +22,7 @@ from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node, PageNames
 from kvgraft.tree.tree import Tree
 
-__all__ = ["BLOCK_PAGES", "KNOWN_NBYTES", "Asked", "Naming", "block_end", "labels"]
+__all__ = ["BLOCK_PAGES", "KNOWN_NBYTES", "Asked", "Naming", "Together", "block_end", "labels"]
 
 BLOCK_PAGES = 64
 """Pages that are hashed at once; blocks begin at multiples of it."""
@@ -92,6 +93,28 @@ class Asked(Sequence[Address]):
         ]
         skipped = part.start // n_labels * n_labels
         return flat[part.start - skipped : part.stop - skipped]
+
+
+class Together(Sequence[Address]):
+    """Several runs of addresses as one."""
+
+    def __init__(self, pieces: Sequence[Asked]) -> None:
+        self._pieces = pieces
+        self._ends = np.cumsum([len(piece) for piece in pieces]).tolist()
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, part: slice) -> list[Address]:  # type: ignore[override]
+        low, high, _ = part.indices(len(self))
+        found: list[Address] = []
+        number = bisect_right(self._ends, low)
+        while low < high:
+            first = self._ends[number] - len(self._pieces[number])
+            end = min(high, self._ends[number])
+            found += self._pieces[number][low - first : end - first]
+            low, number = end, number + 1
+        return found
 
 
 class Naming:

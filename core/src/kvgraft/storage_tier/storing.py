@@ -14,6 +14,7 @@ from kvgraft.errors import ConfigError
 from kvgraft.storage import TRANSIENT, Access, BreakerState, Status, StorageTicket
 from kvgraft.storage.memory import Buffers, aligned, copy, round_up
 from kvgraft.storage_tier.context import TierContext
+from kvgraft.storage_tier.heads import Allowance, HeadsAsked, ask_for_heads
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.holding import hold_host, let_go_of_host, parts_of
 from kvgraft.tree.node import Node
@@ -32,12 +33,27 @@ RETRY_S = 0.5
 FULL_S = 5.0
 """Seconds for which a store that was full is offered nothing that is used again."""
 
+MOST_ASKED = 64
+"""Tails for whose heads the store is asked at a time, and nodes of one tail."""
+
 
 class _Waiting(NamedTuple):
     """A node that is to be stored, and the page it began at: it may be split meanwhile."""
 
     node: Node
     first: int
+
+    @property
+    def parts(self) -> list[Node]:
+        """The parts it was split into, root first; none if it is gone."""
+        return parts_of(self.node, self.first)
+
+
+class _Tail(NamedTuple):
+    """Nodes to be stored, each the child of the one before, once the store told of their heads."""
+
+    nodes: list[_Waiting]
+    asked: HeadsAsked
 
 
 class _Sent(NamedTuple):
@@ -80,6 +96,9 @@ class Storing:
         self._retry_at = self._full_until = 0.0
         self._sent: list[_Sent] = []
         self._done: deque[_Sent] = deque()
+        self._tails: deque[_Tail] = deque()
+        self._allowance = Allowance()
+        self._allowance_of = 0
         self._sending: Generator[None, None, None] | None = None
         self._last_dropped: Node | None = None
 
@@ -87,7 +106,8 @@ class Storing:
     def n_in_flight(self) -> int:
         """Nodes on their way or waiting for it."""
         sending = self._sending is not None
-        return len(self._sent) + len(self._done) + len(self._backlog) + sending
+        n_asked = sum(len(tail.nodes) for tail in self._tails)
+        return len(self._sent) + len(self._done) + len(self._backlog) + n_asked + sending
 
     def receipts(self) -> list[Receipt]:
         """Pins of data on its way to the store, for integrity checks."""
@@ -173,29 +193,145 @@ class Storing:
             self._take_in(self._done.popleft())
             return True
         if self._sending is None:
-            if not self._backlog or self.nbytes_in_flight >= self.budget:
-                return False
-            self._sending = self._send_next(self._backlog.popleft())
+            self._sending = self._next()
+        elif self.nbytes_in_flight >= self.budget:
+            return False
+        if self._sending is None:
+            return False
         if next(self._sending, self) is self:
             self._sending = None
         return True
 
-    def _send_next(self, waiting: _Waiting) -> Generator[None, None, None]:
-        """Hash pages without names, a block at a time; then send."""
-        node, first = waiting
-        naming = self.context.naming
-        while any(not naming.is_named(part) for part in parts_of(node, first)):
-            try:
-                yield from naming.name(node)
-            except ConfigError:
-                self.counts["dropped, namespace without a name"] += 1
+    def _next(self) -> Generator[None, None, None] | None:
+        """The next thing to do, a step at a time; None if there is none now."""
+        if self.nbytes_in_flight >= self.budget:
+            return None
+        if self._tails and self._tails[0].asked.ticket.done:
+            return self._send_tail(self._tails.popleft())
+        if not self._backlog or len(self._tails) >= MOST_ASKED:
+            return None
+        if self._tails and self._follows_a_tail(self._backlog[0].node):
+            return None
+        nodes = [self._backlog.popleft()]
+        while len(nodes) < MOST_ASKED and self._backlog:
+            if self._backlog[0].node.parent is not nodes[-1].node:
+                break
+            nodes.append(self._backlog.popleft())
+        return self._send_next(nodes)
+
+    def _follows_a_tail(self, node: Node) -> bool:
+        """Whether a node above one waits itself for an answer about its heads."""
+        asked = {each.node for tail in self._tails for each in tail.nodes}
+        first = min(tail.asked.end for tail in self._tails)
+        at: Node | None = node
+        while at is not None and at.start >= first:
+            if at in asked:
+                return True
+            at = at.parent
+        return False
+
+    def _send_next(self, nodes: list[_Waiting]) -> Generator[None, None, None]:
+        """Hash pages without names, a block at a time; then ask for the heads, or send."""
+        naming, client = self.context.naming, self.context.client
+        for each in nodes:
+            while any(not naming.is_named(part) for part in each.parts):
+                try:
+                    yield from naming.name(each.node)
+                except ConfigError:
+                    self.counts["dropped, namespace without a name"] += len(nodes)
+                    return
+        if client.evicts:
+            while nodes and not sum(self._offer(part) for part in nodes[0].parts):
+                self.counts["dropped, evicted first"] += nodes[0].node.parent is None
+                del nodes[0]  # it is stored, or gone
+            for each in nodes[1:]:
+                for part in each.parts:
+                    self._offer(part)
+            parent = nodes[0].parts[0].parent if nodes else None
+            if parent is not None:
+                asked = yield from ask_for_heads(self.context, parent, nodes[-1].node.end)
+                if asked is not None:
+                    self._tails.append(_Tail(nodes, asked))
+                    return
+        yield from self._send_all(nodes)
+
+    def _send_tail(self, tail: _Tail) -> Generator[None, None, None]:
+        """Send the heads that the store lost and what follows them, or nothing."""
+        nodes = tail.nodes
+        parts = nodes[0].parts
+        if parts and parts[0].parent is not None and self.context.client.attached:
+            missing = yield from tail.asked.missing(self.context, parts[0].parent)
+            if missing is None:
+                self._leave_out(nodes, "dropped, no head")
                 return
-        if not self.context.client.attached:
-            self.counts["dropped, no store"] += 1
-            return
-        for part in parts_of(node, first):
-            self._store(part)
-        self.counts["dropped, evicted first"] += node.parent is None
+            if missing:
+                nbytes = sum(each.nbytes for each in missing)
+                rest = sum(self._unsent_nbytes(part) for each in nodes for part in each.parts)
+                if not self._allowance.covers(nbytes + rest):
+                    self._leave_out(nodes, "dropped, its head would be written too often")
+                    return
+                self.counts["heads"] += 1
+                self.counts["head bytes"] += nbytes
+            for each in missing:
+                for part in parts_of(each.node, each.first):
+                    if not self._store(part, each.components):
+                        self._leave_out(nodes, None)
+                        return
+                self._allowance.written += each.nbytes
+                yield
+        yield from self._send_all(nodes)
+
+    def _send_all(self, nodes: Sequence[_Waiting]) -> Generator[None, None, None]:
+        for number, each in enumerate(nodes):
+            if number:
+                yield
+            if not self.context.client.attached:
+                self.counts["dropped, no store"] += len(nodes) - number
+                return
+            for part in each.parts:
+                nbytes = self._unsent_nbytes(part)
+                if self._store(part, self.context.tree.components):
+                    self._allowance.written += nbytes
+            self.counts["dropped, evicted first"] += each.node.parent is None
+
+    def _leave_out(self, nodes: Sequence[_Waiting], reason: str | None) -> None:
+        """Do not store a tail, until it is used again."""
+        if reason is not None:
+            self.counts[reason] += len(nodes)
+        for each in nodes:
+            self._unwant(*each)
+
+    def _offer(self, node: Node) -> bool:
+        """Count data of a node as offered to the store, once; whether there is any to store."""
+        store, names = self.context.client.store_number, self.context.naming.of(node)
+        if self._allowance_of != store:
+            self._allowance, self._allowance_of = Allowance(), store
+        if names.store != store:
+            names.store, names.stored, names.offered = store, 0, 0
+        components = self._unsent(node, self.context.tree.components)
+        for component in components:
+            if not names.offered >> component.index & 1:
+                names.offered |= 1 << component.index
+                self._allowance.offered += self._nbytes(node, component)
+        return bool(components)
+
+    def _unsent(self, node: Node, components: Sequence[TreeComponent]) -> list[TreeComponent]:
+        """Components with HOST data of a node that the store is not known to have or to get."""
+        names = self.context.naming.of(node)
+        return [
+            component
+            for component in components
+            if node.cells[component.index].host is not None
+            and not self._is_stored(node, component)
+            and not names.sent >> component.index & 1
+        ]
+
+    def _unsent_nbytes(self, node: Node) -> int:
+        components = self._unsent(node, self.context.tree.components)
+        return sum(self._nbytes(node, component) for component in components)
+
+    def _nbytes(self, node: Node, component: TreeComponent) -> int:
+        return component.n_slots(node) * self.context.slabs.nbytes[component.index]
 
     def stop(self) -> None:
         """Send nothing more; writes under way are cancelled and end with the next polls."""
@@ -203,6 +339,10 @@ class Storing:
         if self._sending is not None:
             self.counts["dropped, no store"] += 1
             self._sending = None
+        for tail in self._tails:
+            self.counts["dropped, no store"] += len(tail.nodes)
+            tail.asked.ticket.cancel()
+        self._tails.clear()
         self._backlog.clear()
         self._failed.clear()
         for sent in self._sent:
@@ -247,26 +387,25 @@ class Storing:
             return False
         return bool(names.stored >> component.index & 1)
 
-    def _store(self, node: Node) -> None:
-        """Send a node's HOST data, except data the store is known to have."""
-        components = [
-            component
-            for component in self.context.tree.components
-            if node.cells[component.index].host is not None and not self._is_stored(node, component)
-        ]
-        names = node.names
-        if not components or names is None:
-            return
-        components = [
-            component for component in components if not names.sent >> component.index & 1
-        ]
+    def _store(self, node: Node, components: Sequence[TreeComponent]) -> bool:
+        """Send a node's HOST data, except data the store is known to have.
+
+        Args:
+            node: with names.
+            components: those to send.
+
+        Returns:
+            False if it is promised to requests, and so not sent.
+        """
+        components = self._unsent(node, components)
         if not components:
-            return
+            return True
         receipt = hold_host(self.context.tree, node)
         if receipt is None:
             self.counts["dropped, promised to requests"] += 1
             self._unwant(node, node.start)
-            return
+            return False
+        names = self.context.naming.of(node)
         parts = []
         for component in components:
             slots = node.cells[component.index].host
@@ -274,6 +413,7 @@ class Storing:
             parts.append((component, np.frombuffer(slots, np.int32)))
             names.sent |= 1 << component.index
         self._send(node, receipt, components, self.context.slabs.of(parts))
+        return True
 
     def _send(
         self,
@@ -314,6 +454,8 @@ class Storing:
         self.counts["slots failed"] += len(statuses) - n_ok
         if sent.receipt is None:
             return
+        if not whole and sent.store == self._allowance_of:
+            self._allowance.written -= sent.nbytes * (len(statuses) - n_ok) / len(statuses)
         if sent.store != self.context.client.store_number:
             self._unwant(sent.receipt.anchor, sent.first)  # it may be wanted by the next one
         elif not whole and any(status in statuses for status in TRANSIENT):

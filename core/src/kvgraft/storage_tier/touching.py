@@ -9,15 +9,14 @@ it.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from kvgraft.storage import Address, Storage, StorageTicket
-from kvgraft.storage_tier.naming import Asked, Naming
+from kvgraft.storage import Storage, StorageTicket
+from kvgraft.storage_tier.naming import Asked, Naming, Together
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
@@ -137,7 +136,7 @@ class Touching:
                     yield
             if node is None or node.end:
                 continue  # it left the tree
-            needed = [self._needed(component, anchor.end) for component in self._tree.components]
+            needed = [component.needed_pages(anchor.end) for component in self._tree.components]
             root = node
             for node in reversed(path):
                 parts = self._parts(node, needed, seen, left)
@@ -155,13 +154,7 @@ class Touching:
             self.counts["boundaries"] += 1
         if pieces and self._client.touches:
             pieces.reverse()
-            self._ticket = self._client.touch(_Together(pieces), self._deadline_s)
-
-    def _needed(self, component: TreeComponent, boundary: int) -> tuple[Span, ...]:
-        """The pages whose data a component needs to resume at a boundary."""
-        if component.is_state:
-            return (Span(boundary - 1, boundary),)
-        return component.reach_pages.spans(boundary)
+            self._ticket = self._client.touch(Together(pieces), self._deadline_s)
 
     def _parts(
         self,
@@ -188,25 +181,3 @@ class Touching:
                 if low < high:
                     parts.append((component, np.arange(high - 1, low - 1, -1)))
         return parts
-
-
-class _Together(Sequence[Address]):
-    """Several runs of addresses as one."""
-
-    def __init__(self, pieces: Sequence[Asked]) -> None:
-        self._pieces = pieces
-        self._ends = np.cumsum([len(piece) for piece in pieces]).tolist()
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
-
-    def __getitem__(self, part: slice) -> list[Address]:  # type: ignore[override]
-        low, high, _ = part.indices(len(self))
-        found: list[Address] = []
-        number = bisect_right(self._ends, low)
-        while low < high:
-            first = self._ends[number] - len(self._pieces[number])
-            end = min(high, self._ends[number])
-            found += self._pieces[number][low - first : end - first]
-            low, number = end, number + 1
-        return found

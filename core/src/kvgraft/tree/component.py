@@ -10,7 +10,7 @@ from kvgraft.reach import PageReach, Reach
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import BEHIND, ON_DEVICE, ON_HOST, Node
 from kvgraft.tree.recency import RecencyQueue
-from kvgraft.types import Kind, Tier
+from kvgraft.types import Kind, Span, Tier
 
 __all__ = ["Cause", "ComponentShape", "TreeComponent", "ordered"]
 
@@ -179,6 +179,12 @@ class TreeComponent:
         """Number of the pages `[first, end)` of a running request that get slots."""
         stored = self.stored_pages
         return end - first if end <= stored else max(0, stored - first)
+
+    def needed_pages(self, boundary: int) -> tuple[Span, ...]:
+        """The pages whose data is needed to resume at a boundary, in pages; a state's last one."""
+        if self.is_state:
+            return (Span(boundary - 1, boundary),)
+        return self.reach_pages.spans(boundary)
 
     def n_slots(self, node: Node) -> int:
         """Slots this component takes for the whole of `node`."""

@@ -67,16 +67,18 @@ class PageNames:
             a root, the one its first pages follow.
         wanted: number of the store they are to go to, now or once they are on HOST; 0 for none.
             Never of a node alone: its ancestors are wanted with it.
+        offered: components whose data of all these pages was to go to `store` before, as bits.
         sent: components whose data of all these pages is on its way to a store, as bits.
         stored: components whose data of all these pages a store has acknowledged, as bits.
         store: number of the store that did; another one does not have them.
     """
 
-    __slots__ = ("hashes", "sent", "store", "stored", "wanted")
+    __slots__ = ("hashes", "offered", "sent", "store", "stored", "wanted")
 
     def __init__(self, hashes: bytearray) -> None:
         self.hashes = hashes
         self.wanted = 0
+        self.offered = 0
         self.sent = 0
         self.stored = 0
         self.store = 0
@@ -85,6 +87,7 @@ class PageNames:
         """Give the first `nbytes` of hashes to an upper part; states (bits) stay with the lower."""
         upper = PageNames(self.hashes[:nbytes])
         upper.wanted, upper.store = self.wanted, self.store
+        upper.offered = self.offered & ~states
         upper.sent, upper.stored = self.sent & ~states, self.stored & ~states
         self.hashes = self.hashes[nbytes:]
         return upper
