@@ -49,7 +49,7 @@ def test_a_component_that_is_not_there_is_named_beside_those_that_are(
 def test_a_request_is_begun_with_a_key(call: Call, guard: str) -> None:
     cache = Cache.open(["full"], page_size=4, device_tokens=64, guard=guard)
     request = cache.begin(TokenKey([1, 2]))
-    with pytest.raises(ConfigError, match=r"begun with a TokenKey, not a \w+; give TokenKey\("):
+    with pytest.raises(ConfigError, match=r"a \w+ is no TokenKey; give TokenKey\("):
         call(cache, request)
     cache.check_integrity()
 
@@ -454,8 +454,8 @@ def test_a_guard_leaves_refusals_to_the_cache(call: str, n_tokens: object, guard
             "a int is no prefetch; give the one that",
         ),
         (lambda c: c.storage.cancel(None), "a NoneType is no prefetch; give the one that"),
-        (lambda c: c.storage.prefetch([1, 2]), "begun with a TokenKey, not a list"),
-        (lambda c: c.explain(None), "begun with a TokenKey, not a NoneType"),
+        (lambda c: c.storage.prefetch([1, 2]), "a list is no TokenKey; give TokenKey("),
+        (lambda c: c.explain(None), "a NoneType is no TokenKey; give TokenKey("),
     ],
 )
 def test_arguments_of_other_types_are_named(
@@ -494,3 +494,55 @@ def test_a_refused_finish_keeps_the_live_state(guard: str) -> None:
     assert cache.state_slot(request, "mamba") == slot
     cache.abort(request)
     cache.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"page_size": True}, "setting page_size=True: give a whole number, such as 64"),
+        ({"cut_tokens": True}, "setting cut_tokens=True: give a whole number"),
+        ({"device_tokens": True}, "setting device_tokens=True: give a whole number"),
+        ({"guard_sample": True}, "setting guard_sample=True: give a number"),
+        ({"payload": "no"}, "setting payload='no': give true or false"),
+        ({"components": {"full": {"n_layers": True}}}, "option n_layers=True: give a whole number"),
+        ({"components": {"swa": {"window": True}}}, "option window=True: give a whole number"),
+    ],
+)
+def test_true_is_no_number_and_text_is_no_switch(settings: dict[str, Any], line: str) -> None:
+    with pytest.raises((ConfigError, PluginError), match=line):
+        Cache.open(**{"components": ["full"], "device_tokens": 64, **settings})
+
+
+def test_calls_take_no_bool_for_a_number(cache: Cache) -> None:
+    with pytest.raises(ConfigError, match="begin: reserve True; give a whole number"):
+        cache.begin(TokenKey([1, 2]), reserve=True)
+    request = cache.begin(TokenKey([1, 2]))
+    assert cache.admit(request).admitted
+    with pytest.raises(LeaseError, match="allocate: True is no number of tokens"):
+        cache.allocate(request, True)
+    cache.abort(request)
+
+
+def test_a_call_out_of_order_names_the_call_to_make(cache: Cache) -> None:
+    request = cache.begin(TokenKey([1, 2]))
+    with pytest.raises(LeaseError, match="needs it admitted; call admit first"):
+        cache.allocate(request, 1)
+    assert cache.admit(request).admitted
+    with pytest.raises(LeaseError, match="n_tokens=1, slots for 0 allocated; allocate first"):
+        cache.computed(request, 1)
+    cache.abort(request)
+    with pytest.raises(LeaseError, match="begin a new one"):
+        cache.allocate(request, 1)
+
+
+def test_a_namespace_that_cannot_be_hashed_is_refused_at_once() -> None:
+    namespaces: list[object] = [[], ("tenant", [])]
+    for namespace in namespaces:
+        with pytest.raises(ConfigError, match="which cannot be hashed; use an int, a str"):
+            TokenKey([1, 2], namespace=namespace)
+
+
+def test_a_device_that_torch_does_not_know_is_refused_in_a_short_line() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Cache.open(["full"], device_tokens=64, device="gpu")
+    assert str(caught.value) == "device 'gpu': torch knows no such device; use cpu or cuda"

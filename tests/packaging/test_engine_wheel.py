@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,12 +21,18 @@ def test_serve_comes_and_goes_with_its_distribution(
     assert "  serve " not in made.kvgraft("--help").stdout
     gone = made.kvgraft("serve", "anything")
     assert gone.returncode == 2
-    readme = Path("plugins/transformers/README.md").read_text()
-    command = next(line for line in readme.splitlines() if line.startswith("pip install "))
-    assert all(f"./plugins/{name.removeprefix('kvgraft-')}" in command for name in COMPONENTS)
     assert gone.stderr == (
-        f"kvgraft: command 'serve' is not installed; in a clone of kvgraft, {command}\n"
+        "kvgraft: command 'serve' is not installed; in a clone of kvgraft, "
+        "pip install -r plugins/transformers/requirements.txt\n"
     )
+
+
+def test_the_requirements_of_serve_are_those_that_its_readme_names() -> None:
+    lines = Path("plugins/transformers/README.md").read_text().splitlines()
+    command = next(line for line in lines if line.startswith("pip install torch"))
+    wanted = Path("plugins/transformers/requirements.txt").read_text().splitlines()
+    assert wanted[1:] == shlex.split(command)[2:]
+    assert all(f"./plugins/{name.removeprefix('kvgraft-')}" in wanted for name in COMPONENTS)
 
 
 def test_help_of_serve_loads_neither_torch_nor_transformers(

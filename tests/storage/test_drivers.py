@@ -114,3 +114,8 @@ def test_the_command_lists_backends_their_options_and_broken_ones(shelf: Shelf) 
     shown = CliRunner().invoke(storage_command, ["drivers"], env={"COLUMNS": "120"}).output
     assert "crooked: its entry point names a int, not a StorageDriver" in shown
     assert re.search(r"file .* refresh_s=0.2 .*", " ".join(shown.split()))
+
+
+def test_a_server_that_another_backend_speaks_to_is_said() -> None:
+    with pytest.raises(ConfigError, match="give valkey:, which speaks to redis servers"):
+        open_storage("redis:localhost:6379")

@@ -137,6 +137,7 @@ def test_completions_hand_each_ticket_out_once_in_the_order_in_which_they_ended(
     assert done.take() == []
     assert not done.wait(0)
     assert done.n_pending == 2
+    assert repr(second) == f"<StorageTicket: {len(places)} pending, under way>"
     third = done.watch(storage.exists([]), tag="third")  # nothing to do: done at once
     assert done.take() == [third]
     backend.gate.set()

@@ -325,7 +325,7 @@ def test_planes_that_lie_elsewhere_in_a_slot_share_nothing(monkeypatch: pytest.M
 def test_wrong_keys_prefetches_and_stores_are_refused_in_a_line(thing: object) -> None:
     with serving(installed("full"), Shelf()) as server:
         tier = tier_of(server.cache)
-        with pytest.raises(ConfigError, match="begun with a TokenKey, not a"):
+        with pytest.raises(ConfigError, match="is no TokenKey; give TokenKey"):
             tier.prefetch(thing)  # type: ignore[arg-type]
         with pytest.raises(LeaseError, match="is no prefetch; give the one that"):
             tier.cancel(thing)  # type: ignore[arg-type]

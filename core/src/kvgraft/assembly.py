@@ -181,6 +181,8 @@ def _check_device(config: CacheConfig) -> None:
         device = torch.device(name)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
+        if reason.startswith("Expected one of"):  # and names twenty
+            reason = "torch knows no such device"
         raise ConfigError(f"device {name!r}: {reason}; use cpu or cuda") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device {name!r}: no CUDA device here; use cpu")

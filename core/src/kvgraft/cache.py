@@ -43,6 +43,7 @@ from kvgraft.requests.request import (
     ADMITTED,
     CLOSED,
     LEASED,
+    NEXT_CALL,
     Limited,
     Request,
     Stage,
@@ -550,7 +551,7 @@ class Cache:
         if request.stage is not stage:
             raise LeaseError(
                 f"request is {request.stage.value}, this call needs it {stage.value}; "
-                "see the order of calls in kvgraft.cache"
+                f"{NEXT_CALL[request.stage]}"
             )
 
     def _waits_for(self, request: Request) -> Waiting:

@@ -7,18 +7,17 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     PositiveFloat,
     PositiveInt,
+    StrictBool,
     ValidationError,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
 from kvgraft.errors import ConfigError
-from kvgraft.refusals import first_refusal, shown
+from kvgraft.refusals import SettingsModel, first_refusal, shown
 from kvgraft.sizes import Nbytes, Tokens, is_nbytes
 
 __all__ = [
@@ -78,7 +77,7 @@ class PrefetchPolicy(str, enum.Enum):
     """At most `prefetch_timeout_s`."""
 
 
-class ComponentOptions(BaseModel):
+class ComponentOptions(SettingsModel):
     """Options every built-in component has; packages extend it.
 
     Attributes:
@@ -86,13 +85,11 @@ class ComponentOptions(BaseModel):
         host_tokens: size of the host mirror in tokens; the cache's by default.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     device_tokens: Annotated[Tokens, Field(gt=0)] | None = None
     host_tokens: Annotated[Tokens, Field(ge=0)] | None = None
 
 
-class LoadModel(BaseModel):
+class LoadModel(SettingsModel):
     """Cost model that chooses between loading a prefix back and computing it again (R8).
 
     Loading is estimated as `latency_s + nbytes / bandwidth_bytes_s`, computing as
@@ -100,14 +97,12 @@ class LoadModel(BaseModel):
     prefill of 20,000 tokens a second; measure yours and say so.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     bandwidth_bytes_s: PositiveFloat = 25e9
     latency_s: float = Field(default=100e-6, ge=0)
     prefill_tokens_s: PositiveFloat = 20_000.0
 
 
-class StorageSettings(BaseModel):
+class StorageSettings(SettingsModel):
     """Settings of the storage tier.
 
     Attributes:
@@ -128,8 +123,6 @@ class StorageSettings(BaseModel):
             while nothing of it is served.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     url: str | None = None
     model: str = Field(min_length=1, examples=["my-model"])
     weights: str = Field(min_length=1, examples=["rev-1"])
@@ -148,7 +141,7 @@ class StorageSettings(BaseModel):
 STORAGE_EXAMPLE = {"url": "file:/var/cache/kvgraft", "model": "my-model", "weights": "rev-1"}
 
 
-class CacheConfig(BaseModel):
+class CacheConfig(SettingsModel):
     """Settings of one cache.
 
     Attributes:
@@ -178,8 +171,6 @@ class CacheConfig(BaseModel):
             a 64th of the slots, at least 8, which bounds their share of the cost.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     components: dict[str, dict[str, Any]] = Field(min_length=1, examples=[["full"]])
     page_size: Tokens = Field(default=64, gt=0)
     device: str = "cpu"
@@ -187,12 +178,12 @@ class CacheConfig(BaseModel):
     device_bytes: Nbytes | None = None
     host_tokens: Tokens = Field(default=0, ge=0)
     host_bytes: Nbytes | None = None
-    payload: bool = True
+    payload: StrictBool = True
     write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
     load: LoadModel | None = Field(default=LoadModel(), examples=[{"prefill_tokens_s": 20_000}])
     storage: StorageSettings | None = Field(default=None, examples=[STORAGE_EXAMPLE])
     cut_tokens: Tokens = Field(default=0, ge=0)
-    states_inside_chunks: bool = False
+    states_inside_chunks: StrictBool = False
     transfer_timeout_s: PositiveFloat = 30.0
     guard: GuardMode = GuardMode.OFF
     guard_sample: float = Field(default=0.01, gt=0, le=1)

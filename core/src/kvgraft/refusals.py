@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from difflib import get_close_matches
 from reprlib import Repr
-from typing import get_args
+from typing import Any, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, PydanticCustomError
 
-__all__ = ["first_refusal", "shown"]
+__all__ = ["SettingsModel", "first_refusal", "shown"]
 
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
@@ -52,6 +52,27 @@ OF_A_TYPE = frozenset({"string_type", *INTEGER, *FLOAT, *OPTIONS})
 
 CLOSE = 0.65
 """Likeness from which on another name may have been meant; `window` is no `kind`."""
+
+
+class SettingsModel(BaseModel):
+    """Settings that refuse names they do not know, and true and false for a number."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_bool_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool) and info.field_name in cls.model_fields:
+            kinds = _kinds(cls.model_fields[info.field_name].annotation)
+            for kind in (int, float) if bool not in kinds else ():
+                if kind in kinds:
+                    raise PydanticCustomError(f"{kind.__name__}_type", "true and false are none")
+        return value
+
+
+def _kinds(annotation: object) -> set[object]:
+    """An annotation and all those inside it."""
+    return {annotation}.union(*map(_kinds, get_args(annotation)))
 
 
 def first_refusal(error: ValidationError, model: type[BaseModel], noun: str) -> str:

@@ -55,7 +55,7 @@ def expect_count(subject: str, value: object, least: int = 0) -> int:
         ConfigError: it is of another type, or smaller.
     """
     try:
-        number = operator.index(value)  # type: ignore[arg-type]
+        number = least - 1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         number = least - 1
     if number < least:

@@ -23,7 +23,7 @@ __all__ = ["main"]
 
 GROUP = "kvgraft.commands"
 
-ADDED_BY = {"replay": "plugins/replay", "serve": "plugins/transformers[serve]"}
+ADDED_BY = {"replay": "plugins/replay", "serve": "plugins/transformers/requirements.txt"}
 """Commands of packages that are installed apart from the core, and where these are."""
 
 

@@ -31,6 +31,11 @@ STYLES = {
     "not applicable": "dim",
 }
 
+HEADER = (
+    "A clause is a rule and its check. RULE-driven: a state machine makes random calls of a cache "
+    "with the component, and looks at the rule after each."
+)
+
 
 def _options(texts: tuple[str, ...]) -> dict[str, Any]:
     options = {}
@@ -89,11 +94,13 @@ def check(
     if as_json:
         click.echo(json.dumps([result.as_json() for result in results], indent=1))
     else:
+        console.print(HEADER, highlight=False, soft_wrap=True)
+        console.print()
         _print_failures(console, results)
         _print_clauses(console, results, show_all=show_all)
         counts = Counter(result.status.value for result in results)
         told = ", ".join(f"{counts[status]} {status}" for status in STYLES if counts[status])
-        console.print(f"component {name!r}: {told}", highlight=False)
+        console.print(f"component {name!r}: {told}", highlight=False, soft_wrap=True)
     if any(result.bad for result in results):
         sys.exit(1)
 
@@ -125,7 +132,8 @@ def _print_failures(console: Console, results: list[Result]) -> None:
     for result in results:
         if not result.bad:
             continue
-        console.print(result.heading, style="bold", highlight=False)
+        heading = f"{result.heading} [{result.clause}]"
+        console.print(heading, style="bold", highlight=False, soft_wrap=True, markup=False)
         console.print(f"  seen: {result.evidence}", highlight=False, soft_wrap=True, markup=False)
         for number, step in enumerate(result.steps, 1):
             console.print(f"  {number:>3}. {step}", highlight=False, soft_wrap=True, markup=False)

@@ -9,23 +9,14 @@ import shlex
 
 __all__ = ["how_to_install"]
 
-COMPONENTS = ("full", "swa", "mamba", "hisparse")
-
-BESIDE = {
-    "plugins/transformers[serve]": (
-        "torch==2.13.0",
-        "./core",
-        *(f"./plugins/{name}" for name in COMPONENTS),
-    ),
-}
-"""Requirements to name beside a package: pip would look for its siblings on the index."""
-
 
 def how_to_install(path: str) -> str:
     """The next action where a package is missing.
 
     Args:
-        path: of the package in a clone, such as `plugins/file` or `core[testing]`.
+        path: of the package in a clone, such as `plugins/file` or `core[testing]`; or of a file of
+            requirements (.txt) where it needs others of this project, which pip would not find.
     """
-    named = shlex.join((*BESIDE.get(path, ()), f"./{path}"))
-    return f"in a clone of kvgraft, pip install {named}"
+    if path.endswith(".txt"):
+        return f"in a clone of kvgraft, pip install -r {shlex.quote(path)}"
+    return f"in a clone of kvgraft, pip install {shlex.quote(f'./{path}')}"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
 from kvgraft.errors import ConfigError, LeaseError
 from kvgraft.requests.parts import Part, StatePart
 from kvgraft.transfers.journal import Transfer
-from kvgraft.tree.keys import TokenKey
+from kvgraft.tree.keys import TokenKey, expect_hashable
 from kvgraft.tree.pinning import Receipt
 from kvgraft.types import PointKind
 
@@ -18,6 +18,7 @@ __all__ = [
     "ADMITTED",
     "CLOSED",
     "LEASED",
+    "NEXT_CALL",
     "NO_PAGES",
     "Limited",
     "Request",
@@ -43,6 +44,13 @@ class Stage(enum.Enum):
 
 LEASED, ADMITTED, CLOSED = Stage.LEASED, Stage.ADMITTED, Stage.CLOSED
 """As globals: before Python 3.12 an enum's attribute takes ten times as long to read."""
+
+NEXT_CALL = {
+    LEASED: "call admit first",
+    ADMITTED: "it is admitted already: go on with it, or restart it",
+    CLOSED: "begin a new one",
+}
+"""After a call out of order: the call to make, by the request's stage."""
 
 
 class Limited(str, enum.Enum):
@@ -176,7 +184,9 @@ class Request:
             n_tokens = whole(n_tokens, "computed")
         room = self.allocated * page_size - self.computed
         if n_tokens > room:
-            raise LeaseError(f"{n_tokens} tokens computed, slots for {room} allocated")
+            raise LeaseError(
+                f"computed: n_tokens={n_tokens}, slots for {room} allocated; allocate first"
+            )
         return self.computed + n_tokens
 
     def state_part(self, index: int) -> StatePart | None:
@@ -206,7 +216,7 @@ def whole(n_tokens: object, call: str) -> int:
     Raises:
         LeaseError: it is none.
     """
-    if isinstance(n_tokens, Integral) and int(n_tokens) >= 0:
+    if not isinstance(n_tokens, bool) and isinstance(n_tokens, Integral) and int(n_tokens) >= 0:
         return int(n_tokens)
     raise LeaseError(f"{call}: {n_tokens!r} is no number of tokens; give a whole one, 0 or more")
 
@@ -219,19 +229,12 @@ def no_request(given: object) -> LeaseError:
 
 
 def expect_key(key: Any) -> TokenKey:
-    """Return `key` if a request can begin with it.
+    """Return `key` if it can be matched.
 
     Raises:
         ConfigError: it is no `TokenKey`, or its namespace cannot be hashed.
     """
     if not isinstance(key, TokenKey):
-        raise ConfigError(
-            f"a request is begun with a TokenKey, not a {type(key).__name__}; "
-            "give TokenKey(token_ids)"
-        )
-    if not isinstance(key.namespace, Hashable):
-        raise ConfigError(
-            f"namespace {key.namespace!r:.60} is a {type(key.namespace).__name__}, which cannot be "
-            "hashed; use an int, a str or a tuple"
-        )
+        raise ConfigError(f"a {type(key).__name__} is no TokenKey; give TokenKey(token_ids)")
+    expect_hashable(key.namespace)
     return key

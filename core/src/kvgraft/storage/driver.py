@@ -14,14 +14,14 @@ from difflib import get_close_matches
 from typing import Any
 from urllib.parse import parse_qsl
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 from pydantic_core import PydanticUndefined
 
 from kvgraft.contract import ApiVersion
 from kvgraft.errors import ConfigError, KvgraftError
 from kvgraft.packages.entry_points import Published, import_failure, published
 from kvgraft.packages.installing import how_to_install
-from kvgraft.refusals import first_refusal
+from kvgraft.refusals import SettingsModel, first_refusal
 from kvgraft.storage.backend import StorageBackend
 
 __all__ = [
@@ -41,14 +41,15 @@ STORAGE_GROUP = "kvgraft.storage"
 PACKAGES = {name: f"plugins/{name}" for name in ("file", "mooncake", "s3", "valkey")}
 """Where the backends are that are kept with the core."""
 
+SPOKEN_BY = {"redis": "valkey", "minio": "s3"}
+"""Backends by the names of other servers they speak to."""
+
 STORAGE_API = "1.1"
 """The version of the backend interface this core has; counted apart from the components' one."""
 
 
-class StorageOptions(BaseModel):
+class StorageOptions(SettingsModel):
     """Options of a backend; extend it. Values come as text, unknown ones are refused by name."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,8 @@ def _select(name: str) -> StorageDriver:
         advice = f"did you mean {close[0]}?" if close else "install a package that brings it"
         if name in PACKAGES:
             advice = how_to_install(PACKAGES[name])
+        if name in SPOKEN_BY:
+            advice = f"give {SPOKEN_BY[name]}:, which speaks to {name} servers"
         raise ConfigError(f"storage {name!r} is not installed; installed: {known}; {advice}")
     if entry.driver is None:
         raise ConfigError(f"storage {name!r}: {entry.problem}")

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import quote, urlencode
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, Field, ValidationError
 
 from kvgraft.errors import ConfigError
-from kvgraft.refusals import first_refusal
+from kvgraft.refusals import SettingsModel, first_refusal
 from kvgraft.storage.limits import SupervisionLimits
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["EngineInterface", "StoreSettings"]
 
 
-class StoreSettings(BaseModel):
+class StoreSettings(SettingsModel):
     """A store as an engine's configuration names it; extend it with the adapter's own settings.
 
     Attributes:
@@ -35,8 +35,6 @@ class StoreSettings(BaseModel):
         queue_timeout_s: longest time for which a transfer waits for its turn.
         shutdown_s: longest wait for what is on its way when the engine ends.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     adapter: ClassVar[str] = "kvgraft"
     """The distribution that speaks in refusals."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import enum
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -82,6 +83,12 @@ class StorageTicket:
         self._poll = poll
         self._count = count
         self._changed = threading.Condition(threading.RLock())
+
+    def __repr__(self) -> str:
+        counts = Counter("pending" if each is None else each.value for each in self.statuses)
+        told = ", ".join(f"{count} {status}" for status, count in counts.items())
+        waits = "" if self.settled else ", under way"
+        return f"<StorageTicket: {told or 'no keys'}{waits}>"
 
     @property
     def decided(self) -> bool:

@@ -20,7 +20,15 @@ from kvgraft.errors import ConfigError
 if TYPE_CHECKING:
     from kvgraft.tree.node import Node
 
-__all__ = ["HASH_BYTES", "TOKEN_BYTES", "PageHashes", "TokenKey", "Tokens", "common_prefix_pages"]
+__all__ = [
+    "HASH_BYTES",
+    "TOKEN_BYTES",
+    "PageHashes",
+    "TokenKey",
+    "Tokens",
+    "common_prefix_pages",
+    "expect_hashable",
+]
 
 TOKEN_BYTES = 4
 """Bytes of one token (int32)."""
@@ -53,6 +61,17 @@ class PageHashes(NamedTuple):
     hashes: bytes | bytearray
 
 
+def expect_hashable(namespace: object) -> None:
+    """Refuse a namespace that cannot be hashed, with a `ConfigError`."""
+    try:
+        hash(namespace)
+    except TypeError:
+        raise ConfigError(
+            f"namespace {namespace!r:.60} is a {type(namespace).__name__}, which cannot be "
+            "hashed; use an int, a str or a tuple of them"
+        ) from None
+
+
 class TokenKey:
     """An appendable token sequence in a namespace.
 
@@ -63,12 +82,15 @@ class TokenKey:
             `None`, `""`, `0` and `"0"` are four, while `0` and `False` are one.
 
     Raises:
-        ConfigError: a token id that is negative or does not fit int32.
+        ConfigError: a token id that is negative or does not fit int32, or a namespace that cannot
+            be hashed.
     """
 
     __slots__ = ("data", "edits", "hashed", "namespace", "trail", "trail_end")
 
     def __init__(self, tokens: Tokens = (), namespace: object = None) -> None:
+        if namespace is not None:
+            expect_hashable(namespace)
         self.namespace = namespace
         self.edits = 0
         """Times the key was cut; a running request notices."""

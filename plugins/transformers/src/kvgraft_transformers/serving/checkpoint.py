@@ -72,7 +72,8 @@ def find_checkpoint(model: str) -> bool:
         problem = _ask_hub(model)
     if problem and not cached:
         raise ConfigError(
-            f"model {model!r} is no directory here and not in the cache, and {constants.ENDPOINT} "
+            f"model {model!r} is no directory here and not in Hugging Face's "
+            f"download cache, and {constants.ENDPOINT} "
             f"{problem}; give a checkpoint's directory, or another name"
         )
     if problem:
