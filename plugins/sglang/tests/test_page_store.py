@@ -165,6 +165,16 @@ def test_a_hybrid_prefix_is_as_long_as_its_states_reach() -> None:
     assert store.find_restorable(KEYS, {"mamba": None}).longest == 0
 
 
+def test_transfers_are_told_once() -> None:
+    store = saved(page_store(MemoryBackend()))
+    loaded(store, 5)
+    store.load(KEYS[5:6], [memoryview(bytearray(SIZE))])
+    (stored,), (fetched,) = store.take_stores(), store.take_loads()
+    assert (stored.n_pages, fetched.n_pages, fetched.nbytes) == (4, 4, 4 * SIZE)
+    assert fetched.duration_s > 0
+    assert store.take_stores() == store.take_loads() == []
+
+
 def test_waits_for_a_store_that_hangs_end_and_leave_memory_alone(hanging: Hanging) -> None:
     store = saved(page_store(hanging))
     hanging.gate.clear()

@@ -16,12 +16,13 @@ from kvgraft.storage import open_storage
 from kvgraft_sglang.engine import describe_engine, describe_pool, page_parts, tensor_memory
 from kvgraft_sglang.identity import KV, Pool
 from kvgraft_sglang.interface import INTERFACE
-from kvgraft_sglang.page_store import Page, PageStore
+from kvgraft_sglang.page_store import Page, PageStore, Transfer
 from kvgraft_sglang.settings import SGLANGS_OWN, BackendSettings
 
 INTERFACE.require_supported(sglang.__version__)  # before imports that another may not have
 
 from sglang.srt.mem_cache import hicache_storage as hicache  # noqa: E402
+from sglang.srt.observability.metrics_collector import StorageMetrics  # noqa: E402
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +36,7 @@ class KvgraftStorage(hicache.HiCacheStorage):
     """A kvgraft store below SGLang's host pools."""
 
     def __init__(self, storage_config: hicache.HiCacheStorageConfig, kwargs: object = None) -> None:
-        changed = INTERFACE.differences(vars(hicache))
+        changed = INTERFACE.differences({**vars(hicache), "StorageMetrics": StorageMetrics})
         if changed:
             raise ConfigError(
                 f"kvgraft-sglang: SGLang {sglang.__version__} has another interface: "
@@ -197,6 +198,16 @@ class KvgraftStorage(hicache.HiCacheStorage):
         """Pages by call and status, such as `get.ok` and `get.corrupt`, since the start."""
         return self._pages.counts()
 
+    def get_stats(self) -> StorageMetrics:
+        """What was moved since SGLang last asked, for `sglang:prefetch_pgs` and the like."""
+        loads, stores = self._pages.take_loads(), self._pages.take_stores()
+        return StorageMetrics(
+            prefetch_pgs=[each.n_pages for each in loads],
+            backup_pgs=[each.n_pages for each in stores],
+            prefetch_bandwidth=_bandwidths(loads),
+            backup_bandwidth=_bandwidths(stores),
+        )
+
     def clear(self) -> None:
         self._pages.clear()
 
@@ -212,6 +223,11 @@ def _starts(pool: Pool, keys: Sequence[str], indices: Any) -> list[int] | None:
     if not keys or indices is None or indices.numel() != len(keys) * pool.page_size:
         return None
     return [int(index) for index in indices[:: pool.page_size].tolist()]
+
+
+def _bandwidths(transfers: Sequence[Transfer]) -> list[float]:
+    """GB/s of each."""
+    return [each.nbytes / max(each.duration_s, 1e-9) / 1e9 for each in transfers]
 
 
 def _memory(tensors: Sequence[Any]) -> list[Page]:

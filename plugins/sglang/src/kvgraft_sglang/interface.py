@@ -52,6 +52,12 @@ INTERFACE = EngineInterface(
             "dcp_rank",
             "logical_page_size",
         ),
+        "StorageMetrics": (
+            "prefetch_pgs",
+            "backup_pgs",
+            "prefetch_bandwidth",
+            "backup_bandwidth",
+        ),
         "PoolTransferResult": (
             "kv_hit_pages",
             "extra_pool_hit_pages",

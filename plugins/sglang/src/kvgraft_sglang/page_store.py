@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from kvgraft import ConfigError
 from kvgraft.storage import Address, Status, Storage, StorageBackend, StorageTicket
@@ -12,13 +14,32 @@ from kvgraft_sglang.identity import KV, Engine, Pool
 from kvgraft_sglang.restorable import Need, Restorable, restorable
 from kvgraft_sglang.settings import BackendSettings
 
-__all__ = ["Page", "PageStore"]
+__all__ = ["Page", "PageStore", "Transfer"]
 
 Page = memoryview | Sequence[memoryview]
 """Memory of a page: bytes in one place, or its buffers in their order."""
 
 STEP_S = 0.05
 """Longest wait between two looks at a cancelled ticket."""
+
+
+MOST_TRANSFERS = 1000
+"""Newest transfers that are kept until they are taken."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A call that moved pages.
+
+    Attributes:
+        n_pages: pages that arrived, or that the store has now.
+        nbytes: their bytes.
+        duration_s: of the call.
+    """
+
+    n_pages: int
+    nbytes: int
+    duration_s: float
 
 
 class PageStore:
@@ -46,6 +67,9 @@ class PageStore:
         self.engine = engine
         self.settings = settings
         self.storage = Storage(engine.fingerprint(kv), backend, settings.limits, clock)
+        self._clock = clock
+        self._loads: deque[Transfer] = deque(maxlen=MOST_TRANSFERS)
+        self._stores: deque[Transfer] = deque(maxlen=MOST_TRANSFERS)
         self._pools: dict[str, Pool] = {}
         self.add_pool(kv)
 
@@ -58,13 +82,15 @@ class PageStore:
 
         Memory of the others holds anything.
         """
+        begin = self._clock()
         ticket = self.storage.get(self._addresses(keys, pool), pages)
-        return self._finish(ticket, self.settings.call_timeout_s)
+        return self._moved(ticket, pool, begin, self._loads)
 
     def store(self, keys: Sequence[str], pages: Sequence[Page], pool: str = KV) -> list[bool]:
         """Store pages from the engine's memory; whether each can be read now."""
+        begin = self._clock()
         ticket = self.storage.set(self._addresses(keys, pool), pages, only_missing=True)
-        return self._finish(ticket, self.settings.call_timeout_s)
+        return self._moved(ticket, pool, begin, self._stores)
 
     def find(self, keys: Sequence[str], pool: str = KV) -> list[bool]:
         """Whether each page is probably there."""
@@ -117,6 +143,14 @@ class PageStore:
         """Pages by call and status, such as `get.ok` and `get.corrupt`, since the start."""
         return self.storage.counters.snapshot()
 
+    def take_loads(self) -> list[Transfer]:
+        """Calls of `load` that moved a page since this was last asked; at most the newest 1,000."""
+        return _taken(self._loads)
+
+    def take_stores(self) -> list[Transfer]:
+        """Calls of `store` after which a page is there; as `take_loads`."""
+        return _taken(self._stores)
+
     def close(self) -> bool:
         """Store what is on its way and close the store; whether that was done in time."""
         return self.storage.close(self.settings.shutdown_s)
@@ -126,6 +160,16 @@ class PageStore:
         address, sha256 = self.storage.address, hashlib.sha256
         return [address(sha256(key.encode()).digest(), pool, namespace) for key in keys]
 
+    def _moved(
+        self, ticket: StorageTicket, pool: str, begin: float, transfers: deque[Transfer]
+    ) -> list[bool]:
+        moved = self._finish(ticket, self.settings.call_timeout_s)
+        n_pages = sum(moved)
+        if n_pages:
+            nbytes = n_pages * self._pools[pool].page_nbytes
+            transfers.append(Transfer(n_pages, nbytes, self._clock() - begin))
+        return moved
+
     def _finish(self, ticket: StorageTicket, timeout_s: float) -> list[bool]:
         """Wait; what has not come by then is given up, and no memory is touched any more."""
         if not ticket.wait(timeout_s):
@@ -133,6 +177,10 @@ class PageStore:
             while not ticket.done:  # a copy that has begun is ended
                 ticket.wait(STEP_S)
         return [status is Status.OK for status in ticket.statuses]
+
+
+def _taken(transfers: deque[Transfer]) -> list[Transfer]:
+    return [transfers.popleft() for _ in range(len(transfers))]
 
 
 def _n_leading(there: Sequence[bool]) -> int:

@@ -11,6 +11,7 @@ prints a JSON list, the result of each step:
     ["remove", PATH]      the store's directory is removed
     ["kill", PID]         its server is killed
     ["counts"]            the backend's counts
+    ["metrics"]           what SGLang's metrics are told
     ["drift"]             how SGLang's storage interface differs from the one relied on
 """
 
@@ -40,6 +41,7 @@ from sglang.srt.mem_cache.device_pool_info import (  # noqa: E402
 )
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost  # noqa: E402
 from sglang.srt.mem_cache.utils import get_storage_hash_str  # noqa: E402
+from sglang.srt.observability.metrics_collector import StorageMetrics  # noqa: E402
 from sglang.srt.runtime_context import get_parallel  # noqa: E402
 
 from kvgraft_sglang.interface import INTERFACE  # noqa: E402
@@ -184,7 +186,11 @@ class Life:
         return counts
 
     def drift(self) -> list[str]:
-        return INTERFACE.differences(vars(hicache_storage))
+        return INTERFACE.differences({**vars(hicache_storage), "StorageMetrics": StorageMetrics})
+
+    def metrics(self) -> dict[str, Any]:
+        told: dict[str, Any] = vars(self.controller.storage_backend.get_stats())
+        return told
 
     def hang(self, verb: str) -> None:
         def never(*given: object) -> None:

@@ -69,9 +69,11 @@ def test_pages_are_fetched_after_a_restart(
 ) -> None:
     store["interface_v1"] = interface
     assert live(store, SAVE, ["drift"], layout=layout) == [N * PAGE_TOKENS, []]
-    found, counts = live(store, FETCH, COUNTS, layout=layout)
+    found, counts, told = live(store, FETCH, COUNTS, ["metrics"], layout=layout)
     assert found == [N, N, 0]
     assert counts["get.ok"] == N
+    assert (told["prefetch_pgs"], told["backup_pgs"]) == ([N], [])
+    assert told["prefetch_bandwidth"][0] > 0
     assert live({**store, "weights": "two"}, FETCH, layout=layout) == [[0, 0, 0]]
 
 
