@@ -7,6 +7,9 @@ prints a JSON list, the result of each step:
 
     ["save", FIRST, N]    tokens of N pages completed in the store
     ["fetch", FIRST, N]   pages found, pages fetched, and how many of those hold other bytes
+    ["save_states", FIRST, [N, ...]]  whether states behind that many pages were stored
+    ["fetch_state", FIRST, N]         lengths that KV cache and states restore, and whether the
+                                      state of the longest one came, with the bytes that it had
     ["hang", VERB]        from now on no call of this verb of the store comes back
     ["remove", PATH]      the store's directory is removed
     ["kill", PID]         its server is killed
@@ -37,8 +40,16 @@ from sglang.srt.mem_cache import hicache_storage  # noqa: E402
 from sglang.srt.mem_cache.device_pool_info import (  # noqa: E402
     KVBufferLayout,
     KVBuffers,
+    MambaStateBufferInfo,
     MHABufferInfo,
 )
+from sglang.srt.mem_cache.hicache_storage import (  # noqa: E402
+    PoolHitPolicy,
+    PoolName,
+    PoolTransfer,
+)
+from sglang.srt.mem_cache.pool_host import base  # noqa: E402
+from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost  # noqa: E402
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost  # noqa: E402
 from sglang.srt.mem_cache.utils import get_storage_hash_str  # noqa: E402
 from sglang.srt.observability.metrics_collector import StorageMetrics  # noqa: E402
@@ -96,6 +107,20 @@ def host_pool(layout: str) -> MHATokenToKVPoolHost:
     )
 
 
+def states_pool() -> MambaPoolHost:
+    """States of a model with linear attention: float32 beside bfloat16."""
+    info = MambaStateBufferInfo(
+        temporal=torch.zeros(LAYERS, 8, HEADS, WIDTH, dtype=torch.float32),
+        conv=(torch.zeros(LAYERS, 8, 3, WIDTH, dtype=DTYPE),),
+    )
+    return MambaPoolHost(info, 2.0, 0, device_capacity=8, pin_memory=False, layout="page_first")
+
+
+def state_content(key: str, like: torch.Tensor) -> torch.Tensor:
+    made = torch.Generator().manual_seed(int(key[:12], 16))
+    return torch.randint(0, 256, like.shape, generator=made, dtype=torch.uint8)
+
+
 def page_content(key: str, like: torch.Tensor) -> torch.Tensor:
     """The bytes of a page: random, by its hash."""
     made = torch.Generator().manual_seed(int(key[:12], 16))
@@ -116,7 +141,9 @@ class Life:
             pp_rank=0,
             pp_size=1,
         )
+        base.HICACHE_HOST_MEMORY_RESERVE_BYTES = 0  # else a small machine has no room for 1 MB
         self.pool = host_pool(layout)
+        self.states = states_pool()
         self.limit_s = 60.0
         self.controller = HiCacheController(
             DevicePool(),
@@ -135,6 +162,8 @@ class Life:
                 **extra,
             },
         )
+        self.store = self.controller.storage_backend
+        self.store.register_mem_host_pool_v2(self.states, PoolName.MAMBA)
 
     def save(self, first: int, n: int) -> int:
         tokens, keys = self._sequence(first, n)
@@ -170,6 +199,29 @@ class Life:
         )
         self.pool.free(found.host_indices)
         return n_found, n_fetched, n_wrong
+
+    def save_states(self, first: int, lengths: list[int]) -> list[bool]:
+        _, keys = self._sequence(first, max(lengths))
+        ends = [keys[length - 1] for length in lengths]
+        indices = self.states.alloc(len(ends))
+        for index, key in zip(indices.tolist(), ends):
+            blank = self.states.get_dummy_flat_data_page()
+            self.states.set_from_flat_data_page(index, state_content(key, blank))
+        moved = self.store.batch_set_v2([PoolTransfer(PoolName.MAMBA, indices, keys=ends)])
+        self.states.free(indices)
+        return list(moved[PoolName.MAMBA])
+
+    def fetch_state(self, first: int, n: int) -> tuple[list[int], bool, bool]:
+        _, keys = self._sequence(first, n)
+        trailing = PoolHitPolicy.TRAILING_PAGES
+        asked = PoolTransfer(PoolName.MAMBA, keys=keys[-1:], hit_policy=trailing)
+        lengths = self.store.batch_exists_v2(keys, [asked]).restorable_prefix_pages
+        end = keys[lengths[-1] - 1]
+        index = self.states.alloc(1)
+        wanted = PoolTransfer(PoolName.MAMBA, index, keys=[end])
+        (came,) = self.store.batch_get_v2([wanted])[PoolName.MAMBA]
+        state = self.states.get_data_page(int(index[0]))
+        return lengths, came, torch.equal(state, state_content(end, state))
 
     def _fetched(self) -> int:
         n_tokens, end = 0, time.monotonic() + self.limit_s

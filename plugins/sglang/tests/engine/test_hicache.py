@@ -77,6 +77,12 @@ def test_pages_are_fetched_after_a_restart(
     assert live({**store, "weights": "two"}, FETCH, layout=layout) == [[0, 0, 0]]
 
 
+def test_states_of_a_hybrid_model_are_fetched_after_a_restart(store: dict[str, Any]) -> None:
+    states = ["save_states", 1, [4, 12, N + 2]]
+    assert live(store, SAVE, states) == [N * PAGE_TOKENS, [True] * 3]
+    assert live(store, ["fetch_state", 1, N + 4]) == [[[4, 12], True, True]]
+
+
 def test_damaged_pages_are_not_used(store: dict[str, Any]) -> None:
     assert live(store, SAVE) == [N * PAGE_TOKENS]
     damage_a_page(store)
