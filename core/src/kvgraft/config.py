@@ -208,6 +208,19 @@ class CacheConfig(SettingsModel):
                 settings[tokens] = 1
         return settings
 
+    @model_validator(mode="after")
+    def _pages_have_numbers(self) -> CacheConfig:
+        most = MOST_PAGES * self.page_size
+        for name, n_tokens in (("device", self.device_tokens), ("host", self.host_tokens)):
+            if n_tokens > most:
+                said = f"setting {name}_tokens={n_tokens}: give {most} or less, {MOST_PAGES} pages"
+                raise PydanticCustomError("pages", "{said}", {"said": said})
+        return self
+
+
+MOST_PAGES = 2**31 - 1
+"""Slots are numbered with int32."""
+
 
 def _sized_twice(settings: Mapping[str, Any], *names: str) -> PydanticCustomError:
     given = " and ".join(f"{name}={shown(settings[name])}" for name in names)
