@@ -199,7 +199,7 @@ class KvgraftStorage(hicache.HiCacheStorage):
         return self._pages.counts()
 
     def get_stats(self) -> StorageMetrics:
-        """What was moved since SGLang last asked, for `sglang:prefetch_pgs` and the like."""
+        """The pages moved since SGLang last asked, for `sglang:prefetch_pgs` and the like."""
         loads, stores = self._pages.take_loads(), self._pages.take_stores()
         return StorageMetrics(
             prefetch_pgs=[each.n_pages for each in loads],
