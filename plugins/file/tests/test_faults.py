@@ -323,5 +323,5 @@ def test_the_command_refuses_in_one_line() -> None:
     refused = run_forked(KVGRAFT, "storage", "stats", "file:/nowhere")
     assert refused.returncode == 2
     assert refused.stderr == (
-        "kvgraft: storage 'file': /nowhere does not exist; create the directory first\n"
+        "kvgraft: storage 'file': /nowhere does not exist, so it holds no store; check the path\n"
     )

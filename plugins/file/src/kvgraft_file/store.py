@@ -125,9 +125,13 @@ class FileBackend(StorageBackend):
         Its capacity is another process's setting, so it is known only if the options give it.
 
         Raises:
-            ConfigError: as for `open`, or the directory holds no store.
+            ConfigError: as for `open`, or the directory does not exist or holds no store.
         """
         path = Path(unquote(location))
+        if not path.exists():
+            raise ConfigError(
+                f"storage 'file': {path} does not exist, so it holds no store; check the path"
+            )
         if path.is_dir() and not holds_store(path):
             raise ConfigError(
                 f"storage 'file': {path} holds no store: 0 segments, no {LOCK}; "
