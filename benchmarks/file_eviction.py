@@ -1,4 +1,4 @@
-"""What a full `file` store keeps of a trace of conversations, beside exact leaf-LRU.
+"""Usable pages that a full `file` store keeps of a trace, beside exact leaf-LRU.
 
 Every request asks for the pages of its prompt, which counts as a use of those that are there, and
 stores the others; a prefix that memory serves is touched, as the cache's storage tier does. A page

@@ -1,4 +1,4 @@
-"""What decides a chunk's bytes is read from the engine and its files."""
+"""The fingerprint covers whatever decides a chunk's bytes in the engine and its files."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def digest(model: Path, settings: TierSettings | None = None, **changes: Any) ->
     ],
     ids=str,
 )
-def test_what_changes_the_bytes_changes_the_fingerprint(
+def test_a_fact_that_changes_the_bytes_changes_the_fingerprint(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     model = write_weights(tmp_path / "m", bytes(SIZE))

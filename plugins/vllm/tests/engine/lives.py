@@ -36,7 +36,7 @@ N_NEW = 8
 
 @dataclass(frozen=True)
 class Life:
-    """What an engine said in one life.
+    """The answers of an engine between its start and its end.
 
     Attributes:
         answers: per prompt, its new tokens and their log-probabilities.

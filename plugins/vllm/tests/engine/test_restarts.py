@@ -35,7 +35,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def alone(models: Path) -> Callable[[str], Life]:
-    """What an engine without any tier says, by model; asked once."""
+    """The answers of an engine without any tier, by model; asked once."""
     said: dict[str, Life] = {}
 
     def ask(family: str) -> Life:
