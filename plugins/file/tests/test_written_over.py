@@ -170,6 +170,50 @@ def test_another_process_finds_new_records_and_misses_those_written_over(tmp_pat
         backend.close()
 
 
+def damage(backend: FileBackend, numbers: Sequence[int]) -> None:
+    """Set the blocks of records to zero."""
+    for number in numbers:
+        place = backend._catalog.entries[KEYS[number]]
+        with place.segment.file.path.open("r+b") as file:
+            os.pwrite(file.fileno(), bytes(4096), place.offset)
+
+
+def test_a_store_with_damaged_blocks_holds_as_many_records_when_it_is_opened_again(
+    tmp_path: Path,
+) -> None:
+    backend = full(tmp_path)
+    there = list(range(N_RECORDS))
+    for again in range(1, 5):
+        damage(backend, there[again::3])
+        backend.close()
+        backend = opened(tmp_path)
+        assert kept(backend) == {*there} - {*there[again::3]}
+        there = [(there[0] + N_RECORDS + number) % len(KEYS) for number in range(N_RECORDS)]
+        for number in there:
+            assert store(backend, [number]) == [OK]
+        assert kept(backend) == {*there}
+        assert not backend.verify().damaged
+    backend.close()
+
+
+def test_smaller_records_in_a_damaged_place_are_found_and_kept_by_who_knew_the_place(
+    tmp_path: Path,
+) -> None:
+    first = full(tmp_path)
+    damage(first, [11, 5, 8])
+    second = opened(tmp_path)
+    content = memoryview(record(PLACES[30], 100))
+    small = Value(content[:HEADER_NBYTES], content[HEADER_NBYTES:])
+    assert second.set_from([KEYS[30], KEYS[31]], [small, whole(31)], 10.0) == [OK, OK]
+    assert kept(second) == {*range(N_RECORDS), 30, 31} - {5, 8, 11}
+    first.stats()  # looks for changes
+    assert kept(first) >= {30, 31}
+    assert store(first, [32]) == [OK]
+    assert first.get_into([KEYS[30]], [room(100)], 10.0) == [OK]
+    first.close()
+    second.close()
+
+
 def test_a_record_used_by_another_process_is_not_the_next_one_written_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,6 +61,7 @@ class Catalog:
             the least recently used.
         segments: by number; this process's own among them.
         foreign: files named as segments that are none.
+        damaged: segments with holes.
         unsynced: segments with records that `flush` has to make durable.
         events: told what keys come and go; None if nobody listens.
         retiring: numbers of segments this process is about to reclaim or to begin: not for others
@@ -74,6 +75,7 @@ class Catalog:
         self.shelves: dict[int, OrderedDict[Entry, None]] = {}
         self.segments: dict[int, Segment] = {}
         self.foreign: list[Path] = []
+        self.damaged: set[Segment] = set()
         self.unsynced: set[Segment] = set()
         self.retiring: set[int] = set()
         self.events: EventLog | None = None
@@ -112,6 +114,9 @@ class Catalog:
                     self.add(known, offset, record)
             except FileNotFoundError:  # the same, and it was closed
                 self.drop(known)
+                continue
+            if known.holes:
+                self.damaged.add(known)
         self.look_again()
 
     def sort(self) -> None:
@@ -139,9 +144,12 @@ class Catalog:
     def add(self, segment: Segment, offset: int, record: Record, used: int | None = None) -> None:
         """Take in a place and what is in it; of several with one key the first known is read."""
         place = Entry(segment, offset, record.size)
-        segment.places[offset] = place
-        self._by_slot.setdefault(place.slot, []).append(place)
+        self._enter(place)
         self.put(place, record, used)
+
+    def _enter(self, place: Entry) -> None:
+        place.segment.places[place.offset] = place
+        self._by_slot.setdefault(place.slot, []).append(place)
 
     def put(self, place: Entry, record: Record | None, used: int | None = None) -> None:
         """Enter a place with what is in it now.
@@ -240,6 +248,37 @@ class Catalog:
                 self._log(Change.EVICTED, [place.key])
             place.key = b""
 
+    def in_holes(self, size: int) -> Iterator[Entry]:
+        """Places of a size that can be made in holes, one a hole; `take_hole` enters one."""
+        for segment in list(self.damaged):
+            for start, end in list(segment.holes):
+                if end - start >= size:
+                    yield Entry(segment, start, size)
+
+    def take_hole(self, place: Entry) -> bool:
+        """Make a place in a hole, on no shelf until it is `put` there; its bytes are marked.
+
+        Returns:
+            False where another process stored a record there since, which is taken in, and where
+            the disk cannot be read.
+        """
+        segment, start = place.segment, place.offset
+        hole = next(each for each in segment.holes if each[0] == start)
+        segment.holes.remove(hole)
+        try:
+            record = segment.read(start, end=hole[1])
+        except OSError as error:
+            if error.errno not in DISK_ERRORS:
+                raise
+            return False  # the disk cannot read there; the hole is left alone
+        nbytes = place.size if record is None else record.size
+        segment.add_hole(start + nbytes, hole[1])
+        if record is None:
+            self._enter(place)
+            return True
+        self.add(segment, start, record)
+        return False
+
     def _log(self, change: Change, keys: Sequence[bytes]) -> None:
         if self.events is not None:
             self.events.add(change, keys)
@@ -247,6 +286,7 @@ class Catalog:
     def drop(self, segment: Segment) -> None:
         """Release a segment with all its records."""
         self.unsynced.discard(segment)
+        self.damaged.discard(segment)
         gone = []
         for place in segment.places.values():
             if place.key:
@@ -254,15 +294,18 @@ class Catalog:
                     gone.append(place.key)
                 place.key = b""
             self.shelves[place.size].pop(place, None)
-            beside = self._by_slot[place.slot]
-            beside.remove(place)
-            if not beside:
-                del self._by_slot[place.slot]
+            self._leave_out(place)
         segment.places.clear()
         self._log(Change.EVICTED, gone)
         if self.segments.get(segment.header.number) is segment:
             del self.segments[segment.header.number]
             segment.file.let_go()
+
+    def _leave_out(self, place: Entry) -> None:
+        beside = self._by_slot[place.slot]
+        beside.remove(place)
+        if not beside:
+            del self._by_slot[place.slot]
 
     def of(self, segment: Segment) -> Iterator[Entry]:
         """A segment's places with records that are read, in the order of their offsets."""
@@ -318,12 +361,25 @@ class Catalog:
         except OSError as error:
             if error.errno not in DISK_ERRORS:
                 raise
-        if record is not None and (record.size != place.size or not record.live):
+        if record is not None and record.size != place.size:
+            self._split(place, record)
+            return True
+        if record is not None and not record.live:
             record = None
         if record is None or record.key != place.key or record.nbytes != place.nbytes:
             self.take_place(place)
             self.put(place, record)
         return True
+
+    def _split(self, place: Entry, record: Record) -> None:
+        """Take in a smaller record: to its writer the place was in a hole."""
+        segment = place.segment
+        self.take_place(place)
+        self._leave_out(place)
+        del segment.places[place.offset]
+        segment.add_hole(place.offset + record.size, place.offset + place.size)
+        self.damaged.add(segment)
+        self.add(segment, place.offset, record)
 
     def close(self) -> None:
         """Release everything."""

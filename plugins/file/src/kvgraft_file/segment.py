@@ -82,6 +82,7 @@ class Segment:
         mine: this process appends.
         unreadable: the last read at `tail` failed.
         places: by offset, of the records that were found or written here.
+        holes: from where to where damage hides the records that were there.
         n_written_over: places of it that this process writes over just now.
     """
 
@@ -90,6 +91,7 @@ class Segment:
         "coming",
         "file",
         "header",
+        "holes",
         "mine",
         "n_written_over",
         "places",
@@ -109,6 +111,7 @@ class Segment:
         self.unreadable = False
         self._retry_at = 0.0
         self.places: dict[int, Entry] = {}
+        self.holes: list[tuple[int, int]] = []
         self.n_written_over = 0
 
     @classmethod
@@ -231,7 +234,7 @@ class Segment:
     def _news(self) -> Iterator[tuple[int, Record]]:
         end = self._end()
         if end < self.header.capacity:
-            yield from self._rest(end)
+            yield from self._sealed(end)
             self.sealed = True
         elif self.file.try_lock():
             try:
@@ -239,7 +242,7 @@ class Segment:
                     return
                 end = self._end()
                 if end < self.header.capacity:  # sealed before it was locked
-                    yield from self._rest(end)
+                    yield from self._sealed(end)
                 else:
                     yield from self._recover_unfinished(end)
                     os.ftruncate(self.file.fd, self.tail)
@@ -265,6 +268,21 @@ class Segment:
             else:
                 yield self.tail, record
                 self.tail += record.size
+
+    def _sealed(self, end: int) -> Iterator[tuple[int, Record]]:
+        """All records behind `tail`, past damage, up to the end: where a sealed segment was cut."""
+        known = self.tail
+        for offset, record in self._rest(end):
+            self.add_hole(known, offset)
+            yield offset, record
+            known = offset + record.size
+        self.add_hole(known, end)
+
+    def add_hole(self, start: int, end: int) -> None:
+        """Note whole blocks without a record that can be read, if there are any."""
+        nbytes = (end - start) // BLOCK_NBYTES * BLOCK_NBYTES
+        if nbytes:
+            self.holes.append((start, start + nbytes))
 
     def _recover_unfinished(self, end: int) -> Iterator[tuple[int, Record]]:
         """Whole records behind `tail`; torn ones are removed, missing ones become gaps."""

@@ -260,37 +260,53 @@ class Writer:
         return None
 
     def _take(self, size: int) -> Entry | None:
-        """Evict the least recently used record of a size; its place, marked and held open.
+        """A place of a size to write over, marked and held open: a hole or what was used least.
 
         None where no place of that size can be written over now.
         """
-        shelf, uses = self._catalog.shelves.get(size), self._catalog.uses
+        catalog = self._catalog
+        for place in catalog.in_holes(size):
+            if self._hold(place):
+                if catalog.take_hole(place):
+                    return self._taken(place)
+                place.segment.file.unmark(place.offset, place.size)
+                place.segment.file.release()
+        shelf, uses = catalog.shelves.get(size), catalog.uses
         if not shelf:
             return None
         for place in list(islice(shelf, PLACES_TRIED)):
-            segment = place.segment
-            if not segment.sealed or segment.header.number in self._catalog.retiring:
-                continue
             if place not in shelf:
                 continue  # its segment was dropped
             if place.key and (used := uses.last_use(place.key)) > place.used:
                 place.used = used  # by another process
                 shelf.move_to_end(place)
                 continue
-            try:
-                segment.file.acquire()
-            except FileNotFoundError:
-                self._catalog.drop(segment)
-                continue
-            if self._mark(place):
+            if self._hold(place):
                 self._counters.add("evicted", int(bool(place.key)))
-                self._catalog.take_place(place)
-                segment.n_written_over += 1
-                self._n_taken += 1
-                uses.begin(place.slot)
-                return place
-            segment.file.release()
+                catalog.take_place(place)
+                return self._taken(place)
         return None
+
+    def _hold(self, place: Entry) -> bool:
+        """Mark a place, in a segment that stays open, if nobody writes to either now."""
+        segment = place.segment
+        if not segment.sealed or segment.header.number in self._catalog.retiring:
+            return False
+        try:
+            segment.file.acquire()
+        except FileNotFoundError:
+            self._catalog.drop(segment)
+            return False
+        if self._mark(place):
+            return True
+        segment.file.release()
+        return False
+
+    def _taken(self, place: Entry) -> Entry:
+        place.segment.n_written_over += 1
+        self._n_taken += 1
+        self._catalog.uses.begin(place.slot)
+        return place
 
     def _mark(self, place: Entry) -> bool:
         """Lock a place that is as this process knows it, in a segment that is still there.
