@@ -268,9 +268,13 @@ class Traffic:
 
     def recover(self) -> None:
         """With nobody's help but time's: the store is asked again, and used."""
+        storage, end = self.tier.client, time.monotonic() + 5
         if isinstance(self.backend, Troubled):
             self.backend.heal()
-        storage, end = self.tier.client, time.monotonic() + 5
+        while storage.n_abandoned:  # the clock stands still, or calls made meanwhile are late
+            assert time.monotonic() < end, self.tier.counts()
+            self.cache.poll()
+            time.sleep(0.0003)
         while storage.state is not BreakerState.CLOSED:
             assert time.monotonic() < end, self.tier.counts()
             self.clock.now += 61.0
