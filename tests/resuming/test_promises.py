@@ -131,3 +131,17 @@ def test_a_state_overwritten_before_it_is_kept_is_skipped_and_gives_its_promise_
         assert 1 not in request.points
         assert cache.points.skipped[PointKind.ASKED] == 1
         cache.abort(request)
+
+
+def test_a_step_of_no_tokens_leaves_a_state_due_as_it_was() -> None:
+    components = {"full": SMALL, "mamba": {"states": 8}}
+    with Cache.open(components, device_tokens=640, page_size=16, guard="on") as cache:
+        request = cache.begin(TokenKey(range(40)), resume_at=16)
+        assert cache.admit(request).admitted
+        for n_tokens in (16, 0, 24):
+            assert cache.allocate(request, n_tokens)
+            cache.computed(request, n_tokens)
+            cache.computed(request, 0)
+        cache.finish(request)
+        assert cache.points.skipped[PointKind.ASKED] == 0
+        assert cache.explain(TokenKey(range(20))).anchor == 16

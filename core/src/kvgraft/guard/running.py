@@ -233,6 +233,7 @@ class Running:
         copies = bool(states) and watched.write_back
         watched.rooms.expect(watched.states if states else watched.nothing, host_too=copies)
         stood, ahead = request.computed // size, list(request.checkpoints)
+        due = None if n_tokens else shares.due(request)
         left = None
         if (request.computed + n_tokens) // size > stood and shares.leavings.matters:
             left = shares.leavings.see(request)
@@ -241,7 +242,7 @@ class Running:
         def after(result: Any, was: Reading, now: Reading) -> None:
             departed = self._check_left(request, left, was, now)
             shares.computed(request, left)
-            shares.check_due(request, ahead)
+            shares.check_due(request, ahead, due)
             inside = self._captured_inside(request, left)
             for at, (before, later) in enumerate(zip(was.counts, now.counts)):
                 pool = self.books.pools[at]

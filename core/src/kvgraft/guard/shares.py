@@ -583,11 +583,28 @@ class Shares:
                     f"layer {spec.layer} differs",
                 )
 
-    def check_due(self, request: Request, ahead: list[int]) -> None:
+    def due(self, request: Request) -> list[tuple[int, Due]]:
+        """The boundaries at which the request's states are due, and why, by state component."""
+        return [(own.due, own.due_as) for own in request.state_parts]
+
+    def check_due(
+        self, request: Request, ahead: list[int], stood: list[tuple[int, Due]] | None
+    ) -> None:
         """States are due where a point, the grid or the decode needs them, and only there (I7).
 
-        For all components alike (I10, I12). `ahead` are the points before the step.
+        For all components alike (I10, I12). `ahead` are the points before the step; `stood` are the
+        states due before a step of no tokens, which changes nothing.
         """
+        if stood is not None:
+            for part, was, now in zip(request.state_parts, stood, self.due(request)):
+                if was != now:
+                    raise ContractViolation(
+                        "I7",
+                        part.component.name,
+                        f"{_of(request)} computed 0 tokens, and its state is due at page {now[0]} "
+                        f"instead of {was[0]}",
+                    )
+            return
         page, rest = divmod(request.computed, self.tree.page_size)
         for component in self.tree.components:
             own = request.state_part(component.index)

@@ -66,6 +66,8 @@ class Publisher:
         start, request.computed = request.computed, end
         page, rest = divmod(end, size)
         self.journal.follow(fence)
+        if end == start:
+            return
         if self.tree.has_state:
             if self.points.inside:
                 self.states.capture_inside(request, start, states or {})
