@@ -78,6 +78,7 @@ def test_short_of_states_only_the_state_pool_is_named(name: str, state: str) -> 
     for each in running:
         server.prefill(each)
         cache.finish(each)
+    assert cache.drain()
     assert cache.admit(request).admitted
     cache.close()
 
@@ -132,3 +133,19 @@ def test_a_request_that_ends_before_its_next_step_leaves_no_state_behind_twice(
         assert ledger.free + kept == ledger.capacity
         again = server.begin(range(100, 117))
         assert again.anchor_tokens == kept * 2 * boundary
+
+
+@pytest.mark.parametrize("name", [name for name, _ in SETS])
+def test_a_request_that_decodes_nothing_asks_for_no_state_of_a_decode(name: str) -> None:
+    """It needs its own state, and one at the boundary that a repetition resumes from."""
+    state = dict(SETS)[name]
+    sizes: dict[str, Any] = {state: {"states": 2}}
+    with SETUPS[name].open(device_tokens=128, **sizes) as cache:
+        server = Server(cache)
+        request = server.start(range(100, 105))
+        (boundary,) = request.checkpoints
+        server.prefill(request)
+        cache.finish(request)
+        assert not any(cache.points.skipped.values())
+        again = server.begin(range(100, 105))
+        assert again.anchor_tokens == boundary * cache.config.page_size

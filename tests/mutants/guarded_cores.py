@@ -282,8 +282,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "points are counted twice in the demand": BadCore(
         ("I12", "A10"),
         "admission/demand.py",
-        "query.checkpoints + 1)",
-        "2 * query.checkpoints + 1)",
+        "query.checkpoints + decodes)",
+        "2 * query.checkpoints + decodes)",
     ),
     "a grid is never thinned": BadCore(
         ("I12",),
@@ -339,8 +339,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "a demand leaves out the states to capture": BadCore(
         ("A10", "A1"),
         "admission/demand.py",
-        "query.checkpoints + 1)",
-        "1)",
+        "query.checkpoints + decodes)",
+        "decodes)",
     ),
     "admission forgets earlier promises": BadCore(
         ("A2", "A12"),

@@ -26,8 +26,9 @@ def pages_up(tokens: int, page_size: int) -> int:
 def default_demand(component: TreeComponent, query: DemandQuery) -> Demand:
     """A request's demand on one component's DEVICE pool, in its slots."""
     if component.is_state:
-        # The live state, one per boundary to capture, one that follows the decode.
-        return Demand(1 + query.host_slots, query.checkpoints + 1)
+        # The live state, one per boundary to capture, one that follows a decode.
+        decodes = int(query.total > query.prompt)
+        return Demand(1 + query.host_slots, query.checkpoints + decodes)
     page_size, computed, step, prompt, tokens, host_slots, _ = query
     held = -(-computed // page_size)
     last = -(-tokens // page_size)

@@ -65,10 +65,9 @@ class Promises:
                 continue
             total = demand.now + demand.later - load
             if component.is_state:
-                # Its own, one for each point ahead, and one that follows the decode.
+                # Its own, one for each point ahead, and one that follows a decode.
                 alone = 1 + (request.total > request.prompt)
-                least = alone + len(request.checkpoints)
-                most = least + 1
+                least = most = alone + len(request.checkpoints)
                 rule = "I12" if alone <= total < least else "A10"
             else:
                 pages = self._peak(request, component)

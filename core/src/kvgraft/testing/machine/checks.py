@@ -187,10 +187,11 @@ def check_accounts(
         if name in own:
             continue
         if component.is_state:
-            # The live state, the one decoding follows, and each one that is to be kept, once.
+            # The live state, the one a decode follows, and each one that is to be kept, once.
             most = sum(
-                2
+                1
                 - live.started
+                + (live.request.total > live.request.prompt)
                 + len(live.due)
                 + bool(live.standing)
                 + (0 if live.request.load_started else live.request.parts[index].host_slots)
