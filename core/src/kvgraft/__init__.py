@@ -37,6 +37,7 @@ from kvgraft.errors import (
 from kvgraft.hookspecs import hookimpl
 from kvgraft.pools.options import AttentionOptions, Dtype, LayerOptions
 from kvgraft.reach import Reach
+from kvgraft.refusals import SettingsModel
 from kvgraft.sizes import Nbytes, Tokens
 from kvgraft.terms import Chunk, ChunkedLocal, Everything, Leading, StateAt, Term, Trailing
 from kvgraft.types import (
@@ -126,6 +127,7 @@ __all__ = [
     "PrefetchPolicy",
     "Reach",
     "Request",
+    "SettingsModel",
     "Shortage",
     "SnapshotError",
     "Span",

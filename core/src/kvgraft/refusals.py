@@ -66,7 +66,9 @@ class SettingsModel(BaseModel):
             kinds = _kinds(cls.model_fields[info.field_name].annotation)
             for kind in (int, float) if bool not in kinds else ():
                 if kind in kinds:
-                    raise PydanticCustomError(f"{kind.__name__}_type", "true and false are none")
+                    raise PydanticCustomError(
+                        f"{kind.__name__}_type", "true and false are no numbers"
+                    )
         return value
 
 

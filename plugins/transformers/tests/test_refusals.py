@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from transformers import PreTrainedModel
 
-from kvgraft import ConfigError
+from kvgraft import ConfigError, SettingsModel
 from kvgraft_transformers import ModelMemory, SessionError
-from kvgraft_transformers.engine import Engine
+from kvgraft_transformers.engine import Engine, EngineSettings
+from kvgraft_transformers.engine.sampling import Sampling
+from kvgraft_transformers.serving.protocol import ApiError, parse_completion
 
 
 @pytest.fixture(autouse=True)
@@ -351,3 +354,21 @@ def test_two_memories_of_one_model_check_their_own_sessions_and_leave_no_trace(
     session.abort()
     second.close()
     assert model.generate(wrong, **SETTINGS).shape == (1, 44)
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [(EngineSettings, each) for each in EngineSettings.model_fields]
+    + [(Sampling, each) for each in Sampling.model_fields],
+)
+def test_true_is_no_number_in_a_setting(settings: type[SettingsModel], field: str) -> None:
+    with pytest.raises(ValidationError, match="true and false are no numbers"):
+        settings(**{field: True})
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "temperature", "n", "seed", "resume_at", "prompt"])
+def test_true_is_no_number_in_a_clients_request(field: str) -> None:
+    given = [True] if field == "prompt" else True
+    with pytest.raises(ApiError, match=rf"^{field}\S*=\[?True\]?: ") as refused:
+        parse_completion({"model": "m", "prompt": [1, 2], field: given})
+    assert refused.value.body["error"]["param"] == field

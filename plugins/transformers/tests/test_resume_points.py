@@ -195,7 +195,7 @@ def test_a_request_to_the_engine_names_where_others_go_on(
     assert [engine.generate([each])[0].cached_tokens for each in asked] == [0, 320]
 
 
-@pytest.mark.parametrize("named", [[4, 11], "5", *long(-1, 11, 2.5, [None])])
+@pytest.mark.parametrize("named", [[4, 11], "5", True, *long(-1, 11, 2.5, [None])])
 def test_an_invalid_position_is_refused_before_anything_is_held(
     named: Any, tiny: Any, open_memory: Any, tokens: Callable[..., list[int]]
 ) -> None:

@@ -243,7 +243,7 @@ def resume_pages(resume_at: object, prompt: int, page_size: int) -> tuple[int, .
             position = operator.index(each)  # type: ignore[arg-type]
         except TypeError:
             position = -1
-        if not 0 <= position <= prompt:
+        if isinstance(each, bool) or not 0 <= position <= prompt:
             raise ConfigError(
                 f"resume_at {each!r} is no position in a prompt of {prompt} tokens; "
                 "give tokens from its start"

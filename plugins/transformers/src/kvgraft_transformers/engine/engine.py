@@ -96,9 +96,10 @@ class Engine:
                 "at least 1 of each"
             )
         self.memory.check_tokens(request.tokens)
-        named: Sequence[object] = positions(request.resume_at)
+        named: Sequence[Any] = positions(request.resume_at)
         for each in named:
-            if not isinstance(each, int) or not 0 <= each <= len(request.tokens):
+            whole = isinstance(each, int) and not isinstance(each, bool)
+            if not (whole and 0 <= each <= len(request.tokens)):
                 raise ConfigError(
                     f"resume_at {each!r} is no position in a prompt of {len(request.tokens)} "
                     "tokens; give tokens from its start"

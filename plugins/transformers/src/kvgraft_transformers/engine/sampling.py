@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt
 from transformers import (
     LogitsProcessorList,
     TemperatureLogitsWarper,
@@ -13,13 +13,15 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from kvgraft import SettingsModel
+
 __all__ = ["Sampler", "Sampling"]
 
 COLDEST = 1e-5
 """Temperatures below divide logits into infinity; they mean the most likely token."""
 
 
-class Sampling(BaseModel):
+class Sampling(SettingsModel):
     """Settings for choosing the next token.
 
     Attributes:
@@ -28,8 +30,6 @@ class Sampling(BaseModel):
         top_p: draw among the fewest tokens whose probabilities add up to this much.
         seed: of the draws; with the same seed and logits the same tokens come.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     temperature: NonNegativeFloat = 0.0
     top_k: NonNegativeInt = 0

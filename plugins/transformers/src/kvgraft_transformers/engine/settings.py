@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pydantic import BaseModel, ConfigDict, PositiveInt
+from pydantic import PositiveInt
+
+from kvgraft import SettingsModel
 
 __all__ = ["EngineSettings", "EngineTotals"]
 
 
-class EngineSettings(BaseModel):
+class EngineSettings(SettingsModel):
     """Limits of one engine.
 
     Attributes:
@@ -18,8 +20,6 @@ class EngineSettings(BaseModel):
         step_tokens: most tokens over all requests in one step.
         reserve_tokens: decode tokens promised at admission; beyond them a request may be retracted.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     max_running: PositiveInt = 16
     chunk_tokens: PositiveInt = 512

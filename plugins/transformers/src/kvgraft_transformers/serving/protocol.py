@@ -9,13 +9,14 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    NonNegativeInt,
     PositiveInt,
+    StrictInt,
     ValidationError,
     ValidationInfo,
     field_validator,
 )
 
+from kvgraft import SettingsModel
 from kvgraft_transformers.engine.sampling import Sampling
 
 __all__ = [
@@ -93,15 +94,13 @@ def shutdown_refusal(message: str) -> ApiError:
     return ApiError(message, status=503, code="server_shutting_down", headers=retry)
 
 
-class _Request(BaseModel):
+class _Request(SettingsModel):
     """Fields of both endpoints.
 
     Attributes:
         resume_at: not in OpenAI's API: tokens of the prompt after which other prompts will go on
             differently; one position or several.
     """
-
-    model_config = ConfigDict(extra="forbid")
 
     model: str
     max_tokens: PositiveInt | None = None
@@ -114,7 +113,7 @@ class _Request(BaseModel):
     stream: bool = False
     stream_options: StreamOptions | None = None
     prompt_cache_key: str | None = None
-    resume_at: list[NonNegativeInt] = []
+    resume_at: list[Annotated[StrictInt, Field(ge=0)]] = Field(default=[])
 
     @field_validator(
         *("temperature", "top_p", "top_k", "n", "stream", "stop", "resume_at"), mode="before"
@@ -154,10 +153,8 @@ class _Request(BaseModel):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(SettingsModel):
     """Options of a stream."""
-
-    model_config = ConfigDict(extra="forbid")
 
     include_usage: bool = False
     include_obfuscation: bool | None = None
@@ -170,7 +167,7 @@ class CompletionRequest(_Request):
         prompt: one or several, as text or as token ids.
     """
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | list[str] | list[StrictInt] | list[list[StrictInt]]
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts one by one."""
