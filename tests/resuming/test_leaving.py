@@ -15,6 +15,7 @@ from kvgraft.types import PointKind
 SMALL: dict[str, Any] = {"n_layers": 1, "n_kv_heads": 1, "head_dim": 2}
 PAGE, WINDOW = 64, 256
 LONG = range(100_000, 108_000)
+NOTHING = dict.fromkeys(PointKind, 0)
 
 
 def window_cache(window_tokens: int = 64_000, **settings: Any) -> Cache:
@@ -335,6 +336,24 @@ def test_a_skipped_point_is_counted_once_however_often_its_request_restarts() ->
             assert cache.admit(request).admitted
             assert list(request.points) == [960 // PAGE]
         assert cache.points.skipped[PointKind.ASKED] == 2
+        cache.abort(request)
+
+
+def test_a_point_of_other_tokens_or_another_kind_is_counted_though_one_was_skipped_there() -> None:
+    """A restarted request may have other points at the same pages."""
+    with Cache.open({"full": SMALL, "mamba": {"states": 1}}, device_tokens=64_000) as cache:
+        request = start(cache, LONG[:130], resume_at=128)
+        assert cache.points.skipped == {**NOTHING, PointKind.REPEAT: 1}
+        request.key.truncate(0)
+        request.key.extend(range(130))
+        cache.restart(request)
+        assert cache.admit(request).admitted
+        assert cache.points.skipped == {**NOTHING, PointKind.REPEAT: 2}
+        request.key.extend(range(200))
+        cache.restart(request)
+        assert request.points == {2: PointKind.ASKED, 5: PointKind.REPEAT}
+        assert cache.admit(request).admitted
+        assert cache.points.skipped == {**NOTHING, PointKind.REPEAT: 3, PointKind.ASKED: 1}
         cache.abort(request)
 
 

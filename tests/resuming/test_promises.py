@@ -145,3 +145,17 @@ def test_a_step_of_no_tokens_leaves_a_state_due_as_it_was() -> None:
         cache.finish(request)
         assert cache.points.skipped[PointKind.ASKED] == 0
         assert cache.explain(TokenKey(range(20))).anchor == 16
+
+
+def test_the_guard_knows_points_that_were_counted_before_a_restart() -> None:
+    components = {"full": SMALL, "mamba": {"states": 8}}
+    with Cache.open(components, device_tokens=640, page_size=16, guard="on") as cache:
+        request = cache.begin(TokenKey(range(40)), resume_at=16)
+        for _ in range(2):
+            assert cache.admit(request).admitted
+            assert cache.allocate(request, 40)
+            cache.computed(request, 16)
+            cache.computed(request, 16)
+            cache.restart(request)
+        assert cache.points.skipped[PointKind.ASKED] == 1
+        cache.abort(request)

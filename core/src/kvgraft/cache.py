@@ -44,6 +44,7 @@ from kvgraft.requests.request import (
     CLOSED,
     LEASED,
     NEXT_CALL,
+    NO_POINTS,
     Limited,
     Request,
     Stage,
@@ -299,7 +300,8 @@ class Cache:
             request.prompt = prompt
             raise
         request.total = max(request.total, request.prompt)
-        request.key_edits = request.key.edits
+        if request.key_edits != request.key.edits:
+            request.key_edits, request.skipped = request.key.edits, NO_POINTS
         request.stage = LEASED
         request.load_started = False
         self._give_up(parts)

@@ -16,6 +16,7 @@ from kvgraft.storage_tier import Prefetch
 from kvgraft.transfers import Fence
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TokenKey
+from kvgraft.types import PointKind
 
 __all__ = ["Admitting"]
 
@@ -132,7 +133,7 @@ class Admitting:
         receipt, chunk = request.receipt, request.chunk
         limit = (request.prompt - 1) // self.tree.page_size
         expected = watched.matches.expect(request.key, limit)
-        points, known, skipped = set(request.points), request.skipped, self._skipped()
+        points, known, skipped = dict(request.points), request.skipped, self._skipped()
 
         def after(decision: Decision, was: Reading, now: Reading) -> None:
             renewed = request.receipt is not receipt
@@ -176,20 +177,20 @@ class Admitting:
     def _check_left_out(
         self,
         request: Request,
-        points: set[int],
-        known: frozenset[int],
+        points: dict[int, PointKind],
+        known: frozenset[tuple[int, PointKind]],
         skipped: int,
     ) -> None:
         """Points left out so that a request fits are skipped and counted once, at admission.
 
         Those of least use to repetitions go first (I11).
         """
-        gone = points - request.points.keys()
+        gone = points.keys() - request.points.keys()
         repeat = (request.prompt - 1) // self.tree.page_size
         useful = sorted(points, key=lambda page: (page <= repeat, page), reverse=True)
         last = set(useful[len(points) - len(gone) :])
         allowed = last if request.stage is Stage.ADMITTED else set()
-        if gone == allowed and skipped == len(gone - known):
+        if gone == allowed and skipped == len({(page, points[page]) for page in gone} - known):
             return
         raise ContractViolation(
             "I11",

@@ -55,6 +55,7 @@ class Belongings(NamedTuple):
         marked: boundaries that the tree knows as resume points.
         due: the boundary at which its live states are to be captured; 0 if none.
         skipped: points skipped so far, of all requests.
+        known: those of the request, which are not counted again.
     """
 
     own: dict[int, Pages]
@@ -68,6 +69,7 @@ class Belongings(NamedTuple):
     marked: frozenset[int]
     due: int
     skipped: int
+    known: frozenset[tuple[int, PointKind]]
 
 
 class Departed(NamedTuple):
@@ -187,6 +189,7 @@ class Leavings:
             marked,
             due,
             skipped,
+            request.skipped,
         )
 
     def check(
@@ -440,7 +443,8 @@ class Leavings:
     ) -> None:
         """A point that was given up changed nothing and was counted (I11)."""
         gone = was.points.keys() - request.points.keys()
-        if now.skipped - was.skipped < len(gone):
+        new = {(page, was.points[page]) for page in gone} - was.known
+        if now.skipped - was.skipped < len(new):
             raise ContractViolation(
                 "I11",
                 None,

@@ -20,6 +20,7 @@ __all__ = [
     "LEASED",
     "NEXT_CALL",
     "NO_PAGES",
+    "NO_POINTS",
     "Limited",
     "Request",
     "Stage",
@@ -29,6 +30,7 @@ __all__ = [
 ]
 
 NO_PAGES: frozenset[int] = frozenset()
+NO_POINTS: frozenset[tuple[int, PointKind]] = frozenset()
 
 
 class Stage(enum.Enum):
@@ -84,7 +86,8 @@ class Request:
         resume_at: boundaries in pages that the engine named as such.
         points_left_out: why points ahead that are not among `checkpoints` are skipped once it is
             admitted; "" if all stay.
-        skipped: boundaries in pages of skipped points: each is counted once, also after `restart`.
+        skipped: the skipped points, as boundary in pages and kind: each is counted once, also after
+            `restart`. A restart with another key forgets them.
         left: boundaries in pages whose states it left behind, where no resume point is.
         last_point: the deepest of `points` it has passed.
         last_left: the deepest of `left` it has passed.
@@ -136,7 +139,7 @@ class Request:
         self.chunk = chunk
         self.storage_tokens = 0
         self.resume_at: tuple[int, ...] = ()
-        self.skipped = NO_PAGES
+        self.skipped = NO_POINTS
         self.stage = LEASED
         # A lease fills these in, also one that takes another's place.
         self.receipt: Receipt

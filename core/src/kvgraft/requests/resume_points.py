@@ -194,8 +194,8 @@ class ResumePoints:
         It is counted once for its request; `explain` reports `reason` for its kind.
         """
         kind = request.points.pop(page, None)
-        if kind is not None and page not in request.skipped:
-            request.skipped |= {page}
+        if kind is not None and (page, kind) not in request.skipped:
+            request.skipped |= {(page, kind)}
             self.skipped[kind] += 1
             self.reasons[kind] = reason
 

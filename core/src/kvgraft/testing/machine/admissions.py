@@ -97,7 +97,7 @@ class Admissions:
         One more would not fit: a pool is full with the request's own states and the one that its
         match pins.
         """
-        live.counted |= live.due - kept
+        live.count_skipped(live.due - kept)
         live.own.points -= live.due - kept
         if kept != live.due:
             demands = {part.component.name: part.demand for part in live.request.parts}

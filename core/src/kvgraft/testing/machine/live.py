@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from kvgraft.requests.request import Request
 from kvgraft.testing.machine.brute_force import Prefix
 from kvgraft.testing.machine.resuming import Progress
-from kvgraft.types import MatchView
+from kvgraft.types import MatchView, PointKind
 
 __all__ = ["Live"]
 
@@ -28,7 +29,8 @@ class Live:
         computed: tokens whose data exists.
         admitted, loaded, started: how far it got; started means it allocated.
         due: boundaries (pages) ahead at which states are captured.
-        counted: boundaries of its points that were counted as skipped.
+        kinds: the kinds of the points that were ahead when it was leased, by boundary.
+        counted: its points that were counted as skipped, as boundary and kind.
         own: its resume points, and its own data.
         standing: boundary its live states stand at, to be kept before it goes on; 0 for none.
         standing_as: why: `point`, `grid` or `left`.
@@ -55,7 +57,8 @@ class Live:
     started: bool = False
     deferred: bool = False
     due: set[int] = field(default_factory=set)
-    counted: set[int] = field(default_factory=set)
+    kinds: dict[int, PointKind] = field(default_factory=dict)
+    counted: set[tuple[int, PointKind]] = field(default_factory=set)
     own: Progress = field(default_factory=Progress)
     standing: int = 0
     standing_as: str = ""
@@ -74,6 +77,7 @@ class Live:
         self.computed = self.request.anchor_tokens
         self.admitted = self.loaded = self.started = self.deferred = False
         self.due = set(self.request.checkpoints)
+        self.kinds = dict(self.request.points)
         self.own = Progress(
             points=set(self.request.points),
             last_point=self.anchor,
@@ -85,6 +89,12 @@ class Live:
         self.standing = self.tracked = 0
         self.locked = {}
         self.views = []
+
+    def count_skipped(self, pages: Iterable[int]) -> int:
+        """Its points at these boundaries are none after all; how many were not counted before."""
+        skipped = {(page, self.kinds.get(page, PointKind.GRID)) for page in pages} - self.counted
+        self.counted |= skipped
+        return len(skipped)
 
     @property
     def waiting(self) -> bool:

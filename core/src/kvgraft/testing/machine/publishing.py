@@ -187,10 +187,9 @@ class Publishing:
         if kept and not expected and kind != "left":
             self.judge.fail("I11", name, f"{said} is kept, no slot is to spare for it")
         counted = self.skipped - skipped
-        if counted != (not kept and kind == "grid" and page not in live.counted):
+        if counted != live.count_skipped([page] if kind == "grid" and not kept else ()):
             self.judge.fail("I11", name, f"{said}: {counted} points were counted as skipped")
         if not kept:
-            live.counted.add(page)
             return
         own.captured.add(page)
         if kind == "left":
