@@ -13,6 +13,9 @@ from kvgraft.types import MatchView, PointKind
 
 __all__ = ["Live"]
 
+Points = set[tuple[int, PointKind]]
+"""Resume points, as boundary and kind."""
+
 
 @dataclass
 class Live:
@@ -58,7 +61,7 @@ class Live:
     deferred: bool = False
     due: set[int] = field(default_factory=set)
     kinds: dict[int, PointKind] = field(default_factory=dict)
-    counted: set[tuple[int, PointKind]] = field(default_factory=set)
+    counted: Points = field(default_factory=set)
     own: Progress = field(default_factory=Progress)
     standing: int = 0
     standing_as: str = ""
