@@ -23,7 +23,11 @@ __all__ = ["main"]
 
 GROUP = "kvgraft.commands"
 
-ADDED_BY = {"replay": "plugins/replay", "serve": "plugins/transformers/requirements.txt"}
+ADDED_BY = {
+    "plan": "plugins/replay",
+    "replay": "plugins/replay",
+    "serve": "plugins/transformers/requirements.txt",
+}
 """Commands of packages that are installed apart from the core, and where these are."""
 
 

@@ -20,12 +20,16 @@ from kvgraft.config import GuardMode, WritePolicy
 from kvgraft.errors import ConfigError, KvgraftError
 from kvgraft.packages.registry import discover
 from kvgraft.tree.component import ordered
-from kvgraft_replay.detect import open_workload
 from kvgraft_replay.report import ReplayResult, print_tables, render_html
 from kvgraft_replay.report.output import Target, expect_distinct
 from kvgraft_replay.storage_options import storage_options, storage_settings
-from kvgraft_replay.synthetic import synthetic_workload
 from kvgraft_replay.workload import Workload
+from kvgraft_replay.workload_options import (
+    engine_model,
+    engine_options,
+    read_workload,
+    workload_options,
+)
 
 __all__ = ["open_targets", "replay", "run_with_progress", "save"]
 
@@ -121,12 +125,7 @@ def save(result: ReplayResult, targets: Mapping[str, Target]) -> None:
 
 
 @click.command()
-@click.argument("path", required=False, type=click.Path(path_type=Path))
-@click.option(
-    "--synthetic",
-    type=click.Choice(["agents", "chat", "rag"]),
-    help="Generate a workload instead of reading PATH.",
-)
+@workload_options
 @click.option(
     "--component",
     "components",
@@ -179,54 +178,7 @@ def save(result: ReplayResult, targets: Mapping[str, Target]) -> None:
     help="Least distance of two cuts of a prefill for its states: the cost of an extra pass.",
 )
 @storage_options
-@click.option("--users", type=click.IntRange(min=1), help="Closed loop with that many users.")
-@click.option(
-    "--limit",
-    type=click.IntRange(min=1),
-    help="Replay at most N requests: the first, or whole sessions of all users.",
-)
-@click.option(
-    "--requests",
-    type=click.IntRange(min=1),
-    default=2000,
-    show_default=True,
-    help="Size of a synthetic workload.",
-)
-@click.option(
-    "--chunk-tokens",
-    type=TokenCount(min=1),
-    default=8192,
-    show_default=True,
-    help="Most prompt tokens computed in one step.",
-)
-@click.option(
-    "--max-running",
-    type=click.IntRange(min=1),
-    default=256,
-    show_default=True,
-    help="Most requests running at a time.",
-)
-@click.option(
-    "--reserve-tokens",
-    type=TokenCount(min=0),
-    default=512,
-    show_default=True,
-    help="Decode tokens admission keeps slots for, per request.",
-)
-@click.option(
-    "--prefill-rate",
-    type=click.FloatRange(min=1),
-    default=100_000.0,
-    show_default=True,
-    help="Prompt tokens per second of the pretended engine.",
-)
-@click.option(
-    "--decode-rate",
-    type=click.FloatRange(min=1),
-    default=100.0,
-    show_default=True,
-    help="Output tokens per second and request of the pretended engine.",
-)
+@engine_options
 @click.option(
     "--verify",
     type=click.Choice(["full", "sampled", "off"]),
@@ -258,12 +210,11 @@ def replay(path: Path | None, **options: Any) -> None:
     the cache, its pools and its copies are real. Exits with 1 if memory ran out, a payload was
     wrong or a ledger did not balance.
     """
-    from kvgraft_replay.engine import EngineModel
     from kvgraft_replay.payload import Verify
     from kvgraft_replay.replay import ReplaySettings
 
     targets = open_targets(options["json_path"], options["html_path"], path)
-    workload = _workload(path, options)
+    workload = read_workload(path, options)
     components = parse_components(options["components"] or [_widest_component()])
     cache: dict[str, Any] = {
         "components": components,
@@ -281,13 +232,7 @@ def replay(path: Path | None, **options: Any) -> None:
     settings = ReplaySettings(
         cache=cache,
         users=options["users"],
-        model=EngineModel(
-            prefill_tokens_s=options["prefill_rate"],
-            decode_tokens_s=options["decode_rate"],
-            chunk_tokens=options["chunk_tokens"],
-            max_running=options["max_running"],
-            reserve_tokens=options["reserve_tokens"],
-        ),
+        model=engine_model(options),
         verify=Verify(options["verify"]),
         seed=options["seed"],
         limit=options["limit"],
@@ -301,13 +246,3 @@ def replay(path: Path | None, **options: Any) -> None:
     if any(result[name] for name in MUST_BE_ZERO):  # type: ignore[literal-required]
         click.echo(f"kvgraft: {result['first_problem']}", err=True)
         sys.exit(1)
-
-
-def _workload(path: Path | None, options: dict[str, Any]) -> Workload:
-    if (path is None) == (options["synthetic"] is None):
-        raise ConfigError("give a trace's PATH or --synthetic agents|chat|rag, one of the two")
-    if path is None:
-        return synthetic_workload(
-            options["synthetic"], requests=options["requests"], seed=options["seed"]
-        )
-    return open_workload(path, limit=options["limit"], users=options["users"])

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvgraft_transformers.architecture import Architecture, LayerPlan, read_architecture
+    from kvgraft_transformers.config_file import components_of_config
     from kvgraft_transformers.errors import (
         AdmissionRefusedError,
         SessionError,
@@ -35,6 +36,7 @@ _LAZY = {
     "SessionCache": "session_cache",
     "SessionError": "errors",
     "UnsupportedModelError": "errors",
+    "components_of_config": "config_file",
     "read_architecture": "architecture",
 }
 
@@ -47,6 +49,7 @@ __all__ = [
     "SessionCache",
     "SessionError",
     "UnsupportedModelError",
+    "components_of_config",
     "read_architecture",
 ]
 

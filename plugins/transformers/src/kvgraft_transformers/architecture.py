@@ -24,9 +24,9 @@ from kvgraft_transformers.geometry import (
     pages_of,
     state_of,
 )
-from kvgraft_transformers.probing import check_layer, describe_failure, probe_model
+from kvgraft_transformers.probing import Probe, check_layer, describe_failure, probe_model
 
-__all__ = ["Architecture", "LayerPlan", "read_architecture"]
+__all__ = ["Architecture", "LayerPlan", "describe_layers", "read_architecture"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def read_architecture(model: PreTrainedModel, *, sparse_on_host: bool) -> Archit
         UnsupportedModelError: a layer, or a model, that keeps something else; it is named.
     """
     try:
-        return _read(model, sparse_on_host=sparse_on_host)
+        return describe_layers(model, probe_model(model), sparse_on_host=sparse_on_host)
     except UnsupportedModelError:
         raise
     except Exception as error:
@@ -96,8 +96,13 @@ def read_architecture(model: PreTrainedModel, *, sparse_on_host: bool) -> Archit
         raise UnsupportedModelError(model, f"cannot be understood: {reason}") from error
 
 
-def _read(model: PreTrainedModel, *, sparse_on_host: bool) -> Architecture:
-    layers, own_cache = probe_model(model)
+def describe_layers(model: PreTrainedModel, probe: Probe, *, sparse_on_host: bool) -> Architecture:
+    """The components for the layers of a model's cache.
+
+    Raises:
+        UnsupportedModelError: a layer that keeps something else; it is named.
+    """
+    layers, own_cache = probe
     pages: list[Pages | None] = []
     indexes: list[Index | None] = []
     states: list[State | None] = []

@@ -32,6 +32,7 @@ __all__ = [
     "layer_modules",
     "plain_cache",
     "probe_model",
+    "probe_shapes",
     "takes_positions",
     "undisturbed",
     "widened",
@@ -125,6 +126,18 @@ def probe_model(model: PreTrainedModel) -> Probe:
             model, "keeps a state outside its cache: its output depends on the passes in between"
         )
     return Probe(layers, own)
+
+
+def probe_shapes(model: PreTrainedModel) -> Probe:
+    """Run over two tokens for the shapes alone: a model on torch's device `meta` will do.
+
+    Raises:
+        Exception: the model's own.
+    """
+    own = _own_cache(model)
+    cache = _empty_cache(model, own)
+    _run(model, cache, (3, 4), 0)
+    return Probe(_shapes(cache), own)
 
 
 def _check_cache_argument(model: PreTrainedModel) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from kvgraft_replay.report.schema import ReplayResult
 
-__all__ = ["print_tables"]
+__all__ = ["print_table", "print_tables", "writer"]
 
 GAP = 3
 """Columns between two columns of a table."""
@@ -47,11 +47,7 @@ VERDICT_STYLES = {"ok": "green", "FAIL": "bold red", "not checked": "yellow"}
 
 def print_tables(result: ReplayResult, console: Console) -> None:
     """Print the whole result; names from the trace or from plugins are never read as markup."""
-    ascii_only = console.options.ascii_only
-
-    def text(words: str, style: str = "") -> Text:
-        return Text(words.translate(ASCII) if ascii_only else words, style=style)
-
+    text = writer(console)
     workload = result["workload"]
     console.print(text(f"Replay of {workload['name']} ({workload['format']})", "bold"))
     console.print(
@@ -84,14 +80,30 @@ def print_tables(result: ReplayResult, console: Console) -> None:
     _print(console, zero, text("Checks (errors must be 0)", "bold"))
     found = (*result_tables(result), *point_tables(result), *storage_tables(result))
     for table in (token_table(result), *found, cpu_table(result)):
-        title = text(table.title, "bold")
-        if table.note:
-            title += text(f" ({table.note})", "dim")
-        if table.rows:
-            _print(console, _grid(table, text, console.width), title)
-        else:
-            console.print(title + text(": nothing to report"))
-            console.print()
+        print_table(table, console)
+
+
+def print_table(table: SummaryTable, console: Console) -> None:
+    """Print one table under its title, or that it has nothing to say."""
+    text = writer(console)
+    title = text(table.title, "bold")
+    if table.note:
+        title += text(f" ({table.note})", "dim")
+    if table.rows:
+        _print(console, _grid(table, text, console.width), title)
+    else:
+        console.print(title + text(": nothing to report"))
+        console.print()
+
+
+def writer(console: Console) -> Callable[..., Text]:
+    """Makes text of words and a style: never markup, and in ASCII where the console has no more."""
+    ascii_only = console.options.ascii_only
+
+    def text(words: str, style: str = "") -> Text:
+        return Text(words.translate(ASCII) if ascii_only else words, style=style)
+
+    return text
 
 
 def _grid(table: SummaryTable, text: Callable[[str], Text], width: int) -> Table:

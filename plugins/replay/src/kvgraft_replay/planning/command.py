@@ -1,0 +1,209 @@
+"""`kvgraft plan`: one trace through many sizes, then tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from kvgraft.cli.console import OutputConsole
+from kvgraft.cli.sizes import PoolSize, TokenCount
+from kvgraft.config import WritePolicy
+from kvgraft.errors import ConfigError
+from kvgraft_replay.command import open_targets, parse_components
+from kvgraft_replay.planning.models import QUANTIZATIONS, components_of, quantized
+from kvgraft_replay.planning.schema import PlanResult
+from kvgraft_replay.planning.tables import print_plan
+from kvgraft_replay.report.output import Target
+from kvgraft_replay.workload_options import (
+    engine_model,
+    engine_options,
+    read_workload,
+    workload_options,
+)
+
+__all__ = ["plan"]
+
+
+class SizeList(PoolSize):
+    """Sizes with commas between them, such as `40GB,80GB`."""
+
+    name = "sizes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Each size, once.
+
+        Raises:
+            click.BadParameter: one that is none, or out of range.
+        """
+        if not isinstance(value, str):
+            return value
+        sizes = [super(SizeList, self).convert(each, param, ctx) for each in value.split(",")]
+        return list(dict.fromkeys(sizes))
+
+
+@click.command()
+@workload_options
+@click.option(
+    "--model",
+    type=click.Path(path_type=Path),
+    metavar="CONFIG.json",
+    help="The model's configuration, or a checkpoint's directory; weights are not read.",
+)
+@click.option(
+    "--component",
+    "components",
+    multiple=True,
+    metavar="NAME[:OPTION=VALUE,...]",
+    help="Instead of a model: a component and its options; repeat for more.",
+)
+@click.option(
+    "--quantization",
+    type=click.Choice(sorted(QUANTIZATIONS)),
+    help="Keys and values take one byte an element; states stay as they are.",
+)
+@click.option(
+    "--device",
+    "devices",
+    type=SizeList(min=1),
+    required=True,
+    help="Sizes of all device pools together, such as 40GB,80GB, or tokens, such as 4M.",
+)
+@click.option(
+    "--host",
+    "hosts",
+    type=SizeList(min=0),
+    default="0",
+    show_default=True,
+    help="Sizes of all host mirrors together; each is replayed with each device size.",
+)
+@click.option(
+    "--growth/--no-growth",
+    default=True,
+    show_default=True,
+    help="Replay also with each pool a tenth larger, one at a time.",
+)
+@click.option(
+    "--page-size",
+    type=TokenCount(min=1),
+    default=64,
+    show_default=True,
+    help="Tokens per page.",
+)
+@click.option(
+    "--write-policy",
+    type=click.Choice([policy.value for policy in WritePolicy]),
+    default=WritePolicy.WRITE_THROUGH.value,
+    show_default=True,
+    help="When data is copied to the host.",
+)
+@click.option(
+    "--load-policy",
+    type=click.Choice(["cost", "always"]),
+    default="always",
+    show_default=True,
+    help="Load every prefix back, or where that is estimated cheaper than --prefill-rate.",
+)
+@engine_options
+@click.option(
+    "--processes",
+    type=click.IntRange(min=1),
+    help="Replays that run at a time; as many as there are processors by default.",
+)
+@click.option("--seed", default=0, show_default=True, help="Seed of everything random.")
+@click.option(
+    "--json", "json_path", metavar="FILE", help="Write the result here, or to stdout (-)."
+)
+def plan(path: Path | None, **options: Any) -> None:
+    """Find the sizes of pools for a trace and a model.
+
+    Replays PATH, a trace as for `kvgraft replay`, at every size of --device with every size of
+    --host, without taking the pools' memory. Exits with 1 if memory ran out in a replay or a
+    ledger did not balance.
+    """
+    targets = open_targets(options["json_path"], None, path)
+    components = _components(options)
+    result = _planned(path, components, options)
+    taken = any(target.is_standard_output for target in targets.values())
+    try:
+        _save(result, targets)
+    finally:
+        print_plan(result, OutputConsole(stderr=taken))
+    for size in result["sizes"]:
+        if size["first_problem"] and not size["rejections"]:
+            click.echo(
+                f"kvgraft: {size['device']}, {size['host']}: {size['first_problem']}", err=True
+            )
+            raise SystemExit(1)
+
+
+def _components(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Options by component, from the model's configuration or as given."""
+    if (options["model"] is None) == (not options["components"]):
+        raise ConfigError("give --model CONFIG.json or --component NAME[:OPTION=VALUE,...]")
+    if options["model"] is None:
+        components = parse_components(options["components"])
+    else:
+        components = components_of(options["model"])
+    return quantized(components, options["quantization"]) if options["quantization"] else components
+
+
+def _planned(
+    path: Path | None, components: dict[str, dict[str, Any]], options: Mapping[str, Any]
+) -> PlanResult:
+    from kvgraft_replay.payload import Verify
+    from kvgraft_replay.planning.sizes import all_sizes
+    from kvgraft_replay.planning.sweep import plan_sizes
+    from kvgraft_replay.planning.workers import usable_processors
+    from kvgraft_replay.replay import ReplaySettings
+
+    cache: dict[str, Any] = {
+        "components": components,
+        "page_size": options["page_size"],
+        "write_policy": options["write_policy"],
+        "load": None
+        if options["load_policy"] == "always"
+        else {"prefill_tokens_s": options["prefill_rate"]},
+    }
+    sizes = all_sizes(cache, options["devices"], options["hosts"])
+    workload = read_workload(path, options)
+    settings = ReplaySettings(
+        cache={},
+        users=options["users"],
+        model=engine_model(options),
+        verify=Verify.OFF,
+        seed=options["seed"],
+        limit=options["limit"],
+    )
+    console = Console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:.1f}/{task.total}"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as progress:
+        task = progress.add_task("replays", total=len(sizes))
+        return plan_sizes(
+            workload,
+            settings,
+            sizes,
+            growth=options["growth"],
+            n_processes=options["processes"] or usable_processors(),
+            progress=lambda done, total: progress.update(task, completed=done, total=total),
+        )
+
+
+def _save(result: PlanResult, targets: Mapping[str, Target]) -> None:
+    for target in targets.values():
+        try:
+            target.write(json.dumps(result, indent=1) + "\n")
+        except BrokenPipeError:
+            OutputConsole().on_broken_pipe()

@@ -1,0 +1,69 @@
+"""A model's components, from its configuration file.
+
+Packages that can read such files publish a function `(path) -> options by component` in the
+entry-point group `kvgraft.models`; kvgraft-transformers does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from kvgraft.errors import ConfigError
+from kvgraft.packages.entry_points import import_failure, published
+from kvgraft.packages.installing import how_to_install
+from kvgraft.packages.registry import select
+from kvgraft.types import Kind
+
+__all__ = ["MODELS_GROUP", "QUANTIZATIONS", "components_of", "quantized"]
+
+MODELS_GROUP = "kvgraft.models"
+
+QUANTIZATIONS = {"fp8": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
+"""Element types of keys and values, by the names engines have for them."""
+
+READER = "plugins/transformers/requirements.txt"
+
+ReadModel = Callable[[Path], dict[str, dict[str, Any]]]
+
+
+def components_of(path: Path) -> dict[str, dict[str, Any]]:
+    """Options by component of the model that a configuration file describes.
+
+    Raises:
+        ConfigError: no installed package reads such files, or the file describes no model that
+            components serve.
+    """
+    found = published(MODELS_GROUP)
+    if not found:
+        raise ConfigError(
+            f"--model {path}: no installed package reads a model's configuration; "
+            f"{how_to_install(READER)}, or give --component NAME:OPTION=VALUE instead"
+        )
+    reader = found[0]
+    try:
+        read = cast("ReadModel", reader.load())
+    except ImportError as error:
+        raise ConfigError(
+            f"--model {path}: {reader.distribution} reads models: {import_failure(error)}"
+        ) from error
+    return read(path)
+
+
+def quantized(components: Mapping[str, dict[str, Any]], name: str) -> dict[str, dict[str, Any]]:
+    """The components with keys and values of another element type; states stay as they are.
+
+    Args:
+        components: options by component.
+        name: one of `QUANTIZATIONS`.
+    """
+    dtype = QUANTIZATIONS[name]
+    packages = {each.partition("@")[0] for each in components}
+    kinds = {each.name: each.declaration.kind for each in select(sorted(packages))}
+    return {
+        each: {**options, "dtype": dtype}
+        if kinds[each.partition("@")[0]] is Kind.PAGED
+        else dict(options)
+        for each, options in components.items()
+    }

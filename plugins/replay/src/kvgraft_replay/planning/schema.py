@@ -1,0 +1,108 @@
+"""The result of a plan as a plain dictionary: what `--json` writes and the reports read.
+
+Fields are added within a major version, never renamed or removed.
+"""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from kvgraft_replay.report.schema import HitTokens, Workload
+
+__all__ = ["Curve", "CurvePoint", "Growth", "PlanResult", "PoolUse", "SizeResult"]
+
+
+class PoolUse(TypedDict):
+    """One component's pool on one tier.
+
+    `evicted`: slots that made room for others.
+    """
+
+    component: str
+    tier: str
+    slots: int
+    nbytes: int
+    evicted: int
+
+
+class Growth(TypedDict):
+    """One pool, a tenth larger: what a replay with it gains, all other pools as they were.
+
+    `extra_nbytes`: what the tenth takes. `gained_tokens`: prompt tokens saved in addition; negative
+    where it saved fewer.
+    """
+
+    component: str
+    tier: str
+    extra_nbytes: int
+    gained_tokens: int
+    token_hit_rate: float
+
+
+class SizeResult(TypedDict):
+    """A replay with one pair of sizes.
+
+    `device` and `host` are the sizes as they were asked for, `_tokens` and `_nbytes` what they
+    come to. `prefill_s_saved`: `saved_tokens` at the rate of the settings. `load_back_nbytes`:
+    bytes copied from HOST to DEVICE instead. `lru_hit_rate`: of the exact curve at the size of
+    DEVICE alone; None where there is none. `growth`: empty where it was not asked for.
+    """
+
+    device: str
+    host: str
+    device_tokens: int
+    host_tokens: int
+    device_nbytes: int
+    host_nbytes: int
+    requests: int
+    served: int
+    input_tokens: int
+    token_hit_rate: float
+    hit_tokens: HitTokens
+    saved_tokens: int
+    prefill_s_saved: float
+    load_back_nbytes: int
+    deferrals: int
+    retractions: int
+    rejections: int
+    lru_hit_rate: float | None
+    pools: list[PoolUse]
+    growth: list[Growth]
+    first_problem: str
+
+
+class CurvePoint(TypedDict):
+    """A size of DEVICE alone and its token hit rate under LRU."""
+
+    tokens: int
+    nbytes: int
+    token_hit_rate: float
+
+
+class Curve(TypedDict):
+    """The hit rate of every size of DEVICE alone under LRU, for requests one after another.
+
+    `points` is empty, and `reason` says why, where components or arrivals allow no such curve.
+    `needed_tokens`: the smallest size that forgets nothing of use.
+    """
+
+    reason: str
+    needed_tokens: int
+    points: list[CurvePoint]
+
+
+class PlanResult(TypedDict):
+    """Everything `kvgraft plan` reports.
+
+    `components`: options by component, as they were replayed. `cpu_s`: CPU time of all processes.
+    """
+
+    kvgraft: str
+    workload: Workload
+    components: dict[str, dict[str, object]]
+    settings: dict[str, object]
+    notices: list[str]
+    sizes: list[SizeResult]
+    curve: Curve
+    cpu_s: float
+    wall_s: float

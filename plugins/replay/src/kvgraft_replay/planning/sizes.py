@@ -1,0 +1,122 @@
+"""The pools of each size: from what was asked for to tokens, slots and bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvgraft.assembly import mount_all, size_pools
+from kvgraft.config import CacheConfig, parse_config
+from kvgraft.packages.dispatch import Mounted
+from kvgraft.types import Tier
+
+__all__ = ["Pool", "Size", "all_sizes", "built", "grown", "lru_pages", "slot_nbytes"]
+
+Asked = int | str
+"""Tokens, or bytes as text such as `40GB`."""
+
+TENTH = 10
+"""A pool grows by one part of this many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """One component's pool on one tier."""
+
+    component: str
+    tier: Tier
+    slots: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Sizes of all pools.
+
+    Attributes:
+        device, host: as asked for.
+        cache: settings of a cache of that size; the sizes in tokens.
+        pools: of DEVICE first, then of HOST.
+    """
+
+    device: Asked
+    host: Asked
+    cache: dict[str, Any]
+    pools: tuple[Pool, ...]
+
+    def nbytes(self, tier: Tier) -> int:
+        """Bytes of all pools of a tier."""
+        return sum(pool.nbytes for pool in self.pools if pool.tier is tier)
+
+
+def all_sizes(
+    cache: Mapping[str, Any], devices: Iterable[Asked], hosts: Iterable[Asked]
+) -> list[Size]:
+    """Every size of DEVICE with every size of HOST.
+
+    Args:
+        cache: the other settings, as for `Cache.open`.
+        devices: tokens of each device pool, or bytes of all together.
+        hosts: the same on HOST; 0 for none.
+
+    Raises:
+        ConfigError: a size that is too small, or an impossible setting.
+    """
+    hosts = list(hosts)
+    return [_sized(cache, device, host) for device in devices for host in hosts]
+
+
+def _sized(cache: Mapping[str, Any], device: Asked, host: Asked) -> Size:
+    given = {**cache, "device_tokens": device, "host_tokens": host, "payload": False}
+    config = size_pools(parse_config(given))
+    tokens = {"device_tokens": config.device_tokens, "host_tokens": config.host_tokens}
+    return Size(device, host, {**given, **tokens}, tuple(_pools(built(config))))
+
+
+def built(config: CacheConfig) -> list[Mounted]:
+    """The components of a cache without payload, in the tree's order."""
+    return mount_all(config)
+
+
+def _pools(mounted: Iterable[Mounted]) -> Iterator[Pool]:
+    mounted = list(mounted)
+    for each in mounted:
+        device = each.component.device
+        nbytes = device.capacity * device.slot_nbytes
+        yield Pool(each.name, Tier.DEVICE, device.capacity, nbytes)
+    for each in mounted:
+        host = each.component.host
+        if host is not None:
+            nbytes = host.allocator.capacity * host.slab_nbytes
+            yield Pool(each.name, Tier.HOST, host.allocator.capacity, nbytes)
+
+
+def grown(size: Size, pool: Pool) -> Size | None:
+    """The same sizes but for one pool that is a tenth larger; None if its size is fixed."""
+    setting = f"{pool.tier.value}_tokens"
+    options = size.cache["components"][pool.component]
+    tokens = options.get(setting) or size.cache[setting]
+    larger = {**options, setting: tokens + max(tokens // TENTH, size.cache["page_size"])}
+    components = {**size.cache["components"], pool.component: larger}
+    cache = {**size.cache, "components": components}
+    after = replace(size, cache=cache, pools=tuple(_pools(built(parse_config(cache)))))
+    return after if after.nbytes(pool.tier) > size.nbytes(pool.tier) else None
+
+
+def lru_pages(mounted: Iterable[Mounted]) -> int | None:
+    """Pages for which the exact curve tells the hit rate; None where no curve does.
+
+    It does where every component needs all tokens before a boundary and has them on DEVICE.
+    """
+    pages = []
+    for each in mounted:
+        if each.shape.home is Tier.HOST or not each.shape.reach.is_prefix_closed:
+            return None
+        pages.append(each.component.device.capacity // each.shape.slots_per_page)
+    return min(pages)
+
+
+def slot_nbytes(mounted: Iterable[Mounted]) -> dict[str, int]:
+    """Bytes of one DEVICE slot by component."""
+    return {each.name: each.component.device.slot_nbytes for each in mounted}

@@ -1,0 +1,149 @@
+"""Replays side by side, in processes of their own: a replay keeps one processor busy."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from kvgraft.errors import ConfigError, KvgraftError
+from kvgraft_replay.planning.worker import Done, Progress, Refused
+from kvgraft_replay.replay import ReplaySettings
+from kvgraft_replay.workload import Workload
+
+__all__ = ["replay_all", "usable_processors"]
+
+# The working directory is left out of the path: an operator's files are no modules.
+START = (
+    "import sys; sys.path[:] = [each for each in sys.path if each];"
+    "from kvgraft_replay.planning.worker import main; main(int(sys.argv[1]))"
+)
+
+STOP_S = 10.0
+"""Longest wait for a process that was told to stop."""
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A process, the end of its pipe that is ours, and the replay it is at."""
+
+    process: subprocess.Popen[bytes]
+    connection: Connection
+    task: int = -1
+
+
+def usable_processors() -> int:
+    """Processors this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def replay_all(
+    workload: Workload,
+    settings: ReplaySettings,
+    caches: Sequence[dict[str, Any]],
+    *,
+    n_processes: int,
+    progress: Callable[[int, float], None],
+) -> list[Done]:
+    """Replay a workload with each cache, several at a time; results in their order.
+
+    Args:
+        workload: the same for all.
+        settings: the same for all but the cache.
+        caches: settings of each cache.
+        n_processes: how many replays run at a time.
+        progress: told, by replay, the share of it that is done.
+
+    Raises:
+        ConfigError: a replay that cannot be run.
+        KvgraftError: a process that ended before its replay did.
+
+    Effects: starts processes, and ends them before it returns or raises.
+    """
+    left = deque(range(len(caches)))
+    done: dict[int, Done] = {}
+    workers: list[_Worker] = []
+    try:
+        for _ in range(min(n_processes, len(caches))):
+            worker = _started()
+            workers.append(worker)
+            _send(worker, (workload, settings))
+            _next(worker, left, caches)
+        while len(done) < len(caches):
+            ready = wait([worker.connection for worker in workers])
+            for worker in [each for each in workers if each.connection in ready]:
+                message = _received(worker)
+                if isinstance(message, Refused):
+                    raise ConfigError(message.message)
+                if isinstance(message, Progress):
+                    progress(worker.task, message.ended / message.expected)
+                    continue
+                progress(worker.task, 1.0)
+                done[worker.task] = message
+                if left:
+                    _next(worker, left, caches)
+                else:
+                    workers.remove(worker)
+                    _stop(worker)
+    finally:
+        for worker in workers:
+            _stop(worker)
+    return [done[task] for task in range(len(caches))]
+
+
+def _started() -> _Worker:
+    ours, theirs = Pipe()
+    with theirs:
+        # A session of its own: Ctrl-C is for the command, which stops its workers.
+        process = subprocess.Popen(
+            [sys.executable, "-c", START, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    return _Worker(process, ours)
+
+
+def _next(worker: _Worker, left: deque[int], caches: Sequence[dict[str, Any]]) -> None:
+    worker.task = left.popleft()
+    _send(worker, caches[worker.task])
+
+
+def _send(worker: _Worker, message: object) -> None:
+    try:
+        worker.connection.send(message)
+    except (BrokenPipeError, ConnectionResetError) as error:
+        raise _lost(worker) from error
+
+
+def _received(worker: _Worker) -> Progress | Done | Refused:
+    try:
+        message: Progress | Done | Refused = worker.connection.recv()
+    except (EOFError, ConnectionResetError) as error:
+        raise _lost(worker) from error
+    return message
+
+
+def _lost(worker: _Worker) -> KvgraftError:
+    status = worker.process.wait(STOP_S)
+    reason = f"signal {-status}" if status < 0 else f"status {status}"
+    return KvgraftError(
+        f"a process that replays ended with {reason}; give fewer --processes if memory is short"
+    )
+
+
+def _stop(worker: _Worker) -> None:
+    worker.connection.close()
+    worker.process.terminate()
+    try:
+        worker.process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        worker.process.kill()
+        worker.process.wait()

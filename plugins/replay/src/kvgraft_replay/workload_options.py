@@ -1,0 +1,125 @@
+"""Options of every command that has a workload: its requests, and the engine that serves them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from kvgraft.cli.sizes import TokenCount
+from kvgraft.errors import ConfigError
+from kvgraft_replay.detect import open_workload
+from kvgraft_replay.synthetic import synthetic_workload
+from kvgraft_replay.workload import Workload
+
+if TYPE_CHECKING:
+    from kvgraft_replay.engine import EngineModel
+
+__all__ = ["engine_model", "engine_options", "read_workload", "workload_options"]
+
+F = TypeVar("F", bound=Callable[..., None])
+
+WORKLOAD = (
+    click.argument("path", required=False, type=click.Path(path_type=Path)),
+    click.option(
+        "--synthetic",
+        type=click.Choice(["agents", "chat", "rag"]),
+        help="Generate a workload instead of reading PATH.",
+    ),
+    click.option("--users", type=click.IntRange(min=1), help="Closed loop with that many users."),
+    click.option(
+        "--limit",
+        type=click.IntRange(min=1),
+        help="Replay at most N requests: the first, or whole sessions of all users.",
+    ),
+    click.option(
+        "--requests",
+        type=click.IntRange(min=1),
+        default=2000,
+        show_default=True,
+        help="Size of a synthetic workload.",
+    ),
+)
+
+ENGINE = (
+    click.option(
+        "--chunk-tokens",
+        type=TokenCount(min=1),
+        default=8192,
+        show_default=True,
+        help="Most prompt tokens computed in one step.",
+    ),
+    click.option(
+        "--max-running",
+        type=click.IntRange(min=1),
+        default=256,
+        show_default=True,
+        help="Most requests running at a time.",
+    ),
+    click.option(
+        "--reserve-tokens",
+        type=TokenCount(min=0),
+        default=512,
+        show_default=True,
+        help="Decode tokens admission keeps slots for, per request.",
+    ),
+    click.option(
+        "--prefill-rate",
+        type=click.FloatRange(min=1),
+        default=100_000.0,
+        show_default=True,
+        help="Prompt tokens per second of the pretended engine.",
+    ),
+    click.option(
+        "--decode-rate",
+        type=click.FloatRange(min=1),
+        default=100.0,
+        show_default=True,
+        help="Output tokens per second and request of the pretended engine.",
+    ),
+)
+
+
+def workload_options(command: F) -> F:
+    """Add the trace's path and the options of workloads, for `read_workload`."""
+    for option in reversed(WORKLOAD):
+        command = option(command)
+    return command
+
+
+def engine_options(command: F) -> F:
+    """Add the options of the pretended engine, for `engine_model`."""
+    for option in reversed(ENGINE):
+        command = option(command)
+    return command
+
+
+def read_workload(path: Path | None, options: Mapping[str, Any]) -> Workload:
+    """The workload that the options name.
+
+    Raises:
+        ConfigError: none, or two.
+        TraceError: a trace that cannot be read.
+    """
+    if (path is None) == (options["synthetic"] is None):
+        raise ConfigError("give a trace's PATH or --synthetic agents|chat|rag, one of the two")
+    if path is None:
+        return synthetic_workload(
+            options["synthetic"], requests=options["requests"], seed=options["seed"]
+        )
+    return open_workload(path, limit=options["limit"], users=options["users"])
+
+
+def engine_model(options: Mapping[str, Any]) -> EngineModel:
+    """The engine that the options describe."""
+    from kvgraft_replay.engine import EngineModel
+
+    return EngineModel(
+        prefill_tokens_s=options["prefill_rate"],
+        decode_tokens_s=options["decode_rate"],
+        chunk_tokens=options["chunk_tokens"],
+        max_running=options["max_running"],
+        reserve_tokens=options["reserve_tokens"],
+    )

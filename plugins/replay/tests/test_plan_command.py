@@ -1,0 +1,173 @@
+"""`kvgraft plan`: sizes from a model's configuration, replayed side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+
+from kvgraft_replay.planning.schema import PlanResult, SizeResult
+from tests.cli.refusals import Refusal, refused
+from tests.commands import KVGRAFT, run_forked
+
+from .traces import agentic_lines, mooncake_lines, write_trace
+
+Plan = Callable[..., dict[str, Any]]
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_attention_heads": 64,
+    "num_hidden_layers": 80,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "dtype": "bfloat16",
+}
+"""A model of 70 billion parameters: 80 layers, 8 heads of 128, keys and values of 2 bytes."""
+LLAMA_TOKEN_NBYTES = 80 * 8 * 128 * 2 * 2
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Plan:
+    """Plan, expect success and return the JSON result."""
+
+    def _planned(*arguments: object) -> dict[str, Any]:
+        path = tmp_path / "plan.json"
+        command = ("plan", *map(str, arguments), "--processes", "1", "--json", str(path))
+        done = run_forked(KVGRAFT, *command)
+        assert (done.returncode, done.stderr) == (0, "")
+        return json.loads(path.read_text())  # type: ignore[no-any-return]
+
+    return _planned
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return write_trace(tmp_path / "trace.jsonl", mooncake_lines())
+
+
+def test_every_device_size_is_replayed_with_every_host_size(planned: Plan, trace: Path) -> None:
+    sizes = ("--device", "1280,64k", "--host", "0,64k")
+    result = planned(trace, "--component", "full", *sizes, "--page-size", "16", "--no-growth")
+    assert result.keys() == get_type_hints(PlanResult).keys()
+    asked = [(size["device_tokens"], size["host_tokens"]) for size in result["sizes"]]
+    assert asked == [(1280, 0), (1280, 64_000), (64_000, 0), (64_000, 64_000)]
+    small, _, large, _ = result["sizes"]
+    assert small.keys() == get_type_hints(SizeResult).keys()
+    assert small["token_hit_rate"] < large["token_hit_rate"]
+    assert large["saved_tokens"] == large["hit_tokens"]["device"]
+    assert large["prefill_s_saved"] == large["saved_tokens"] / 100_000
+    assert large["lru_hit_rate"] == large["token_hit_rate"], "nothing is evicted from either"
+    rates = [point["token_hit_rate"] for point in result["curve"]["points"]]
+    assert rates == sorted(rates)
+    assert rates[-1] == large["lru_hit_rate"]
+
+
+@pytest.mark.skipif(find_spec("kvgraft_transformers") is None, reason="needs Python 3.11")
+@pytest.mark.parametrize(("quantization", "share"), [(None, 1), ("fp8", 2)])
+def test_bytes_become_tokens_of_the_model(
+    planned: Plan, trace: Path, tmp_path: Path, quantization: str | None, share: int
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    more = () if quantization is None else ("--quantization", quantization)
+    result = planned(trace, "--model", tmp_path, "--device", "4GB", *more, "--no-growth")
+    (size,) = result["sizes"]
+    page_nbytes = 64 * LLAMA_TOKEN_NBYTES // share
+    assert size["device_tokens"] == 4 * 10**9 // page_nbytes * 64
+    assert size["device_nbytes"] == 4 * 10**9 // page_nbytes * page_nbytes
+
+
+def test_each_pool_is_tried_a_tenth_larger_by_itself(planned: Plan) -> None:
+    result = planned(
+        *("--synthetic", "chat", "--requests", 30, "--component", "full"),
+        *("--component", "swa:window=1024", "--device", "20k", "--host", "100k"),
+    )
+    (size,) = result["sizes"]
+    pools = {(pool["component"], pool["tier"]): pool for pool in size["pools"]}
+    assert len(pools) == 4
+    assert [(each["component"], each["tier"]) for each in size["growth"]] == list(pools)
+    for each in size["growth"]:
+        tenth = pools[each["component"], each["tier"]]["nbytes"] / 10
+        assert each["extra_nbytes"] == pytest.approx(tenth, rel=0.02)
+        more = (each["token_hit_rate"] - size["token_hit_rate"]) * size["input_tokens"]
+        assert each["gained_tokens"] == pytest.approx(more)
+    assert result["curve"]["points"] == []
+    assert result["curve"]["reason"].startswith("swa needs something else")
+
+
+def test_a_closed_loop_has_no_curve_and_says_why(planned: Plan, tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "trace.jsonl", agentic_lines())
+    sizes = ("--component", "full", "--device", "100k", "--no-growth")
+    result = planned(path, "--users", 2, *sizes)
+    assert result["sizes"][0]["lru_hit_rate"] is None
+    assert "closed loop" in result["curve"]["reason"]
+
+
+REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
+    "no size": (("TRACE", "--component", "full"), "missing option '--device'"),
+    "no model": (("TRACE", "--device", "4M"), "give --model CONFIG.json or --component NAME"),
+    "model and component": (
+        ("TRACE", "--device", "4M", "--component", "full", "--model", "DIR"),
+        "give --model CONFIG.json or --component NAME",
+    ),
+    "size of nothing": (
+        ("TRACE", "--component", "full", "--device", "4M,many"),
+        "invalid value for '--device': 'many' is no number of tokens; write for example",
+    ),
+    "no size between commas": (
+        ("TRACE", "--component", "full", "--device", "4M,"),
+        "invalid value for '--device': '' is no number of tokens",
+    ),
+    "less than a page": (
+        ("TRACE", "--component", "full", "--device", "4M,10"),
+        "component 'full': option device_tokens: 10 tokens make no page of 64; give 64 or more",
+    ),
+    "too few bytes": (
+        ("TRACE", "--component", "full", "--device", "1kB"),
+        "setting device_bytes: 1.0 kB are less than the smallest pools take, 2.0 kB; give more",
+    ),
+    "no such trace": (
+        ("DIR/none.jsonl", "--component", "full", "--device", "4M"),
+        "none.jsonl: no such file; check the path",
+    ),
+    "the trace itself": (
+        ("TRACE", "--component", "full", "--device", "4M", "--json", "TRACE"),
+        "trace.jsonl is the trace that is replayed; choose another path",
+    ),
+    "closed loop without users": (
+        ("AGENTS", "--component", "full", "--device", "4M"),
+        "replay it closed loop, for example --users 8",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Refusal]:
+    directory = tmp_path_factory.mktemp("refused")
+    write_trace(directory / "trace.jsonl", mooncake_lines())
+    write_trace(directory / "agents.jsonl", agentic_lines())
+    words = {"TRACE": "DIR/trace.jsonl", "AGENTS": "DIR/agents.jsonl"}
+    return refused(
+        {
+            case: [
+                "plan",
+                *(words.get(part, part).replace("DIR", str(directory)) for part in given),
+            ]
+            for case, (given, _) in REFUSED.items()
+        }
+    )
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_input_is_one_line_and_exit_status_2(refusals: dict[str, Refusal], case: str) -> None:
+    refusal = refusals[case]
+    assert refusal.status == 2
+    assert REFUSED[case][1] in refusal.errors
+    assert refusal.errors.startswith("kvgraft: ")
+    assert refusal.errors.count("\n") == 1
+    assert refusal.output == ""
