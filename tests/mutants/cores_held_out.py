@@ -582,7 +582,7 @@ change(
     TWO,
     "B4",
     Journal.follow,
-    "if fence is not None:",
+    "if fence is not None and fence is not self.fence:",
     "if fence is not None and self.fence is None:",
 )
 change(

@@ -8,6 +8,7 @@ import pytest
 
 from kvgraft import Cache, Tier, TokenKey, WritePolicy
 from kvgraft.requests.request import Request
+from kvgraft.types import Direction
 
 PROMPT = list(range(8))
 
@@ -87,4 +88,39 @@ def test_a_backup_waits_for_the_latest_fence_that_was_named(call: str) -> None:
     latest.set()
     assert cache.drain()
     cache.abort(again)
+    cache.close()
+
+
+@pytest.mark.parametrize("last", ["named first", "named second"])
+def test_a_fence_that_is_named_again_does_not_undo_a_newer_one(last: str) -> None:
+    """It is the old point, or the engine uses the object for a newer one, reached last."""
+    cache = Cache.open(["full"], page_size=4, device_tokens=64, host_tokens=64)
+    first, second = threading.Event(), threading.Event()
+    early, late = computed(cache, PROMPT), computed(cache, [7, *PROMPT])
+    cache.computed(early, 0, first)
+    cache.computed(late, 0, second)
+    assert cache.checkpoint(early, first)
+    earlier, later = (second, first) if last == "named first" else (first, second)
+    earlier.set()
+    (transfer,) = cache.journal.queues[Direction.BACKUP]
+    assert not transfer.ticket.wait(0.2)
+    later.set()
+    assert cache.drain()
+    assert not transfer.failed
+    cache.abort(early)
+    cache.abort(late)
+    cache.close()
+
+
+def test_a_newer_fence_covers_those_before_it() -> None:
+    """Of a step that the engine gave up, say: its fence is never reached."""
+    cache = Cache.open(["full"], page_size=4, device_tokens=64, host_tokens=64)
+    given_up, also_given_up, newest = (threading.Event() for _ in range(3))
+    request = computed(cache, PROMPT)
+    for fence in (given_up, also_given_up, given_up, newest):
+        cache.computed(request, 0, fence)
+    newest.set()
+    assert cache.checkpoint(request)
+    assert cache.drain()
+    cache.abort(request)
     cache.close()

@@ -8,13 +8,15 @@ point of the computation that produced their source, so order is part of the cal
 from __future__ import annotations
 
 import threading
+import time
+import weakref
 from collections.abc import Sequence
 from typing import Protocol
 
 from kvgraft.errors import TransferError
 from kvgraft.pools.copies import PlaneCopy, layers_of
 
-__all__ = ["Fence", "Ticket", "TransferEngine"]
+__all__ = ["Fence", "Fences", "Ticket", "TransferEngine"]
 
 
 class Fence(Protocol):
@@ -22,6 +24,57 @@ class Fence(Protocol):
 
     def wait(self, timeout: float | None = None) -> object:
         """Block until the point is reached, at most `timeout` seconds; false if it was not."""
+
+
+class Fences:
+    """The points of the computation that engines named, as copies to HOST wait for them (B4).
+
+    Computation happens in order, so a point named for the first time covers all before it. One that
+    is named again is either an old one or the engine uses the object for a new point: copies wait
+    for it beside the latest. Points that cannot be referenced weakly count as new each time.
+    """
+
+    __slots__ = ("_ahead", "_known")
+
+    def __init__(self) -> None:
+        self._ahead: tuple[Fence, ...] = ()
+        self._known: weakref.WeakSet[Fence] = weakref.WeakSet()
+
+    def name(self, fence: Fence) -> None:
+        """Copies from now on wait for this point too."""
+        if any(each is fence for each in self._ahead):
+            return
+        try:
+            known = fence in self._known
+            self._known.add(fence)
+        except TypeError:
+            known = False
+        self._ahead = (*self._ahead, fence) if known else (fence,)
+
+    @property
+    def ahead(self) -> Fence | None:
+        """The point that copies wait for now; None if none was named."""
+        if len(self._ahead) > 1:
+            return _AllOf(self._ahead)
+        return self._ahead[0] if self._ahead else None
+
+
+class _AllOf:
+    """Several points: reached when all of them are."""
+
+    __slots__ = ("fences",)
+
+    def __init__(self, fences: tuple[Fence, ...]) -> None:
+        self.fences = fences
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block until all are reached, at most `timeout` seconds; false if one was not."""
+        end = None if timeout is None else time.monotonic() + timeout
+        for fence in self.fences:
+            left = None if end is None else max(0.0, end - time.monotonic())
+            if fence.wait(left) is False:
+                return False
+        return True
 
 
 class Ticket:

@@ -12,7 +12,7 @@ from kvgraft.errors import TransferError
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.pools import SLOT_BYTES
 from kvgraft.pools.copies import PlaneCopy, pair_planes
-from kvgraft.transfers.engine import Fence, Ticket, TransferEngine
+from kvgraft.transfers.engine import Fence, Fences, Ticket, TransferEngine
 from kvgraft.tree import operations
 from kvgraft.tree.operations import Operation
 from kvgraft.tree.tree import Tree
@@ -79,7 +79,8 @@ class Journal:
         self.tree = tree
         self.engine = engine
         self.fence: Fence | None = None
-        """The latest point of the computation the engine named; copies to HOST wait for it (B4)."""
+        """The point of the computation that copies to HOST wait for (B4)."""
+        self._fences = Fences()
         self._mounted = mounted
         self.queues: dict[Direction, deque[Transfer]] = {
             Direction.BACKUP: deque(),
@@ -89,13 +90,13 @@ class Journal:
         self.counters = {direction: Counters(names) for direction in self.queues}
 
     def follow(self, fence: Fence | None) -> None:
-        """The engine named a later point of its computation, unless it is None.
+        """The engine named a point of its computation, unless it is None.
 
-        Whatever is copied to HOST from now on waits for it. Computation happens in order, so the
-        latest point covers all data there is (B4).
+        Whatever is copied to HOST from now on waits for it, and for newer points named before (B4).
         """
-        if fence is not None:
-            self.fence = fence
+        if fence is not None and fence is not self.fence:
+            self._fences.name(fence)
+            self.fence = self._fences.ahead
 
     def submit(
         self, operation: Operation, direction: Direction, fence: Fence | None = None
