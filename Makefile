@@ -26,13 +26,16 @@ DIST   ?= dist
 # outside the clone, since an engine takes gigabytes
 ENGINES ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kvgraft/engines
 VLLM   := $(ENGINES)/vllm-0.32
+VLLM_FILES := $(ENGINES)/vllm-0.33-files
 SGLANG := $(ENGINES)/sglang-0.5.23
+# longest time for which tests wait for an engine's Python files before they are skipped
+FILES_S ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check long examples fuzz mutants nightly test-engines test-vllm test-sglang docs bench build changelog clean
+.PHONY: help setup demo test check long examples fuzz mutants nightly test-engines test-vllm test-sglang test-engine-files docs bench build changelog clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-18s %s\n", $$1, $$2}' Makefile
 
 setup: $(STAMP) ## create .venv and install every distribution, editable, with the tools
 
@@ -85,14 +88,33 @@ test-vllm: $(VLLM)/.ready ## run the tests of plugins/vllm in a CPU build of vLL
 test-sglang: setup $(SGLANG)/.ready ## run the tests of plugins/sglang with SGLang's files; minutes
 	PYTHONPATH=$(SGLANG) $(PY) -m pytest plugins/sglang/tests -v -o timeout=1200
 
-# its Python files and those they import, for the torch and transformers of .venv
+test-engine-files: test-vllm-files test-sglang-files ## run those that need only the engines' Python files
+
+# skipped by name where these cannot be had
+test-%-files: setup
+	@mkdir -p $(ENGINES)
+	@if timeout $(FILES_S) $(MAKE) --no-print-directory $(FILES)/.ready >$(FILES).log 2>&1; \
+	then PYTHONPATH=$(FILES) $(PY) -m pytest $(TESTS) -q -o filterwarnings=default -o timeout=200; \
+	else echo "skipped: $(TESTS): no $(notdir $(FILES)) within $(FILES_S) s:" \
+	  "`sed -n 's/^ERROR: //p' $(FILES).log | tail -n 1`"; fi
+
+test-vllm-files: FILES := $(VLLM_FILES)
+test-vllm-files: TESTS := plugins/vllm/tests/test_tier.py
+test-sglang-files: FILES := $(SGLANG)
+test-sglang-files: TESTS := plugins/sglang/tests/engine
+
+# an engine's Python files and those they import, for the torch and transformers of .venv
 $(SGLANG)/.ready: plugins/sglang/tests/engine/requirements.txt | setup
-	$(PIP) install --no-deps --target $(SGLANG) -r $<
+$(VLLM_FILES)/.ready: plugins/vllm/tests/files.txt | setup
+$(SGLANG)/.ready $(VLLM_FILES)/.ready:
+	rm -rf $(@D)
+	$(PIP) install -q --no-deps --no-compile --target $(@D) -r $<
+	find $(@D)/vllm -name '*.so' -delete 2>/dev/null || true
 	@touch $@
 
 # the index's torchvision and the like are builds for CUDA, which this torch cannot load
 $(VLLM)/.ready: plugins/vllm/tests/engine/requirements.txt
-	$(PYTHON) -m venv $(VLLM)
+	$(PYTHON) -m venv --clear $(VLLM)
 	$(VLLM)/bin/python -m pip --disable-pip-version-check install -r $<
 	$(VLLM)/bin/python -m pip --disable-pip-version-check uninstall -y torchvision torchcodec torchaudio
 	@touch $@

@@ -1,9 +1,10 @@
 """One life of SGLang's HiCache on a CPU: a controller with its threads over a kvgraft store.
 
-    python -m plugins.sglang.tests.engine.life
-        '{"extra": {...}, "layout": "page_first", "steps": [["save", 0, 8], ...]}'
+    echo '{"extra": {...}, "layout": "page_first", "steps": [["save", 0, 8], ...]}' |
+        python -m plugins.sglang.tests.engine.life
 
-prints a JSON list, the result of each step:
+Each line is a life, a process of its own, forked when SGLang has been imported. It prints a JSON
+list, the result of each step, and when it has ended its exit status:
 
     ["save", FIRST, N]    tokens of N pages completed in the store
     ["fetch", FIRST, N]   pages found, pages fetched, and how many of those hold other bytes
@@ -20,6 +21,7 @@ prints a JSON list, the result of each step:
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import shutil
@@ -262,12 +264,24 @@ class Life:
         return tokens, get_storage_hash_str(tokens, None, page_size=PAGE)
 
 
-def main() -> None:
-    given = json.loads(sys.argv[1])
+def live(given: dict[str, Any]) -> None:
     life = Life(given["extra"], given.get("layout", "page_first"))
     results = [getattr(life, name)(*arguments) for name, *arguments in given["steps"]]
     life.controller.detach_storage_backend()
     sys.stdout.write(json.dumps(results) + "\n")
+    sys.stdout.flush()
+    atexit.register(os._exit, 0)  # its threads have ended then; freeing modules would take seconds
+
+
+def main() -> None:
+    for line in sys.stdin:
+        child = os.fork()
+        if not child:
+            live(json.loads(line))
+            return
+        _, status = os.waitpid(child, 0)
+        sys.stdout.write(f"{os.waitstatus_to_exitcode(status)}\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,25 +25,54 @@ SAVE, FETCH, COUNTS = ["save", 1, N], ["fetch", 1, N + 4], ["counts"]
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("sglang") is None,
-    reason="SGLang's files are not at hand: make test-engines",
+    reason="SGLang's files are not at hand: make test-engine-files",
 )
 
 
-def live(extra: dict[str, Any], *steps: Sequence[Any], layout: str = "page_first") -> list[Any]:
-    """Results of the steps of one process."""
-    given = {"extra": {"weights": "one", "interface_v1": 1, **extra}, "layout": layout}
-    life = [sys.executable, "-W", "ignore", "-m", "plugins.sglang.tests.engine.life"]
-    done = subprocess.run(
-        [*life, json.dumps({**given, "steps": steps})],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    results: list[Any] = json.loads(done.stdout.splitlines()[-1])
-    return results
+class Lives:
+    """Processes that have imported SGLang: forks of one, which costs seconds once."""
+
+    def __init__(self, errors: Path) -> None:
+        self._errors = errors.open("w+")
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", "plugins.sglang.tests.engine.life"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            start_new_session=True,
+        )
+
+    def __call__(
+        self, extra: dict[str, Any], *steps: Sequence[Any], layout: str = "page_first"
+    ) -> list[Any]:
+        """Results of the steps of one process."""
+        given = {"extra": {"weights": "one", "interface_v1": 1, **extra}, "layout": layout}
+        requests, answers = self._process.stdin, self._process.stdout
+        assert requests is not None
+        assert answers is not None
+        requests.write(json.dumps({**given, "steps": steps}) + "\n")
+        requests.flush()
+        lines: list[str] = []
+        while not lines or lines[-1].startswith("["):
+            lines.append(answers.readline())
+        self._errors.seek(0)
+        assert lines[-1] == "0\n", self._errors.read()
+        results: list[Any] = json.loads(lines[-2])
+        return results
+
+    def close(self) -> None:
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
+        self._errors.close()
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
+    lives = Lives(tmp_path_factory.mktemp("lives") / "errors")
+    yield lives
+    lives.close()
 
 
 @pytest.fixture
@@ -65,7 +96,7 @@ def damage_a_page(store: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("layout", "interface"), [("page_first", 1), ("layer_first", 0)])
 def test_pages_are_fetched_after_a_restart(
-    store: dict[str, Any], layout: str, interface: int
+    live: Lives, store: dict[str, Any], layout: str, interface: int
 ) -> None:
     store["interface_v1"] = interface
     assert live(store, SAVE, ["drift"], layout=layout) == [N * PAGE_TOKENS, []]
@@ -77,13 +108,15 @@ def test_pages_are_fetched_after_a_restart(
     assert live({**store, "weights": "two"}, FETCH, layout=layout) == [[0, 0, 0]]
 
 
-def test_states_of_a_hybrid_model_are_fetched_after_a_restart(store: dict[str, Any]) -> None:
+def test_states_of_a_hybrid_model_are_fetched_after_a_restart(
+    live: Lives, store: dict[str, Any]
+) -> None:
     states = ["save_states", 1, [4, 12, N + 2]]
     assert live(store, SAVE, states) == [N * PAGE_TOKENS, [True] * 3]
     assert live(store, ["fetch_state", 1, N + 4]) == [[[4, 12], True, True]]
 
 
-def test_damaged_pages_are_not_used(store: dict[str, Any]) -> None:
+def test_damaged_pages_are_not_used(live: Lives, store: dict[str, Any]) -> None:
     assert live(store, SAVE) == [N * PAGE_TOKENS]
     damage_a_page(store)
     (found, before, wrong), again, counts = live(store, FETCH, FETCH, COUNTS)
@@ -93,7 +126,7 @@ def test_damaged_pages_are_not_used(store: dict[str, Any]) -> None:
     assert counts["get.corrupt"] == 1
 
 
-def test_a_full_store_keeps_its_size_and_right_pages(store: dict[str, Any]) -> None:
+def test_a_full_store_keeps_its_size_and_right_pages(live: Lives, store: dict[str, Any]) -> None:
     n = 50  # of 8 KiB; four times as many do not fit
     saves = [["save", first, n] for first in range(4)]
     assert live(store, *saves) == [n * PAGE_TOKENS] * 4
@@ -104,7 +137,7 @@ def test_a_full_store_keeps_its_size_and_right_pages(store: dict[str, Any]) -> N
     assert [wrong for _, _, wrong in found] == [0] * 4
 
 
-def test_threads_do_not_hang_with_a_store_that_hangs(store: dict[str, Any]) -> None:
+def test_threads_do_not_hang_with_a_store_that_hangs(live: Lives, store: dict[str, Any]) -> None:
     assert live(store, SAVE) == [N * PAGE_TOKENS]
     bounds = {"deadline_s": 0.5, "lookup_timeout_s": 0.5, "call_timeout_s": 1}
     steps: list[list[Any]] = [FETCH, FETCH, ["save", 2, N]]
@@ -115,7 +148,7 @@ def test_threads_do_not_hang_with_a_store_that_hangs(store: dict[str, Any]) -> N
     assert results[-1]["get.timeout"] == N
 
 
-def test_a_store_that_is_taken_away_is_misses(store: dict[str, Any]) -> None:
+def test_a_store_that_is_taken_away_is_misses(live: Lives, store: dict[str, Any]) -> None:
     saved, _, found, later = live(store, SAVE, ["remove", store["path"]], FETCH, ["save", 2, N])
     assert (saved, later) == (N * PAGE_TOKENS, 0)
     assert found == [N, 0, 0]  # what the store has is known without its directory
@@ -124,7 +157,7 @@ def test_a_store_that_is_taken_away_is_misses(store: dict[str, Any]) -> None:
 
 
 @needs_server
-def test_valkey_outlives_the_engine_and_its_own_end_is_misses() -> None:
+def test_valkey_outlives_the_engine_and_its_own_end_is_misses(live: Lives) -> None:
     server = Server()
     try:
         store = {"backend": "valkey", "path": f"{HOST}:{server.port}", "deadline_s": 1}
