@@ -45,9 +45,10 @@ def test_a_wheel_holds_its_package_typed_and_licensed_and_no_tests(wheels: dict[
         assert not any(file.startswith(("test_", "conftest")) for file in files)
 
 
-def test_replay_brings_the_reports_template(wheels: dict[str, Path]) -> None:
+def test_replay_brings_its_pages_templates(wheels: dict[str, Path]) -> None:
     members = zipfile.ZipFile(wheels["kvgraft-replay"]).namelist()
-    assert "kvgraft_replay/report/report.html.j2" in members
+    pages = ("report/page", "report/parts", "report/report", "planning/plan")
+    assert {f"kvgraft_replay/{page}.html.j2" for page in pages} <= set(members)
 
 
 @pytest.mark.parametrize("component", COMPONENTS)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,7 +12,12 @@ from typing import Any, get_type_hints
 
 import pytest
 
+from kvgraft.errors import KvgraftError
+from kvgraft_replay.detect import open_workload
+from kvgraft_replay.payload import Verify
 from kvgraft_replay.planning.schema import PlanResult, SizeResult
+from kvgraft_replay.planning.workers import replay_all
+from kvgraft_replay.replay import ReplaySettings
 from tests.cli.refusals import Refusal, refused
 from tests.commands import KVGRAFT, run_forked
 
@@ -38,7 +45,7 @@ def planned(tmp_path: Path) -> Plan:
 
     def _planned(*arguments: object) -> dict[str, Any]:
         path = tmp_path / "plan.json"
-        command = ("plan", *map(str, arguments), "--processes", "1", "--json", str(path))
+        command = ("plan", "--processes", "1", *map(str, arguments), "--json", str(path))
         done = run_forked(KVGRAFT, *command)
         assert (done.returncode, done.stderr) == (0, "")
         return json.loads(path.read_text())  # type: ignore[no-any-return]
@@ -69,15 +76,13 @@ def test_every_device_size_is_replayed_with_every_host_size(planned: Plan, trace
 
 
 @pytest.mark.skipif(find_spec("kvgraft_transformers") is None, reason="needs Python 3.11")
-@pytest.mark.parametrize(("quantization", "share"), [(None, 1), ("fp8", 2)])
-def test_bytes_become_tokens_of_the_model(
-    planned: Plan, trace: Path, tmp_path: Path, quantization: str | None, share: int
+def test_bytes_become_tokens_of_the_model_with_keys_and_values_of_a_byte(
+    planned: Plan, trace: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    more = () if quantization is None else ("--quantization", quantization)
-    result = planned(trace, "--model", tmp_path, "--device", "4GB", *more, "--no-growth")
-    (size,) = result["sizes"]
-    page_nbytes = 64 * LLAMA_TOKEN_NBYTES // share
+    arguments = ("--model", tmp_path, "--quantization", "fp8", "--device", "4GB", "--no-growth")
+    (size,) = planned(trace, *arguments)["sizes"]
+    page_nbytes = 64 * LLAMA_TOKEN_NBYTES // 2
     assert size["device_tokens"] == 4 * 10**9 // page_nbytes * 64
     assert size["device_nbytes"] == 4 * 10**9 // page_nbytes * page_nbytes
 
@@ -97,7 +102,86 @@ def test_each_pool_is_tried_a_tenth_larger_by_itself(planned: Plan) -> None:
         more = (each["token_hit_rate"] - size["token_hit_rate"]) * size["input_tokens"]
         assert each["gained_tokens"] == pytest.approx(more)
     assert result["curve"]["points"] == []
-    assert result["curve"]["reason"].startswith("swa needs something else")
+    assert result["curve"]["reason"].startswith("swa: not every page")
+
+
+def test_the_smallest_sizes_that_reach_a_target_are_searched_between_those_given(
+    planned: Plan, trace: Path
+) -> None:
+    sizes = ("--component", "full", "--device", "1280,64k", "--host", "0,64k")
+    arguments = (*sizes, "--page-size", "16", "--no-growth", "--target")
+    full = planned(trace, *arguments, 1)["sizes"][-1]["token_hit_rate"]
+    result = planned(trace, *arguments, 100 * full)
+    smallest = []
+    for host in (0, 64_000):
+        same = [size for size in result["sizes"] if size["host_tokens"] == host]
+        missed = [size["device_tokens"] for size in same if size["token_hit_rate"] < full]
+        reached = [size for size in same if size["token_hit_rate"] >= full]
+        smallest.append(min(reached, key=lambda size: size["device_tokens"]))
+        assert len(same) == 2 + 4, "the distance was halved four times"
+        assert max(missed) < smallest[-1]["device_tokens"] < 64_000 / 8
+    alone, with_host = smallest
+    cheapest = [result["sizes"][place] for place in result["target"]["cheapest"]]
+    assert with_host["device_tokens"] == alone["device_tokens"]
+    assert cheapest == [alone], "the other is as large on DEVICE, and larger on HOST"
+    exact = result["target"]["lru_device_tokens"]
+    assert 0 < exact <= alone["device_tokens"], "a request that runs takes memory as well"
+    assert planned(trace, *arguments, 99)["target"] == {
+        "token_hit_rate": 0.99,
+        "cheapest": [],
+        "lru_device_tokens": None,
+    }
+
+
+def test_the_page_shows_the_tables_and_loads_nothing(trace: Path, tmp_path: Path) -> None:
+    page = tmp_path / "plan.html"
+    sizes = ("--component", "full", "--device", "1280,64k", "--host", "0,64k", "--target", "60")
+    more = ("--page-size", "16", "--processes", "1", "--html", str(page))
+    done = run_forked(KVGRAFT, "plan", str(trace), *sizes, *more)
+    assert (done.returncode, done.stderr) == (0, "")
+    text = page.read_text(encoding="utf-8")
+    assert text.lower().startswith("<!doctype html>")
+    assert "http" not in re.sub(r'Content-Security-Policy" content="[^"]*"|http-equiv', "", text)
+    titles = re.findall(r"^(\w[^(\n]*?)(?: \(.*\))?\n[^\n]+\n─", done.stdout, re.MULTILINE)
+    assert {"Hit rates", "What limits", "Smallest sizes that reach 60 %"} <= set(titles)
+    for title in titles:
+        assert f"<caption>{title}" in text
+    assert text.count('class="dots ') == 2, "one for each size of HOST"
+    assert text.count('class="line l-computed"') == 1, "the exact curve"
+
+
+def test_processes_side_by_side_find_what_one_finds(planned: Plan, trace: Path) -> None:
+    arguments = (trace, "--component", "full", "--device", "1280,2560,64k", "--no-growth")
+    alone, together = (planned(*arguments, "--processes", n) for n in (1, 2))
+    for result in (alone, together):
+        del result["cpu_s"], result["wall_s"]
+    assert alone == together
+
+
+def test_a_process_that_dies_is_named_and_the_others_end(
+    trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    start = subprocess.Popen
+
+    def watched(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(start(*arguments, **options))
+        if len(started) == 2:
+            started[0].kill()
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", watched)
+    cache = {"components": {"full": {}}, "device_tokens": 6400, "payload": False}
+    settings = ReplaySettings(cache={}, verify=Verify.OFF)
+    with pytest.raises(KvgraftError, match="a process that replays ended with signal 9"):
+        replay_all(
+            open_workload(trace),
+            settings,
+            [cache, cache],
+            n_processes=2,
+            progress=lambda task, share: None,
+        )
+    assert [each.poll() is not None for each in started] == [True, True]
 
 
 def test_a_closed_loop_has_no_curve_and_says_why(planned: Plan, tmp_path: Path) -> None:
@@ -134,6 +218,10 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "no such trace": (
         ("DIR/none.jsonl", "--component", "full", "--device", "4M"),
         "none.jsonl: no such file; check the path",
+    ),
+    "target of nothing": (
+        ("TRACE", "--component", "full", "--device", "4M", "--target", "0"),
+        "invalid value for '--target': 0.0 is not in the range 0<x<=100",
     ),
     "the trace itself": (
         ("TRACE", "--component", "full", "--device", "4M", "--json", "TRACE"),

@@ -20,8 +20,7 @@ class NoPayloadTransferEngine:
         """A ticket that has ended; see `TransferEngine.submit`."""
         del fence
         ticket = Ticket(copies)
-        for _ in ticket.layers:
-            ticket.finish_layer()
+        ticket.layers_done = len(ticket.layers)
         ticket.finish()
         return ticket
 

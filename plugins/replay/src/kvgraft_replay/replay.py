@@ -43,6 +43,7 @@ class ReplaySettings:
         seed: of everything random.
         limit: replay at most this many requests: the trace's first, or in a closed loop sessions
             of all users.
+        meter: makes what measures the CPU time of operations; `Unmetered` leaves it at 0.
     """
 
     cache: dict[str, Any]
@@ -51,6 +52,7 @@ class ReplaySettings:
     verify: Verify = Verify.FULL
     seed: int = 0
     limit: int | None = None
+    meter: Callable[[], Meter] = Meter
 
 
 def replay(
@@ -107,7 +109,7 @@ def _run(
     settings: ReplaySettings,
     progress: Callable[[int, int], None] | None,
 ) -> ReplayResult:
-    meter = Meter()
+    meter = settings.meter()
     player = Player(cache, meter, settings.verify, settings.seed)
     timeline = Timeline(cache, expected)
     check_every = max(1, expected // INTEGRITY_CHECKS)

@@ -382,7 +382,9 @@ def test_one_request_with_one_sample_is_visible(result: ReplayResult) -> None:
     page = Page(render_html(result))
     assert page.unbalanced == []
     assert "One bar per request." in page.text
-    line = [attrs["d"] or "" for attrs in page.named("path") if attrs.get("class") == "line"]
+    line = [
+        attrs["d"] or "" for attrs in page.named("path") if attrs.get("class") == "line l-overall"
+    ]
     assert re.fullmatch(r"M0\.0,[\d.]+L1000\.0,[\d.]+", line[0])
     assert len(page.named("rect")) == 1
     assert not re.search(r"\bnan\b", " ".join(str(attrs) for _, attrs in page.elements))

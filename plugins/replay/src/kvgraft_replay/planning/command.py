@@ -16,6 +16,7 @@ from kvgraft.cli.sizes import PoolSize, TokenCount
 from kvgraft.config import WritePolicy
 from kvgraft.errors import ConfigError
 from kvgraft_replay.command import open_targets, parse_components
+from kvgraft_replay.planning.html import render_plan
 from kvgraft_replay.planning.models import QUANTIZATIONS, components_of, quantized
 from kvgraft_replay.planning.schema import PlanResult
 from kvgraft_replay.planning.tables import print_plan
@@ -83,6 +84,11 @@ class SizeList(PoolSize):
     help="Sizes of all host mirrors together; each is replayed with each device size.",
 )
 @click.option(
+    "--target",
+    type=click.FloatRange(0, 100, min_open=True),
+    help="A hit rate in percent: find the smallest sizes that reach it, between those of --device.",
+)
+@click.option(
     "--growth/--no-growth",
     default=True,
     show_default=True,
@@ -119,6 +125,7 @@ class SizeList(PoolSize):
 @click.option(
     "--json", "json_path", metavar="FILE", help="Write the result here, or to stdout (-)."
 )
+@click.option("--html", "html_path", metavar="FILE", help="Write a report here.")
 def plan(path: Path | None, **options: Any) -> None:
     """Find the sizes of pools for a trace and a model.
 
@@ -126,7 +133,7 @@ def plan(path: Path | None, **options: Any) -> None:
     --host, without taking the pools' memory. Exits with 1 if memory ran out in a replay or a
     ledger did not balance.
     """
-    targets = open_targets(options["json_path"], None, path)
+    targets = open_targets(options["json_path"], options["html_path"], path)
     components = _components(options)
     result = _planned(path, components, options)
     taken = any(target.is_standard_output for target in targets.values())
@@ -135,10 +142,9 @@ def plan(path: Path | None, **options: Any) -> None:
     finally:
         print_plan(result, OutputConsole(stderr=taken))
     for size in result["sizes"]:
-        if size["first_problem"] and not size["rejections"]:
-            click.echo(
-                f"kvgraft: {size['device']}, {size['host']}: {size['first_problem']}", err=True
-            )
+        if size["out_of_memory"] or size["ledger_violations"]:
+            where = f"device {size['device']}, host {size['host']}"
+            click.echo(f"kvgraft: {where}: {size['first_problem']}", err=True)
             raise SystemExit(1)
 
 
@@ -156,9 +162,10 @@ def _components(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def _planned(
     path: Path | None, components: dict[str, dict[str, Any]], options: Mapping[str, Any]
 ) -> PlanResult:
+    from kvgraft_replay.meter import Unmetered
     from kvgraft_replay.payload import Verify
     from kvgraft_replay.planning.sizes import all_sizes
-    from kvgraft_replay.planning.sweep import plan_sizes
+    from kvgraft_replay.planning.sweep import Sweep, plan_sizes
     from kvgraft_replay.planning.workers import usable_processors
     from kvgraft_replay.replay import ReplaySettings
 
@@ -179,6 +186,7 @@ def _planned(
         verify=Verify.OFF,
         seed=options["seed"],
         limit=options["limit"],
+        meter=Unmetered,
     )
     console = Console(stderr=True)
     with Progress(
@@ -191,19 +199,28 @@ def _planned(
         disable=not console.is_terminal,
     ) as progress:
         task = progress.add_task("replays", total=len(sizes))
-        return plan_sizes(
+        sweep = Sweep(
             workload,
             settings,
-            sizes,
-            growth=options["growth"],
             n_processes=options["processes"] or usable_processors(),
             progress=lambda done, total: progress.update(task, completed=done, total=total),
+        )
+        target = options["target"]
+        return plan_sizes(
+            sweep,
+            sizes,
+            growth=options["growth"],
+            target=None if target is None else target / 100,
         )
 
 
 def _save(result: PlanResult, targets: Mapping[str, Target]) -> None:
-    for target in targets.values():
+    renderers = {
+        "--json": lambda: json.dumps(result, indent=1) + "\n",
+        "--html": lambda: render_plan(result),
+    }
+    for option, target in targets.items():
         try:
-            target.write(json.dumps(result, indent=1) + "\n")
+            target.write(renderers[option]())
         except BrokenPipeError:
             OutputConsole().on_broken_pipe()

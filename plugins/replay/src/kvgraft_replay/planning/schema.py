@@ -9,7 +9,23 @@ from typing import TypedDict
 
 from kvgraft_replay.report.schema import HitTokens, Workload
 
-__all__ = ["Curve", "CurvePoint", "Growth", "PlanResult", "PoolUse", "SizeResult"]
+__all__ = [
+    "Curve",
+    "CurvePoint",
+    "Growth",
+    "PlanResult",
+    "PoolName",
+    "PoolUse",
+    "SizeResult",
+    "Target",
+]
+
+
+class PoolName(TypedDict):
+    """A pool by its component and tier."""
+
+    component: str
+    tier: str
 
 
 class PoolUse(TypedDict):
@@ -45,7 +61,8 @@ class SizeResult(TypedDict):
     `device` and `host` are the sizes as they were asked for, `_tokens` and `_nbytes` what they
     come to. `prefill_s_saved`: `saved_tokens` at the rate of the settings. `load_back_nbytes`:
     bytes copied from HOST to DEVICE instead. `lru_hit_rate`: of the exact curve at the size of
-    DEVICE alone; None where there is none. `growth`: empty where it was not asked for.
+    DEVICE alone; None where there is none. `growth`: empty where it was not asked for. `limiting`:
+    the pool whose tenth gains most; None where none gains a tenth of a point.
     """
 
     device: str
@@ -68,6 +85,9 @@ class SizeResult(TypedDict):
     lru_hit_rate: float | None
     pools: list[PoolUse]
     growth: list[Growth]
+    limiting: PoolName | None
+    out_of_memory: int
+    ledger_violations: int
     first_problem: str
 
 
@@ -91,10 +111,25 @@ class Curve(TypedDict):
     points: list[CurvePoint]
 
 
+class Target(TypedDict):
+    """The sizes that reach a hit rate.
+
+    `cheapest`: places in `sizes` of those that reach it and of which none is smaller on one tier
+    and no larger on the other. `lru_device_tokens`: tokens on DEVICE alone that reach it under LRU
+    by the exact curve; None where there is no curve, or where no size does.
+    """
+
+    token_hit_rate: float
+    cheapest: list[int]
+    lru_device_tokens: int | None
+
+
 class PlanResult(TypedDict):
     """Everything `kvgraft plan` reports.
 
-    `components`: options by component, as they were replayed. `cpu_s`: CPU time of all processes.
+    `sizes`: those asked for, then those that the search for a target tried. `target`: None where
+    none was given. `components`: options by component, as they were replayed. `cpu_s`: CPU time of
+    all processes.
     """
 
     kvgraft: str
@@ -104,5 +139,6 @@ class PlanResult(TypedDict):
     notices: list[str]
     sizes: list[SizeResult]
     curve: Curve
+    target: Target | None
     cpu_s: float
     wall_s: float

@@ -9,9 +9,20 @@ from typing import Any
 from kvgraft.assembly import mount_all, size_pools
 from kvgraft.config import CacheConfig, parse_config
 from kvgraft.packages.dispatch import Mounted
+from kvgraft.sizes import format_nbytes, is_nbytes
 from kvgraft.types import Tier
 
-__all__ = ["Pool", "Size", "all_sizes", "built", "grown", "lru_pages", "slot_nbytes"]
+__all__ = [
+    "Pool",
+    "Size",
+    "all_sizes",
+    "between",
+    "built",
+    "grown",
+    "lru_pages",
+    "page_nbytes",
+    "slot_nbytes",
+]
 
 Asked = int | str
 """Tokens, or bytes as text such as `40GB`."""
@@ -115,6 +126,28 @@ def lru_pages(mounted: Iterable[Mounted]) -> int | None:
             return None
         pages.append(each.component.device.capacity // each.shape.slots_per_page)
     return min(pages)
+
+
+def between(low: Size, high: Size) -> Size | None:
+    """A size in the middle of two that differ on DEVICE alone; None where they are neighbours."""
+    page_size = low.cache["page_size"]
+    n_pages = (low.cache["device_tokens"] + high.cache["device_tokens"]) // 2 // page_size
+    tokens = n_pages * page_size
+    if tokens <= low.cache["device_tokens"]:
+        return None
+    cache = {**low.cache, "device_tokens": tokens}
+    pools = tuple(_pools(built(parse_config(cache))))
+    middle = Size(tokens, low.host, cache, pools)
+    if is_nbytes(low.device) or is_nbytes(high.device):
+        middle = replace(middle, device=format_nbytes(middle.nbytes(Tier.DEVICE)))
+    return middle
+
+
+def page_nbytes(mounted: Iterable[Mounted]) -> int:
+    """Bytes of one page on DEVICE, of all components."""
+    return sum(
+        each.component.device.slot_nbytes * each.component.slots_per_page for each in mounted
+    )
 
 
 def slot_nbytes(mounted: Iterable[Mounted]) -> dict[str, int]:

@@ -11,71 +11,120 @@ import kvgraft
 from kvgraft.config import parse_config
 from kvgraft.types import Tier
 from kvgraft_replay.planning.lru_curve import LruCurve, lru_curve
-from kvgraft_replay.planning.schema import Curve, Growth, PlanResult, SizeResult
-from kvgraft_replay.planning.sizes import Pool, Size, built, grown, lru_pages, slot_nbytes
-from kvgraft_replay.planning.worker import Done
+from kvgraft_replay.planning.schema import Curve, Growth, PlanResult, PoolName, SizeResult, Target
+from kvgraft_replay.planning.sizes import (
+    Size,
+    between,
+    built,
+    grown,
+    lru_pages,
+    page_nbytes,
+    slot_nbytes,
+)
 from kvgraft_replay.planning.workers import replay_all
 from kvgraft_replay.replay import ReplaySettings
 from kvgraft_replay.workload import Workload
 
-__all__ = ["plan_sizes"]
+__all__ = ["Sweep", "plan_sizes"]
 
 CURVE_POINTS = 200
 
+NOTICEABLE = 0.001
+"""A pool limits if a tenth more of it gains at least this share of the input tokens."""
 
-def plan_sizes(
-    workload: Workload,
-    settings: ReplaySettings,
-    sizes: Sequence[Size],
-    *,
-    growth: bool,
-    n_processes: int,
-    progress: Callable[[float, int], None],
-) -> PlanResult:
-    """Replay a workload at every size, and compare them.
+SEARCH_ROUNDS = 4
+"""A target lies between two sizes of DEVICE; each round halves their distance."""
+
+Replayed = Mapping[str, Any]
+"""A replay's result, without the parts that grow with the workload."""
+
+
+class Sweep:
+    """The replays of one plan.
 
     Args:
         workload: the requests.
         settings: of each replay; the cache's are taken from the sizes.
+        n_processes: replays that run at a time.
+        progress: told how many replays are done, with fractions, and how many there are so far.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        settings: ReplaySettings,
+        *,
+        n_processes: int,
+        progress: Callable[[float, int], None],
+    ) -> None:
+        self.workload = workload
+        self.settings = settings
+        self._n_processes = n_processes
+        self._progress = progress
+        self._n_done = 0
+
+    def replay(self, sizes: Sequence[Size]) -> list[Replayed]:
+        """Replay at each size, several at a time; results in their order.
+
+        Raises:
+            ConfigError: a replay that cannot be run.
+        """
+        shares = [0.0] * len(sizes)
+
+        def tell(task: int, share: float) -> None:
+            shares[task] = share
+            self._progress(self._n_done + sum(shares), self._n_done + len(shares))
+
+        done = replay_all(
+            self.workload,
+            self.settings,
+            [size.cache for size in sizes],
+            n_processes=self._n_processes,
+            progress=tell,
+        )
+        self._n_done += len(sizes)
+        return done
+
+
+def plan_sizes(
+    sweep: Sweep, sizes: Sequence[Size], *, growth: bool, target: float | None
+) -> PlanResult:
+    """Replay at every size, and compare them.
+
+    Args:
+        sweep: the replays.
         sizes: at least one.
         growth: also replay with each pool a tenth larger, one at a time.
-        n_processes: replays that run at a time.
-        progress: told how many replays are done, with fractions, and how many there are.
+        target: a hit rate between 0 and 1: find the smallest sizes of DEVICE that reach it.
 
     Raises:
         ConfigError: a replay that cannot be run.
     """
     started, cpu = time.perf_counter(), _cpu_s()
-    tried = [(size, *_larger(size)) if growth else (size,) for size in sizes]
-    shares = [0.0] * sum(map(len, tried))
-
-    def tell(task: int, share: float) -> None:
-        shares[task] = share
-        progress(sum(shares), len(shares))
-
-    found = iter(
-        replay_all(
-            workload,
-            settings,
-            [size.cache for group in tried for size in group],
-            n_processes=n_processes,
-            progress=tell,
-        )
-    )
-    curve, reason = _curve(workload, settings, sizes[0])
-    outcomes = [[next(found) for _ in group] for group in tried]
+    larger = [_larger(size) if growth else [] for size in sizes]
+    found = sweep.replay([*sizes, *(each for some in larger for each in some)])
+    replayed, after = found[: len(sizes)], iter(found[len(sizes) :])
+    curve, reason = _curve(sweep, sizes[0])
     results = [
-        _result(group, done, settings, curve) for group, done in zip(tried, outcomes, strict=True)
+        _result(size, result, sweep.settings, curve) for size, result in zip(sizes, replayed)
     ]
-    first = outcomes[0][0].result
+    for size, some, result in zip(sizes, larger, results):
+        result["growth"] = [_growth(size, result, each, next(after)) for each in some]
+        result["limiting"] = _limiting(result)
+    if target is not None:
+        tried, more = _searched(sweep, sizes, results, target, curve)
+        results = [*results, *more]
+        sizes = [*sizes, *tried]
+    first = replayed[0]
     return {
         "kvgraft": kvgraft.__version__,
         "workload": first["workload"],
         "components": first["settings"]["components"],
         "settings": _settings(first["settings"], sizes[0]),
-        "notices": list(dict.fromkeys(n for group in outcomes for n in group[0].result["notices"])),
+        "notices": list(dict.fromkeys(each for one in replayed for each in one["notices"])),
         "sizes": results,
         "curve": _points(curve, reason, sizes),
+        "target": None if target is None else _target(target, results, curve),
         "cpu_s": _cpu_s() - cpu,
         "wall_s": time.perf_counter() - started,
     }
@@ -87,57 +136,26 @@ def _cpu_s() -> float:
     return sum(each.ru_utime + each.ru_stime for each in used)
 
 
-def _larger(size: Size) -> list[Size]:
-    """The size with each pool a tenth larger, one at a time."""
-    return [larger for pool in size.pools if (larger := grown(size, pool)) is not None]
-
-
-def _curve(workload: Workload, settings: ReplaySettings, size: Size) -> tuple[LruCurve | None, str]:
-    """The exact curve, or why there is none."""
-    if settings.users is not None:
-        return None, "in a closed loop the order of requests depends on the size"
-    mounted = built(parse_config(size.cache))
-    if lru_pages(mounted) is None:
-        names = ", ".join(each.name for each in mounted if lru_pages([each]) is None)
-        return None, f"{names} needs something else than every page before a boundary, on DEVICE"
-    requests = workload.requests[: settings.limit]
-    return lru_curve(requests, size.cache["page_size"]), ""
-
-
-def _points(curve: LruCurve | None, reason: str, sizes: Sequence[Size]) -> Curve:
-    if curve is None:
-        return {"reason": reason, "needed_tokens": 0, "points": []}
-    page_size = curve.page_size
-    mounted = built(parse_config(sizes[0].cache))
-    per_page = sum(slot_nbytes(mounted)[each.name] * each.shape.slots_per_page for each in mounted)
-    largest = max(size.cache["device_tokens"] for size in sizes) // page_size
-    end = min(max(largest * 5 // 4, 1), max(curve.needed_pages, largest))
-    places = sorted({end * step // CURVE_POINTS for step in range(CURVE_POINTS + 1)})
+def _settings(first: Mapping[str, Any], size: Size) -> dict[str, object]:
+    """Settings that are the same at every size."""
+    own = ("components", "device_tokens", "host_tokens", "slots", "device", "payload", "storage")
+    load = size.cache.get("load")
     return {
-        "reason": "",
-        "needed_tokens": curve.needed_pages * page_size,
-        "points": [
-            {
-                "tokens": n_pages * page_size,
-                "nbytes": n_pages * per_page,
-                "token_hit_rate": curve.hit_rate(n_pages),
-            }
-            for n_pages in places
-        ],
+        **{name: value for name, value in first.items() if name not in own},
+        "load_policy": "always" if load is None else "cost",
     }
 
 
 def _result(
-    tried: Sequence[Size], done: Sequence[Done], settings: ReplaySettings, curve: LruCurve | None
+    size: Size, result: Replayed, settings: ReplaySettings, curve: LruCurve | None
 ) -> SizeResult:
-    size, result = tried[0], done[0].result
-    pages = None if curve is None else size.cache["device_tokens"] // curve.page_size
     loaded: Mapping[str, int] = result["load_backs"]["slots"]
     nbytes = slot_nbytes(built(parse_config(size.cache)))
+    tokens = size.cache["device_tokens"]
     return {
         "device": _asked(size.device),
         "host": _asked(size.host),
-        "device_tokens": size.cache["device_tokens"],
+        "device_tokens": tokens,
         "host_tokens": size.cache["host_tokens"],
         "device_nbytes": size.nbytes(Tier.DEVICE),
         "host_nbytes": size.nbytes(Tier.HOST),
@@ -152,7 +170,7 @@ def _result(
         "deferrals": result["deferrals"],
         "retractions": result["retractions"],
         "rejections": result["rejections"],
-        "lru_hit_rate": None if curve is None or pages is None else curve.hit_rate(pages),
+        "lru_hit_rate": None if curve is None else curve.hit_rate(tokens // curve.page_size),
         "pools": [
             {
                 "component": pool.component,
@@ -163,41 +181,139 @@ def _result(
             }
             for pool in size.pools
         ],
-        "growth": [
-            _growth(size, larger, result, after.result)
-            for larger, after in zip(tried[1:], done[1:], strict=True)
-        ],
+        "growth": [],
+        "limiting": None,
+        "out_of_memory": result["out_of_memory"],
+        "ledger_violations": result["ledger_violations"],
         "first_problem": result["first_problem"],
     }
-
-
-def _growth(
-    size: Size, larger: Size, before: Mapping[str, Any], after: Mapping[str, Any]
-) -> Growth:
-    (pool,) = _changed(size, larger)
-    extra = larger.nbytes(pool.tier) - size.nbytes(pool.tier)
-    return {
-        "component": pool.component,
-        "tier": pool.tier.value,
-        "extra_nbytes": extra,
-        "gained_tokens": after["saved_tokens"] - before["saved_tokens"],
-        "token_hit_rate": after["token_hit_rate"],
-    }
-
-
-def _changed(size: Size, larger: Size) -> list[Pool]:
-    return [new for old, new in zip(size.pools, larger.pools, strict=True) if old != new]
 
 
 def _asked(size: int | str) -> str:
     return size if isinstance(size, str) else f"{size:,} tokens" if size else "none"
 
 
-def _settings(first: Mapping[str, Any], size: Size) -> dict[str, object]:
-    """Settings that are the same at every size."""
-    own = ("components", "device_tokens", "host_tokens", "slots", "device", "payload", "storage")
-    load = size.cache.get("load")
+# -- a tenth more
+
+
+def _larger(size: Size) -> list[Size]:
+    """The size with each pool a tenth larger, one at a time."""
+    return [larger for pool in size.pools if (larger := grown(size, pool)) is not None]
+
+
+def _growth(size: Size, before: SizeResult, larger: Size, after: Replayed) -> Growth:
+    (pool,) = (new for old, new in zip(size.pools, larger.pools) if old != new)
     return {
-        **{name: value for name, value in first.items() if name not in own},
-        "load_policy": "always" if load is None else "cost",
+        "component": pool.component,
+        "tier": pool.tier.value,
+        "extra_nbytes": larger.nbytes(pool.tier) - size.nbytes(pool.tier),
+        "gained_tokens": after["saved_tokens"] - before["saved_tokens"],
+        "token_hit_rate": after["token_hit_rate"],
+    }
+
+
+def _limiting(result: SizeResult) -> PoolName | None:
+    best = max(result["growth"], key=lambda each: each["gained_tokens"], default=None)
+    if best is None or best["gained_tokens"] < NOTICEABLE * result["input_tokens"]:
+        return None
+    return {"component": best["component"], "tier": best["tier"]}
+
+
+# -- a target
+
+
+def _searched(
+    sweep: Sweep,
+    sizes: Sequence[Size],
+    results: Sequence[SizeResult],
+    target: float,
+    curve: LruCurve | None,
+) -> tuple[list[Size], list[SizeResult]]:
+    """Sizes between the largest that misses the target and the smallest that reaches it.
+
+    They are looked for with each size of HOST; where all reach it, or none does, there are none.
+    """
+    brackets: list[tuple[Size, Size]] = []
+    for host in dict.fromkeys(size.host for size in sizes):
+        same = [(size, one) for size, one in zip(sizes, results) if size.host == host]
+        same.sort(key=lambda each: each[0].cache["device_tokens"])
+        rates = [one["token_hit_rate"] for _, one in same]
+        first = next((place for place, rate in enumerate(rates) if rate >= target), 0)
+        if first:
+            brackets.append((same[first - 1][0], same[first][0]))
+    tried: list[Size] = []
+    found: list[SizeResult] = []
+    for _ in range(SEARCH_ROUNDS):
+        middles = [between(*bracket) for bracket in brackets]
+        brackets = [each for each, middle in zip(brackets, middles) if middle is not None]
+        sizes = [middle for middle in middles if middle is not None]
+        if not sizes:
+            break
+        for place, (size, result) in enumerate(zip(sizes, sweep.replay(sizes))):
+            low, high = brackets[place]
+            reached = result["token_hit_rate"] >= target
+            brackets[place] = (low, size) if reached else (size, high)
+            tried.append(size)
+            found.append(_result(size, result, sweep.settings, curve))
+    return tried, found
+
+
+def _target(target: float, results: Sequence[SizeResult], curve: LruCurve | None) -> Target:
+    reached = [place for place, one in enumerate(results) if one["token_hit_rate"] >= target]
+
+    def needs(place: int) -> tuple[int, int]:
+        return results[place]["device_nbytes"], results[place]["host_nbytes"]
+
+    cheapest = [
+        place
+        for place in reached
+        if not any(
+            needs(other) != needs(place) and all(a <= b for a, b in zip(needs(other), needs(place)))
+            for other in reached
+        )
+    ]
+    n_pages = None if curve is None else curve.pages_for(target)
+    return {
+        "token_hit_rate": target,
+        "cheapest": sorted(cheapest, key=needs),
+        "lru_device_tokens": n_pages
+        if n_pages is None or curve is None
+        else n_pages * curve.page_size,
+    }
+
+
+# -- the exact curve
+
+
+def _curve(sweep: Sweep, size: Size) -> tuple[LruCurve | None, str]:
+    """The exact curve, or why there is none."""
+    if sweep.settings.users is not None:
+        return None, "in a closed loop the order of requests depends on the size"
+    mounted = built(parse_config(size.cache))
+    others = [each.name for each in mounted if lru_pages([each]) is None]
+    if others:
+        return None, f"{', '.join(others)}: not every page before a boundary is needed on DEVICE"
+    requests = sweep.workload.requests[: sweep.settings.limit]
+    return lru_curve(requests, size.cache["page_size"]), ""
+
+
+def _points(curve: LruCurve | None, reason: str, sizes: Sequence[Size]) -> Curve:
+    """The curve up to the largest size, or somewhat further where it still rises."""
+    if curve is None:
+        return {"reason": reason, "needed_tokens": 0, "points": []}
+    per_page = page_nbytes(built(parse_config(sizes[0].cache)))
+    largest = max(size.cache["device_tokens"] for size in sizes) // curve.page_size
+    end = max(largest, min(largest * 5 // 4, curve.needed_pages))
+    places = sorted({end * step // CURVE_POINTS for step in range(CURVE_POINTS + 1)})
+    return {
+        "reason": "",
+        "needed_tokens": curve.needed_pages * curve.page_size,
+        "points": [
+            {
+                "tokens": n_pages * curve.page_size,
+                "nbytes": n_pages * per_page,
+                "token_hit_rate": curve.hit_rate(n_pages),
+            }
+            for n_pages in places
+        ],
     }

@@ -12,7 +12,7 @@ from kvgraft_replay.report.tables import print_table, writer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kvgraft_replay.planning.schema import PlanResult, SizeResult
+    from kvgraft_replay.planning.schema import PlanResult, SizeResult, Target
 
 __all__ = ["plan_tables", "print_plan"]
 
@@ -41,7 +41,9 @@ def plan_tables(plan: PlanResult) -> tuple[SummaryTable, ...]:
     """All tables, in reading order."""
     tables = [_hit_table(plan), _saving_table(plan)]
     if any(size["growth"] for size in plan["sizes"]):
-        tables.append(_growth_table(plan))
+        tables += [_limit_table(plan), _growth_table(plan)]
+    if plan["target"] is not None:
+        tables.append(_target_table(plan, plan["target"]))
     return tuple(tables)
 
 
@@ -97,9 +99,61 @@ def _saving_table(plan: PlanResult) -> SummaryTable:
     )
 
 
+def _limit_table(plan: PlanResult) -> SummaryTable:
+    """The pool whose tenth brings most, size by size."""
+    rows = []
+    for size in plan["sizes"]:
+        if not size["growth"]:
+            continue
+        limiting = size["limiting"]
+        best = max(size["growth"], key=lambda each: each["gained_tokens"])
+        pool = "no pool" if limiting is None else f"{best['component']}, {best['tier']}"
+        rate = float(plan["settings"]["prefill_tokens_s"])  # type: ignore[arg-type]
+        cells = (
+            (ABSENT, ABSENT, ABSENT)
+            if limiting is None
+            else (
+                format_nbytes(best["extra_nbytes"]),
+                _points(best["token_hit_rate"] - size["token_hit_rate"]),
+                seconds(best["gained_tokens"] / rate),
+            )
+        )
+        rows.append((*_names(size), pool, *cells))
+    return SummaryTable(
+        "What limits",
+        "and what a tenth more of it brings",
+        ("device", "host", "limited by", "a tenth is", "points", "prefill saved"),
+        tuple(rows),
+        n_labels=3,
+    )
+
+
+def _points(share: float) -> str:
+    """A difference of two rates, in points of a percent."""
+    return f"{100 * share:+.2f}"
+
+
+def _target_table(plan: PlanResult, target: Target) -> SummaryTable:
+    wanted = f"{100 * target['token_hit_rate']:g} %"
+    tokens = target["lru_device_tokens"]
+    exact = "" if tokens is None else f"LRU on DEVICE alone, exact: {count(tokens)} tokens"
+    rows = []
+    for place in target["cheapest"]:
+        size = plan["sizes"][place]
+        rate = percent(size["saved_tokens"], size["input_tokens"])
+        rows.append((*_names(size), count(size["device_tokens"]), rate))
+    return SummaryTable(
+        f"Smallest sizes that reach {wanted}",
+        exact,
+        ("device", "host", "device tokens", "hit rate"),
+        tuple(rows),
+        n_labels=2,
+    )
+
+
 def _growth_table(plan: PlanResult) -> SummaryTable:
     return SummaryTable(
-        "A tenth more of one pool",
+        "A tenth more of each pool",
         "the most telling first",
         ("device", "host", "pool", "more", "hit rate", "points", "points per GB"),
         tuple(row for size in plan["sizes"] for row in _growth_rows(size)),
@@ -115,6 +169,6 @@ def _growth_rows(size: SizeResult) -> Iterator[tuple[str, ...]]:
             f"{pool['component']}, {pool['tier']}",
             format_nbytes(pool["extra_nbytes"]),
             percent(pool["token_hit_rate"], 1),
-            f"{points:+.2f}",
+            _points(points / 100),
             f"{points / (pool['extra_nbytes'] / 1e9):+.2g}",
         )

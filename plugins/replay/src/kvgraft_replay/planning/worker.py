@@ -5,13 +5,17 @@ It is started with the number of a file descriptor, the other end of which its p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvgraft.errors import KvgraftError
 
-__all__ = ["Done", "Progress", "Refused", "main"]
+if TYPE_CHECKING:
+    from kvgraft_replay.replay import ReplaySettings
+    from kvgraft_replay.workload import Workload
+
+__all__ = ["Done", "Progress", "Refused", "main", "replay_one"]
 
 STEPS = 100
 """Progress is told about this often per replay."""
@@ -39,30 +43,42 @@ class Refused(NamedTuple):
 LONG = ("timeline", "sources", "tree")
 
 
-def main(descriptor: int) -> None:
-    """Serve until the parent closes its end."""
+def replay_one(
+    workload: Workload, settings: ReplaySettings, progress: Callable[[int, int], None]
+) -> dict[str, Any]:
+    """A replay's result, without the parts that grow with the workload.
+
+    Raises:
+        KvgraftError: it cannot be run.
+    """
     import torch
 
     from kvgraft_replay.replay import replay
 
     torch.set_num_threads(1)
+    result = replay(workload, settings, progress=progress)
+    return {name: value for name, value in result.items() if name not in LONG}
+
+
+def main(descriptor: int) -> None:
+    """Serve until the parent closes its end."""
     with Connection(descriptor) as parent:
         try:
             workload, settings = parent.recv()
             while True:
                 settings.cache = parent.recv()
                 try:
-                    result = replay(workload, settings, progress=_teller(parent))
+                    result = replay_one(workload, settings, _teller(parent))
                 except KvgraftError as error:
                     parent.send(Refused(str(error)))
-                    continue
-                kept: Mapping[str, Any] = {k: v for k, v in result.items() if k not in LONG}
-                parent.send(Done(dict(kept)))
+                else:
+                    parent.send(Done(result))
         except (EOFError, BrokenPipeError, ConnectionResetError):
             return
 
 
-def _teller(parent: Connection) -> Any:
+def _teller(parent: Connection) -> Callable[[int, int], None]:
+    """Tells the parent about progress, not more often than it can be seen."""
     told = 0
 
     def tell(ended: int, expected: int) -> None:

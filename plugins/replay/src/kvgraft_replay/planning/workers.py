@@ -6,14 +6,14 @@ import os
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from kvgraft.errors import ConfigError, KvgraftError
-from kvgraft_replay.planning.worker import Done, Progress, Refused
+from kvgraft_replay.planning.worker import Done, Progress, Refused, replay_one
 from kvgraft_replay.replay import ReplaySettings
 from kvgraft_replay.workload import Workload
 
@@ -50,7 +50,7 @@ def replay_all(
     *,
     n_processes: int,
     progress: Callable[[int, float], None],
-) -> list[Done]:
+) -> list[Mapping[str, Any]]:
     """Replay a workload with each cache, several at a time; results in their order.
 
     Args:
@@ -64,10 +64,20 @@ def replay_all(
         ConfigError: a replay that cannot be run.
         KvgraftError: a process that ended before its replay did.
 
-    Effects: starts processes, and ends them before it returns or raises.
+    Effects: starts processes, and ends them before it returns or raises; for one replay at a time
+    it starts none.
     """
+    if min(n_processes, len(caches)) == 1:
+        return [
+            replay_one(
+                workload,
+                replace(settings, cache=cache),
+                lambda ended, expected, task=task: progress(task, ended / expected),  # type: ignore[misc]
+            )
+            for task, cache in enumerate(caches)
+        ]
     left = deque(range(len(caches)))
-    done: dict[int, Done] = {}
+    done: dict[int, Mapping[str, Any]] = {}
     workers: list[_Worker] = []
     try:
         for _ in range(min(n_processes, len(caches))):
@@ -85,7 +95,7 @@ def replay_all(
                     progress(worker.task, message.ended / message.expected)
                     continue
                 progress(worker.task, 1.0)
-                done[worker.task] = message
+                done[worker.task] = message.result
                 if left:
                     _next(worker, left, caches)
                 else:

@@ -107,7 +107,7 @@ def hit_rate_plot(result: ReplayResult) -> Plot | None:
         [Tick(at, f"{at:.0f} %", False) for at in (0.0, 25.0, 50.0, 75.0, 100.0)],
         [
             *stacked_layers(axis.xs, parts),
-            Layer("overall", line_path(axis.xs, place(overall, 1)), is_line=True),
+            Layer("overall", line_path(axis.xs, place(overall, 1)), "line"),
         ],
         axis.at,
         axis.labels,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from kvgraft_replay.report.charts import (
     LEDGER_TONES,
@@ -37,13 +36,14 @@ from kvgraft_replay.report.summary import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from kvgraft_replay.report.icicle import Icicle
     from kvgraft_replay.report.plot import Plot
     from kvgraft_replay.report.schema import ReplayResult
 
-__all__ = ["render_html", "write_html"]
+__all__ = ["plot_context", "render_html", "render_page", "write_html"]
 
-TEMPLATE = "report.html.j2"
 TREE_HEIGHT_PX = (140, 560)
 LEAF_PX = 5
 
@@ -59,11 +59,33 @@ def write_html(result: ReplayResult, path: str | Path) -> None:
 
 def render_html(result: ReplayResult) -> str:
     """The page as text. Names from traces and plugins appear as text and nothing else."""
+    return render_page("report/report.html.j2", _context(result))
+
+
+def render_page(template: str, context: Mapping[str, object]) -> str:
+    """A template of this package as text; values appear as text and nothing else."""
     environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=PackageLoader("kvgraft_replay", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    source = files("kvgraft_replay.report").joinpath(TEMPLATE).read_text(encoding="utf-8")
-    return environment.from_string(source).render(_context(result))
+    return environment.get_template(template).render(context)
+
+
+def plot_context(plots: Sequence[Plot]) -> dict[str, object]:
+    """The part of a page's context that its charts need.
+
+    Args:
+        plots: all that the page draws.
+    """
+    return {
+        "size": SIZE,
+        "plot_index": {id(plot): index for index, plot in enumerate(plots)},
+        "id": id,
+        "data": {"plots": [_hover(plot) for plot in plots], "tree": None},
+    }
 
 
 def _context(result: ReplayResult) -> dict[str, object]:
@@ -74,8 +96,9 @@ def _context(result: ReplayResult) -> dict[str, object]:
     plots = [plot for plot in (rate, load, requests_plot, *(pool.plot for pool in pools)) if plot]
     cpu = cpu_table(result)
     return {
+        **plot_context(plots),
+        "title": result["workload"]["name"],
         "result": result,
-        "size": SIZE,
         "checks": checks(result),
         "rate": percent(result["token_hit_rate"], 1 if result["input_tokens"] else 0),
         "parts": token_parts(result),
@@ -102,12 +125,10 @@ def _context(result: ReplayResult) -> dict[str, object]:
         "cpu": cpu,
         "cpu_bars": _cpu_bars(result, [row[0] for row in cpu.rows]),
         "settings": settings_rows(result["settings"]),
-        "plot_index": {id(plot): index for index, plot in enumerate(plots)},
         "data": {"plots": [_hover(plot) for plot in plots], "tree": _tree_hover(tree)},
         "count": count,
         "percent": percent,
         "seconds": seconds,
-        "id": id,
     }
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "Tick",
     "bar_layers",
     "compact",
+    "dots_path",
     "line_path",
     "place",
     "stacked_layers",
@@ -44,11 +45,14 @@ class Tick(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """One shape of a chart; `tone` is its colour's name in the style sheet."""
+    """One shape of a chart; `tone` is its colour's name in the style sheet.
+
+    `shape`: `"line"`, `"dots"`, or empty for an area.
+    """
 
     tone: str
     path: str
-    is_line: bool = False
+    shape: str = ""
 
 
 class Row(NamedTuple):
@@ -135,6 +139,11 @@ def line_path(xs: NDArray[np.float64], ys: NDArray[np.float64]) -> str:
         return ""
     across = np.array([0.0, SIZE]) if len(xs) == 1 else xs
     return f"M{_points(across, _widen(ys))}"
+
+
+def dots_path(xs: NDArray[np.float64], ys: NDArray[np.float64]) -> str:
+    """A dot at each point: lines of no length with round ends."""
+    return "".join(f"M{x:.1f},{SIZE - y:.1f}h0" for x, y in zip(xs, ys, strict=True))
 
 
 def stacked_layers(
