@@ -319,3 +319,16 @@ def test_a_conversations_gap_on_host_is_closed_by_its_next_turn(turns: int) -> N
         assert cache.drain()
         assert pages_on(cache, tokens, "full", Tier.HOST) == list(range(len(tokens) // 2))
         assert resumed(server, tokens) == len(tokens)
+
+
+@pytest.mark.parametrize("name", ["full+swa", "full+swa+mamba"])
+def test_slots_a_request_never_took_do_not_stand_in_the_way_of_its_own_backups(name: str) -> None:
+    """Its window's pool has the slots that it is promised, and no more."""
+    setup, sizes = SETUPS[name], {"device_tokens": 10}
+    with setup.open(device_tokens=256, host_tokens=256, swa=sizes) as cache:
+        server = Server(cache)
+        request = server.start(PROMPT, reserve=100, chunk=4)
+        server.prefill(request)
+        cache.finish(request)
+        assert cache.drain()
+        assert resumed(server, PROMPT) == len(PROMPT)

@@ -244,9 +244,7 @@ class Budget:
     def close(self, parts: Sequence[Part]) -> None:
         """Take promises and private slots back (H8)."""
         for part in parts:
-            part.account.close()
-            if part.host_account is not None:
-                part.host_account.close()
+            part.close_accounts()
             if part.private:
                 for books, slots in zip(self.private[part.component.index], part.private):
                     books.give_private(slots)

@@ -70,6 +70,12 @@ class Part:
                 self.host_account.ledger.give_private(run.host)
         self.runs = []
 
+    def close_accounts(self) -> None:
+        """Give its promises back; it takes no slot any more."""
+        self.account.close()
+        if self.host_account is not None:
+            self.host_account.close()
+
     def owners(self, who: str) -> list[SlotOwner]:
         """Every slot it holds, for integrity checks."""
         name = self.component.name
