@@ -15,7 +15,7 @@ from kvgraft.errors import ContractViolation, IntegrityError
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.parts import Part
-from kvgraft.requests.request import Request, Stage
+from kvgraft.requests.request import ADMITTED, LeftOut, Request
 from kvgraft.requests.resume_points import ResumePoints
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.ledger import Ledger
@@ -107,8 +107,8 @@ class Budget:
         the full one could never fit (A6). A request that is rejected nonetheless keeps its points
         and its chunk. The demand decided on is kept on the request for `open`.
         """
-        if request.points_left_out:
-            request.checkpoints, request.points_left_out = list(request.points), ""
+        if request.points_left_out is not None:
+            request.checkpoints, request.points_left_out = list(request.points), None
         self._ask(request, request.chunk)
         shortages = self._shortages(request)
         if not shortages:
@@ -122,7 +122,7 @@ class Budget:
             never = self._never(request, self._shortages(request))
         chunk = self._largest_chunk(request) if never is not None else request.chunk
         if not chunk:
-            request.checkpoints, request.points_left_out = wanted, ""
+            request.checkpoints, request.points_left_out = wanted, None
             self._ask(request, request.chunk)
             return Decision(Outcome.NEVER_FITS, shortages)
         request.chunk = chunk
@@ -144,7 +144,7 @@ class Budget:
             self._ask(request, request.chunk)
             never = self._never(request, self._shortages(request))
             if never is not None and self._lacks_states(never):
-                request.points_left_out = _never_fits(never)
+                request.points_left_out = LeftOut(never.component, never.needed, never.capacity)
                 high = middle
             else:
                 low = middle + 1
@@ -218,7 +218,7 @@ class Budget:
 
     def open(self, request: Request) -> None:
         """Promise an admitted request the demand it was decided on, and its private slots."""
-        if request.points_left_out:
+        if request.points_left_out is not None:
             self.points.skip_left_out(request)
         anchor = request.receipt.anchor
         if anchor.points:
@@ -289,7 +289,7 @@ class Budget:
 
     def check(self, requests: Iterable[Request]) -> None:
         """Raise `IntegrityError` unless promises and private pools add up (T8, A12)."""
-        open_requests = [each for each in requests if each.stage is Stage.ADMITTED]
+        open_requests = [each for each in requests if each.stage is ADMITTED]
         for component in self.tree.components:
             parts = [each.parts[component.index] for each in open_requests]
             promised = sum([part.account.promised for part in parts])
@@ -306,14 +306,6 @@ class Budget:
                         "T8", component.name, f"private pool: {books.private} booked, {held} held"
                     )
                 books.check()
-
-
-def _never_fits(shortage: Shortage) -> str:
-    """Why points are left out for good, in numbers."""
-    return (
-        f"it could never fit: component {shortage.component!r} needs {shortage.needed} states with "
-        f"it, its pool has {shortage.capacity}"
-    )
 
 
 def _own_slots(request: Request, component: TreeComponent, *, host: bool) -> int:

@@ -10,7 +10,7 @@ from kvgraft.admission.demand import pages_up
 from kvgraft.errors import ContractViolation
 from kvgraft.guard.books import FREE, IN_FLIGHT, PRIVATE, PROMISED, Reading
 from kvgraft.guard.watched import After, Holdings, Watched, holdings
-from kvgraft.requests.request import Request, Stage
+from kvgraft.requests.request import ADMITTED, Request
 from kvgraft.requests.resume_points import resume_pages
 from kvgraft.storage_tier import Prefetch
 from kvgraft.transfers import Fence
@@ -189,7 +189,7 @@ class Admitting:
         repeat = (request.prompt - 1) // self.tree.page_size
         useful = sorted(points, key=lambda page: (page <= repeat, page), reverse=True)
         last = set(useful[len(points) - len(gone) :])
-        allowed = last if request.stage is Stage.ADMITTED else set()
+        allowed = last if request.stage is ADMITTED else set()
         if gone == allowed and skipped == len({(page, points[page]) for page in gone} - known):
             return
         raise ContractViolation(
@@ -327,7 +327,7 @@ class Admitting:
         self.watched.rooms.expect(self.watched.nothing, host_too=True)
         before, had = holdings(self.watched, request), request.cached
         shares = self.watched.shares
-        admitted = request.stage is Stage.ADMITTED
+        admitted = request.stage is ADMITTED
         offer = shares.offer(request, ending=True) if admitted else None
 
         def after(cached: int, was: Reading, now: Reading) -> None:

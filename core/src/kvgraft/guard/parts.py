@@ -34,10 +34,14 @@ if TYPE_CHECKING:
 __all__ = ["GuardedEvictor", "GuardedJournal", "GuardedPartsFactory", "GuardedTree"]
 
 
-class GuardedTree(Tree):
-    """A tree that reports data coming to its nodes, data leaving them, and splits to the guard."""
+class _Guarded:
+    """A part that is told of the guard when all parts are there."""
 
     guard: Guard | None = None
+
+
+class GuardedTree(_Guarded, Tree):
+    """A tree that reports data coming to its nodes, data leaving them, and splits to the guard."""
 
     def split(self, node: Node, at: int) -> Node:
         was = read_node(node)
@@ -81,10 +85,8 @@ class GuardedTree(Tree):
         super().remove_dead(node)
 
 
-class GuardedJournal(Journal):
+class GuardedJournal(_Guarded, Journal):
     """A journal whose transfers are compared with the tree's reservations for them."""
-
-    guard: Guard | None = None
 
     def submit(
         self, operation: Operation, direction: Direction, fence: Fence | None = None
@@ -101,10 +103,8 @@ class GuardedJournal(Journal):
             self.guard.acknowledged()
 
 
-class GuardedEvictor(Evictor):
+class GuardedEvictor(_Guarded, Evictor):
     """An evictor that may free no more than the operation needs."""
-
-    guard: Guard | None = None
 
     def free_device(self, component: TreeComponent, n_slots: int) -> bool:
         if self.guard is None:
@@ -122,7 +122,7 @@ class GuardedPartsFactory(PartsFactory):
 
     def __init__(self, config: CacheConfig) -> None:
         super().__init__(config)
-        self._watched: list[Any] = []
+        self._watched: list[_Guarded] = []
         self._tier: GuardedTier | None = None
 
     def kind(self, plain: type[Part]) -> type[Part]:
@@ -149,6 +149,7 @@ class GuardedPartsFactory(PartsFactory):
 
     def _watch(self, part: Part) -> Part:
         """Note a guarded part, to tell it of the guard."""
+        assert isinstance(part, _Guarded)
         self._watched.append(part)
         return part
 

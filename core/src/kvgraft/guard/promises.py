@@ -12,7 +12,7 @@ from kvgraft.errors import ContractViolation
 from kvgraft.guard.paths import needed
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.parts import StatePart
-from kvgraft.requests.request import Request, Stage
+from kvgraft.requests.request import ADMITTED, Request
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.ledger import Ledger
@@ -153,7 +153,7 @@ class Promises:
     def _shortages(self, request: Request) -> list[Shortage]:
         """Pools that have less room than is demanded, the request's own promises apart."""
         found = []
-        admitted = request.stage is Stage.ADMITTED
+        admitted = request.stage is ADMITTED
 
         def compare(
             component: TreeComponent, ledger: Ledger, name: str, need: int, mine: int
@@ -254,7 +254,7 @@ class Promises:
 
     def check_accounts(self, request: Request) -> None:
         """Promises cover the slots still to be taken, at most those held at a time (A1, A12)."""
-        if request.stage is not Stage.ADMITTED:
+        if request.stage is not ADMITTED:
             return
         for account in self.accounts(request):
             most = max(0, account.peak - account.held)

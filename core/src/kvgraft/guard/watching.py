@@ -16,7 +16,7 @@ from kvgraft.guard.moves import Moves
 from kvgraft.guard.running import Running
 from kvgraft.guard.standing import Standing
 from kvgraft.guard.watched import After, Watched
-from kvgraft.requests.request import Request, Stage
+from kvgraft.requests.request import CLOSED, Request
 from kvgraft.tree.pinning import Receipt
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ class Guard:
 
     def _is_foreign(self, request: Request | None) -> bool:
         """Whether another cache began a request: this one refuses it."""
-        if request is None or request.stage is Stage.CLOSED:
+        if request is None or request.stage is CLOSED:
             return False
         return self.cache.requests.get(id(request)) is not request
 

@@ -126,7 +126,7 @@ class Leases:
         request.computed = request.anchor_tokens
         request.allocated = found.anchor
         request.cached = request.last_point = request.last_left = found.anchor
-        request.left, request.points_left_out = NO_PAGES, ""
+        request.left, request.points_left_out = NO_PAGES, None
         request.published = False
         self._set_parts(request)
         if host_from is not None:

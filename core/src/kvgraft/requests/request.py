@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvgraft.errors import ConfigError, LeaseError
 from kvgraft.requests.parts import Part, StatePart
@@ -21,6 +21,7 @@ __all__ = [
     "NEXT_CALL",
     "NO_PAGES",
     "NO_POINTS",
+    "LeftOut",
     "Limited",
     "Request",
     "Stage",
@@ -45,7 +46,7 @@ class Stage(enum.Enum):
 
 
 LEASED, ADMITTED, CLOSED = Stage.LEASED, Stage.ADMITTED, Stage.CLOSED
-"""As globals: before Python 3.12 an enum's attribute takes ten times as long to read."""
+"""The names to use: before Python 3.12 an enum's attribute takes ten times as long to read."""
 
 NEXT_CALL = {
     LEASED: "call admit first",
@@ -61,6 +62,26 @@ class Limited(str, enum.Enum):
     CROWDED = "pinning it would take slots promised to admitted requests (A12)"
     RECOMPUTE = "computing it again is estimated faster than loading it (R8)"
     NO_COPY = "a component cannot copy its state for a request that writes to it (M8)"
+
+
+class LeftOut(NamedTuple):
+    """The pool of states in which a request could never keep the points that it leaves out.
+
+    Attributes:
+        component: whose states.
+        needed: states that one point more than are kept would take.
+        capacity: states of the pool.
+    """
+
+    component: str
+    needed: int
+    capacity: int
+
+    def __str__(self) -> str:
+        return (
+            f"it could never fit: component {self.component!r} needs {self.needed} states with it, "
+            f"its pool has {self.capacity}"
+        )
 
 
 class Request:
@@ -84,8 +105,8 @@ class Request:
         checkpoints: boundaries (in pages) ahead at which states are captured.
         points: the resume points decided so far, by boundary in pages.
         resume_at: boundaries in pages that the engine named as such.
-        points_left_out: why points ahead that are not among `checkpoints` are skipped once it is
-            admitted; "" if all stay.
+        points_left_out: the reason for which points ahead that are not among `checkpoints` are
+            skipped once it is admitted; None if all stay.
         skipped: the skipped points, as boundary in pages and kind: each is counted once, also after
             `restart`. A restart with another key forgets them.
         left: boundaries in pages whose states it left behind, where no resume point is.
@@ -154,7 +175,7 @@ class Request:
         self.waits: list[Transfer]
         self.checkpoints: list[int]
         self.points: dict[int, PointKind]
-        self.points_left_out: str
+        self.points_left_out: LeftOut | None
         self.left: frozenset[int]
         self.last_point: int
         self.last_left: int

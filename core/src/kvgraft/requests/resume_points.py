@@ -186,7 +186,7 @@ class ResumePoints:
         No request is rejected for the sake of a point.
         """
         for page in request.points.keys() - request.checkpoints:
-            self.skip(request, page, request.points_left_out)
+            self.skip(request, page, str(request.points_left_out))
 
     def skip(self, request: Request, page: int, reason: str) -> None:
         """A point found no slot: it is dropped for all components (I11).

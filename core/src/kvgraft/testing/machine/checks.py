@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from kvgraft.requests.request import Stage
+from kvgraft.requests.request import ADMITTED
 from kvgraft.testing.machine.brute_force import BruteForce, ModelComponent, Prefix
 from kvgraft.testing.machine.engines import PromptedTransferEngine
 from kvgraft.testing.machine.judging import Judge
@@ -180,7 +180,7 @@ def check_accounts(
     That is a slot for every page ahead and one in reserve, and the pages it has to load. Components
     with a budget of their own, `own`, may ask for more; `names` are in the cache's order.
     """
-    running = [live for live in requests if live.request.stage is Stage.ADMITTED]
+    running = [live for live in requests if live.request.stage is ADMITTED]
     admitted = [live.request for live in running]
     for index, name in enumerate(names):
         component = model.component(name)
