@@ -107,7 +107,7 @@ class Rig:
             if None not in told:
                 return told
             self.tier.end_step()
-            self.tier._done.wait(0.05)
+            self.tier._link.done.wait(0.05)
         return told
 
 
@@ -308,7 +308,7 @@ def test_a_requests_line_names_group_chunk_and_reason(
     rig.tier.lookup(window, "r", 48)
     rig.tier.end_step()
     while rig.tier.lookup(window, "r", 48) is None:
-        rig.tier._done.wait(0.05)
+        rig.tier._link.done.wait(0.05)
         rig.tier.poll()
     rig.tier.finish_request("r")
     assert [record.getMessage() for record in caplog.records] == [

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from kvgraft.storage import (
-    Access,
-    Address,
-    BreakerState,
-    Completions,
-    Status,
-    Storage,
-    StorageTicket,
-)
+from kvgraft.storage import Access, BreakerState, Status, StorageTicket
+from kvgraft_vllm.link import StoreLink
 
 __all__ = ["AskedKeys", "Lookups"]
 
@@ -39,26 +32,13 @@ class Lookups:
     Answers are not shared with later requests: a failure says nothing about a key (S7).
 
     Args:
-        storage: who is asked.
-        done: gets the tickets.
-        address: the address of a key.
+        link: the store.
         timeout_s: longest time for which a request is told to come again.
-        clock: seconds that only grow.
     """
 
-    def __init__(
-        self,
-        storage: Storage,
-        done: Completions,
-        address: Callable[[bytes], Address],
-        timeout_s: float,
-        clock: Callable[[], float],
-    ) -> None:
-        self._storage = storage
-        self._done = done
-        self._address = address
+    def __init__(self, link: StoreLink, timeout_s: float) -> None:
+        self._link = link
         self._timeout_s = timeout_s
-        self._clock = clock
         self._answers: dict[str, dict[bytes, Status]] = {}
         self._open: dict[bytes, _Question] = {}
         self._next: list[bytes] = []
@@ -73,9 +53,9 @@ class Lookups:
         if question is None:
             known = self._known(key)
             if known is None:
-                question = self._open[key] = _Question(self._clock())
+                question = self._open[key] = _Question(self._link.clock())
                 self._next.append(key)
-        elif self._clock() - question.begun > self._timeout_s:
+        elif self._link.clock() - question.begun > self._timeout_s:
             known = Status.TIMEOUT
         if known is not None:
             answers[key] = known
@@ -84,18 +64,18 @@ class Lookups:
         return known
 
     def _known(self, key: bytes) -> Status | None:
-        if self._storage.state_of(Access.READ) is BreakerState.OPEN:
+        if self._link.storage.state_of(Access.READ) is BreakerState.OPEN:
             return Status.DOWN
         # that a key is not there may be out of date, and costs a hit: so the store is asked
-        return Status.OK if self._storage.probably_has([self._address(key)])[0] else None
+        return Status.OK if self._link.storage.probably_has([self._link.address(key)])[0] else None
 
     def flush(self) -> None:
         """Ask the store for everything new, in one call; at the end of a step."""
         if not self._next:
             return
         keys, self._next = tuple(self._next), []
-        ticket = self._storage.exists([self._address(key) for key in keys], self._timeout_s)
-        self._done.watch(ticket, AskedKeys(keys))
+        ticket = self._link.storage.exists(self._link.addresses(keys), self._timeout_s)
+        self._link.done.watch(ticket, AskedKeys(keys))
 
     def settle(self, asked: AskedKeys, ticket: StorageTicket) -> None:
         """Take the store's answers."""

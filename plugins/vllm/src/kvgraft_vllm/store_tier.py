@@ -11,7 +11,6 @@ from kvgraft.storage import (
     Access,
     Address,
     BreakerState,
-    Completions,
     Status,
     Storage,
     StorageBackend,
@@ -21,6 +20,7 @@ from kvgraft_vllm.announcements import Announcements
 from kvgraft_vllm.counts import Taken, Tally
 from kvgraft_vllm.explanation import Explanations
 from kvgraft_vllm.identity import Engine, group_name
+from kvgraft_vllm.link import StoreLink
 from kvgraft_vllm.lookups import AskedKeys, Lookups
 from kvgraft_vllm.settings import TierSettings
 from kvgraft_vllm.transfers import FinishedJob, Job, Transfers
@@ -76,19 +76,11 @@ class StoreTier:
         self.engine = engine
         self.settings = settings
         self.storage = Storage(engine.fingerprint, backend, settings.limits, clock)
-        self._clock = clock
-        self._done: Completions = self.storage.completions()
-        self._lookups = Lookups(
-            self.storage, self._done, self._address, settings.lookup_timeout_s, clock
-        )
+        link = StoreLink(self.storage, self.storage.completions(), self._address, clock)
+        self._link = link
+        self._lookups = Lookups(link, settings.lookup_timeout_s)
         self._transfers = Transfers(
-            self.storage,
-            self._done,
-            self._address,
-            memory.cast("B"),
-            engine.chunk_nbytes,
-            settings.store_nbytes,
-            clock,
+            link, memory.cast("B"), engine.chunk_nbytes, settings.store_nbytes
         )
         self._used: dict[bytes, None] = {}
         self._touching: StorageTicket | None = None
@@ -134,14 +126,16 @@ class StoreTier:
             request: whose they are.
             end_tokens: the ends of the chunks in its tokens, if known.
         """
-        self._transfers.load(number, keys, chunks, request, end_tokens)
+        begun = self._link.clock()
+        job = Job(number, tuple(keys), True, begun, request, tuple(end_tokens))
+        self._transfers.load(job, chunks)
 
     def store(self, number: int, keys: Iterable[bytes], chunks: Iterable[int]) -> None:
         """Submit a job that stores chunks from places of the CPU memory."""
         keys = tuple(keys)
         if self._announcements is not None:
             self._announcements.remember(keys, map(self._address, keys))
-        self._transfers.store(number, keys, chunks)
+        self._transfers.store(Job(number, keys, False, self._link.clock()), chunks)
 
     def take_finished(self) -> list[FinishedJob]:
         """Jobs that ended since the last call, each once."""
@@ -159,7 +153,7 @@ class StoreTier:
         used, self._used = self._used, {}
         busy = self._touching is not None and not self._touching.done
         if used and self.storage.touches and not busy:
-            addresses = [self._address(key) for key in reversed(used)]
+            addresses = self._link.addresses(reversed(used))
             self._touching = self.storage.touch(addresses, self.settings.lookup_timeout_s)
 
     def finish_request(self, request: str) -> None:
@@ -196,7 +190,7 @@ class StoreTier:
 
     def poll(self) -> None:
         """Take what has ended; never blocks."""
-        for ticket in self._done.take():
+        for ticket in self._link.done.take():
             if isinstance(ticket.tag, AskedKeys):
                 self._lookups.settle(ticket.tag, ticket)
             elif isinstance(ticket.tag, Job):
@@ -223,7 +217,7 @@ class StoreTier:
         Returns:
             Whether all ended by themselves.
         """
-        end = self._clock() + timeout_s
+        end = self._link.clock() + timeout_s
         if self._wait_until(end):
             return True
         self._transfers.cancel()
@@ -235,9 +229,9 @@ class StoreTier:
             self.poll()
             if not self._transfers.n_jobs:
                 return True
-            if self._clock() >= end:
+            if self._link.clock() >= end:
                 return False
-            self._done.wait(STEP_S)
+            self._link.done.wait(STEP_S)
 
     def close(self) -> bool:
         """Store what is on its way, close the store and let go of the memory; bounded.
@@ -248,7 +242,7 @@ class StoreTier:
         drained = self.drain(self.settings.shutdown_s)
         self._transfers.let_go()
         closed = self.storage.close(self.settings.shutdown_s)
-        self._done.close()
+        self._link.done.close()
         return drained and closed
 
     def _address(self, key: bytes) -> Address:

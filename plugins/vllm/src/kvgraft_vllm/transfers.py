@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kvgraft.storage import Address, Completions, Status, Storage, StorageTicket
+from kvgraft.storage import Status, StorageTicket
+from kvgraft_vllm.link import StoreLink
 
 __all__ = ["FinishedJob", "Job", "Transfers"]
 
@@ -64,62 +65,41 @@ class Transfers:
     """Jobs on their way.
 
     Args:
-        storage: the store.
-        done: gets the tickets.
-        address: the address of a key.
+        link: the store.
         memory: bytes of the engine's CPU memory, flat and writable.
         chunk_nbytes: bytes of one chunk there.
         store_limit_nbytes: most bytes on their way to the store.
-        clock: seconds that only grow.
     """
 
     def __init__(
-        self,
-        storage: Storage,
-        done: Completions,
-        address: Callable[[bytes], Address],
-        memory: memoryview,
-        chunk_nbytes: int,
-        store_limit_nbytes: int,
-        clock: Callable[[], float],
+        self, link: StoreLink, memory: memoryview, chunk_nbytes: int, store_limit_nbytes: int
     ) -> None:
-        self._storage = storage
-        self._done = done
-        self._address = address
+        self._link = link
         self._memory: memoryview | None = memory
         self._chunk_nbytes = chunk_nbytes
         self._store_limit_nbytes = store_limit_nbytes
-        self._clock = clock
         self._on_their_way: dict[int, tuple[Job, StorageTicket]] = {}
         self._finished: list[FinishedJob] = []
         self.storing_nbytes = 0
         self.loading_nbytes = 0
         self.n_chunks_refused = 0
 
-    def load(
-        self,
-        number: int,
-        keys: Iterable[bytes],
-        chunks: Iterable[int],
-        request: str = "",
-        end_tokens: Iterable[int | None] = (),
-    ) -> None:
-        """Fetch chunks into places of the engine's memory."""
-        job = Job(number, tuple(keys), True, self._clock(), request, tuple(end_tokens))
+    def load(self, job: Job, chunks: Iterable[int]) -> None:
+        """Fetch a job's chunks into places of the engine's memory."""
         self.loading_nbytes += self._nbytes(job)
-        self._watch(job, self._storage.get(self._addresses(job), self._rows(chunks)))
+        rows = self._rows(chunks)
+        self._watch(job, self._link.storage.get(self._link.addresses(job.keys), rows))
 
-    def store(self, number: int, keys: Iterable[bytes], chunks: Iterable[int]) -> None:
-        """Store chunks from places of the engine's memory, unless too much is on its way."""
-        job = Job(number, tuple(keys), False, self._clock())
+    def store(self, job: Job, chunks: Iterable[int]) -> None:
+        """Store its chunks from places of the engine's memory, unless too much is on its way."""
         nbytes = self._nbytes(job)
         if self.storing_nbytes and self.storing_nbytes + nbytes > self._store_limit_nbytes:
             self.n_chunks_refused += len(job.keys)
             self._finished.append(FinishedJob(job, (Status.FULL,) * len(job.keys), 0, 0.0))
             return
         self.storing_nbytes += nbytes
-        ticket = self._storage.set(self._addresses(job), self._rows(chunks), only_missing=True)
-        self._watch(job, ticket)
+        addresses, rows = self._link.addresses(job.keys), self._rows(chunks)
+        self._watch(job, self._link.storage.set(addresses, rows, only_missing=True))
 
     def settle(self, job: Job, ticket: StorageTicket) -> FinishedJob:
         """Take what came of a job."""
@@ -131,7 +111,7 @@ class Transfers:
             self.storing_nbytes -= nbytes
         statuses = tuple(status or Status.DOWN for status in ticket.statuses)
         moved = sum(status is Status.OK for status in statuses) * self._chunk_nbytes
-        finished = FinishedJob(job, statuses, moved, self._clock() - job.begun)
+        finished = FinishedJob(job, statuses, moved, self._link.clock() - job.begun)
         self._finished.append(finished)
         return finished
 
@@ -158,10 +138,7 @@ class Transfers:
 
     def _watch(self, job: Job, ticket: StorageTicket) -> None:
         self._on_their_way[job.number] = job, ticket
-        self._done.watch(ticket, job)
-
-    def _addresses(self, job: Job) -> list[Address]:
-        return [self._address(key) for key in job.keys]
+        self._link.done.watch(ticket, job)
 
     def _rows(self, chunks: Iterable[int]) -> Sequence[memoryview]:
         memory, size = self._memory, self._chunk_nbytes

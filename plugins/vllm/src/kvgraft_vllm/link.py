@@ -1,0 +1,30 @@
+"""The store as the tier's parts use it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from kvgraft.storage import Address, Completions, Storage
+
+__all__ = ["StoreLink"]
+
+
+class StoreLink(NamedTuple):
+    """One store, shared by the parts of a tier.
+
+    Attributes:
+        storage: the store under supervision.
+        done: gets the tickets of all parts.
+        address: the address of a key of vLLM.
+        clock: seconds that only grow.
+    """
+
+    storage: Storage
+    done: Completions
+    address: Callable[[bytes], Address]
+    clock: Callable[[], float]
+
+    def addresses(self, keys: Iterable[bytes]) -> list[Address]:
+        """The addresses of some keys."""
+        return [self.address(key) for key in keys]
