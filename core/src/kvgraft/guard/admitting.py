@@ -12,7 +12,6 @@ from kvgraft.guard.books import FREE, IN_FLIGHT, PRIVATE, PROMISED, Reading
 from kvgraft.guard.watched import After, Holdings, Watched, holdings
 from kvgraft.requests.request import ADMITTED, Request
 from kvgraft.requests.resume_points import resume_pages
-from kvgraft.storage_tier import Prefetch
 from kvgraft.transfers import Fence
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TokenKey
@@ -38,16 +37,10 @@ class Admitting:
     # -- match
 
     def begin(
-        self,
-        key: TokenKey,
-        *,
-        reserve: int = 0,
-        chunk: int | None = None,
-        prefetch: Prefetch | None = None,
-        resume_at: int | Sequence[int] | None = None,
+        self, key: TokenKey, *, resume_at: int | Sequence[int] | None = None, **others: object
     ) -> After:
         """A match takes nothing (M6), and its claims are true (M1, M2, M3, L3)."""
-        del reserve, chunk, prefetch
+        del others
         watched = self.watched
         limit = self._limit(key)
         expected = self.watched.matches.expect(key, limit) if limit is not None else None

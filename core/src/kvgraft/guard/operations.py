@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from kvgraft.guard.watching import Guard
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from kvgraft.cache import Cache as _Operations
     from kvgraft.requests.request import Request
     from kvgraft.requests.state_slots import InnerStates
-    from kvgraft.storage_tier import Prefetch
     from kvgraft.transfers import Fence, Transfer
     from kvgraft.tree.keys import TokenKey
 else:
@@ -27,27 +26,10 @@ class GuardedOperations(_Operations):
 
     guard: Guard
 
-    def begin(
-        self,
-        key: TokenKey,
-        *,
-        reserve: int = 0,
-        chunk: int | None = None,
-        prefetch: Prefetch | None = None,
-        resume_at: int | Sequence[int] | None = None,
-    ) -> Request:
-        named: object = resume_at
-        if isinstance(named, Iterator):  # the guard reads it, too
-            resume_at = tuple(named)
-        found: Request = self.guard.look(
-            "begin",
-            super().begin,
-            key,
-            reserve=reserve,
-            chunk=chunk,
-            prefetch=prefetch,
-            resume_at=resume_at,
-        )
+    def begin(self, key: TokenKey, *, resume_at: Any = None, **others: Any) -> Request:
+        if isinstance(resume_at, Iterator):  # the guard reads it, too
+            resume_at = tuple(resume_at)
+        found: Request = self.guard.look("begin", super().begin, key, resume_at=resume_at, **others)
         return found
 
     def admit(self, request: Request) -> Decision:
