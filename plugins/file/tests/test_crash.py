@@ -15,9 +15,11 @@ from tests.commands import ROOT, run
 from .store import open_store, segments
 
 
-def crash(directory: Path, rounds: int, seed: int) -> dict[str, int]:
+def crash(
+    directory: Path, rounds: int, seed: int, module: str = "plugins.file.tests.crashing"
+) -> dict[str, int]:
     done = run(
-        *(sys.executable, "-m", "plugins.file.tests.crashing", directory, str(rounds), str(seed)),
+        *(sys.executable, "-m", module, directory, str(rounds), str(seed)),
         cwd=ROOT,
         timeout_s=280,
     )
@@ -41,6 +43,18 @@ def test_twenty_writers_are_killed_in_the_middle_of_writing(tmp_path: Path) -> N
 def test_many_writers_are_killed_in_the_middle_of_writing(tmp_path: Path, seed: int) -> None:
     """400 of them; in four directories, for opening takes longer the more there is."""
     assert crash(tmp_path, 100, seed)["durable"] > 500
+
+
+@pytest.mark.parametrize(
+    ("rounds", "seed"),
+    [(12, 1), *(pytest.param(200, seed, marks=pytest.mark.long) for seed in (2, 3))],
+)
+def test_writers_are_killed_in_the_middle_of_writing_over_records(
+    tmp_path: Path, rounds: int, seed: int
+) -> None:
+    counts = crash(tmp_path, rounds, seed, "plugins.file.tests.overwriting")
+    assert counts["stored"] >= 2 * rounds
+    assert counts["torn"] >= rounds // 4
 
 
 def test_the_next_opener_seals_the_segment_of_an_ended_writer(tmp_path: Path) -> None:
