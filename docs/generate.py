@@ -1,12 +1,14 @@
-"""Write the generated parts of the documents: `docs/contract.md` and the README's table.
+"""Write the generated documents: the contract, where its rules are enforced, the README's table.
 
 Run by `make docs`; a test fails when the files differ from its output. Where a rule is
 enforced is read from the code: registered clauses, the state machine's rules, the guard's, errors
-that the integrity check raises, and tests named in `docs/enforced_by_tests.json`.
+that the integrity check raises, modules that report a rule by its id, and tests named in
+`docs/enforced_by_tests.json`.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -53,6 +55,29 @@ compares the two.
 """
 
 
+LONGEST_ID = 40
+"""Characters of a text that names rules by their ids, such as `P9-hooks-return-at-once`."""
+
+PLACES = """# Where rules are enforced
+
+For each rule of the [contract](contract.md): the modules that report it by its id, and the tests in
+which it is broken on purpose or compared with other facts. Modules are below `core/src/kvgraft`,
+tests below `tests`, unless they begin with `plugins` or `benchmarks`. Search a module for the id in
+quotes to find the check. A rule that no module reports (–) is held by its tests, or by others that
+would be broken with it; D2 and D3 belong to several ranks, which are not there yet.
+
+This file is generated (`make docs`) from the code, and a test compares the two.
+
+- `testing/clauses/` and `testing/storage/` ask components and stores, in `kvgraft check`.
+- `testing/machine/` compares the core with a brute-force model after every call.
+- `guard/` checks while a cache serves; `guard/rules.py` says which condition, by rule.
+- `tree/integrity.py` recomputes all books; the rest refuses bad input and answers where they come.
+
+| rule | reported in | tests |
+|---|---|---|
+"""
+
+
 def tests() -> dict[str, list[str]]:
     """Tests by rule, as `path::name`."""
     path = ROOT / "docs" / "enforced_by_tests.json"
@@ -94,6 +119,55 @@ def enforcers() -> dict[str, list[str]]:
         places += [f"`{place}`" for place in named.get(rule, ())]
         found[rule] = places or (["not yet"] if rule in NOT_YET else [])
     return found
+
+
+def reporting(source: Path) -> set[str]:
+    """Rules that a module reports: ids that it hands on, and does not only list or compare."""
+    tree = ast.parse(source.read_text(encoding="utf-8"))
+    listed = {
+        id(element)
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Set, ast.List, ast.Dict, ast.Compare))
+        for element in ast.iter_child_nodes(node)
+    }
+    known = RULES.keys()
+    return {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and id(node) not in listed and node.value in known
+    }
+
+
+def naming(source: Path) -> set[str]:
+    """Rules that a module of the tests names: in the ids that a defect must be found under."""
+    tree = ast.parse(source.read_text(encoding="utf-8"))
+    texts = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    short = [text for text in texts if isinstance(text, str) and len(text) <= LONGEST_ID]
+    return {rule for text in short for rule in re.findall(r"\b[A-Z]\d+\b", text) if rule in RULES}
+
+
+def places() -> str:
+    """The text of `docs/where-rules-are-enforced.md`."""
+    core = ROOT / "core" / "src" / "kvgraft"
+    modules = [(path.relative_to(core), path) for path in sorted(core.rglob("*.py"))]
+    modules += [
+        (path.relative_to(ROOT), path) for path in sorted(ROOT.glob("plugins/*/src/**/*.py"))
+    ]
+    reported = {short.as_posix(): reporting(path) for short, path in modules}
+    broken = {
+        path.relative_to(ROOT).as_posix(): naming(path)
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        if path.name != "test_contract.py"
+    }
+    named = tests()
+    lines = [PLACES]
+    for rule in RULES:
+        where = [f"`{short}`" for short, rules in reported.items() if rule in rules]
+        shown = {short for short, rules in broken.items() if rule in rules}
+        shown |= {place.partition("::")[0] for place in named.get(rule, ())}
+        seen = ", ".join(f"`{short.removeprefix('tests/')}`" for short in sorted(shown))
+        lines.append(f"| {rule} | {', '.join(where) or '–'} | {seen or '–'} |\n")
+    return "".join(lines)
 
 
 def contract() -> str:
@@ -146,6 +220,7 @@ def readme() -> str:
 
 def main() -> None:
     (ROOT / "docs" / "contract.md").write_text(contract(), encoding="utf-8")
+    (ROOT / "docs" / "where-rules-are-enforced.md").write_text(places(), encoding="utf-8")
     (ROOT / "README.md").write_text(readme(), encoding="utf-8")
 
 

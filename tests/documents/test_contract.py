@@ -29,6 +29,27 @@ def test_the_contract_is_up_to_date(generator: ModuleType) -> None:
     assert written == generator.contract(), "run `make docs`"
 
 
+def test_the_table_of_places_is_up_to_date(generator: ModuleType) -> None:
+    written = (ROOT / "docs" / "where-rules-are-enforced.md").read_text(encoding="utf-8")
+    assert written == generator.places(), "run `make docs`"
+
+
+def test_each_place_of_a_rule_names_it(generator: ModuleType) -> None:
+    """Read from the table itself; a rule without any place is not there yet."""
+    text = (ROOT / "docs" / "where-rules-are-enforced.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([A-Z]\d+) \| (.*) \| (.*) \|$", text, re.MULTILINE)
+    assert [rule for rule, _, _ in rows] == list(RULES)
+    for rule, *cells in rows:
+        named = {place.partition("::")[0] for place in generator.tests().get(rule, ())}
+        for cell, below in zip(cells, ("core/src/kvgraft", "tests")):
+            for place in re.findall(r"`(.*?)`", cell):
+                outside = place.startswith(("plugins/", "benchmarks/"))
+                path = place if outside else f"{below}/{place}"
+                there = (ROOT / path).read_text(encoding="utf-8")
+                assert path in named or re.search(rf"\b{rule}\b", there), f"{rule}: {place}"
+    assert {rule for rule, *cells in rows if cells == ["–", "–"]} == {"D2", "D3"}
+
+
 def test_the_readmes_conformance_table_is_up_to_date(generator: ModuleType) -> None:
     assert (ROOT / "README.md").read_text(encoding="utf-8") == generator.readme(), "run `make docs`"
 

@@ -1,7 +1,8 @@
 """The rules of the contract: their ids and texts.
 
-One sentence each; hooks' docstrings, errors, clauses and the guard cite the ids. Where a rule is
-enforced is written in `docs/contract.md`, which is generated.
+One sentence each; hooks' docstrings, errors, clauses and the guard cite the ids. Rules are enforced
+elsewhere: `docs/where-rules-are-enforced.md` names the modules and the tests of each, and
+`docs/contract.md` the means. Both are generated.
 """
 
 from __future__ import annotations
