@@ -184,6 +184,39 @@ def test_a_head_that_the_store_lost_is_stored_again_with_the_next_tail() -> None
     server.cache.close()
 
 
+def test_a_head_that_the_store_lost_is_stored_again_when_its_prompt_is_served_again() -> None:
+    store = InMemory()
+    server = Server(open_cache(FULL, store, **SIZES))
+    server.serve(conversation(0, 40))
+    server.serve(conversation(1, 40))
+    assert server.cache.drain()
+    head = [page[0].key for page in addresses(server.cache, conversation(0, 40), "full")]
+    del store.stored[head[3]]
+    server.serve(conversation(1, 40))
+    assert server.cache.drain()
+    assert head[3] not in store.stored
+    server.serve(conversation(0, 40))
+    assert server.cache.drain()
+    assert head[3] in store.stored
+    server.cache.check_integrity()
+    server.cache.close()
+
+
+def written_in_ten_rounds(store: InMemory) -> int:
+    """Bytes written while three prompts are served ten times."""
+    server = Server(open_cache(FULL, store, **SIZES))
+    for number in [0, 1, 2] * 10:
+        server.serve(conversation(number, 40))
+        assert server.cache.drain()
+    server.cache.close()
+    return store.written
+
+
+def test_prompts_that_do_not_fit_are_not_written_every_time_they_are_served() -> None:
+    unlimited = written_in_ten_rounds(InMemory())
+    assert 0 < written_in_ten_rounds(InMemory(unlimited // 2)) <= 1.3 * unlimited
+
+
 def test_a_tail_waits_until_its_head_may_be_written_again() -> None:
     store = InMemory()
     server = Server(open_cache(FULL, store, **SIZES))

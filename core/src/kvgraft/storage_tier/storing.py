@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +38,12 @@ FULL_S = 5.0
 MOST_ASKED = 64
 """Tails for whose heads the store is asked at a time, and nodes of one tail."""
 
+RESUMED_S = 1.0
+"""Seconds between two questions about boundaries that requests resumed from and did not follow."""
+
+MOST_RESUMED = 4096
+"""Such boundaries that wait; of more the oldest are let go of."""
+
 
 class _Waiting(NamedTuple):
     """A node that is to be stored, and the page it began at: it may be split meanwhile."""
@@ -50,10 +58,23 @@ class _Waiting(NamedTuple):
 
 
 class _Tail(NamedTuple):
-    """Nodes to be stored, each the child of the one before, once the store told of their heads."""
+    """Nodes to be stored, each the child of the one before, once the store told of their heads.
+
+    Attributes:
+        resumed: the boundary whose heads are asked for, where there are no nodes behind it.
+    """
 
     nodes: list[_Waiting]
     asked: HeadsAsked
+    resumed: Node | None = None
+
+    @property
+    def parent(self) -> Node | None:
+        """The last node of the heads; None if the first of the nodes left the tree."""
+        if self.resumed is not None:
+            return self.resumed
+        parts = self.nodes[0].parts
+        return parts[0].parent if parts else None
 
 
 class _Sent(NamedTuple):
@@ -97,6 +118,8 @@ class Storing:
         self._sent: list[_Sent] = []
         self._done: deque[_Sent] = deque()
         self._tails: deque[_Tail] = deque()
+        self._resumed: dict[Node, None] = {}
+        self._resumed_at = 0.0
         self._allowance = Allowance()
         self._allowance_of = 0
         self._sending: Generator[None, None, None] | None = None
@@ -106,8 +129,9 @@ class Storing:
     def n_in_flight(self) -> int:
         """Nodes on their way or waiting for it."""
         sending = self._sending is not None
-        n_asked = sum(len(tail.nodes) for tail in self._tails)
-        return len(self._sent) + len(self._done) + len(self._backlog) + n_asked + sending
+        n_asked = sum(len(tail.nodes) or 1 for tail in self._tails)
+        n_due = int(self._resumed_is_due)
+        return len(self._sent) + len(self._done) + len(self._backlog) + n_asked + sending + n_due
 
     def receipts(self) -> list[Receipt]:
         """Pins of data on its way to the store, for integrity checks."""
@@ -133,6 +157,8 @@ class Storing:
             return
         if self._clock() < self._full_until:
             return
+        if self.context.client.evicts:
+            self._ask_later(anchor)
         fresh: list[Node] = []
         node: Node | None = anchor
         while node is not None and node.parent is not None:
@@ -144,6 +170,24 @@ class Storing:
             node = node.parent
         for node in reversed(fresh):
             self._queue(node)
+
+    def _ask_later(self, anchor: Node) -> None:
+        """Ask for the heads of a boundary, unless a tail behind it does so before."""
+        if not self._resumed:
+            self._resumed_at = self._clock() + RESUMED_S
+        self._resumed.pop(anchor, None)
+        self._resumed[anchor] = None
+        if len(self._resumed) > MOST_RESUMED:
+            del self._resumed[next(iter(self._resumed))]
+
+    def hurry(self) -> None:
+        """Ask about the boundaries that wait at once."""
+        self._resumed_at = self._clock()
+
+    @property
+    def _resumed_is_due(self) -> bool:
+        due = bool(self._resumed) and self._clock() >= self._resumed_at
+        return due and self.context.client.attached
 
     def before_host_drop(self, node: Node, component: TreeComponent) -> None:
         """HOST is about to drop data of a node: copy it, and store the copy."""
@@ -208,8 +252,10 @@ class Storing:
             return None
         if self._tails and self._tails[0].asked.ticket.done:
             return self._send_tail(self._tails.popleft())
-        if not self._backlog or len(self._tails) >= MOST_ASKED:
+        if len(self._tails) >= MOST_ASKED:
             return None
+        if not self._backlog:
+            return self._ask_resumed() if self._resumed_is_due else None
         if self._tails and self._follows_a_tail(self._backlog[0].node):
             return None
         nodes = [self._backlog.popleft()]
@@ -229,6 +275,18 @@ class Storing:
                 return True
             at = at.parent
         return False
+
+    def _ask_resumed(self) -> Generator[None, None, None]:
+        """Ask for the heads of boundaries that requests resumed from."""
+        for anchor in list(islice(self._resumed, MOST_ASKED - len(self._tails))):
+            if self._resumed.pop(anchor, anchor) is anchor:
+                continue  # a tail has asked meanwhile
+            with suppress(ConfigError):  # a namespace without a name
+                yield from self.context.naming.name(anchor)
+                asked = yield from ask_for_heads(self.context, anchor, anchor.end)
+                if asked is not None:
+                    self._tails.append(_Tail([], asked, anchor))
+        self._resumed_at = self._clock() + RESUMED_S
 
     def _send_next(self, nodes: list[_Waiting]) -> Generator[None, None, None]:
         """Hash pages without names, a block at a time; then ask for the heads, or send."""
@@ -250,6 +308,7 @@ class Storing:
             parent = nodes[0].parts[0].parent if nodes else None
             if parent is not None:
                 asked = yield from ask_for_heads(self.context, parent, nodes[-1].node.end)
+                self._resumed.pop(parent, None)
                 if asked is not None:
                     self._tails.append(_Tail(nodes, asked))
                     return
@@ -257,10 +316,9 @@ class Storing:
 
     def _send_tail(self, tail: _Tail) -> Generator[None, None, None]:
         """Send the heads that the store lost and what follows them, or nothing."""
-        nodes = tail.nodes
-        parts = nodes[0].parts
-        if parts and parts[0].parent is not None and self.context.client.attached:
-            missing = yield from tail.asked.missing(self.context, parts[0].parent)
+        nodes, parent = tail.nodes, tail.parent
+        if parent is not None and self.context.client.attached:
+            missing = yield from tail.asked.missing(self.context, parent)
             if missing is None:
                 self._leave_out(nodes, "dropped, no head")
                 return
@@ -343,6 +401,7 @@ class Storing:
             self.counts["dropped, no store"] += len(tail.nodes)
             tail.asked.ticket.cancel()
         self._tails.clear()
+        self._resumed.clear()
         self._backlog.clear()
         self._failed.clear()
         for sent in self._sent:

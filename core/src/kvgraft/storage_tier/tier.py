@@ -275,6 +275,7 @@ class StorageTier:
         Last, the store is told of the uses that it has not heard of.
         """
         deadline = time.monotonic() + timeout_s
+        self.storing.hurry()
         self.poll()
         while self.n_in_flight and time.monotonic() < deadline:
             time.sleep(STEP_S)
