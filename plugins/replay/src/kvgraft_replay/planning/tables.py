@@ -82,8 +82,8 @@ def _hit_table(plan: PlanResult) -> SummaryTable:
 def _saving_table(plan: PlanResult) -> SummaryTable:
     return SummaryTable(
         "Savings and waiting",
-        f"prefill at {count(int(plan['settings']['prefill_tokens_s']))} tokens/s",  # type: ignore[call-overload]
-        ("device", "host", "tokens saved", "prefill saved", "loaded back", "deferred", "rejected"),
+        f"prefill: time at {count(int(plan['settings']['prefill_tokens_s']))} tokens/s",  # type: ignore[call-overload]
+        ("device", "host", "tokens saved", "prefill", "loaded back", "deferred", "rejected"),
         tuple(
             (
                 *_names(size),
