@@ -38,11 +38,13 @@ def pair_planes(component: Component, query: TransferQuery) -> list[PlaneCopy]:
     """Copies for every plane that pool and mirror both have, by layer and name.
 
     A component at home on HOST keeps more there than on DEVICE; planes without a partner are not
-    copied.
+    copied. Pools without payload have nothing to copy.
     """
     mirror = component.host
     if mirror is None:
         raise TransferError("a component without a host mirror has nothing to transfer")
+    if component.device.device.type == "meta":
+        return []
     device_rows = slot_index(query.device_slots)
     host_rows = slot_index(query.host_slots)
     host_lanes = {(spec.layer, spec.name): lanes for spec, lanes in zip(mirror.specs, mirror.lanes)}
