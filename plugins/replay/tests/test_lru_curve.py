@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -12,10 +13,7 @@ from hypothesis import strategies as st
 from kvgraft_replay.planning.lru_curve import lru_curve
 from kvgraft_replay.workload import Span, TraceRequest, join_spans
 
-PAGE = 4
-
-# Few pieces of content, none a whole number of pages long: requests part inside pages, too.
-PIECES = (Span(0, 3), Span(100, 5), Span(200, 8), Span(203, 4), Span(300, 1), Span(301, 6))
+PAGE = 2
 
 
 def request(index: int, spans: tuple[Span, ...], output_tokens: int) -> TraceRequest:
@@ -59,17 +57,12 @@ def simulated(requests: list[TraceRequest], capacity: int) -> int:
 
 @st.composite
 def workloads(draw: st.DrawFn) -> list[TraceRequest]:
-    """Requests that begin anew, or go on where an earlier one was cut."""
-    requests: list[TraceRequest] = []
-    for index in range(draw(st.integers(1, 12))):
-        spans: tuple[Span, ...] = ()
-        goes_on: bool = draw(st.booleans())
-        if requests and goes_on:
-            earlier = draw(st.sampled_from(requests)).content
-            spans = earlier[: draw(st.integers(1, len(earlier)))]
-        more = draw(st.lists(st.sampled_from(PIECES), min_size=1, max_size=5))
-        requests.append(request(index, (*spans, *more), draw(st.integers(0, 9))))
-    return requests
+    """Requests that share prefixes and part anywhere, also within pages and spans."""
+    prompts = draw(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), max_size=14))
+    return [
+        request(index, tuple(Span(token, 1) for token in tokens), draw(st.integers(0, 4)))
+        for index, tokens in enumerate(prompts)
+    ]
 
 
 @given(workloads())
@@ -82,6 +75,23 @@ def test_every_size_saves_what_a_simulated_lru_cache_saves(requests: list[TraceR
     if curve.needed_pages:
         assert curve.saved_tokens(curve.needed_pages - 1) < curve.saved_tokens(curve.n_pages)
     assert curve.saved_tokens(curve.needed_pages) == curve.saved_tokens(curve.n_pages)
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_many_requests_that_part_everywhere_are_followed_too(seed: int) -> None:
+    random = Random(seed)
+    requests = [
+        request(
+            index,
+            tuple(Span(random.randrange(2), 1) for _ in range(random.randint(1, 14))),
+            random.randint(0, 4),
+        )
+        for index in range(300)
+    ]
+    curve = lru_curve(requests, PAGE)
+    capacities = range(1, curve.n_pages + 2, 9)
+    saved = [curve.saved_tokens(capacity) for capacity in capacities]
+    assert saved == [simulated(requests, capacity) for capacity in capacities]
 
 
 def conversation() -> list[TraceRequest]:

@@ -114,6 +114,23 @@ def test_equal_seeds_give_equal_results_but_for_the_timings(replayed: Replay) ->
     assert once(4) != first
 
 
+def test_pools_without_payload_decide_as_those_with_it(replayed: Replay) -> None:
+    results = [
+        replayed(
+            *("--synthetic", "agents", "--requests", 40, "--verify", verify, "--component", "full"),
+            *("--component", "swa:window=1024", "--component", "mamba:states=24"),
+            *("--device-tokens", 100_000, "--host-tokens", 300_000),
+        )
+        for verify in ("full", "off")
+    ]
+    for result in results:
+        assert result["load_backs"]["completed"] > 0
+        for each in ("cpu_us_per_request", "wall_s", "payloads_verified"):
+            del result[each]
+        del result["settings"]["payload"], result["settings"]["verify"]
+    assert results[0] == results[1]
+
+
 def test_a_small_device_pool_evicts_and_a_host_tier_hits(replayed: Replay) -> None:
     arguments = ("--synthetic", "chat", "--requests", 60, "--device-tokens", 40_000)
     alone = replayed(*arguments)
