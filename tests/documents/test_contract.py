@@ -41,12 +41,13 @@ def test_each_place_of_a_rule_names_it(generator: ModuleType) -> None:
     assert [rule for rule, _, _ in rows] == list(RULES)
     for rule, *cells in rows:
         named = {place.partition("::")[0] for place in generator.tests().get(rule, ())}
-        for cell, below in zip(cells, ("core/src/kvgraft", "tests")):
+        columns = (("core/src/kvgraft", f'"{rule}"'), ("tests", rf"\b{rule}\b"))
+        for cell, (below, said) in zip(cells, columns):
             for place in re.findall(r"`(.*?)`", cell):
                 outside = place.startswith(("plugins/", "benchmarks/"))
                 path = place if outside else f"{below}/{place}"
                 there = (ROOT / path).read_text(encoding="utf-8")
-                assert path in named or re.search(rf"\b{rule}\b", there), f"{rule}: {place}"
+                assert path in named or re.search(said, there), f"{rule}: {place}"
     assert {rule for rule, *cells in rows if cells == ["–", "–"]} == {"D2", "D3"}
 
 
