@@ -12,9 +12,11 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from kvgraft.errors import KvgraftError
+from kvgraft.errors import ConfigError, KvgraftError
+from kvgraft.packages.entry_points import Published
 from kvgraft_replay.detect import open_workload
 from kvgraft_replay.payload import Verify
+from kvgraft_replay.planning.models import components_of, quantized
 from kvgraft_replay.planning.schema import PlanResult, SizeResult
 from kvgraft_replay.planning.workers import replay_all
 from kvgraft_replay.replay import ReplaySettings
@@ -64,6 +66,8 @@ def test_every_device_size_is_replayed_with_every_host_size(planned: Plan, trace
     assert result.keys() == get_type_hints(PlanResult).keys()
     asked = [(size["device_tokens"], size["host_tokens"]) for size in result["sizes"]]
     assert asked == [(1280, 0), (1280, 64_000), (64_000, 0), (64_000, 64_000)]
+    assert [size["device"] for size in result["sizes"]] == ["1.28k", "1.28k", "64k", "64k"]
+    assert [size["host"] for size in result["sizes"]] == ["none", "64k", "none", "64k"]
     small, _, large, _ = result["sizes"]
     assert small.keys() == get_type_hints(SizeResult).keys()
     assert small["token_hit_rate"] < large["token_hit_rate"]
@@ -190,6 +194,28 @@ def test_a_closed_loop_has_no_curve_and_says_why(planned: Plan, tmp_path: Path) 
     result = planned(path, "--users", 2, *sizes)
     assert result["sizes"][0]["lru_hit_rate"] is None
     assert "closed loop" in result["curve"]["reason"]
+
+
+def test_without_a_package_that_reads_models_one_line_says_what_to_install() -> None:
+    def broken() -> object:
+        raise ImportError("no module named 'transformers'")
+
+    advice = "pip install -r plugins/transformers/requirements.txt"
+    with pytest.raises(ConfigError, match="no installed package reads a model's") as caught:
+        components_of(Path("config.json"), [])
+    assert advice in str(caught.value)
+    package = Published("transformers", "kvgraft-transformers", "1", ("one",), broken)
+    with pytest.raises(ConfigError, match="no module named 'transformers'") as caught:
+        components_of(Path("config.json"), [package])
+    assert advice in str(caught.value)
+
+
+def test_states_are_not_quantized() -> None:
+    components = {"full@a": {"dtype": "bfloat16"}, "mamba": {"dtype": "bfloat16"}}
+    assert quantized(components, "fp8") == {
+        "full@a": {"dtype": "float8_e4m3fn"},
+        "mamba": {"dtype": "bfloat16"},
+    }
 
 
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {

@@ -15,9 +15,15 @@ from kvgraft.cli.console import OutputConsole
 from kvgraft.cli.sizes import PoolSize, TokenCount
 from kvgraft.config import WritePolicy
 from kvgraft.errors import ConfigError
+from kvgraft.packages.entry_points import published
 from kvgraft_replay.command import open_targets, parse_components
 from kvgraft_replay.planning.html import render_plan
-from kvgraft_replay.planning.models import QUANTIZATIONS, components_of, quantized
+from kvgraft_replay.planning.models import (
+    MODELS_GROUP,
+    QUANTIZATIONS,
+    components_of,
+    quantized,
+)
 from kvgraft_replay.planning.schema import PlanResult
 from kvgraft_replay.planning.tables import print_plan
 from kvgraft_replay.report.output import Target
@@ -155,7 +161,7 @@ def _components(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     if options["model"] is None:
         components = parse_components(options["components"])
     else:
-        components = components_of(options["model"])
+        components = components_of(options["model"], published(MODELS_GROUP))
     return quantized(components, options["quantization"]) if options["quantization"] else components
 
 

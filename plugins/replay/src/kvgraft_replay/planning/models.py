@@ -6,12 +6,12 @@ entry-point group `kvgraft.models`; kvgraft-transformers does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from kvgraft.errors import ConfigError
-from kvgraft.packages.entry_points import import_failure, published
+from kvgraft.packages.entry_points import Published, import_failure
 from kvgraft.packages.installing import how_to_install
 from kvgraft.packages.registry import select
 from kvgraft.types import Kind
@@ -28,25 +28,29 @@ READER = "plugins/transformers/requirements.txt"
 ReadModel = Callable[[Path], dict[str, dict[str, Any]]]
 
 
-def components_of(path: Path) -> dict[str, dict[str, Any]]:
+def components_of(path: Path, readers: Sequence[Published]) -> dict[str, dict[str, Any]]:
     """Options by component of the model that a configuration file describes.
+
+    Args:
+        path: the file, or the directory it is in.
+        readers: what installed packages publish in `MODELS_GROUP`; the first is asked.
 
     Raises:
         ConfigError: no installed package reads such files, or the file describes no model that
             components serve.
     """
-    found = published(MODELS_GROUP)
-    if not found:
+    if not readers:
         raise ConfigError(
             f"--model {path}: no installed package reads a model's configuration; "
             f"{how_to_install(READER)}, or give --component NAME:OPTION=VALUE instead"
         )
-    reader = found[0]
+    reader = readers[0]
     try:
         read = cast("ReadModel", reader.load())
     except ImportError as error:
         raise ConfigError(
-            f"--model {path}: {reader.distribution} reads models: {import_failure(error)}"
+            f"--model {path}: {reader.distribution}, which reads it: {import_failure(error)}; "
+            f"{how_to_install(READER)}"
         ) from error
     return read(path)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import kvgraft
 from kvgraft.config import parse_config
+from kvgraft.sizes import parse_tokens
 from kvgraft.types import Tier
 from kvgraft_replay.planning.lru_curve import LruCurve, lru_curve
 from kvgraft_replay.planning.schema import Curve, Growth, PlanResult, PoolName, SizeResult, Target
@@ -23,6 +24,7 @@ from kvgraft_replay.planning.sizes import (
 )
 from kvgraft_replay.planning.workers import replay_all
 from kvgraft_replay.replay import ReplaySettings
+from kvgraft_replay.report.plot import compact
 from kvgraft_replay.workload import Workload
 
 __all__ = ["Sweep", "plan_sizes"]
@@ -190,7 +192,11 @@ def _result(
 
 
 def _asked(size: int | str) -> str:
-    return size if isinstance(size, str) else f"{size:,} tokens" if size else "none"
+    """A size as one would ask for it: `"40GB"`, `"4M"` for tokens, `"none"` for no tier."""
+    if isinstance(size, str):
+        return size
+    short = compact(size)
+    return "none" if not size else short if parse_tokens(short) == size else f"{size}"
 
 
 # -- a tenth more

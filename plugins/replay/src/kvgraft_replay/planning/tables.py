@@ -22,11 +22,11 @@ def print_plan(plan: PlanResult, console: Console) -> None:
     text = writer(console)
     workload = plan["workload"]
     console.print(text(f"Plan for {workload['name']} ({workload['format']})", "bold"))
-    first = plan["sizes"][0]
+    first, n_sizes = plan["sizes"][0], len(plan["sizes"])
     console.print(
         text(
             f"{count(first['requests'])} requests, {count(first['input_tokens'])} input tokens, "
-            f"{len(plan['sizes'])} sizes"
+            f"{n_sizes} size{'s' if n_sizes != 1 else ''}"
         )
     )
     console.print(text(f"{seconds(plan['wall_s'])}, {seconds(plan['cpu_s'])} of CPU time", "dim"))
