@@ -52,14 +52,26 @@ def _gap(model: BruteForce, after: Snapshot, page: Prefix, first: int, end: int)
 def _unreachable(tier: TierChange, other: TierChange, view: NodeView) -> bool:
     """Whether nothing on the node could be resumed from any more, for a reason found elsewhere.
 
-    A prefix-closed component lost data before the node, or its cell here on the other tier.
+    A prefix-closed component lost data before the node, or its cell here on the other tier, or
+    here a copy to HOST that outlasted the call which took the data off DEVICE.
     """
     first, last = tier.model.page_of(view.pages[0]), tier.model.page_of(view.pages[-1])
     if _gap(tier.model, tier.after, view.pages[-1], 0, first):
         return True
     return _gap(tier.model, tier.after, view.pages[-1], first, last + 1) and any(
-        component.is_prefix_closed and view.pages[-1] in other.lost[component.name]
+        component.is_prefix_closed
+        and (view.pages[-1] in other.lost[component.name] or _lost_copy(tier, view, component))
         for component in tier.model.components
+    )
+
+
+def _lost_copy(tier: TierChange, view: NodeView, component: ModelComponent) -> bool:
+    """Whether the component's data on the node was on its way to HOST and never got there."""
+    page = view.pages[-1]
+    return (
+        page in tier.before.held[component.name].backing_up
+        and page not in tier.after.held[component.name].backing_up
+        and page not in tier.after.readable(component)
     )
 
 

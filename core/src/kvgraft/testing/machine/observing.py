@@ -50,12 +50,14 @@ class Held:
     Attributes:
         device, host: slots of every page present there.
         arriving: pages for which DEVICE slots are reserved.
+        backing_up: pages for which HOST slots are reserved; DEVICE may have given them up already.
         device_pinned, host_pinned: pages somebody pins, data or not.
     """
 
     device: dict[Prefix, tuple[int, ...]] = field(default_factory=dict)
     host: dict[Prefix, tuple[int, ...]] = field(default_factory=dict)
     arriving: set[Prefix] = field(default_factory=set)
+    backing_up: set[Prefix] = field(default_factory=set)
     device_pinned: set[Prefix] = field(default_factory=set)
     host_pinned: set[Prefix] = field(default_factory=set)
 
@@ -135,8 +137,9 @@ def observe(cache: Cache, model: BruteForce) -> Snapshot:
                         there[page] = tuple(
                             numbers[position * per_page : (position + 1) * per_page]
                         )
-            if cell.incoming is not None and not cell.incoming.operation.to_host:
-                mine.arriving.update(pages)
+            if cell.incoming is not None:
+                to_host = cell.incoming.operation.to_host
+                (mine.backing_up if to_host else mine.arriving).update(pages)
             if cell.device_pins:
                 mine.device_pinned.update(pages)
             if cell.host_pins:
