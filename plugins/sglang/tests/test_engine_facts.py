@@ -41,10 +41,10 @@ def pool(n_pages: int = 4) -> Record:
     return Record(
         layout="page_first",
         page_size=2,
-        size_per_token=16,
         dtype=torch.int16,
         layer_num=1,
         get_page_buffer_meta=meta,
+        get_dummy_flat_data_page=lambda: torch.zeros(16, dtype=torch.int16),
         buffer=buffer,
     )
 
@@ -99,7 +99,7 @@ def test_states_of_equal_size_and_another_type_are_another_pool() -> None:
         return Record(
             layout="page_first",
             page_size=1,
-            size_per_token=64,
+            get_dummy_flat_data_page=lambda: torch.zeros(64, dtype=torch.uint8),
             dtype=torch.bfloat16,
             conv_dtype=torch.bfloat16,
             temporal_dtype=dtype,

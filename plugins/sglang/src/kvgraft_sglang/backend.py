@@ -51,13 +51,14 @@ class KvgraftStorage(hicache.HiCacheStorage):
         self._backend = open_storage(self._settings.url)
         self._store: PageStore | None = None
         self._pools: dict[str, tuple[Any, Pool]] = {}
+        self._refused: set[str] = set()
 
     # -- pools
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         super().register_mem_pool_host(mem_pool_host)
         pool = describe_pool(KV, mem_pool_host, parts=self._from_buffers)
-        if self._from_buffers and not pool.parts:
+        if self._from_buffers and pool.page_nbytes and not pool.parts:
             logger.warning(
                 "kvgraft-sglang: pages of layout %s are copied before they are stored; "
                 "--hicache-mem-layout page_first saves that",
@@ -143,6 +144,14 @@ class KvgraftStorage(hicache.HiCacheStorage):
                 needed[str(transfer.name)] = None
             elif transfer.hit_policy == hicache.PoolHitPolicy.TRAILING_PAGES:
                 needed[str(transfer.name)] = max(1, len(transfer.keys or ()))
+            elif str(transfer.name) not in self._refused:
+                self._refused.add(str(transfer.name))
+                logger.warning(
+                    "kvgraft-sglang: pool %s asks by %s, which is not supported: it is told that "
+                    "nothing of it is there; report it",
+                    transfer.name,
+                    getattr(transfer.hit_policy, "value", transfer.hit_policy),
+                )
         found = self._pages.find_restorable(keys, needed)
         return hicache.PoolTransferResult(found.longest, dict(found.hits), found.lengths)
 

@@ -37,6 +37,7 @@ SIZES = (
     "temporal_dtype",
     "temporal_state_shape",
     "size_per_token",
+    "item_bytes",
     "storage_format_tag",
 )
 """Attributes of host pools that say how a page is laid out, as far as a pool has them."""
@@ -95,20 +96,27 @@ def describe_pool(name: str, pool: Sglang, *, parts: bool) -> Pool:
         pool: SGLang's `HostKVCache`, or one of the same methods.
         parts: whether its pages are stored from its buffers, where its layout allows it.
     """
+    page_nbytes = _page_nbytes(pool)
     return Pool(
         name=name,
         kind=type(pool).__name__,
         layout=str(pool.layout),
         page_size=int(pool.page_size),
-        page_nbytes=int(pool.page_size) * int(pool.size_per_token),
+        page_nbytes=page_nbytes,
         dtype=str(pool.dtype),
-        parts=parts and pool.layout in PAGE_FIRST,
+        parts=parts and page_nbytes > 0 and pool.layout in PAGE_FIRST,
         shape=tuple(
             (size, _plain(value))
             for size in SIZES
             if (value := getattr(pool, size, None)) is not None
         ),
     )
+
+
+def _page_nbytes(pool: Sglang) -> int:
+    """Bytes of a page; 0 for a pool without data, such as DeepSeek V4's of the KV cache."""
+    page = pool.get_dummy_flat_data_page()
+    return int(page.numel() * page.element_size())
 
 
 def page_parts(pool: Sglang, indices: Sglang, n_pages: int) -> list[tuple[memoryview, ...]]:
@@ -141,11 +149,11 @@ def memory_of(address: int, nbytes: int) -> memoryview:
 
 
 def tensor_memory(tensor: Sglang) -> memoryview | None:
-    """A tensor's memory; None where it is not contiguous, not in CPU memory, or empty."""
+    """A tensor's memory; None where it is not contiguous, or not in CPU memory."""
     nbytes = tensor.numel() * tensor.element_size()
-    if not tensor.is_contiguous() or tensor.device.type != "cpu" or not nbytes:
+    if not tensor.is_contiguous() or tensor.device.type != "cpu":
         return None
-    return memory_of(tensor.data_ptr(), nbytes)
+    return memory_of(tensor.data_ptr(), nbytes) if nbytes else memoryview(b"")
 
 
 def _weights(server: Sglang | None) -> str:

@@ -29,7 +29,7 @@ class Pool:
         kind: its class.
         layout: the layout's name, such as `page_first`.
         page_size: tokens of a page.
-        page_nbytes: bytes of a page.
+        page_nbytes: bytes of a page; 0 for a pool that only numbers pages whose data is in others.
         dtype: element type.
         parts: whether a page is stored from its buffers, in their order, not as one flat tensor.
         shape: sizes by name, such as layers and heads.
@@ -66,7 +66,8 @@ class Engine:
         version: SGLang's: layouts change between versions.
         model: its name, with the format of its host pool where SGLang gives one.
         weights: what tells these weights from others.
-        replicated: all ranks of tensor parallelism hold equal KV data, as in MLA; one stores it.
+        replicated: all ranks of tensor parallelism hold equal KV data, however many there are, as
+            in MLA; one stores it.
         ranks: rank and size by dimension: `tp`, `pp`, `cp` and `dcp`.
         computes: what else changes the values: quantization, overrides, kernels.
         salt: see `BackendSettings`.
@@ -88,7 +89,7 @@ class Engine:
         """
         ranks = dict(self.ranks)
         if self.replicated and "tp" in ranks:
-            ranks["tp"] = (0, ranks["tp"][1])
+            ranks["tp"] = (0, 1)
         return Fingerprint(
             model=self.model,
             weights=self.weights,

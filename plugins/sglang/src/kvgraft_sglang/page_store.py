@@ -19,6 +19,9 @@ __all__ = ["Page", "PageStore", "Transfer"]
 Page = memoryview | Sequence[memoryview]
 """Memory of a page: bytes in one place, or its buffers in their order."""
 
+MARK = b"\1"
+"""Stored for a page of a pool without data: it says that the page is there."""
+
 STEP_S = 0.05
 """Longest wait between two looks at a cancelled ticket."""
 
@@ -83,12 +86,14 @@ class PageStore:
         Memory of the others holds anything.
         """
         begin = self._clock()
+        pages = self._content(keys, pages, pool)
         ticket = self.storage.get(self._addresses(keys, pool), pages)
         return self._moved(ticket, pool, begin, self._loads)
 
     def store(self, keys: Sequence[str], pages: Sequence[Page], pool: str = KV) -> list[bool]:
         """Store pages from the engine's memory; whether each can be read now."""
         begin = self._clock()
+        pages = self._content(keys, pages, pool)
         ticket = self.storage.set(self._addresses(keys, pool), pages, only_missing=True)
         return self._moved(ticket, pool, begin, self._stores)
 
@@ -154,6 +159,12 @@ class PageStore:
     def close(self) -> bool:
         """Store what is on its way and close the store; whether that was done in time."""
         return self.storage.close(self.settings.shutdown_s)
+
+    def _content(self, keys: Sequence[str], pages: Sequence[Page], pool: str) -> Sequence[Page]:
+        """The pages, or a mark for each where a pool has no data."""
+        if self._pools[pool].page_nbytes:
+            return pages
+        return [memoryview(bytearray(MARK)) for _ in keys]
 
     def _addresses(self, keys: Iterable[str], pool: str) -> list[Address]:
         namespace = self.engine.namespace(self._pools[pool])

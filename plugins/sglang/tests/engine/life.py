@@ -1,6 +1,7 @@
 """One life of SGLang's HiCache on a CPU: a controller with its threads over a kvgraft store.
 
-    echo '{"extra": {...}, "layout": "page_first", "steps": [["save", 0, 8], ...]}' |
+    echo '{"extra": {...}, "steps": [["save", 0, 8], ...],
+           "layout": "page_first", "pool": "mha", "tp": [0, 1]}' |
         python -m plugins.sglang.tests.engine.life
 
 Each line is a life, a process of its own, forked when SGLang has been imported. It prints a JSON
@@ -9,8 +10,12 @@ list, the result of each step, and when it has ended its exit status:
     ["save", FIRST, N]    tokens of N pages completed in the store
     ["fetch", FIRST, N]   pages found, pages fetched, and how many of those hold other bytes
     ["save_states", FIRST, [N, ...]]  whether states behind that many pages were stored
+    ["restorable", FIRST, N]    lengths that KV cache and states restore
     ["fetch_state", FIRST, N]         lengths that KV cache and states restore, and whether the
                                       state of the longest one came, with the bytes that it had
+    ["save_blocks", FIRST, N]   how many pages of a DeepSeek V4 pool were stored
+    ["fetch_blocks", FIRST, N]  lengths that both restore, pages fetched, and how many are wrong
+    ["ask_groups", FIRST, N]    the same lengths, when a pool asks by groups of keys
     ["hang", VERB]        from now on no call of this verb of the store comes back
     ["remove", PATH]      the store's directory is removed
     ["kill", PID]         its server is killed
@@ -44,15 +49,22 @@ from sglang.srt.mem_cache.device_pool_info import (  # noqa: E402
     KVBuffers,
     MambaStateBufferInfo,
     MHABufferInfo,
+    MLABufferInfo,
 )
 from sglang.srt.mem_cache.hicache_storage import (  # noqa: E402
     PoolHitPolicy,
     PoolName,
     PoolTransfer,
 )
+from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool  # noqa: E402
+from sglang.srt.mem_cache.memory_pool_host import (  # noqa: E402
+    DeepSeekV4PagedHostPool,
+    LogicalHostPool,
+)
 from sglang.srt.mem_cache.pool_host import base  # noqa: E402
 from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost  # noqa: E402
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost  # noqa: E402
+from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost  # noqa: E402
 from sglang.srt.mem_cache.utils import get_storage_hash_str  # noqa: E402
 from sglang.srt.observability.metrics_collector import StorageMetrics  # noqa: E402
 from sglang.srt.runtime_context import get_parallel  # noqa: E402
@@ -74,6 +86,58 @@ class DevicePool:
 
     def get_kvcache(self) -> DevicePool:
         return self
+
+
+class MLADevicePool(MLATokenToKVPool):  # type: ignore[misc]
+    """As `DevicePool`, of a model whose ranks hold equal data."""
+
+    device = "cpu"
+    layer_num = LAYERS
+    register_layer_transfer_counter = DevicePool.register_layer_transfer_counter
+    get_kvcache = DevicePool.get_kvcache
+
+    def __init__(self) -> None:
+        pass
+
+
+def mla_pool(layout: str) -> MLATokenToKVPoolHost:
+    rows = tuple(torch.zeros(TOKENS, 1, 2 * WIDTH, dtype=DTYPE) for _ in range(LAYERS))
+    info = MLABufferInfo(
+        buffers=rows,
+        data_ptrs=torch.tensor([each.data_ptr() for each in rows], dtype=torch.uint64),
+        layer_indices=tuple(range(LAYERS)),
+        device_layer_num=LAYERS,
+        page_size=PAGE,
+        kv_lora_rank=WIDTH,
+        qk_rope_head_dim=WIDTH,
+        kv_cache_dim=2 * WIDTH,
+        dtype=DTYPE,
+        device=torch.device("cpu"),
+    )
+    return MLATokenToKVPoolHost(
+        info,
+        2.0,
+        0,
+        PAGE,
+        layout,
+        pin_memory=False,
+        device_capacity_tokens=TOKENS,
+        start_layer=0,
+        end_layer=LAYERS,
+        target_layer_num=LAYERS,
+    )
+
+
+def blocks_pool(layout: str) -> DeepSeekV4PagedHostPool:
+    return DeepSeekV4PagedHostPool(
+        pool_name=str(PoolName.DEEPSEEK_V4_C4),
+        device_buffers=[torch.zeros(64, 96, dtype=torch.uint8) for _ in range(LAYERS)],
+        item_bytes=96,
+        num_host_pages=64,
+        slot_page_size=PAGE,
+        layout=layout,
+        pin_memory=False,
+    )
 
 
 def host_pool(layout: str) -> MHATokenToKVPoolHost:
@@ -109,6 +173,14 @@ def host_pool(layout: str) -> MHATokenToKVPoolHost:
     )
 
 
+def logical_pool(layout: str) -> LogicalHostPool:
+    return LogicalHostPool(2 * TOKENS, PAGE, layout)
+
+
+HOST_POOLS = {"mha": host_pool, "mla": mla_pool, "deepseek_v4": logical_pool}
+"""Of the KV cache, by the kind of model."""
+
+
 def states_pool() -> MambaPoolHost:
     """States of a model with linear attention: float32 beside bfloat16."""
     info = MambaStateBufferInfo(
@@ -130,7 +202,13 @@ def page_content(key: str, like: torch.Tensor) -> torch.Tensor:
 
 
 class Life:
-    def __init__(self, extra: dict[str, Any], layout: str) -> None:
+    def __init__(
+        self,
+        extra: dict[str, Any],
+        layout: str = "page_first",
+        pool: str = "mha",
+        tp: tuple[int, int] = (0, 1),
+    ) -> None:
         get_parallel().override_permanently(
             attn_dcp_size=1,
             attn_dcp_rank=0,
@@ -138,17 +216,17 @@ class Life:
             attn_tp_size=1,
             attn_dp_rank=0,
             attn_dp_size=1,
-            tp_rank=0,
-            tp_size=1,
+            tp_rank=tp[0],
+            tp_size=tp[1],
             pp_rank=0,
             pp_size=1,
         )
         base.HICACHE_HOST_MEMORY_RESERVE_BYTES = 0  # else a small machine has no room for 1 MB
-        self.pool = host_pool(layout)
+        self.pool: Any = HOST_POOLS[pool](layout)
         self.states = states_pool()
         self.limit_s = 60.0
         self.controller = HiCacheController(
-            DevicePool(),
+            MLADevicePool() if pool == "mla" else DevicePool(),
             self.pool,
             PAGE,
             None,
@@ -166,6 +244,9 @@ class Life:
         )
         self.store = self.controller.storage_backend
         self.store.register_mem_host_pool_v2(self.states, PoolName.MAMBA)
+        if pool == "deepseek_v4":
+            self.blocks = blocks_pool(layout)
+            self.store.register_mem_host_pool_v2(self.blocks, PoolName.DEEPSEEK_V4_C4)
 
     def save(self, first: int, n: int) -> int:
         tokens, keys = self._sequence(first, n)
@@ -213,17 +294,52 @@ class Life:
         self.states.free(indices)
         return list(moved[PoolName.MAMBA])
 
-    def fetch_state(self, first: int, n: int) -> tuple[list[int], bool, bool]:
+    def restorable(self, first: int, n: int) -> list[int]:
         _, keys = self._sequence(first, n)
         trailing = PoolHitPolicy.TRAILING_PAGES
         asked = PoolTransfer(PoolName.MAMBA, keys=keys[-1:], hit_policy=trailing)
-        lengths = self.store.batch_exists_v2(keys, [asked]).restorable_prefix_pages
+        lengths: list[int] = self.store.batch_exists_v2(keys, [asked]).restorable_prefix_pages
+        return lengths
+
+    def fetch_state(self, first: int, n: int) -> tuple[list[int], bool, bool]:
+        lengths = self.restorable(first, n)
+        _, keys = self._sequence(first, n)
         end = keys[lengths[-1] - 1]
         index = self.states.alloc(1)
         wanted = PoolTransfer(PoolName.MAMBA, index, keys=[end])
         (came,) = self.store.batch_get_v2([wanted])[PoolName.MAMBA]
         state = self.states.get_data_page(int(index[0]))
         return lengths, came, torch.equal(state, state_content(end, state))
+
+    def save_blocks(self, first: int, n: int) -> int:
+        _, keys = self._sequence(first, n)
+        indices = torch.arange(n * PAGE)
+        for number, key in enumerate(keys):
+            blank = self.blocks.get_dummy_flat_data_page()
+            self.blocks.set_from_flat_data_page(number * PAGE, state_content(key, blank))
+        transfer = PoolTransfer(PoolName.DEEPSEEK_V4_C4, indices, keys=keys)
+        return sum(self.store.batch_set_v2([transfer])[PoolName.DEEPSEEK_V4_C4])
+
+    def fetch_blocks(self, first: int, n: int) -> tuple[list[int], int, int]:
+        lengths = self._lengths(first, n, PoolHitPolicy.ALL_PAGES)
+        _, keys = self._sequence(first, n)
+        transfer = PoolTransfer(PoolName.DEEPSEEK_V4_C4, torch.arange(n * PAGE), keys=keys)
+        came = self.store.batch_get_v2([transfer])[PoolName.DEEPSEEK_V4_C4]
+        pages = [self.blocks.get_data_page(number * PAGE) for number in range(n)]
+        n_wrong = sum(
+            ok and not torch.equal(page, state_content(key, page))
+            for ok, key, page in zip(came, keys, pages)
+        )
+        return lengths, sum(came), n_wrong
+
+    def ask_groups(self, first: int, n: int) -> list[int]:
+        return self._lengths(first, n, PoolHitPolicy.BLOCK_GROUPS)
+
+    def _lengths(self, first: int, n: int, policy: PoolHitPolicy) -> list[int]:
+        _, keys = self._sequence(first, n)
+        asked = PoolTransfer(PoolName.DEEPSEEK_V4_C4, keys=keys, hit_policy=policy)
+        lengths: list[int] = self.store.batch_exists_v2(keys, [asked]).restorable_prefix_pages
+        return lengths
 
     def _fetched(self) -> int:
         n_tokens, end = 0, time.monotonic() + self.limit_s
@@ -265,8 +381,9 @@ class Life:
 
 
 def live(given: dict[str, Any]) -> None:
-    life = Life(given["extra"], given.get("layout", "page_first"))
-    results = [getattr(life, name)(*arguments) for name, *arguments in given["steps"]]
+    steps = given.pop("steps")
+    life = Life(**given)
+    results = [getattr(life, name)(*arguments) for name, *arguments in steps]
     life.controller.detach_storage_backend()
     sys.stdout.write(json.dumps(results) + "\n")
     sys.stdout.flush()

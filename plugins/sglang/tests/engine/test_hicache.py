@@ -45,10 +45,16 @@ class Lives:
         )
 
     def __call__(
-        self, extra: dict[str, Any], *steps: Sequence[Any], layout: str = "page_first"
+        self,
+        extra: dict[str, Any],
+        *steps: Sequence[Any],
+        layout: str = "page_first",
+        pool: str = "mha",
+        tp: tuple[int, int] = (0, 1),
     ) -> list[Any]:
         """Results of the steps of one process."""
-        given = {"extra": {"weights": "one", "interface_v1": 1, **extra}, "layout": layout}
+        own = {"weights": "one", "interface_v1": 1, **extra}
+        given = {"extra": own, "layout": layout, "pool": pool, "tp": tp}
         requests, answers = self._process.stdin, self._process.stdout
         assert requests is not None
         assert answers is not None
@@ -114,6 +120,47 @@ def test_states_of_a_hybrid_model_are_fetched_after_a_restart(
     states = ["save_states", 1, [4, 12, N + 2]]
     assert live(store, SAVE, states) == [N * PAGE_TOKENS, [True] * 3]
     assert live(store, ["fetch_state", 1, N + 4]) == [[[4, 12], True, True]]
+
+
+def test_a_rank_reads_its_own_part_where_heads_are_divided(
+    live: Lives, store: dict[str, Any]
+) -> None:
+    assert live(store, SAVE, tp=(0, 2)) == [N * PAGE_TOKENS]
+    assert live(store, FETCH, tp=(1, 2)) == [[0, 0, 0]]
+    assert live(store, SAVE, tp=(1, 2)) == [N * PAGE_TOKENS]
+    for tp in ((0, 2), (1, 2)):
+        assert live(store, FETCH, tp=tp) == [[N, N, 0]]
+    assert live(store, FETCH, tp=(0, 4)) == [[0, 0, 0]]
+
+
+@pytest.mark.parametrize(("layout", "interface"), [("page_first", 1), ("layer_first", 0)])
+def test_ranks_of_an_mla_model_share_what_one_of_them_stored(
+    live: Lives, store: dict[str, Any], layout: str, interface: int
+) -> None:
+    store["interface_v1"] = interface
+    states = ["save_states", 1, [4]]
+    saved = live(store, SAVE, states, layout=layout, pool="mla", tp=(0, 2))
+    assert saved == [N * PAGE_TOKENS, [True]]
+    assert live(store, ["save", 2, N], layout=layout, pool="mla", tp=(1, 2)) == [0]
+    for tp in ((0, 2), (1, 2), (3, 4)):
+        assert live(store, FETCH, layout=layout, pool="mla", tp=tp) == [[N, N, 0]]
+    for tp, lengths in (((0, 2), [4]), ((1, 2), [])):  # states are divided all the same
+        asked = live(store, ["restorable", 1, N], layout=layout, pool="mla", tp=tp)
+        assert asked == [lengths]
+    assert live(store, FETCH) == [[0, 0, 0]]
+
+
+@pytest.mark.parametrize("interface", [0, 1])
+def test_pages_of_deepseek_v4_are_in_pools_beside_one_without_data(
+    live: Lives, store: dict[str, Any], interface: int
+) -> None:
+    store["interface_v1"] = interface
+    saved = live(store, SAVE, ["save_blocks", 1, 12], pool="deepseek_v4")
+    assert saved == [N * PAGE_TOKENS, 12]
+    found = live(store, FETCH, ["fetch_blocks", 1, N], pool="deepseek_v4")
+    assert found == [[N, N, 0], [list(range(1, 13)), 12, 0]]
+    # this version of SGLang does not ask so: a pool that does gets no verdict, and holds nothing up
+    assert live(store, ["ask_groups", 1, N], pool="deepseek_v4") == [list(range(1, N + 1))]
 
 
 def test_damaged_pages_are_not_used(live: Lives, store: dict[str, Any]) -> None:
