@@ -101,7 +101,7 @@ class Host:
         if mine is None:  # vLLM's own tier
             time.sleep(0.0005)
         else:
-            mine._done.wait(0.5)
+            mine._link.done.wait(0.5)
 
     def save(self, request: offload.ReqContext, keys: Sequence[bytes], payload: bytes) -> None:
         """As if the GPU had computed chunks, all of one payload, and wait until they are stored."""
