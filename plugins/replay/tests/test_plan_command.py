@@ -75,6 +75,7 @@ def test_every_device_size_is_replayed_with_every_host_size(planned: Plan, trace
     assert large["prefill_s_saved"] == large["saved_tokens"] / 100_000
     assert large["lru_hit_rate"] == large["token_hit_rate"], "nothing is evicted from either"
     rates = [point["token_hit_rate"] for point in result["curve"]["points"]]
+    assert result["curve"]["highest_hit_rate"] == max(rates)
     assert rates == sorted(rates)
     assert rates[-1] == large["lru_hit_rate"]
 

@@ -103,11 +103,12 @@ class Curve(TypedDict):
     """The hit rate of every size of DEVICE alone under LRU, for requests one after another.
 
     `points` is empty, and `reason` says why, where components or arrivals allow no such curve.
-    `needed_tokens`: the smallest size that forgets nothing of use.
+    `needed_tokens`: the smallest size that forgets nothing of use; `highest_hit_rate` is its rate.
     """
 
     reason: str
     needed_tokens: int
+    highest_hit_rate: float
     points: list[CurvePoint]
 
 

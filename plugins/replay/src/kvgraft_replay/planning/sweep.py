@@ -306,7 +306,7 @@ def _curve(sweep: Sweep, size: Size) -> tuple[LruCurve | None, str]:
 def _points(curve: LruCurve | None, reason: str, sizes: Sequence[Size]) -> Curve:
     """The curve up to the largest size, or somewhat further where it still rises."""
     if curve is None:
-        return {"reason": reason, "needed_tokens": 0, "points": []}
+        return {"reason": reason, "needed_tokens": 0, "highest_hit_rate": 0.0, "points": []}
     per_page = page_nbytes(built(parse_config(sizes[0].cache)))
     largest = max(size.cache["device_tokens"] for size in sizes) // curve.page_size
     end = max(largest, min(largest * 5 // 4, curve.needed_pages))
@@ -314,6 +314,7 @@ def _points(curve: LruCurve | None, reason: str, sizes: Sequence[Size]) -> Curve
     return {
         "reason": "",
         "needed_tokens": curve.needed_pages * curve.page_size,
+        "highest_hit_rate": curve.hit_rate(curve.n_pages),
         "points": [
             {
                 "tokens": n_pages * curve.page_size,

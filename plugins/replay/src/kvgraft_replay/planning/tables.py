@@ -135,8 +135,15 @@ def _points(share: float) -> str:
 
 def _target_table(plan: PlanResult, target: Target) -> SummaryTable:
     wanted = f"{100 * target['token_hit_rate']:g} %"
-    tokens = target["lru_device_tokens"]
+    tokens, curve = target["lru_device_tokens"], plan["curve"]
     exact = "" if tokens is None else f"LRU on DEVICE alone, exact: {count(tokens)} tokens"
+    if not target["cheapest"]:
+        highest = max(size["token_hit_rate"] for size in plan["sizes"])
+        notes = [exact] if exact else []
+        notes.append(f"highest: {percent(highest, 1)}")
+        if curve["points"]:
+            notes.append(f"of any size under LRU: {percent(curve['highest_hit_rate'], 1)}")
+        exact = "; ".join(notes)
     rows = []
     for place in target["cheapest"]:
         size = plan["sizes"][place]
