@@ -1,7 +1,7 @@
 """One life of SGLang's HiCache on a CPU: a controller with its threads over a kvgraft store.
 
     echo '{"extra": {...}, "steps": [["save", 0, 8], ...],
-           "layout": "page_first", "pool": "mha", "tp": [0, 1]}' |
+           "layout": "page_first", "pool": "mha", "tp": [0, 1], "storage": "dynamic"}' |
         python -m plugins.sglang.tests.engine.life
 
 Each line is a life, a process of its own, forked when SGLang has been imported. It prints a JSON
@@ -208,6 +208,7 @@ class Life:
         layout: str = "page_first",
         pool: str = "mha",
         tp: tuple[int, int] = (0, 1),
+        storage: str = "dynamic",
     ) -> None:
         get_parallel().override_permanently(
             attn_dcp_size=1,
@@ -232,7 +233,7 @@ class Life:
             None,
             threading.Event(),
             io_backend="direct",
-            storage_backend="dynamic",
+            storage_backend=storage,
             prefetch_threshold=PAGE,
             model_name="tiny",
             storage_backend_extra_config={

@@ -6,19 +6,14 @@ A test is one or more processes: pages that one stored are fetched by the next.
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from plugins.sglang.tests.engine.lives import Lives, damage_a_page
 from plugins.valkey.tests.servers import HOST, Server, needs_server
 
-ROOT = Path(__file__).parents[4]
 N = 20
 PAGE_TOKENS = 16
 SAVE, FETCH, COUNTS = ["save", 1, N], ["fetch", 1, N + 4], ["counts"]
@@ -27,51 +22,6 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("sglang") is None,
     reason="SGLang's files are not at hand: make test-engine-files",
 )
-
-
-class Lives:
-    """Processes that have imported SGLang: forks of one, which costs seconds once."""
-
-    def __init__(self, errors: Path) -> None:
-        self._errors = errors.open("w+")
-        self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "plugins.sglang.tests.engine.life"],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            start_new_session=True,
-        )
-
-    def __call__(
-        self,
-        extra: dict[str, Any],
-        *steps: Sequence[Any],
-        layout: str = "page_first",
-        pool: str = "mha",
-        tp: tuple[int, int] = (0, 1),
-    ) -> list[Any]:
-        """Results of the steps of one process."""
-        own = {"weights": "one", "interface_v1": 1, **extra}
-        given = {"extra": own, "layout": layout, "pool": pool, "tp": tp}
-        requests, answers = self._process.stdin, self._process.stdout
-        assert requests is not None
-        assert answers is not None
-        requests.write(json.dumps({**given, "steps": steps}) + "\n")
-        requests.flush()
-        lines: list[str] = []
-        while not lines or lines[-1].startswith("["):
-            lines.append(answers.readline())
-        self._errors.seek(0)
-        assert lines[-1] == "0\n", self._errors.read()
-        results: list[Any] = json.loads(lines[-2])
-        return results
-
-    def close(self) -> None:
-        os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.communicate()
-        self._errors.close()
 
 
 @pytest.fixture(scope="module")
@@ -88,16 +38,6 @@ def store(tmp_path: Path) -> dict[str, Any]:
 
 def segments(store: dict[str, Any]) -> list[Path]:
     return sorted(Path(store["path"]).glob("*.kvseg"))
-
-
-def damage_a_page(store: dict[str, Any]) -> None:
-    """Turn a bit of a payload: the last one of a segment, which is zeros behind it."""
-    written = {each: each.read_bytes().rstrip(b"\0") for each in segments(store)}
-    segment = max(written, key=lambda each: len(written[each]))
-    place = len(written[segment]) - 1000
-    with segment.open("r+b") as file:
-        file.seek(place)
-        file.write(bytes([written[segment][place] ^ 1]))
 
 
 @pytest.mark.parametrize(("layout", "interface"), [("page_first", 1), ("layer_first", 0)])
@@ -165,7 +105,7 @@ def test_pages_of_deepseek_v4_are_in_pools_beside_one_without_data(
 
 def test_damaged_pages_are_not_used(live: Lives, store: dict[str, Any]) -> None:
     assert live(store, SAVE) == [N * PAGE_TOKENS]
-    damage_a_page(store)
+    damage_a_page(segments(store))
     (found, before, wrong), again, counts = live(store, FETCH, FETCH, COUNTS)
     assert (found, wrong) == (N, 0)
     assert before < N
@@ -198,7 +138,9 @@ def test_threads_do_not_hang_with_a_store_that_hangs(live: Lives, store: dict[st
 def test_a_store_that_is_taken_away_is_misses(live: Lives, store: dict[str, Any]) -> None:
     saved, _, found, later = live(store, SAVE, ["remove", store["path"]], FETCH, ["save", 2, N])
     assert (saved, later) == (N * PAGE_TOKENS, 0)
-    assert found == [N, 0, 0]  # what the store has is known without its directory
+    n_found, *fetched = found
+    assert n_found in (0, N)  # the store looks at its directory now and then
+    assert fetched == [0, 0]
     Path(store["path"]).mkdir(exist_ok=True)
     assert live(store, FETCH) == [[0, 0, 0]]
 
