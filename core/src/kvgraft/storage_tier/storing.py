@@ -41,6 +41,9 @@ MOST_ASKED = 64
 RESUMED_S = 1.0
 """Seconds between two questions about boundaries that requests resumed from and did not follow."""
 
+RESUMED_PAGES = 32_768
+"""Pages before such boundaries that are asked for at once, but for the last one's."""
+
 MOST_RESUMED = 4096
 """Such boundaries that wait; of more the oldest are let go of."""
 
@@ -278,7 +281,11 @@ class Storing:
 
     def _ask_resumed(self) -> Generator[None, None, None]:
         """Ask for the heads of boundaries that requests resumed from."""
+        left = RESUMED_PAGES
         for anchor in list(islice(self._resumed, MOST_ASKED - len(self._tails))):
+            if left <= 0:
+                break
+            left -= anchor.end
             if self._resumed.pop(anchor, anchor) is anchor:
                 continue  # a tail has asked meanwhile
             with suppress(ConfigError):  # a namespace without a name
