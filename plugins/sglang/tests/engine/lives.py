@@ -20,7 +20,7 @@ class Lives:
     """Processes that have imported SGLang: forks of one, which costs seconds once."""
 
     def __init__(self, errors: Path) -> None:
-        self._errors = errors.open("w+")
+        self._errors = errors.open("a+")
         self._process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", "plugins.sglang.tests.engine.life"],
             cwd=ROOT,
@@ -51,10 +51,15 @@ class Lives:
         lines: list[str] = []
         while not lines or lines[-1].startswith("["):
             lines.append(answers.readline())
-        self._errors.seek(0)
-        assert lines[-1] == "0\n", self._errors.read()
+        assert lines[-1] == "0\n", self.said
         results: list[Any] = json.loads(lines[-2])
         return results
+
+    @property
+    def said(self) -> str:
+        """All that they wrote to standard error."""
+        self._errors.seek(0)
+        return self._errors.read()
 
     def close(self) -> None:
         os.killpg(self._process.pid, signal.SIGKILL)

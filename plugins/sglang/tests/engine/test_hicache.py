@@ -100,7 +100,10 @@ def test_pages_of_deepseek_v4_are_in_pools_beside_one_without_data(
     found = live(store, FETCH, ["fetch_blocks", 1, N], pool="deepseek_v4")
     assert found == [[N, N, 0], [list(range(1, 13)), 12, 0]]
     # this version of SGLang does not ask so: a pool that does gets no verdict, and holds nothing up
-    assert live(store, ["ask_groups", 1, N], pool="deepseek_v4") == [list(range(1, N + 1))]
+    groups = ["ask_groups", 1, N]
+    before = live.said.count("block_groups")
+    assert live(store, groups, groups, pool="deepseek_v4") == [list(range(1, N + 1))] * 2
+    assert live.said.count("pool deepseek_v4_c4 asks by block_groups") == before + 1
 
 
 def test_damaged_pages_are_not_used(live: Lives, store: dict[str, Any]) -> None:
