@@ -23,11 +23,17 @@ PYTEST_ARGS ?= -n 2 --dist worksteal
 STEPS  ?= 1000000
 DIST   ?= dist
 
-# outside the clone, since an engine takes gigabytes
+# outside the clone, since an engine takes gigabytes; named after Python and all that is installed,
+# since files of another clone are neither older nor newer
 ENGINES ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kvgraft/engines
-VLLM   := $(ENGINES)/vllm-0.32
-VLLM_FILES := $(ENGINES)/vllm-0.33-files
-SGLANG := $(ENGINES)/sglang-0.5.23
+TAG    := py$(shell $(firstword $(wildcard $(PY)) $(PYTHON)) -c 'import sys; print("%d%d" % sys.version_info[:2])')
+VLLM_NEEDS   := plugins/vllm/tests/engine/requirements.txt
+FILES_NEEDS  := plugins/vllm/tests/files.txt
+SGLANG_NEEDS := plugins/sglang/tests/engine/requirements.txt
+named   = $(ENGINES)/$(1)-$(TAG)-$(firstword $(shell cksum <$(2)))
+VLLM   := $(call named,vllm-0.32,$(VLLM_NEEDS))
+VLLM_FILES := $(call named,vllm-0.33-files,$(FILES_NEEDS))
+SGLANG := $(call named,sglang-0.5.23,$(SGLANG_NEEDS))
 # longest time for which tests wait for an engine's Python files before they are skipped
 FILES_S ?= 60
 
@@ -104,18 +110,18 @@ test-sglang-files: FILES := $(SGLANG)
 test-sglang-files: TESTS := plugins/sglang/tests/engine
 
 # an engine's Python files and those they import, for the torch and transformers of .venv
-$(SGLANG)/.ready: plugins/sglang/tests/engine/requirements.txt | setup
-$(VLLM_FILES)/.ready: plugins/vllm/tests/files.txt | setup
-$(SGLANG)/.ready $(VLLM_FILES)/.ready:
+$(SGLANG)/.ready: NEEDS := $(SGLANG_NEEDS)
+$(VLLM_FILES)/.ready: NEEDS := $(FILES_NEEDS)
+$(SGLANG)/.ready $(VLLM_FILES)/.ready: | setup
 	rm -rf $(@D)
-	$(PIP) install -q --no-deps --no-compile --target $(@D) -r $<
+	$(PIP) install -q --no-deps --no-compile --target $(@D) -r $(NEEDS)
 	find $(@D)/vllm -name '*.so' -delete 2>/dev/null || true
 	@touch $@
 
 # the index's torchvision and the like are builds for CUDA, which this torch cannot load
-$(VLLM)/.ready: plugins/vllm/tests/engine/requirements.txt
+$(VLLM)/.ready:
 	$(PYTHON) -m venv --clear $(VLLM)
-	$(VLLM)/bin/python -m pip --disable-pip-version-check install -r $<
+	$(VLLM)/bin/python -m pip --disable-pip-version-check install -r $(VLLM_NEEDS)
 	$(VLLM)/bin/python -m pip --disable-pip-version-check uninstall -y torchvision torchcodec torchaudio
 	@touch $@
 
