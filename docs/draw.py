@@ -298,7 +298,7 @@ FLOORS: tuple[tuple[str, dict[str, str]], ...] = (
     ("moving bytes", {"transfers": "copies between tiers", "storage": "a store without a cache"}),
     ("packages", {"packages": "find, validate and bind components"}),
     ("the tree", {"tree": "nodes, cells, pins, victims; no torch, no package"}),
-    ("memory", {"pools": "slots and tensors"}),
+    ("memory", {"pools": "slots and tensors", "policies": "the order of eviction"}),
     (
         "words",
         {

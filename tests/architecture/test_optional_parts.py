@@ -70,6 +70,7 @@ def test_the_core_imports_a_module_by_name_in_few_places() -> None:
     }
     assert found == {
         "kvgraft",
+        "kvgraft.packages.policies",
         "kvgraft.parts_factory",
         "kvgraft.pools",
         "kvgraft.testing",

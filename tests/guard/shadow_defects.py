@@ -7,6 +7,7 @@ from typing import Any
 from kvgraft import LoadModel, TokenKey, WritePolicy
 from kvgraft import cache as cache_module
 from kvgraft.admission.waiting import WaitingQueue
+from kvgraft.policies.recency import LEFT_BEHIND
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.account import Account
 from kvgraft.requests.leases import Leases
@@ -19,7 +20,6 @@ from kvgraft.requests.resume_points import ResumePoints
 from kvgraft.tree import explaining, inserting, operations
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
-from kvgraft.tree.recency import LEFT_BEHIND
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
 

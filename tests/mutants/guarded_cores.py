@@ -148,9 +148,9 @@ GUARDED_CORES: dict[str, BadCore] = {
     # -- eviction
     "the youngest of a span goes first": BadCore(
         ("T7", "T12"),
-        "tree/recency.py",
-        "return heappop(self._oldest)",
-        "return self._oldest.pop()",
+        "policies/recency.py",
+        "            return None\n        return heappop(self._oldest)",
+        "            return None\n        return self._oldest.pop()",
     ),
     "a candidate keeps the place it was entered with": BadCore(
         ("T7", "T12"),

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvgraft.policies.recency import RecencyQueue
 from kvgraft.tree.node import Node
-from kvgraft.tree.recency import RecencyQueue
 
 calls = st.lists(
     st.one_of(

@@ -31,6 +31,7 @@ from kvgraft.config import CacheConfig, parse_config
 from kvgraft.errors import ConfigError, LeaseError
 from kvgraft.packages.registry import Plugin
 from kvgraft.parts_factory import PartsFactory
+from kvgraft.policies import Hint
 from kvgraft.pools.available import AvailableMemory, available_nbytes
 from kvgraft.requests.backup import Backups
 from kvgraft.requests.leases import Leases
@@ -55,6 +56,7 @@ from kvgraft.requests.request import (
 from kvgraft.requests.resume_points import ResumePoints, resume_pages
 from kvgraft.requests.state_slots import InnerStates, StateSlots
 from kvgraft.requests.tables import slot_table, state_slot
+from kvgraft.requests.uses import Uses
 from kvgraft.sizes import expect_count
 from kvgraft.transfers import Fence, Transfer, TransferEngine
 from kvgraft.tree import pinning
@@ -134,6 +136,7 @@ class Cache:
         )
         self.load_backs = parts.kind(LoadBacks)(self.tree, self.journal, self.evictor, self.leases)
         self.budget = parts.kind(Budget)(self.tree, self.mounted, self.private, self.points)
+        self.uses = Uses(self.tree, parts.policy)
         self.requests: dict[int, Request] = {}
         self.pages = parts.kind(PageSlots)(self.tree, self.evictor)
         self.states = parts.kind(StateSlots)(self.tree, self.mounted, self.evictor, self.points)
@@ -227,6 +230,7 @@ class Cache:
         request = Request(key, prompt, prompt + reserve, chunk)
         if resume_at is not None:
             request.resume_at = resume_pages(resume_at, prompt, self.tree.page_size)
+        self.uses.begin(request)
         self.tree.hold(key.namespace)
         try:
             if self.storage:
@@ -261,6 +265,7 @@ class Cache:
         if decision.admitted:
             self.budget.open(request)
             request.stage = ADMITTED
+            self.uses.admitted(request)
         elif decision.outcome is Outcome.DEFERRED:
             decision = decision._replace(waits_for=self._waits_for(request))
         return decision
@@ -417,19 +422,23 @@ class Cache:
         self._expect(request, ADMITTED)
         return self.publisher.checkpoint(request, fence)
 
-    def finish(self, request: Request, fence: Fence | None = None) -> int:
+    def finish(
+        self, request: Request, fence: Fence | None = None, hint: Hint | str | None = None
+    ) -> int:
         """End a request and leave its data to the tree; return the tokens cached (I6, I7).
 
-        A state component donates its live state if it stands on a page boundary.
+        A state component donates its live state if it stands on a page boundary. `hint` tells the
+        eviction policy whether the sequence comes back: "continues", "turn-ended" or "over".
         """
         self._expect(request, ADMITTED)
+        self.uses.finish(request, hint)
         n_pages = self.publisher.finish(request, fence)
         self._end(request)
         return n_pages * self.tree.page_size
 
     def retract(self, request: Request, fence: Fence | None = None) -> int:
         """`finish`, to be begun again later with the same key; returns the tokens cached."""
-        return self.finish(request, fence)
+        return self.finish(request, fence, Hint.CONTINUES)
 
     def abort(self, request: Request) -> None:
         """Drop a request in any stage, with the data computed since its last checkpoint (L8)."""
@@ -555,6 +564,7 @@ class Cache:
                 f"request is {request.stage.value}, this call needs it {stage.value}; "
                 f"{NEXT_CALL[request.stage]}"
             )
+        self.tree.use_class = request.use_class
 
     def _waits_for(self, request: Request) -> Waiting:
         """The holders of slots beside a deferred request."""

@@ -157,6 +157,7 @@ class CacheConfig(SettingsModel):
         host_bytes: size in bytes of all host mirrors together, instead of tokens.
         payload: false for pools of any size that take no memory: all decisions are the same, and
             there is nothing to read, to copy or to store. For simulations.
+        policy: the eviction policy: which data is kept, see `kvgraft.policies`.
         write_policy: when data goes to HOST.
         load: the load-or-recompute decision; None always loads.
         storage: the storage tier; none by default.
@@ -179,6 +180,7 @@ class CacheConfig(SettingsModel):
     host_tokens: Tokens = Field(default=0, ge=0)
     host_bytes: Nbytes | None = None
     payload: StrictBool = True
+    policy: str = "lru"
     write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
     load: LoadModel | None = Field(default=LoadModel(), examples=[{"prefill_tokens_s": 20_000}])
     storage: StorageSettings | None = Field(default=None, examples=[STORAGE_EXAMPLE])

@@ -16,6 +16,7 @@ import torch
 from kvgraft.config import CacheConfig, WritePolicy
 from kvgraft.no_storage import NoStorage
 from kvgraft.packages.dispatch import Mounted
+from kvgraft.packages.policies import load_policy
 from kvgraft.packages.registry import Plugin
 from kvgraft.requests.eviction import Evictor
 from kvgraft.transfers import (
@@ -73,11 +74,13 @@ class PartsFactory:
 
     Attributes:
         clock: seconds that only grow; the storage tier's waits are counted in them.
+        policy: the eviction policy of the cache.
     """
 
     def __init__(self, config: CacheConfig) -> None:
         self.config = config
         self.clock: Callable[[], float] = time.monotonic
+        self.policy = load_policy(config.policy)
 
     def kind(self, plain: type[Part]) -> type[Part]:
         """The class of a part: `plain`, or a subclass of it.
@@ -102,6 +105,7 @@ class PartsFactory:
             device,
             host,
             prefix_closed_host=self.prefix_closed_host,
+            policy=self.policy,
         )
 
     @property

@@ -22,6 +22,7 @@ FAMILIES = {
     "D": "Several ranks",
     "H": "Host-resident sparse attention",
     "P": "Packaging",
+    "K": "Eviction policies",
 }
 """Families by the letter their rules begin with."""
 
@@ -135,6 +136,9 @@ RULES = {
     "P8": "A missing capability is declared and respected.",
     "P9": "A hook returns at once; none waits.",
     "P10": "A component ends and forks no process and changes nothing of kvgraft.",
+    "K1": "A policy orders candidates; which of them may leave the tree alone decides.",
+    "K2": "Every candidate is taken once or withdrawn, and nothing else is taken.",
+    "K3": "A policy has no clock of its own and no randomness: equal calls give equal victims.",
 }
 """Each rule's sentence, by id."""
 

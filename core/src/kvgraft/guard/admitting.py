@@ -10,6 +10,7 @@ from kvgraft.admission.demand import pages_up
 from kvgraft.errors import ContractViolation
 from kvgraft.guard.books import FREE, IN_FLIGHT, PRIVATE, PROMISED, Reading
 from kvgraft.guard.watched import After, Holdings, Watched, holdings
+from kvgraft.policies import Hint
 from kvgraft.requests.request import ADMITTED, Request
 from kvgraft.requests.resume_points import resume_pages
 from kvgraft.transfers import Fence
@@ -314,9 +315,11 @@ class Admitting:
 
         return after
 
-    def finish(self, request: Request, fence: Fence | None = None) -> After:
+    def finish(
+        self, request: Request, fence: Fence | None = None, hint: Hint | str | None = None
+    ) -> After:
         """No more is cached than was computed (I6), and everything is given back (H8)."""
-        del fence
+        del fence, hint
         self.watched.rooms.expect(self.watched.nothing, host_too=True)
         before, had = holdings(self.watched, request), request.cached
         shares = self.watched.shares

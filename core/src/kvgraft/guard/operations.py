@@ -11,6 +11,7 @@ from kvgraft.types import Tier
 if TYPE_CHECKING:
     from kvgraft.admission.decision import Decision
     from kvgraft.cache import Cache as _Operations
+    from kvgraft.policies import Hint
     from kvgraft.requests.request import Request
     from kvgraft.requests.state_slots import InnerStates
     from kvgraft.transfers import Fence, Transfer
@@ -64,8 +65,10 @@ class GuardedOperations(_Operations):
         shared: bool = self.guard.look("checkpoint", super().checkpoint, request, fence)
         return shared
 
-    def finish(self, request: Request, fence: Fence | None = None) -> int:
-        cached: int = self.guard.look("finish", super().finish, request, fence)
+    def finish(
+        self, request: Request, fence: Fence | None = None, hint: Hint | str | None = None
+    ) -> int:
+        cached: int = self.guard.look("finish", super().finish, request, fence, hint)
         return cached
 
     def abort(self, request: Request) -> None:

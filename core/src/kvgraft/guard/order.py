@@ -10,6 +10,8 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 from kvgraft.errors import ContractViolation
+from kvgraft.policies.lru import LeastRecentlyUsed
+from kvgraft.policies.policy import CLASS_BITS
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
@@ -40,6 +42,7 @@ class Order:
         self._leaving: Node | None = None
         self._lifted: tuple[Node, Node, list[int]] | None = None
         self._calls = 0
+        self._by_recency = isinstance(tree.policy, LeastRecentlyUsed)
         self._everything_home = any(component.home_is_host for component in tree.components)
 
     @property
@@ -209,23 +212,27 @@ class Order:
         return None
 
     def _check_turn(self, component: TreeComponent, node: Node) -> None:
-        """It was used no later than any other that could have gone (T7)."""
+        """It was used no later than any other that could have gone (T7).
+
+        Under another policy than least recently used, left-behind data alone goes by age (I9).
+        """
         cell = node.cells[component.index]
         first = self._next()
-        if first is not None and first[0] < cell.stamp:
+        if first is not None and first[0] < cell.stamp and (first[0] < 0 or self._by_recency):
             if first[0] < 0 and self._on_device:
                 raise ContractViolation(
                     "I9",
                     component.name,
                     f"{node!r}, which is {'used' if cell.stamp >= 0 else 'left behind later'}, is "
-                    f"evicted before {first[3]!r}, left behind {cell.stamp - first[0]} earlier",
+                    f"evicted before {first[3]!r}, left behind "
+                    f"{cell.stamp - first[0] >> CLASS_BITS} earlier",
                 )
             raise ContractViolation(
                 "T7",
                 component.name,
-                f"{node!r}, used at {cell.stamp}, is evicted from "
+                f"{node!r}, used at {cell.stamp >> CLASS_BITS}, is evicted from "
                 f"{'DEVICE' if self._on_device else 'HOST'} before {first[3]!r}, used at "
-                f"{first[0]}",
+                f"{first[0] >> CLASS_BITS}",
             )
 
     def _check_along(

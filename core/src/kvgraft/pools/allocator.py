@@ -32,11 +32,12 @@ class SlotAllocator:
 
     Attributes:
         n_free: slots nobody owns.
+        n_allocated: slots taken so far, again and again.
 
     Not thread safe: the scheduler thread owns it.
     """
 
-    __slots__ = ("_free", "_n_fresh", "capacity", "n_free")
+    __slots__ = ("_free", "_n_fresh", "capacity", "n_allocated", "n_free")
 
     def __init__(self, capacity: int) -> None:
         if not 0 <= capacity < 2**31:
@@ -46,6 +47,7 @@ class SlotAllocator:
         # The last ones, never taken so far; they come after everything in the stack.
         self._n_fresh = capacity
         self.n_free = capacity
+        self.n_allocated = 0
 
     def allocate(self, n: int) -> bytes | None:
         """Take `n` slots, int32 `[n]` as bytes; None, and nothing taken, if fewer are free."""
@@ -59,6 +61,7 @@ class SlotAllocator:
         taken = free[-n:].tobytes()
         del free[-n:]
         self.n_free -= n
+        self.n_allocated += n
         return taken
 
     def free(self, slots: bytes) -> None:

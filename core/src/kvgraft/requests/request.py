@@ -8,6 +8,7 @@ from numbers import Integral
 from typing import Any, NamedTuple
 
 from kvgraft.errors import ConfigError, LeaseError
+from kvgraft.policies.policy import Use
 from kvgraft.requests.parts import Part, StatePart
 from kvgraft.transfers.journal import Transfer
 from kvgraft.tree.keys import TokenKey, expect_hashable
@@ -118,6 +119,8 @@ class Request:
         key_edits: the key's edits when the request began.
         load_started: whether `load_back` was called since it was admitted.
         limited: why the match is shorter than the tree's data; None if it is not.
+        use: what the eviction policy knows of it; None for a policy without classes.
+        use_class: class of the data it computes, for the eviction policy.
     """
 
     __slots__ = (
@@ -148,6 +151,8 @@ class Request:
         "state_parts",
         "storage_tokens",
         "total",
+        "use",
+        "use_class",
         "waits",
     )
 
@@ -162,6 +167,8 @@ class Request:
         self.resume_at: tuple[int, ...] = ()
         self.skipped = NO_POINTS
         self.stage = LEASED
+        self.use: Use | None = None
+        self.use_class = 0
         # A lease fills these in, also one that takes another's place.
         self.receipt: Receipt
         self.limited: Limited | None

@@ -70,7 +70,8 @@ def arrive(tree: Tree, start: Node, end: int, arrival: Arrival, n_pages: int) ->
     tokens = arrival.key.data
     known = matching.follow_key(tree, arrival.key, end).end
     stop = min(end, start.end + n_pages)
-    tree.clock += 1
+    tree.use_class = 0  # nobody has used it yet
+    tree.tick()
     node = start
     for _ in range(NODES_AT_ONCE):
         if node.end >= stop:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from kvgraft.errors import ConfigError
+from kvgraft.policies.policy import EvictionPolicy, Order
+from kvgraft.policies.recency import RecencyQueue
 from kvgraft.reach import PageReach, Reach
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import BEHIND, ON_DEVICE, ON_HOST, Node
-from kvgraft.tree.recency import RecencyQueue
 from kvgraft.types import Kind, Span, Tier
 
 __all__ = ["Cause", "ComponentShape", "TreeComponent", "ordered"]
@@ -107,10 +108,9 @@ class TreeComponent:
         device_evictions, host_evictions: slots that left a tier so far, by cause.
         behind_queue: DEVICE eviction candidates that running requests left behind; they go before
             those of `device_queue` (I9).
-        device_queue, host_queue: other candidates. An entry's stamp may lag behind the cell's; the
-        code that pops it compares the two (exact least-recently-used order, since stamps only
-        grow).
-            One entry per cell and queue at most, see `Cell.queued`.
+        device_queue, host_queue: other candidates, as the policy orders them. An entry's stamp may
+            lag behind the cell's; the code that takes it compares the two and enters it again. One
+            entry per cell and queue at most, see `Cell.queued`.
         queued: entries in all.
         stale: how many of them are of nodes that left the tree.
     """
@@ -148,6 +148,7 @@ class TreeComponent:
         page_size: int,
         device: Ledger,
         host: Ledger | None,
+        policy: EvictionPolicy,
     ) -> None:
         if shape.home is Tier.HOST and host is None:
             raise ConfigError(f"component {shape.name!r}: its home is HOST but it has no host pool")
@@ -168,8 +169,8 @@ class TreeComponent:
         self.narrower: tuple[int, ...] = (index,)
         self.hangs_from: tuple[int, ...] = ()
         self.behind_queue = RecencyQueue()
-        self.device_queue = RecencyQueue()
-        self.host_queue = RecencyQueue()
+        self.device_queue: Order = policy.order(device)
+        self.host_queue: Order = policy.order(device if host is None else host)
         self.queued = 0
         self.stale = 0
         self.device_evictions: dict[Cause, int] = dict.fromkeys(CAUSES, 0)
@@ -227,14 +228,15 @@ class TreeComponent:
         """The least recently used HOST entry, taken off the queue; None if there is none."""
         return self._take(self.host_queue, ON_HOST)
 
-    def _take(self, queue: RecencyQueue, tier: int) -> Node | None:
+    def _take(self, queue: Order, tier: int) -> Node | None:
         """The oldest entry that is of a node in the tree and whose stamp is the cell's.
 
         A cell that was left behind and used since, or the other way round, has an entry in the
         queue where it belongs now; the one it left is dropped.
         """
         while (entry := queue.pop()) is not None:
-            stamp, node = entry
+            stamp: int = entry[0]
+            node: Node = entry[1]
             cell = node.cells[self.index]
             there = node.parent is not None
             moved = there and (cell.stamp < 0) is not (stamp < 0)
@@ -253,7 +255,7 @@ class TreeComponent:
         if node.cells[self.index].queued:
             self.stale += 1
             if self.stale * 2 > self.queued + 64:
-                queues = (self.behind_queue, self.device_queue, self.host_queue)
+                queues: tuple[Order, ...] = (self.behind_queue, self.device_queue, self.host_queue)
                 for queue in queues:
                     queue.keep(lambda each: each.parent)
                 self.queued = sum(map(len, queues))

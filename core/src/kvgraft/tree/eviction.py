@@ -3,7 +3,7 @@
 A pool asks for slots. Data that running requests left behind and that was not used since goes
 first, then the least recently used victim of that component (I9). Inside the tree it takes narrower
 components along and leaves wider ones; at a leaf everything goes. Candidates wait in queues per
-component and tier, see `kvgraft.tree.recency`.
+component and tier, see `kvgraft.policies.recency`.
 """
 
 from __future__ import annotations

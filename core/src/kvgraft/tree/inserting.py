@@ -12,11 +12,11 @@ from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from kvgraft.policies.recency import LEFT_BEHIND
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TOKEN_BYTES, TokenKey, common_prefix_pages
 from kvgraft.tree.node import Node, PageNames
-from kvgraft.tree.recency import LEFT_BEHIND
 from kvgraft.tree.tree import Tree
 from kvgraft.types import PointKind
 
@@ -122,7 +122,7 @@ def insert(
     data, page_bytes = key.data, tree.page_bytes
     node, page = start, start.end
     gained: list[Node] = []
-    tree.clock += 1
+    tree.tick()
     while page < end:
         offset = page * page_bytes
         child = None

@@ -87,7 +87,7 @@ def acquire(
     """
     boundary = anchor.end
     if touch:
-        tree.clock += 1
+        tree.tick()
         anchor.hits += 1
     stamp = tree.clock if touch else 0
     taken: list[tuple[Span, ...]] = []

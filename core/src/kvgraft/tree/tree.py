@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from kvgraft.errors import ConfigError, ContractViolation
+from kvgraft.policies.lru import LeastRecentlyUsed
+from kvgraft.policies.policy import CLASS_BITS, EvictionPolicy
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree.component import Cause, ComponentShape, TreeComponent, ordered
 from kvgraft.tree.keys import HASH_BYTES, TOKEN_BYTES
@@ -45,6 +47,13 @@ class Tree:
         host: HOST ledger per component name; a component without one is never backed up.
         prefix_closed_host: whether HOST data of a node implies HOST data of its parent
             (true unless the write policy is write-back; T4, T5).
+        policy: orders eviction candidates; least recently used first by default.
+
+    Attributes:
+        policy: that policy.
+        clock: the latest stamp: the number of uses so far and, in its low bits, the class of that
+            use, see `kvgraft.policies`.
+        use_class: class of the uses that come next.
 
     Raises:
         ConfigError: page size below 1, no component, or two of one name.
@@ -58,14 +67,18 @@ class Tree:
         host: dict[str, Ledger],
         *,
         prefix_closed_host: bool = True,
+        policy: EvictionPolicy | None = None,
     ) -> None:
+        self.policy = policy or LeastRecentlyUsed()
         if page_size < 1:
             raise ConfigError(f"page_size {page_size} is below 1; use 1, 16 or 64")
         self.page_size = page_size
         self.page_bytes = page_size * TOKEN_BYTES
         self.prefix_closed_host = prefix_closed_host
         self.components = tuple(
-            TreeComponent(shape, index, page_size, device[shape.name], host.get(shape.name))
+            TreeComponent(
+                shape, index, page_size, device[shape.name], host.get(shape.name), self.policy
+            )
             for index, shape in enumerate(ordered(shapes))
         )
         for component in self.components:
@@ -98,6 +111,7 @@ class Tree:
         self._namespaces: dict[int, object] = {}
         self._holders: dict[object, int] = {}
         self.clock = 0
+        self.use_class = 0
         self.n_nodes = 0
         self._next_ident = 0
 
@@ -112,6 +126,10 @@ class Tree:
             names = ", ".join(self.by_name)
             raise ConfigError(f"component {name!r} is not in this cache; it has: {names}")
         return component
+
+    def tick(self) -> None:
+        """Another use begins: its stamp is later than all before, and says its class."""
+        self.clock = ((self.clock >> CLASS_BITS) + 1 << CLASS_BITS) + self.use_class
 
     # -- nodes
 

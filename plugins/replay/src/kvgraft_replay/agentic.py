@@ -3,7 +3,8 @@
 A session holds `requests`, `block_size` (64 tokens if absent) and optionally `dup_of`, the session
 it repeats; those are left out. A request holds `t` (seconds since the session began), `in` and
 `out` (tokens), `runs` (`[first id, count]` pairs, whole blocks only), and, where they were
-recorded, `api_time` (its duration) and `think_time` (idle seconds before it). Ids belong to their
+recorded, `api_time` (its duration), `think_time` (idle seconds before it) and `stop` (why its
+output ended: a tool was called, or the turn ended; a hint for eviction). Ids belong to their
 session: two sessions share nothing. Models are not told apart, as equal ids already say that
 content is shared.
 
@@ -19,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvgraft.policies import Hint
 from kvgraft_replay.continuation import Recorded, contents, continuations
 from kvgraft_replay.lines import Record, read_records, shown
 from kvgraft_replay.workload import (
@@ -36,6 +38,9 @@ AGENTIC_BLOCK_TOKENS = 64
 THINK_LIMIT_S = 300.0
 """Idle gaps are capped here: a replay leaves out nights and lunch breaks."""
 
+HINTS = {"tool_use": Hint.CONTINUES, "end_turn": Hint.TURN_ENDED}
+"""Reasons of stopping that say something of the session's future."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Call:
@@ -49,6 +54,7 @@ class _Call:
     """Whole blocks, in ids of the session."""
     prompt_tokens: int
     output_tokens: int
+    hint: Hint | None
 
 
 def read_agentic(
@@ -132,6 +138,7 @@ def _call(record: Record, agent: int, start_s: float, block_tokens: int) -> _Cal
         blocks=join_spans(blocks),
         prompt_tokens=prompt_tokens,
         output_tokens=record.integer("out", least=0),
+        hint=HINTS.get(str(record.fields.get("stop"))),
     )
 
 
@@ -173,6 +180,7 @@ def _session(
             prompt_tokens=call.prompt_tokens,
             output_tokens=call.output_tokens,
             content=content,
+            hint=call.hint,
         )
         index += 1
         busy_until_s = max(busy_until_s, call.end_s)

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from kvgraft.cli.components import default_shape, parse_component
 from kvgraft.cli.console import OutputConsole
 from kvgraft.cli.sizes import PoolSize, TokenCount
-from kvgraft.config import GuardMode, WritePolicy
+from kvgraft.config import CacheConfig, GuardMode, WritePolicy
 from kvgraft.errors import ConfigError, KvgraftError
 from kvgraft.packages.registry import discover
 from kvgraft.tree.component import ordered
@@ -157,6 +157,18 @@ def save(result: ReplayResult, targets: Mapping[str, Target]) -> None:
     help="Host mirror size, as for the device; 0 for none.",
 )
 @click.option(
+    "--policy",
+    default=CacheConfig.model_fields["policy"].default,
+    show_default=True,
+    help="Eviction policy: which data is kept.",
+)
+@click.option(
+    "--hints/--no-hints",
+    default=True,
+    show_default=True,
+    help="Tell the policy why outputs ended, where the trace says it.",
+)
+@click.option(
     "--write-policy",
     type=click.Choice([policy.value for policy in WritePolicy]),
     default=WritePolicy.WRITE_THROUGH.value,
@@ -222,6 +234,7 @@ def replay(path: Path | None, **options: Any) -> None:
         "device": options["device"],
         "device_tokens": options["device_tokens"],
         "host_tokens": options["host_tokens"],
+        "policy": options["policy"],
         "write_policy": options["write_policy"],
         "cut_tokens": options["cut_tokens"],
         "storage": storage_settings(options),

@@ -35,6 +35,7 @@ class EngineModel:
         chunk_tokens: most prompt tokens computed in one step.
         max_running: most requests running at a time.
         reserve_tokens: decode tokens admission keeps slots for, at most the request's output.
+        hints: it tells the cache whether a session goes on, where the trace says it.
     """
 
     prefill_tokens_s: float = 100_000.0
@@ -42,6 +43,7 @@ class EngineModel:
     chunk_tokens: int = 8192
     max_running: int = 256
     reserve_tokens: int = 512
+    hints: bool = True
 
 
 class ReplayEngine:
@@ -317,7 +319,8 @@ class ReplayEngine:
         self.player.verify_prefix(job)
         self.totals.served += 1
         self.totals.output_tokens += job.trace.output_tokens
-        self.meter.run("finish", job.trace.index, self.cache.finish, job.running)
+        hint = job.trace.hint if self.model.hints else None
+        self.meter.run("finish", job.trace.index, self.cache.finish, job.running, None, hint)
         job.request = None
         self.decoding.remove(job)
         self._end(job)

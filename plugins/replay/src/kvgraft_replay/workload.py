@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kvgraft.policies import Hint
 from kvgraft_replay.errors import TraceError
 
 __all__ = [
@@ -110,6 +111,8 @@ class TraceRequest:
         output_tokens: length of the output, possibly 0.
         content: spans of prompt and output together, in order, `prompt_tokens + output_tokens`
             tokens, as few spans as possible.
+        hint: what an engine would know of the session's future when the request ends; None where
+            the trace has no reason of stopping.
     """
 
     index: int
@@ -119,6 +122,7 @@ class TraceRequest:
     prompt_tokens: int
     output_tokens: int
     content: tuple[Span, ...]
+    hint: Hint | None = None
 
     def token_ids(self) -> npt.NDArray[np.int32]:
         """Prompt and output, int32 `[prompt_tokens + output_tokens]`.

@@ -122,4 +122,5 @@ def engine_model(options: Mapping[str, Any]) -> EngineModel:
         chunk_tokens=options["chunk_tokens"],
         max_running=options["max_running"],
         reserve_tokens=options["reserve_tokens"],
+        hints=options.get("hints", True),
     )

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING
+from typing import Any
 
-if TYPE_CHECKING:
-    from kvgraft.tree.node import Node
+from kvgraft.policies.policy import CLASS_BITS
 
 __all__ = ["LEFT_BEHIND", "RecencyQueue"]
 
-SPAN_BITS = 6
+SPAN_BITS = CLASS_BITS + 6
 """Stamps per span as a power of two: enough to share a list, few enough to order quickly."""
 
 LEFT_BEHIND = 1 << 62
@@ -36,14 +35,14 @@ class RecencyQueue:
     __slots__ = ("_oldest", "_order", "_reached", "_spans")
 
     def __init__(self) -> None:
-        self._oldest: list[tuple[int, Node]] = []
+        self._oldest: list[tuple[int, Any]] = []
         """A heap of every entry whose span is `_reached` or before."""
         self._reached = -LEFT_BEHIND
-        self._spans: dict[int, list[tuple[int, Node]]] = {}
+        self._spans: dict[int, list[tuple[int, Any]]] = {}
         self._order: list[int] = []
         """A heap of the keys of `_spans`."""
 
-    def push(self, stamp: int, node: Node) -> None:
+    def push(self, stamp: int, node: Any) -> None:
         """Enter a candidate."""
         span = stamp >> SPAN_BITS
         if span <= self._reached:
@@ -56,17 +55,36 @@ class RecencyQueue:
         else:
             entries.append((stamp, node))
 
-    def pop(self) -> tuple[int, Node] | None:
+    def pop(self) -> tuple[int, Any] | None:
         """Take the oldest candidate; None if there is none."""
-        if not self._oldest:
-            if not self._order:
-                return None
-            self._reached = heappop(self._order)
-            self._oldest = self._spans.pop(self._reached)
-            heapify(self._oldest)
+        if not self._oldest and not self._reach():
+            return None
         return heappop(self._oldest)
 
-    def keep(self, wanted: Callable[[Node], object]) -> None:
+    def take(self) -> tuple[int, Any]:
+        """Take the oldest candidate of several.
+
+        Raises:
+            IndexError: there is none.
+        """
+        return heappop(self._oldest) if self._oldest or self._reach() else self._oldest[0]
+
+    def first_stamp(self) -> int | None:
+        """The stamp of the oldest candidate; None if there is none."""
+        if not self._oldest and not self._reach():
+            return None
+        return self._oldest[0][0]
+
+    def _reach(self) -> bool:
+        """Order the next span; false if there is none."""
+        if not self._order:
+            return False
+        self._reached = heappop(self._order)
+        self._oldest = self._spans.pop(self._reached)
+        heapify(self._oldest)
+        return True
+
+    def keep(self, wanted: Callable[[Any], object]) -> None:
         """Drop every candidate whose node is not wanted; O(candidates)."""
         kept = [entry for entry in self if wanted(entry[1])]
         self._oldest, self._reached = [], -LEFT_BEHIND
@@ -78,7 +96,7 @@ class RecencyQueue:
     def __len__(self) -> int:
         return len(self._oldest) + sum(len(entries) for entries in self._spans.values())
 
-    def __iter__(self) -> Iterator[tuple[int, Node]]:
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
         """Every entry, in no order."""
         yield from self._oldest
         for entries in self._spans.values():

@@ -1,0 +1,38 @@
+"""The policy `lru`: what was used least recently leaves first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvgraft.policies.policy import Hint, Pool, Use
+from kvgraft.policies.recency import RecencyQueue
+
+__all__ = ["LeastRecentlyUsed"]
+
+
+class LeastRecentlyUsed:
+    """Least recently used first; all requests are of one class."""
+
+    name = "lru"
+    classifies = False
+
+    def order(self, pool: Pool) -> RecencyQueue:
+        """A queue by stamps."""
+        del pool
+        return RecencyQueue()
+
+    def opened(self, base_tokens: int) -> None:
+        """Nothing depends on sizes."""
+
+    def classify(self, use: Use) -> tuple[int, int, Any]:
+        """One class for all."""
+        del use
+        return 0, 0, None
+
+    def admitted(self, use: Use, stamp: int) -> None:
+        """Nothing is noted."""
+
+    def finished(self, use: Use, hint: Hint | None) -> int:
+        """One class for all."""
+        del use, hint
+        return 0

@@ -1,0 +1,142 @@
+"""The protocol that an eviction policy implements, and the words it is told things in."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+from kvgraft.types import Tier
+
+__all__ = [
+    "CLASS_BITS",
+    "MAX_CLASSES",
+    "Candidate",
+    "EvictionPolicy",
+    "Hint",
+    "Order",
+    "Pool",
+    "Use",
+    "class_of",
+]
+
+CLASS_BITS = 8
+"""Low bits of a stamp that hold the class of the use; the bits above count uses."""
+
+MAX_CLASSES = 1 << CLASS_BITS
+
+
+def class_of(stamp: int) -> int:
+    """The class of the use that a stamp is of."""
+    return stamp & MAX_CLASSES - 1
+
+
+class Hint(str, enum.Enum):
+    """An engine's knowledge of a sequence's future when a request ends."""
+
+    CONTINUES = "continues"
+    """A tool was called: the sequence comes back with its result."""
+    TURN_ENDED = "turn-ended"
+    """The model answered: the sequence comes back if its user writes again."""
+    OVER = "over"
+    """The session ended: the sequence does not come back."""
+
+
+class Candidate(Protocol):
+    """Data on one node that may leave a pool; sorted by depth and age among equal stamps."""
+
+    def __lt__(self, other: Any, /) -> bool: ...
+
+
+class Pool(Protocol):
+    """A pool as its order sees it.
+
+    Attributes:
+        component: name of the component.
+        tier: DEVICE or HOST.
+        capacity: slots in all.
+    """
+
+    @property
+    def component(self) -> str: ...
+
+    @property
+    def tier(self) -> Tier: ...
+
+    @property
+    def capacity(self) -> int: ...
+
+
+class Use(NamedTuple):
+    """A request's use of the cache.
+
+    Attributes:
+        namespace: of its key.
+        tokens: its tokens so far, int32 bytes; the policy may read them during the call only.
+        prompt_tokens: length of the prompt.
+        allocated: slots that the base component's DEVICE pool has given out so far: the policy's
+            clock, the same on every rank.
+        memo: what the policy's `classify` returned for this request, for its own use.
+    """
+
+    namespace: object
+    tokens: bytearray
+    prompt_tokens: int
+    allocated: int
+    memo: Any = None
+
+
+class Order(Protocol):
+    """The candidates of one pool on one tier, in the order in which they are to leave.
+
+    A candidate is entered once and stays until it is taken or `keep` drops it (K2). Equal calls
+    give equal victims: there is no clock and no chance in it (K3).
+    """
+
+    def push(self, stamp: int, node: Any) -> None:
+        """Enter a candidate; a larger stamp was used later, see also `class_of`."""
+
+    def pop(self) -> tuple[int, Any] | None:
+        """Take the next victim with the stamp it was entered with; None if there is none."""
+
+    def keep(self, wanted: Callable[[Any], object]) -> None:
+        """Drop every candidate that is not wanted."""
+
+    def __len__(self) -> int:
+        """Candidates."""
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        """Every candidate with its stamp, in no order."""
+
+
+class EvictionPolicy(Protocol):
+    """Orders what leaves the pools of one cache.
+
+    Attributes:
+        name: as in settings.
+        classifies: whether `classify`, `admitted` and `finished` are to be called at all.
+    """
+
+    name: str
+    classifies: bool
+
+    def order(self, pool: Pool) -> Order:
+        """A new order for one pool; called once per pool when the cache is opened.
+
+        The first is the base component's pool on DEVICE.
+        """
+
+    def opened(self, base_tokens: int) -> None:
+        """The cache is open; tokens of the base component that its largest tier holds."""
+
+    def classify(self, use: Use) -> tuple[int, int, Any]:
+        """The classes of data that a request reuses and computes, and a memo; changes nothing.
+
+        A class is a number below `MAX_CLASSES`, which stamps carry.
+        """
+
+    def admitted(self, use: Use, stamp: int) -> None:
+        """The request runs: note its use of its prompt. `stamp` is the latest there is."""
+
+    def finished(self, use: Use, hint: Hint | None) -> int:
+        """The request ends; the class of its data from now on."""

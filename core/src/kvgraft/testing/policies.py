@@ -1,0 +1,206 @@
+"""Checks of eviction policies: any calls, compared with the rules K1 to K3.
+
+from kvgraft.testing.policies import check_policy
+
+def test_my_policy():
+check_policy(MyPolicy)
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from kvgraft.errors import ContractViolation
+from kvgraft.policies.policy import (
+    CLASS_BITS,
+    MAX_CLASSES,
+    EvictionPolicy,
+    Hint,
+    Order,
+    Use,
+    class_of,
+)
+from kvgraft.types import Tier
+
+__all__ = ["check_policy"]
+
+N_TOKENS = 1 << 14
+CAPACITY = 64
+
+
+class _Pool(NamedTuple):
+    component: str
+    tier: Tier
+    capacity: int
+
+
+class _Twin:
+    """One policy under test, the same calls going to each of two."""
+
+    def __init__(self, make: Callable[[], EvictionPolicy]) -> None:
+        self.policy = make()
+        self.orders: list[Order] = [
+            self.policy.order(_Pool("base", Tier.DEVICE, CAPACITY)),
+            self.policy.order(_Pool("base", Tier.HOST, 4 * CAPACITY)),
+            self.policy.order(_Pool("state", Tier.DEVICE, CAPACITY // 8)),
+        ]
+        self.policy.opened(N_TOKENS)
+
+
+def check_policy(make: Callable[[], EvictionPolicy], *, n_steps: int = 4000, seed: int = 0) -> None:
+    """Drive two instances of a policy with the same random calls.
+
+    Requests arrive, are admitted and finish with and without hints; their data is entered in the
+    orders of three pools, taken and dropped, as a tree does it.
+
+    Args:
+        make: makes the policy, without arguments.
+        n_steps: calls.
+        seed: of the calls.
+
+    Raises:
+        ContractViolation: K1 (what was never entered, or is no class), K2 (a candidate taken
+            twice, or forgotten) or K3 (two instances differ), with the step.
+    """
+    driver = _Driver(make, random.Random(seed))
+    for step in range(n_steps):
+        driver.step(step)
+    driver.empty()
+
+
+class _Driver:
+    """Random calls, and what must come of them.
+
+    Attributes:
+        entered: per order, the candidates that are in it, with their stamps.
+    """
+
+    def __init__(self, make: Callable[[], EvictionPolicy], chance: random.Random) -> None:
+        self.twins = [_Twin(make), _Twin(make)]
+        self.chance = chance
+        self.entered: list[dict[int, int]] = [{} for _ in self.twins[0].orders]
+        self.clock = 0
+        self.allocated = 0
+        self.number = 0
+        self.running: list[tuple[list[Any], list[Use], int]] = []
+
+    def step(self, number: int) -> None:
+        call = self.chance.choice([self._begin, self._finish, self._push, self._push, self._pop])
+        call(number)
+        if self.chance.random() < 0.01:
+            self._keep(number)
+
+    def empty(self) -> None:
+        """Take all that is left."""
+        for at, entered in enumerate(self.entered):
+            while entered:
+                self._take(at, "at the end")
+            if self._taken(at) is not None:
+                raise ContractViolation("K1", None, "an order gives what was never entered")
+
+    # -- calls
+
+    def _begin(self, number: int) -> None:
+        if not self.twins[0].policy.classifies:
+            self._tick(0)
+            return
+        sequence = self.chance.randrange(12)
+        n_tokens = self.chance.randrange(1, 9) * 1024
+        tokens = bytearray(sequence.to_bytes(4, "little") * n_tokens)
+        use = Use("space", tokens, n_tokens, self.allocated)
+        told = [each.policy.classify(use) for each in self.twins]
+        classes = {answer[:2] for answer in told}
+        self._expect_equal(number, "classify", classes)
+        for each in told[0][:2]:
+            if not 0 <= each < MAX_CLASSES:
+                raise ContractViolation(
+                    "K1", None, f"step {number}: class {each} is not below {MAX_CLASSES}"
+                )
+        self._tick(told[0][0])
+        uses = [use._replace(memo=answer[2]) for answer in told]
+        for twin, its in zip(self.twins, uses):
+            twin.policy.admitted(its, self.clock)
+        self.running.append((told, uses, told[0][1]))
+        self.allocated += self.chance.randrange(16)
+
+    def _finish(self, number: int) -> None:
+        if not self.running:
+            return
+        _, uses, _ = self.running.pop(self.chance.randrange(len(self.running)))
+        hint = self.chance.choice([None, *Hint])
+        uses = [each._replace(allocated=self.allocated) for each in uses]
+        told = {each.policy.finished(use, hint) for each, use in zip(self.twins, uses)}
+        self._expect_equal(number, "finished", told)
+        self._tick(told.pop())
+
+    def _push(self, number: int) -> None:
+        del number
+        at = self.chance.randrange(len(self.entered))
+        stamp = self.clock
+        if self.chance.random() < 0.3:  # data whose use was a while ago
+            stamp = max(0, stamp - (self.chance.randrange(200) << CLASS_BITS))
+        self.number += 1
+        self.entered[at][self.number] = stamp
+        for each in self.twins:
+            each.orders[at].push(stamp, self.number)
+
+    def _pop(self, number: int) -> None:
+        at = self.chance.randrange(len(self.entered))
+        if self.entered[at]:
+            self._take(at, f"step {number}")
+        elif self._taken(at) is not None:
+            raise ContractViolation("K1", None, f"step {number}: an empty order gives a victim")
+
+    def _keep(self, number: int) -> None:
+        at = self.chance.randrange(len(self.entered))
+        gone = {each for each in self.entered[at] if self.chance.random() < 0.5}
+        self.entered[at] = {k: v for k, v in self.entered[at].items() if k not in gone}
+        for each in self.twins:
+            each.orders[at].keep(lambda node: node not in gone)
+            there = sorted(node for _, node in each.orders[at])
+            if there != sorted(self.entered[at]) or len(each.orders[at]) != len(there):
+                raise ContractViolation(
+                    "K2",
+                    None,
+                    f"step {number}: {len(there)} candidates after `keep`, wanted were "
+                    f"{len(self.entered[at])}",
+                )
+
+    # -- what must come of them
+
+    def _take(self, at: int, when: str) -> None:
+        found = self._taken(at)
+        entered = self.entered[at]
+        if found is None:
+            raise ContractViolation(
+                "K2", None, f"{when}: an order of {len(entered)} candidates gives none"
+            )
+        stamp, node = found
+        if node not in entered:
+            raise ContractViolation("K2", None, f"{when}: a candidate is given that is not entered")
+        if stamp != entered.pop(node):
+            raise ContractViolation(
+                "K2", None, f"{when}: a candidate comes back with stamp {stamp}, not its own"
+            )
+
+    def _taken(self, at: int) -> tuple[int, Any] | None:
+        first, second = [each.orders[at].pop() for each in self.twins]
+        if first != second:
+            raise ContractViolation(
+                "K3", None, f"two instances, told the same, give victims {first} and {second}"
+            )
+        return first
+
+    def _tick(self, its_class: int) -> None:
+        self.clock = ((self.clock >> CLASS_BITS) + 1 << CLASS_BITS) + its_class
+        assert class_of(self.clock) == its_class
+
+    def _expect_equal(self, number: int, call: str, answers: set[Any]) -> None:
+        if len(answers) > 1:
+            raise ContractViolation(
+                "K3",
+                None,
+                f"step {number}: two instances, told the same, answer {call} differently",
+            )
