@@ -141,18 +141,31 @@ def test_the_smallest_sizes_that_reach_a_target_are_searched_between_those_given
 def test_the_page_shows_the_tables_and_loads_nothing(trace: Path, tmp_path: Path) -> None:
     page = tmp_path / "plan.html"
     sizes = ("--component", "full", "--device", "1280,64k", "--host", "0,64k", "--target", "60")
-    more = ("--page-size", "16", "--processes", "1", "--html", str(page))
+    more = ("--page-size", "16", "--policy", "density,lru", "--html", str(page))
     done = run_forked(KVGRAFT, "plan", str(trace), *sizes, *more)
     assert (done.returncode, done.stderr) == (0, "")
     text = page.read_text(encoding="utf-8")
     assert text.lower().startswith("<!doctype html>")
     assert "http" not in re.sub(r'Content-Security-Policy" content="[^"]*"|http-equiv', "", text)
     titles = re.findall(r"^(\w[^(\n]*?)(?: \(.*\))?\n[^\n]+\n─", done.stdout, re.MULTILINE)
-    assert {"Hit rates", "What limits", "Smallest sizes that reach 60 %"} <= set(titles)
+    assert {"Policies", "Hit rates", "What limits", "Smallest sizes that reach 60 %"} <= set(titles)
     for title in titles:
         assert f"<caption>{title}" in text
-    assert text.count('class="dots ') == 2, "one for each size of HOST"
+    assert text.count('class="dots ') == 4, "one for each size of HOST with each policy"
     assert text.count('class="line l-computed"') == 1, "the exact curve"
+
+
+def test_every_policy_is_replayed_at_every_size(planned: Plan) -> None:
+    result = planned(
+        *("--synthetic", "chat", "--requests", 200, "--component", "full", "--no-growth"),
+        *("--device", "80k,1M", "--policy", "lru,density"),
+    )
+    small, other, large, same = result["sizes"]
+    asked = [(size["device"], size["policy"]) for size in result["sizes"]]
+    assert asked == [("80k", "lru"), ("80k", "density"), ("1M", "lru"), ("1M", "density")]
+    assert small["token_hit_rate"] != other["token_hit_rate"]
+    assert large["token_hit_rate"] == same["token_hit_rate"], "nothing is evicted"
+    assert "eviction_policy" not in result["settings"]
 
 
 def test_processes_side_by_side_find_what_one_finds(planned: Plan, trace: Path) -> None:
@@ -241,6 +254,10 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "too few bytes": (
         ("TRACE", "--component", "full", "--device", "1kB"),
         "setting device_bytes: 1.0 kB are less than the smallest pools take, 2.0 kB; give more",
+    ),
+    "no such policy": (
+        ("TRACE", "--component", "full", "--device", "4M", "--policy", "lru,mru"),
+        "setting policy='mru': no such eviction policy here; use one of density, lru",
     ),
     "no such trace": (
         ("DIR/none.jsonl", "--component", "full", "--device", "4M"),

@@ -114,6 +114,18 @@ def test_equal_seeds_give_equal_results_but_for_the_timings(replayed: Replay) ->
     assert once(4) != first
 
 
+def test_policies_are_replayed_one_after_another_and_shown_side_by_side(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    workload = ("--synthetic", "chat", "--requests", 60, "--component", "full", "--verify", "off")
+    arguments = (*workload, "--device-tokens", "20k", "--policy", "lru,density")
+    done = replay(*arguments, "--json", path)
+    assert (done.returncode, done.stderr) == (0, "")
+    results = json.loads(path.read_text())
+    assert [each["settings"]["eviction_policy"] for each in results] == ["lru", "density"]
+    (rates,) = (line for line in done.stdout.splitlines() if line.startswith("token hit rate  "))
+    assert rates.split()[3::2] == [f"{100 * each['token_hit_rate']:.1f}" for each in results]
+
+
 def test_pools_without_payload_decide_as_those_with_it(replayed: Replay) -> None:
     results = [
         replayed(
@@ -270,6 +282,18 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "home without host": (
         ("TRACE", "--component", "hisparse"),
         "component 'hisparse': option host_tokens: 0, but keys and values live on HOST",
+    ),
+    "policy of nobody": (
+        ("TRACE", "--component", "full", "--policy", "mru"),
+        "setting policy='mru': no such eviction policy here; use one of density, lru",
+    ),
+    "policies in one store": (
+        ("TRACE", "--host-tokens", "10000", "--storage", "file:DIR", "--policy", "lru,density"),
+        "--policy lru,density and --storage: a replay would find what the one before stored",
+    ),
+    "policies on one page": (
+        ("TRACE", "--component", "full", "--policy", "lru,density", "--html", "DIR/r.html"),
+        "--policy lru,density and --html: the report is of one replay",
     ),
     "storage without host": (
         ("TRACE", "--component", "full", "--storage", "file:DIR"),

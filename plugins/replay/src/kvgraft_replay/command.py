@@ -6,8 +6,9 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 from rich.console import Console
@@ -16,11 +17,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from kvgraft.cli.components import default_shape, parse_component
 from kvgraft.cli.console import OutputConsole
 from kvgraft.cli.sizes import PoolSize, TokenCount
-from kvgraft.config import CacheConfig, GuardMode, WritePolicy
+from kvgraft.config import GuardMode, WritePolicy
 from kvgraft.errors import ConfigError, KvgraftError
 from kvgraft.packages.registry import discover
 from kvgraft.tree.component import ordered
+from kvgraft_replay.policies import policy_option
 from kvgraft_replay.report import ReplayResult, print_tables, render_html
+from kvgraft_replay.report.comparison import print_comparison
 from kvgraft_replay.report.output import Target, expect_distinct
 from kvgraft_replay.storage_options import storage_options, storage_settings
 from kvgraft_replay.workload import Workload
@@ -107,15 +110,15 @@ def open_targets(
     return targets
 
 
-def save(result: ReplayResult, targets: Mapping[str, Target]) -> None:
-    """Write the result as JSON and HTML, each where it was asked for.
+def save(result: ReplayResult | Sequence[ReplayResult], targets: Mapping[str, Target]) -> None:
+    """Write the result as JSON and HTML, or several as a JSON list, where it was asked for.
 
     Raises:
         ConfigError: a file that cannot be written; it keeps its content.
     """
     renderers = {
         "--json": lambda: json.dumps(result, indent=1) + "\n",
-        "--html": lambda: render_html(result),
+        "--html": lambda: render_html(cast("ReplayResult", result)),
     }
     for option, target in targets.items():
         try:
@@ -156,12 +159,7 @@ def save(result: ReplayResult, targets: Mapping[str, Target]) -> None:
     show_default=True,
     help="Host mirror size, as for the device; 0 for none.",
 )
-@click.option(
-    "--policy",
-    default=CacheConfig.model_fields["policy"].default,
-    show_default=True,
-    help="Eviction policy: which data is kept.",
-)
+@policy_option
 @click.option(
     "--hints/--no-hints",
     default=True,
@@ -226,6 +224,7 @@ def replay(path: Path | None, **options: Any) -> None:
     from kvgraft_replay.replay import ReplaySettings
 
     targets = open_targets(options["json_path"], options["html_path"], path)
+    _check_policies(options)
     workload = read_workload(path, options)
     components = parse_components(options["components"] or [_widest_component()])
     cache: dict[str, Any] = {
@@ -234,7 +233,7 @@ def replay(path: Path | None, **options: Any) -> None:
         "device": options["device"],
         "device_tokens": options["device_tokens"],
         "host_tokens": options["host_tokens"],
-        "policy": options["policy"],
+        "policy": options["policies"][0],
         "write_policy": options["write_policy"],
         "cut_tokens": options["cut_tokens"],
         "storage": storage_settings(options),
@@ -250,12 +249,51 @@ def replay(path: Path | None, **options: Any) -> None:
         seed=options["seed"],
         limit=options["limit"],
     )
-    result = run_with_progress(workload, settings, Console(stderr=True))
+    results = [
+        run_with_progress(
+            workload,
+            replace(settings, cache={**cache, "policy": policy}),
+            Console(stderr=True),
+        )
+        for policy in options["policies"]
+    ]
+    _report(results, targets)
+
+
+def _check_policies(options: Mapping[str, Any]) -> None:
+    """Refuse several policies where one replay would change another, or nothing draws them.
+
+    Raises:
+        ConfigError: naming the option.
+    """
+    if len(options["policies"]) == 1:
+        return
+    named = ",".join(options["policies"])
+    if options["storage"] is not None:
+        raise ConfigError(
+            f"--policy {named} and --storage: a replay would find what the one before stored; give "
+            "one policy"
+        )
+    if options["html_path"] is not None:
+        raise ConfigError(
+            f"--policy {named} and --html: the report is of one replay; give one policy, or let "
+            "kvgraft plan draw several"
+        )
+
+
+def _report(results: Sequence[ReplayResult], targets: Mapping[str, Target]) -> None:
+    """Write and print one result, or several side by side; exit with 1 if one is not sound."""
     taken = any(target.is_standard_output for target in targets.values())
+    console = OutputConsole(stderr=taken)
+    alone = results[0] if len(results) == 1 else None
     try:
-        save(result, targets)
+        save(results if alone is None else alone, targets)
     finally:  # the tables' reader may stop reading, and a full disk loses no tables
-        print_tables(result, OutputConsole(stderr=taken))
-    if any(result[name] for name in MUST_BE_ZERO):  # type: ignore[literal-required]
-        click.echo(f"kvgraft: {result['first_problem']}", err=True)
-        sys.exit(1)
+        if alone is None:
+            print_comparison(results, console)
+        else:
+            print_tables(alone, console)
+    for result in results:
+        if any(result[name] for name in MUST_BE_ZERO):  # type: ignore[literal-required]
+            click.echo(f"kvgraft: {result['first_problem']}", err=True)
+            sys.exit(1)

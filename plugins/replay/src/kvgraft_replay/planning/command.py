@@ -26,6 +26,7 @@ from kvgraft_replay.planning.models import (
 )
 from kvgraft_replay.planning.schema import PlanResult
 from kvgraft_replay.planning.tables import print_plan
+from kvgraft_replay.policies import policy_option
 from kvgraft_replay.report.output import Target
 from kvgraft_replay.workload_options import (
     engine_model,
@@ -89,6 +90,7 @@ class SizeList(PoolSize):
     show_default=True,
     help="Sizes of all host mirrors together; each is replayed with each device size.",
 )
+@policy_option
 @click.option(
     "--target",
     type=click.FloatRange(0, 100, min_open=True),
@@ -183,7 +185,7 @@ def _planned(
         if options["load_policy"] == "always"
         else {"prefill_tokens_s": options["prefill_rate"]},
     }
-    sizes = all_sizes(cache, options["devices"], options["hosts"])
+    sizes = all_sizes(cache, options["devices"], options["hosts"], options["policies"])
     workload = read_workload(path, options)
     settings = ReplaySettings(
         cache={},

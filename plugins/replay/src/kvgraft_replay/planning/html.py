@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["render_plan"]
 
 TONES = ("device", "host", "both", "storage", "pinned", "computed")
-"""Colours of the lines, one for each size of HOST."""
+"""Colours of the lines, one for each size of HOST with each policy."""
 
 
 AXIS = 1.04
@@ -41,7 +41,7 @@ MOST_NAMES = 8
 
 
 class Series(NamedTuple):
-    """The sizes with one host, in order of their device size, and their colour."""
+    """The sizes with one host and one policy, in order of their device size, and their colour."""
 
     name: str
     tone: str
@@ -79,10 +79,11 @@ def render_plan(plan: PlanResult) -> str:
 
 def _size_name(size: SizeResult) -> str:
     host = "" if size["host"] == "none" else f" + {size['host']} host"
-    return f"{size['device']} device{host}"
+    return f"{size['device']} device{host}, {size['policy']}"
 
 
 def _short_name(size: SizeResult) -> str:
+    """A name for a bar; the policies of one size stand side by side."""
     return size["device"] if size["host"] == "none" else f"{size['device']}, {size['host']}"
 
 
@@ -91,18 +92,20 @@ def _share(size: SizeResult, tokens: int) -> float:
 
 
 def _series(plan: PlanResult) -> list[Series]:
-    hosts = list(dict.fromkeys(size["host"] for size in plan["sizes"]))
-    return [
-        Series(
-            "no host" if host == "none" else f"host {host}",
-            TONES[index % len(TONES)],
-            sorted(
-                (size for size in plan["sizes"] if size["host"] == host),
-                key=lambda size: size["device_nbytes"],
-            ),
+    kinds = dict.fromkeys((size["host"], size["policy"]) for size in plan["sizes"])
+    several = len({policy for _, policy in kinds}) > 1
+    found = []
+    for index, (host, policy) in enumerate(kinds):
+        name = "no host" if host == "none" else f"host {host}"
+        same = (s for s in plan["sizes"] if (s["host"], s["policy"]) == (host, policy))
+        found.append(
+            Series(
+                f"{name}, {policy}" if several else name,
+                TONES[index % len(TONES)],
+                sorted(same, key=lambda size: size["device_nbytes"]),
+            )
         )
-        for index, host in enumerate(hosts)
-    ]
+    return found
 
 
 def _needed(plan: PlanResult) -> str:

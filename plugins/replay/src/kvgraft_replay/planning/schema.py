@@ -56,17 +56,19 @@ class Growth(TypedDict):
 
 
 class SizeResult(TypedDict):
-    """A replay with one pair of sizes.
+    """A replay with one pair of sizes and one policy.
 
     `device` and `host` are the sizes as they were asked for, `_tokens` and `_nbytes` what they
-    come to. `prefill_s_saved`: `saved_tokens` at the rate of the settings. `load_back_nbytes`:
-    bytes copied from HOST to DEVICE instead. `lru_hit_rate`: of the exact curve at the size of
-    DEVICE alone; None where there is none. `growth`: empty where it was not asked for. `limiting`:
-    the pool whose tenth gains most; None where none gains a tenth of a point.
+    come to. `policy`: the eviction policy. `prefill_s_saved`: `saved_tokens` at the rate of the
+    settings. `load_back_nbytes`: bytes copied from HOST to DEVICE instead. `lru_hit_rate`: of the
+    exact curve at the size of DEVICE alone; None where there is none. `growth`: empty where it was
+    not asked for. `limiting`: the pool whose tenth gains most; None where none gains a tenth of a
+    point.
     """
 
     device: str
     host: str
+    policy: str
     device_tokens: int
     host_tokens: int
     device_nbytes: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,12 +47,14 @@ class Size:
 
     Attributes:
         device, host: as asked for.
+        policy: the eviction policy.
         cache: settings of a cache of that size; the sizes in tokens.
         pools: of DEVICE first, then of HOST.
     """
 
     device: Asked
     host: Asked
+    policy: str
     cache: dict[str, Any]
     pools: tuple[Pool, ...]
 
@@ -62,27 +64,35 @@ class Size:
 
 
 def all_sizes(
-    cache: Mapping[str, Any], devices: Iterable[Asked], hosts: Iterable[Asked]
+    cache: Mapping[str, Any],
+    devices: Sequence[Asked],
+    hosts: Sequence[Asked],
+    policies: Sequence[str],
 ) -> list[Size]:
-    """Every size of DEVICE with every size of HOST.
+    """Every size of DEVICE with every size of HOST, and each pair with every policy.
 
     Args:
         cache: the other settings, as for `Cache.open`.
         devices: tokens of each device pool, or bytes of all together.
         hosts: the same on HOST; 0 for none.
+        policies: names of eviction policies.
 
     Raises:
         ConfigError: a size that is too small, or an impossible setting.
     """
-    hosts = list(hosts)
-    return [_sized(cache, device, host) for device in devices for host in hosts]
+    pairs = [_sized(cache, device, host) for device in devices for host in hosts]
+    return [
+        replace(size, policy=policy, cache={**size.cache, "policy": policy})
+        for size in pairs
+        for policy in policies
+    ]
 
 
 def _sized(cache: Mapping[str, Any], device: Asked, host: Asked) -> Size:
     given = {**cache, "device_tokens": device, "host_tokens": host, "payload": False}
     config = size_pools(parse_config(given))
     tokens = {"device_tokens": config.device_tokens, "host_tokens": config.host_tokens}
-    return Size(device, host, {**given, **tokens}, tuple(_pools(built(config))))
+    return Size(device, host, "", {**given, **tokens}, tuple(_pools(built(config))))
 
 
 def built(config: CacheConfig) -> list[Mounted]:
@@ -137,7 +147,7 @@ def between(low: Size, high: Size) -> Size | None:
         return None
     cache = {**low.cache, "device_tokens": tokens}
     pools = tuple(_pools(built(parse_config(cache))))
-    middle = Size(tokens, low.host, cache, pools)
+    middle = replace(low, device=tokens, cache=cache, pools=pools)
     if is_nbytes(low.device) or is_nbytes(high.device):
         middle = replace(middle, device=format_nbytes(middle.nbytes(Tier.DEVICE)))
     return middle

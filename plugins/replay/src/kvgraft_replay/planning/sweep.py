@@ -34,6 +34,12 @@ CURVE_POINTS = 200
 NOTICEABLE = 0.001
 """A pool limits if a tenth more of it gains at least this share of the input tokens."""
 
+OF_A_SIZE = {
+    *("components", "device", "device_tokens", "eviction_policy", "host_tokens", "payload"),
+    *("slots", "storage"),
+}
+"""Settings of a replay that are told with the size, or mean nothing here."""
+
 SEARCH_ROUNDS = 4
 """A target lies between two sizes of DEVICE; each round halves their distance."""
 
@@ -140,10 +146,9 @@ def _cpu_s() -> float:
 
 def _settings(first: Mapping[str, Any], size: Size) -> dict[str, object]:
     """Settings that are the same at every size."""
-    own = ("components", "device_tokens", "host_tokens", "slots", "device", "payload", "storage")
     load = size.cache.get("load")
     return {
-        **{name: value for name, value in first.items() if name not in own},
+        **{name: value for name, value in first.items() if name not in OF_A_SIZE},
         "load_policy": "always" if load is None else "cost",
     }
 
@@ -157,6 +162,7 @@ def _result(
     return {
         "device": _asked(size.device),
         "host": _asked(size.host),
+        "policy": size.policy,
         "device_tokens": tokens,
         "host_tokens": size.cache["host_tokens"],
         "device_nbytes": size.nbytes(Tier.DEVICE),
@@ -237,11 +243,12 @@ def _searched(
 ) -> tuple[list[Size], list[SizeResult]]:
     """Sizes between the largest that misses the target and the smallest that reaches it.
 
-    They are looked for with each size of HOST; where all reach it, or none does, there are none.
+    They are looked for with each size of HOST and each policy; where all reach it, or none does,
+    there are none.
     """
     brackets: list[tuple[Size, Size]] = []
-    for host in dict.fromkeys(size.host for size in sizes):
-        same = [(size, one) for size, one in zip(sizes, results) if size.host == host]
+    for kind in dict.fromkeys((size.host, size.policy) for size in sizes):
+        same = [each for each in zip(sizes, results) if (each[0].host, each[0].policy) == kind]
         same.sort(key=lambda each: each[0].cache["device_tokens"])
         rates = [one["token_hit_rate"] for _, one in same]
         first = next((place for place, rate in enumerate(rates) if rate >= target), 0)

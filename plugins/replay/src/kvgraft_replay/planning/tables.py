@@ -40,6 +40,8 @@ def print_plan(plan: PlanResult, console: Console) -> None:
 def plan_tables(plan: PlanResult) -> tuple[SummaryTable, ...]:
     """All tables, in reading order."""
     tables = [_hit_table(plan), _saving_table(plan)]
+    if "policy" in _columns(plan):
+        tables.insert(0, _policy_table(plan))
     if any(size["growth"] for size in plan["sizes"]):
         tables += [_limit_table(plan), _growth_table(plan)]
     if plan["target"] is not None:
@@ -47,8 +49,14 @@ def plan_tables(plan: PlanResult) -> tuple[SummaryTable, ...]:
     return tuple(tables)
 
 
-def _names(size: SizeResult) -> tuple[str, str]:
-    return size["device"], size["host"]
+def _columns(plan: PlanResult) -> tuple[str, ...]:
+    """Columns that tell sizes apart; the policy's only where there are several."""
+    several = len({size["policy"] for size in plan["sizes"]}) > 1
+    return ("device", "host", "policy") if several else ("device", "host")
+
+
+def _names(plan: PlanResult, size: SizeResult) -> tuple[str, ...]:
+    return tuple(size[column] for column in _columns(plan))  # type: ignore[literal-required]
 
 
 def _hit_table(plan: PlanResult) -> SummaryTable:
@@ -59,7 +67,7 @@ def _hit_table(plan: PlanResult) -> SummaryTable:
         exact = size["lru_hit_rate"]
         rows.append(
             (
-                *_names(size),
+                *_names(plan, size),
                 count(size["device_tokens"]),
                 percent(size["saved_tokens"], whole),
                 percent(hits["device"], whole),
@@ -71,10 +79,30 @@ def _hit_table(plan: PlanResult) -> SummaryTable:
         "Hit rates",
         "of input tokens; LRU: of DEVICE alone, exact" if has_curve else "of input tokens",
         (
-            *("device", "host", "device tokens", "hit rate", "on device", "on host"),
+            *(*_columns(plan), "device tokens", "hit rate", "on device", "on host"),
             *(("LRU",) if has_curve else ()),
         ),
         tuple(rows),
+        n_labels=len(_columns(plan)),
+    )
+
+
+def _policy_table(plan: PlanResult) -> SummaryTable:
+    """Hit rates of the policies side by side, at the sizes that all of them have."""
+    policies = list(dict.fromkeys(size["policy"] for size in plan["sizes"]))
+    rates: dict[tuple[str, str], dict[str, str]] = {}
+    for size in plan["sizes"]:
+        row = rates.setdefault((size["device"], size["host"]), {})
+        row[size["policy"]] = percent(size["saved_tokens"], size["input_tokens"])
+    return SummaryTable(
+        "Policies",
+        "hit rates",
+        ("device", "host", *policies),
+        tuple(
+            (*names, *(row[policy] for policy in policies))
+            for names, row in rates.items()
+            if len(row) == len(policies)
+        ),
         n_labels=2,
     )
 
@@ -83,10 +111,10 @@ def _saving_table(plan: PlanResult) -> SummaryTable:
     return SummaryTable(
         "Savings and waiting",
         f"prefill: time at {count(int(plan['settings']['prefill_tokens_s']))} tokens/s",  # type: ignore[call-overload]
-        ("device", "host", "tokens saved", "prefill", "loaded back", "deferred", "rejected"),
+        (*_columns(plan), "tokens saved", "prefill", "loaded back", "deferred", "rejected"),
         tuple(
             (
-                *_names(size),
+                *_names(plan, size),
                 count(size["saved_tokens"]),
                 seconds(size["prefill_s_saved"]),
                 format_nbytes(size["load_back_nbytes"]),
@@ -95,7 +123,7 @@ def _saving_table(plan: PlanResult) -> SummaryTable:
             )
             for size in plan["sizes"]
         ),
-        n_labels=2,
+        n_labels=len(_columns(plan)),
     )
 
 
@@ -118,13 +146,13 @@ def _limit_table(plan: PlanResult) -> SummaryTable:
                 seconds(best["gained_tokens"] / rate),
             )
         )
-        rows.append((*_names(size), pool, *cells))
+        rows.append((*_names(plan, size), pool, *cells))
     return SummaryTable(
         "What limits",
         "and what a tenth more of it brings",
-        ("device", "host", "limited by", "a tenth is", "points", "prefill saved"),
+        (*_columns(plan), "limited by", "a tenth is", "points", "prefill saved"),
         tuple(rows),
-        n_labels=3,
+        n_labels=len(_columns(plan)) + 1,
     )
 
 
@@ -148,13 +176,13 @@ def _target_table(plan: PlanResult, target: Target) -> SummaryTable:
     for place in target["cheapest"]:
         size = plan["sizes"][place]
         rate = percent(size["saved_tokens"], size["input_tokens"])
-        rows.append((*_names(size), count(size["device_tokens"]), rate))
+        rows.append((*_names(plan, size), count(size["device_tokens"]), rate))
     return SummaryTable(
         f"Smallest sizes that reach {wanted}",
         exact,
-        ("device", "host", "device tokens", "hit rate"),
+        (*_columns(plan), "device tokens", "hit rate"),
         tuple(rows),
-        n_labels=2,
+        n_labels=len(_columns(plan)),
     )
 
 
@@ -162,17 +190,17 @@ def _growth_table(plan: PlanResult) -> SummaryTable:
     return SummaryTable(
         "A tenth more of each pool",
         "the most telling first",
-        ("device", "host", "pool", "more", "hit rate", "points", "points per GB"),
-        tuple(row for size in plan["sizes"] for row in _growth_rows(size)),
-        n_labels=3,
+        (*_columns(plan), "pool", "more", "hit rate", "points", "points per GB"),
+        tuple(row for size in plan["sizes"] for row in _growth_rows(plan, size)),
+        n_labels=len(_columns(plan)) + 1,
     )
 
 
-def _growth_rows(size: SizeResult) -> Iterator[tuple[str, ...]]:
+def _growth_rows(plan: PlanResult, size: SizeResult) -> Iterator[tuple[str, ...]]:
     for pool in sorted(size["growth"], key=lambda each: -each["gained_tokens"]):
         points = 100 * (pool["token_hit_rate"] - size["token_hit_rate"])
         yield (
-            *_names(size),
+            *_names(plan, size),
             f"{pool['component']}, {pool['tier']}",
             format_nbytes(pool["extra_nbytes"]),
             percent(pool["token_hit_rate"], 1),

@@ -19,6 +19,7 @@ __all__ = [
     "has_storage",
     "has_unserved",
     "headline",
+    "micros",
     "percent",
     "result_tables",
     "seconds",

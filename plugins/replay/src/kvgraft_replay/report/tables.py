@@ -26,11 +26,11 @@ from kvgraft_replay.report.summary import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from kvgraft_replay.report.schema import ReplayResult
 
-__all__ = ["print_table", "print_tables", "writer"]
+__all__ = ["print_headline", "print_notices", "print_table", "print_tables", "writer"]
 
 GAP = 3
 """Columns between two columns of a table."""
@@ -48,24 +48,13 @@ VERDICT_STYLES = {"ok": "green", "FAIL": "bold red", "not checked": "yellow"}
 def print_tables(result: ReplayResult, console: Console) -> None:
     """Print the whole result; names from the trace or from plugins are never read as markup."""
     text = writer(console)
-    workload = result["workload"]
-    console.print(text(f"Replay of {workload['name']} ({workload['format']})", "bold"))
-    console.print(
-        text(
-            f"{headline(result)}: "
-            f"{count(result['input_tokens'])} input and {count(result['output_tokens'])} output "
-            "tokens"
-        )
-    )
+    print_headline(result, console)
     console.print(
         text(f"{seconds(result['virtual_s'])} of traffic in {seconds(result['wall_s'])}", "dim")
     )
     rate = percent(result["token_hit_rate"], 1 if result["input_tokens"] else 0)
     console.print(text(f"token hit rate {rate}", "bold"))
-    for notice in result.get("notices", ()):
-        console.print(text(f"note: {notice}", "yellow"), soft_wrap=True)
-    console.print()
-
+    print_notices(result.get("notices", ()), console)
     verdicts = checks(result)
     zero = Table()
     for heading in (*(check.name for check in verdicts), "payloads verified"):
@@ -81,6 +70,28 @@ def print_tables(result: ReplayResult, console: Console) -> None:
     found = (*result_tables(result), *point_tables(result), *storage_tables(result))
     for table in (token_table(result), *found, cpu_table(result)):
         print_table(table, console)
+
+
+def print_headline(result: ReplayResult, console: Console) -> None:
+    """Print what was replayed."""
+    text = writer(console)
+    workload = result["workload"]
+    console.print(text(f"Replay of {workload['name']} ({workload['format']})", "bold"))
+    console.print(
+        text(
+            f"{headline(result)}: "
+            f"{count(result['input_tokens'])} input and {count(result['output_tokens'])} output "
+            "tokens"
+        )
+    )
+
+
+def print_notices(notices: Iterable[str], console: Console) -> None:
+    """Print the notes to read beside a hit rate, and an empty line."""
+    text = writer(console)
+    for notice in notices:
+        console.print(text(f"note: {notice}", "yellow"), soft_wrap=True)
+    console.print()
 
 
 def print_table(table: SummaryTable, console: Console) -> None:
