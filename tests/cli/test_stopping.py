@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -30,7 +31,14 @@ def ticks(pid: str) -> int:
 def test_a_check_that_is_stopped_ends_its_process_first(
     number: signal.Signals, status: int
 ) -> None:
-    command = [KVGRAFT, "check", "full", "--profile", "nightly"]
+    # A process started in the background ignores SIGINT, and so would its children.
+    command = [
+        sys.executable,
+        "-c",
+        "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+        "os.execv(sys.argv[1], sys.argv[1:])",
+        *(KVGRAFT, "check", "full", "--profile", "nightly"),
+    ]
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     ) as check:
