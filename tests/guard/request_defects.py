@@ -464,9 +464,7 @@ def a_checkpoint_that_shares_nothing(put: Patch) -> None:
 def more_cached_than_computed(put: Patch) -> None:
     finish = Cache.finish
     scene = Scene()
-    put.into(
-        scene.cache, finish=lambda self, request, fence=None: finish(self, request, fence) + 40
-    )
+    put.into(scene.cache, finish=lambda self, request, *more: finish(self, request, *more) + 40)
     scene.cached(PROMPT)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from kvgraft import LoadModel, TokenKey, WritePolicy
 from kvgraft import cache as cache_module
 from kvgraft.admission.waiting import WaitingQueue
+from kvgraft.policies.policy import CLASS_BITS
 from kvgraft.policies.recency import LEFT_BEHIND
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.account import Account
@@ -149,7 +150,7 @@ def leavings_that_count_as_used(put: Patch) -> None:
 def leavings_that_go_before_older_ones(put: Patch) -> None:
     scene = Scene()
     scene.cached(PROMPT)
-    put.setattr(inserting, "LEFT_BEHIND", LEFT_BEHIND + 100)
+    put.setattr(inserting, "LEFT_BEHIND", LEFT_BEHIND + (100 << CLASS_BITS))
     scene.cached(OTHER * 4)
 
 
