@@ -61,7 +61,7 @@ class Catalog:
             the least recently used.
         segments: by number; this process's own among them.
         foreign: files named as segments that are none.
-        damaged: segments with holes.
+        damaged: segments with holes, in the order in which they were found.
         unsynced: segments with records that `flush` has to make durable.
         events: told what keys come and go; None if nobody listens.
         retiring: numbers of segments this process is about to reclaim or to begin: not for others
@@ -75,7 +75,7 @@ class Catalog:
         self.shelves: dict[int, OrderedDict[Entry, None]] = {}
         self.segments: dict[int, Segment] = {}
         self.foreign: list[Path] = []
-        self.damaged: set[Segment] = set()
+        self.damaged: dict[Segment, None] = {}
         self.unsynced: set[Segment] = set()
         self.retiring: set[int] = set()
         self.events: EventLog | None = None
@@ -116,7 +116,7 @@ class Catalog:
                 self.drop(known)
                 continue
             if known.holes:
-                self.damaged.add(known)
+                self.damaged[known] = None
         self.look_again()
 
     def sort(self) -> None:
@@ -258,26 +258,41 @@ class Catalog:
     def take_hole(self, place: Entry) -> bool:
         """Make a place in a hole, on no shelf until it is `put` there; its bytes are marked.
 
+        Where the disk cannot read, the hole is not used again until the store is opened anew: it
+        would be the first one to be tried, and fail, by every record that fits.
+
         Returns:
             False where another process stored a record there since, which is taken in, and where
             the disk cannot be read.
+
+        Raises:
+            OSError: the disk failed, and not only here; the hole is kept.
         """
         segment, start = place.segment, place.offset
         hole = next(each for each in segment.holes if each[0] == start)
-        segment.holes.remove(hole)
         try:
             record = segment.read(start, end=hole[1])
         except OSError as error:
             if error.errno not in DISK_ERRORS:
                 raise
-            return False  # the disk cannot read there; the hole is left alone
+            self._fill(hole, segment)
+            return False
         nbytes = place.size if record is None else record.size
-        segment.add_hole(start + nbytes, hole[1])
+        self._fill(hole, segment, used=nbytes)
         if record is None:
             self._enter(place)
             return True
         self.add(segment, start, record)
         return False
+
+    def _fill(self, hole: tuple[int, int], segment: Segment, used: int | None = None) -> None:
+        """Take the first bytes of a hole from it; None for all of it."""
+        start, end = hole
+        segment.holes.remove(hole)
+        if used is not None:
+            segment.add_hole(start + used, end)
+        if not segment.holes:
+            self.damaged.pop(segment, None)
 
     def _log(self, change: Change, keys: Sequence[bytes]) -> None:
         if self.events is not None:
@@ -286,20 +301,23 @@ class Catalog:
     def drop(self, segment: Segment) -> None:
         """Release a segment with all its records."""
         self.unsynced.discard(segment)
-        self.damaged.discard(segment)
-        gone = []
-        for place in segment.places.values():
-            if place.key:
-                if self._forget(place.key, place):
-                    gone.append(place.key)
-                place.key = b""
-            self.shelves[place.size].pop(place, None)
-            self._leave_out(place)
-        segment.places.clear()
-        self._log(Change.EVICTED, gone)
+        self.damaged.pop(segment, None)
+        self.remove(*segment.places.values())
         if self.segments.get(segment.header.number) is segment:
             del self.segments[segment.header.number]
             segment.file.let_go()
+
+    def remove(self, *places: Entry) -> None:
+        """Places are no place any more; the records in them are evicted."""
+        gone = []
+        for place in places:
+            if place.key and self._forget(place.key, place):
+                gone.append(place.key)
+            place.key = b""
+            self.shelves[place.size].pop(place, None)
+            self._leave_out(place)
+            del place.segment.places[place.offset]
+        self._log(Change.EVICTED, gone)
 
     def _leave_out(self, place: Entry) -> None:
         beside = self._by_slot[place.slot]
@@ -378,7 +396,7 @@ class Catalog:
         self._leave_out(place)
         del segment.places[place.offset]
         segment.add_hole(place.offset + record.size, place.offset + place.size)
-        self.damaged.add(segment)
+        self.damaged[segment] = None
         self.add(segment, place.offset, record)
 
     def close(self) -> None:

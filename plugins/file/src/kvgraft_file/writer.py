@@ -16,7 +16,7 @@ from kvgraft import ConfigError
 from kvgraft.storage import BLOCK_NBYTES, Counters, Status, Value, round_up
 from kvgraft_file.catalog import Catalog, Entry
 from kvgraft_file.directory import Directory
-from kvgraft_file.disk import NO_ROOM, DiskFile
+from kvgraft_file.disk import DISK_ERRORS, NO_ROOM, DiskFile
 from kvgraft_file.record import Record
 from kvgraft_file.segment import Segment
 from kvgraft_file.transfer import intact_value, outgoing
@@ -266,11 +266,8 @@ class Writer:
         """
         catalog = self._catalog
         for place in catalog.in_holes(size):
-            if self._hold(place):
-                if catalog.take_hole(place):
-                    return self._taken(place)
-                place.segment.file.unmark(place.offset, place.size)
-                place.segment.file.release()
+            if self._hold(place) and self._make(place):
+                return self._taken(place)
         shelf, uses = catalog.shelves.get(size), catalog.uses
         if not shelf:
             return None
@@ -297,10 +294,24 @@ class Writer:
         except FileNotFoundError:
             self._catalog.drop(segment)
             return False
-        if self._mark(place):
-            return True
-        segment.file.release()
-        return False
+        held = False
+        try:
+            held = self._mark(place)
+        finally:
+            if not held:
+                segment.file.release()
+        return held
+
+    def _make(self, place: Entry) -> bool:
+        """Make a place in a hole; if that fails it is held no longer."""
+        made = False
+        try:
+            made = self._catalog.take_hole(place)
+        finally:
+            if not made:
+                place.segment.file.unmark(place.offset, place.size)
+                place.segment.file.release()
+        return made
 
     def _taken(self, place: Entry) -> Entry:
         place.segment.n_written_over += 1
@@ -316,10 +327,13 @@ class Writer:
         file = place.segment.file
         if not file.try_mark(place.offset, place.size):
             return False
-        if not file.is_gone and self._catalog.is_current([place]):
-            return True
-        file.unmark(place.offset, place.size)
-        return False
+        current = False
+        try:
+            current = not file.is_gone and self._catalog.is_current([place])
+        finally:
+            if not current:
+                file.unmark(place.offset, place.size)
+        return current
 
     def _replace(self, replacing: dict[bytes, _Replacing], statuses: list[Status]) -> None:
         """Write records over others, neighbours at once; none is left in `replacing`.
@@ -357,26 +371,36 @@ class Writer:
             [each.record for each in run],
             [each.value.parts for each in run],
         )
-        written = False
+        written = broken = False
         try:
             self._write(segment.file, pieces, first.offset)
             written = True
+        except OSError as error:
+            broken = error.errno in DISK_ERRORS
+            raise
         finally:
             for each in run:
                 if not written:
                     with suppress(OSError):
                         segment.mark_removed(each.place.offset, each.record)
-                self._give_back(each.place, each.record if written else None)
+                self._give_back(each.place, each.record if written else None, broken=broken)
 
-    def _give_back(self, place: Entry, record: Record | None) -> None:
-        """A place that was taken has a record now, or none."""
+    def _give_back(self, place: Entry, record: Record | None, *, broken: bool = False) -> None:
+        """A place that was taken has a record now, or none.
+
+        A broken one is not used again until the store is opened anew: as an empty place it would be
+        the next one to be tried, and fail, by every record of its size.
+        """
         segment = place.segment
         with self._lock:
             self._catalog.uses.end(place.slot)
             segment.file.unmark(place.offset, place.size)
             segment.n_written_over -= 1
             if self._catalog.segments.get(segment.header.number) is segment:
-                self._catalog.put(place, record)
+                if broken:
+                    self._catalog.remove(place)
+                else:
+                    self._catalog.put(place, record)
                 self._catalog.unsynced.add(segment)
         segment.file.release()
         self._n_taken -= 1
