@@ -230,13 +230,13 @@ class Cache:
         request = Request(key, prompt, prompt + reserve, chunk)
         if resume_at is not None:
             request.resume_at = resume_pages(resume_at, prompt, self.tree.page_size)
-        self.uses.begin(request)
         self.tree.hold(key.namespace)
         try:
             if self.storage:
                 self.storage.before_begin(key, prefetch)
             elif prefetch is not None:
                 raise LeaseError("the prefetch is of another cache; this one has no storage")
+            self.uses.begin(request)
             self.leases.lease(request, self._limit(request))
         except BaseException:
             self.tree.let_go(key.namespace)
@@ -263,9 +263,9 @@ class Cache:
             self.leases.renew(request, 0)
             decision = self.budget.decide(request)
         if decision.admitted:
+            self.uses.admitted(request)
             self.budget.open(request)
             request.stage = ADMITTED
-            self.uses.admitted(request)
         elif decision.outcome is Outcome.DEFERRED:
             decision = decision._replace(waits_for=self._waits_for(request))
         return decision
@@ -299,6 +299,7 @@ class Cache:
             limit = min(limit, request.device_tokens // self.tree.page_size)
         held, parts, prompt = request.receipt, request.parts, request.prompt
         request.prompt = max(prompt, request.key.n_tokens)
+        self.tree.use_class = request.use_class
         try:
             self.leases.lease(request, limit)
         except BaseException:

@@ -1,14 +1,16 @@
 """The policy `density`: data that is expected to come back least per time it stays leaves first.
 
 Data is sorted by the class of its last use, see `Density.classify`, and its age. How likely data
-of a class comes back at an age is learnt while serving (`kvgraft.policies.prefixes`). Nothing is
-tuned, and there is no clock and no chance in it. Until something is learnt, and among equals, what
-was used least recently leaves first.
+of a class comes back at an age is learnt while serving (`kvgraft.policies.prefixes`). There is
+nothing to tune, no clock but the slots given out, and no randomness. Until something is learnt, and
+among equals, what was used least recently leaves first.
 
     q[class, bin] = (reused + 10 * pooled) / (reached + 10)
     score[class, bin] = expected reuses within tau / expected stay within tau
 
-where `tau` is the mean age at which the pool evicts.
+where `tau` is how long data stays: the capacity of the base component's pool on that tier. For
+each slot given out one is given back, so data stays on average while as many are given out as the
+pool has (Little's law).
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from typing import Any
 
 from kvgraft.policies.policy import Hint, Pool, Use, class_of
 from kvgraft.policies.prefixes import N_BINS, Prefixes, bin_of, bin_width
-from kvgraft.policies.recency import RecencyQueue
+from kvgraft.policies.recency import LEFT_BEHIND, RecencyQueue
+from kvgraft.types import Tier
 
 __all__ = ["Density", "DensityOrder"]
 
@@ -33,10 +36,10 @@ PRIOR = 10
 """How many prefixes the mean of all classes counts for in each."""
 
 USES_KEPT = 1 << 15
-"""Uses whose place in time is known exactly; of older ones every other is forgotten."""
-
+"""Uses whose time is known exactly; of older ones every other is forgotten."""
 
 NEVER = 1 << 62
+"""A time that does not come, in slots given out."""
 
 
 class Clock:
@@ -44,7 +47,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 0
-        self._stamps: list[int] = [-1]
+        self._stamps: list[int] = [-LEFT_BEHIND]
         self._allocated: list[int] = [0]
 
     def note(self, stamp: int, allocated: int) -> None:
@@ -71,32 +74,34 @@ class Density:
     def __init__(self) -> None:
         self.clock = Clock()
         self.orders: list[DensityOrder] = []
+        self._stays: dict[Tier, int] = {}
+        """Capacity of the base component's pool by tier."""
         self.prefixes = Prefixes(1, 1)
         self._n_uses = 0
 
     def order(self, pool: Pool) -> DensityOrder:
-        """An order that shares what was learnt and has a mean age of its own."""
-        order = DensityOrder(pool.capacity, self.clock)
+        """An order that shares what was learnt; its horizon is that of the pool's tier."""
+        order = DensityOrder(self._stays.setdefault(pool.tier, pool.capacity), self.clock)
         self.orders.append(order)
         return order
 
     def opened(self, base_tokens: int) -> None:
         """The cache is open; tokens of the base component that its largest tier holds."""
-        self.prefixes = Prefixes(self.orders[0].capacity, base_tokens)
+        self.prefixes = Prefixes(self._stays[Tier.DEVICE], base_tokens)
         for order in self.orders:
-            order.unit, order.tau = self.prefixes.unit, float(self.orders[0].capacity)
+            order.unit = self.prefixes.unit
 
-    def classify(self, use: Use) -> tuple[int, int, Any]:
+    def classify(self, use: Use) -> tuple[int, Any]:
         """Whether half of the prompt was seen before, also what was evicted since, and how often.
 
-        Data that a request reuses and data that it computes are of one class.
+        How often is that of the longest prefix seen: more than once or not.
         """
         sums = self.prefixes.sums(use.namespace, use.tokens, use.prompt_tokens)
         n_seen, n_uses = self.prefixes.remembered(sums)
         its_class = RETURNING if n_seen and 2 * n_seen >= len(sums) else 0
         if n_uses > 1:
             its_class |= AGAIN
-        return its_class, its_class, (sums, its_class)
+        return its_class, (sums, its_class)
 
     def admitted(self, use: Use, stamp: int) -> None:
         """Count the prefixes of the prompt as used."""
@@ -109,9 +114,10 @@ class Density:
             for order in self.orders:
                 order.learn(rates)
 
-    def finished(self, use: Use, hint: Hint | None) -> int:
+    def finished(self, use: Use, stamp: int, hint: Hint | None) -> int:
         """The request's class, with what the engine said of its future."""
         sums, its_class = use.memo
+        self.clock.note(stamp, use.allocated)
         if hint is not None:
             its_class |= HINTS[hint]
         sums = self.prefixes.sums(use.namespace, use.tokens, len(use.tokens) // 4, sums)
@@ -140,19 +146,17 @@ def _scores(rates: list[float], tau: float) -> list[float]:
     """Expected reuses per stay within `tau` units, for data that just reached each bin."""
     scores = []
     for first in range(N_BINS):
-        there, reuses, stay, left = 1.0, 0.0, 0.0, max(tau, 1e-9)
+        unused, reuses, stay, left = 1.0, 0.0, 0.0, max(tau, 1e-9)
         number = first
-        while left > 0:
-            width, rate = bin_width(number), rates[number]
+        while left > 0 and unused > 1e-6:
+            width, rate = float(bin_width(number)), rates[number]
             if left < width:
                 rate = 1 - (1 - rate) ** (left / width)
-                width = left  # type: ignore[assignment]
-            reuses += there * rate
-            stay += there * width * (1 - rate / 2)
-            there *= 1 - rate
+                width = left
+            reuses += unused * rate
+            stay += unused * width * (1 - rate / 2)
+            unused *= 1 - rate
             left -= width
-            if there < 1e-6:
-                break
             number = min(number + 1, N_BINS - 1)
         scores.append(reuses / stay)
     return scores
@@ -181,15 +185,13 @@ class DensityOrder:
     Those that grow older move from bucket to bucket, at most 13 times in their lives.
 
     Attributes:
-        capacity: slots of the pool.
         unit: width of the first bin of age.
         tau: slots that the base pool gives out in the mean stay of data in this pool.
     """
 
-    def __init__(self, capacity: int, clock: Clock) -> None:
-        self.capacity = capacity
+    def __init__(self, tau: int, clock: Clock) -> None:
         self.unit = 1
-        self.tau = float(capacity)
+        self.tau = tau
         self._clock = clock
         self._buckets: dict[tuple[int, int], _Bucket] = {}
         self._scores: dict[int, list[float]] = {}
@@ -201,10 +203,11 @@ class DensityOrder:
         """Enter a candidate."""
         clock = self._clock
         at, unit = clock.at(stamp), self.unit
-        number = bin_of(clock.now - at, unit)
-        bucket = self._buckets.get((class_of(stamp), number))
+        place = class_of(stamp), bin_of(clock.now - at, unit)
+        number = place[1]
+        bucket = self._buckets.get(place)
         if bucket is None:
-            bucket = self._buckets[class_of(stamp), number] = _Bucket(class_of(stamp), number)
+            bucket = self._buckets[place] = _Bucket(*place)
             self._sorted = None
         if number < N_BINS - 1:
             due = at + (unit << number)
@@ -226,9 +229,9 @@ class DensityOrder:
                     return entry
                 continue
             heads = [(each.first_stamp(), number) for number, each in enumerate(group)]
-            there = [(head, number) for head, number in heads if head is not None]
-            if there:
-                return group[min(there)[1]].pop()
+            present = [(head, number) for head, number in heads if head is not None]
+            if present:
+                return group[min(present)[1]].pop()
         return None
 
     def learn(self, rates: dict[int, list[float]]) -> None:

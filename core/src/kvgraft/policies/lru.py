@@ -24,15 +24,15 @@ class LeastRecentlyUsed:
     def opened(self, base_tokens: int) -> None:
         """Nothing depends on sizes."""
 
-    def classify(self, use: Use) -> tuple[int, int, Any]:
+    def classify(self, use: Use) -> tuple[int, Any]:
         """One class for all."""
         del use
-        return 0, 0, None
+        return 0, None
 
     def admitted(self, use: Use, stamp: int) -> None:
         """Nothing is noted."""
 
-    def finished(self, use: Use, hint: Hint | None) -> int:
+    def finished(self, use: Use, stamp: int, hint: Hint | None) -> int:
         """One class for all."""
-        del use, hint
+        del use, stamp, hint
         return 0

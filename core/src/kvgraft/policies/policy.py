@@ -90,7 +90,7 @@ class Order(Protocol):
     """The candidates of one pool on one tier, in the order in which they are to leave.
 
     A candidate is entered once and stays until it is taken or `keep` drops it (K2). Equal calls
-    give equal victims: there is no clock and no chance in it (K3).
+    give equal victims: an order reads no clock of its own and draws nothing at random (K3).
     """
 
     def push(self, stamp: int, node: Any) -> None:
@@ -123,20 +123,23 @@ class EvictionPolicy(Protocol):
     def order(self, pool: Pool) -> Order:
         """A new order for one pool; called once per pool when the cache is opened.
 
-        The first is the base component's pool on DEVICE.
+        Pools come component by component, DEVICE before HOST; the base component's are the first.
         """
 
     def opened(self, base_tokens: int) -> None:
         """The cache is open; tokens of the base component that its largest tier holds."""
 
-    def classify(self, use: Use) -> tuple[int, int, Any]:
-        """The classes of data that a request reuses and computes, and a memo; changes nothing.
+    def classify(self, use: Use) -> tuple[int, Any]:
+        """The class of the data that a request reuses and computes, and a memo; changes nothing.
 
         A class is a number below `MAX_CLASSES`, which stamps carry.
         """
 
     def admitted(self, use: Use, stamp: int) -> None:
-        """The request runs: note its use of its prompt. `stamp` is the latest there is."""
+        """The request runs, for the first time: note its use of its prompt.
 
-    def finished(self, use: Use, hint: Hint | None) -> int:
-        """The request ends; the class of its data from now on."""
+        `stamp` is the latest there is.
+        """
+
+    def finished(self, use: Use, stamp: int, hint: Hint | None) -> int:
+        """The request ends; the class of its data from now on. `stamp` is the latest there is."""

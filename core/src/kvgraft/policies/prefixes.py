@@ -8,7 +8,7 @@ of a class comes back at an age.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 
 import xxhash
@@ -41,6 +41,22 @@ def bin_width(number: int) -> int:
     return 1 if number < 2 else 1 << number - 1
 
 
+class _Sample:
+    """One use of a prefix that is learnt from.
+
+    Attributes:
+        its_class, clock: class and time of the use.
+        is_last: whether it is the last use of a prefix that is remembered.
+    """
+
+    __slots__ = ("clock", "is_last", "its_class")
+
+    def __init__(self, its_class: int, clock: int) -> None:
+        self.its_class = its_class
+        self.clock = clock
+        self.is_last = True
+
+
 class Prefixes:
     """The directory, and how often prefixes of each class came back by age.
 
@@ -62,11 +78,12 @@ class Prefixes:
         self.most = max(64, REMEMBERED_CAPACITIES * tokens // PIECE_TOKENS)
         self.reached: dict[int, list[int]] = {}
         self.reused: dict[int, list[int]] = {}
-        self._uses: dict[int, int] = {}
-        self._sampled: dict[int, tuple[int, int]] = {}
-        """Class and clock of the last use."""
-        self._ageing: list[deque[tuple[int, int]]] = [deque() for _ in range(N_BINS)]
-        """Checksum and clock of sampled prefixes, in the bin they have reached."""
+        self._uses: OrderedDict[int, int] = OrderedDict()
+        """Uses of each prefix, the one used least recently first."""
+        self._sampled: dict[int, _Sample] = {}
+        """The last use of each sampled prefix."""
+        self._ageing: list[deque[_Sample]] = [deque() for _ in range(N_BINS - 1)]
+        """Samples in the bin they have reached, but the last one; oldest first."""
 
     @staticmethod
     def sums(
@@ -75,9 +92,7 @@ class Prefixes:
         """The checksums of the prefixes of 1,024 tokens, 2,048 and so on; `known` are the first."""
         sums = list(known)
         digest = xxhash.xxh3_64_intdigest
-        # of other objects the hash may differ from process to process, and ranks must agree
-        named = repr(namespace) if isinstance(namespace, (str, int, bytes)) else ""
-        last = sums[-1] if sums else digest(named.encode())
+        last = sums[-1] if sums else digest(_named(namespace).encode())
         end = n_tokens // PIECE_TOKENS * PIECE_BYTES
         with memoryview(tokens) as data:
             for start in range(len(sums) * PIECE_BYTES, end, PIECE_BYTES):
@@ -101,15 +116,19 @@ class Prefixes:
         """A request uses prefixes; of those seen before this is a reuse."""
         self._age(clock)
         uses = self._uses
-        for each in sums:
-            uses[each] = uses.get(each, 0) + 1
-            if not each & SAMPLED:
-                self._end(each, clock)
-                self._begin(each, its_class, clock)
+        for each in reversed(sums):  # the longest is forgotten first
+            uses[each] = uses.pop(each, 0) + 1
+            if each & SAMPLED:
+                continue
+            sample = self._sampled.get(each)
+            if sample is not None:
+                self._count(self.reused, sample.its_class, bin_of(clock - sample.clock, self.unit))
+            self._begin(each, its_class, clock)
         while len(uses) > self.most:
-            oldest = next(iter(uses))
-            del uses[oldest]
-            self._sampled.pop(oldest, None)
+            oldest, _ = uses.popitem(last=False)
+            sample = self._sampled.pop(oldest, None)
+            if sample is not None:
+                sample.is_last = False
 
     def ended(self, sums: Sequence[int], its_class: int, clock: int) -> None:
         """The request ends: its prefixes are of age 0, and of the class that is known by now."""
@@ -119,38 +138,35 @@ class Prefixes:
             if each & SAMPLED:
                 continue
             sample = self._sampled.get(each)
-            if sample is not None:
-                row = self.reached[sample[0]]
-                for number in range(bin_of(clock - sample[1], self.unit) + 1):
+            if sample is not None:  # it was never away
+                row = self.reached[sample.its_class]
+                for number in range(bin_of(clock - sample.clock, self.unit) + 1):
                     row[number] -= 1
             self._begin(each, its_class, clock)
 
     # -- inside
 
     def _begin(self, prefix: int, its_class: int, clock: int) -> None:
-        self._sampled[prefix] = (its_class, clock)
-        self._ageing[0].append((prefix, clock))
         self._count(self.reached, its_class, 0)
-
-    def _end(self, prefix: int, clock: int) -> None:
-        sample = self._sampled.pop(prefix, None)
+        sample = self._sampled.get(prefix)
+        if sample is not None and sample.clock == clock:
+            sample.its_class = its_class
+            return
         if sample is not None:
-            self._count(self.reused, sample[0], bin_of(clock - sample[1], self.unit))
+            sample.is_last = False
+        sample = self._sampled[prefix] = _Sample(its_class, clock)
+        self._ageing[0].append(sample)
 
     def _age(self, clock: int) -> None:
         """Move sampled prefixes on to the bins they have reached."""
-        unit, last = self.unit, N_BINS - 1
         for number, ageing in enumerate(self._ageing):
-            if number == last:
-                ageing.clear()
-                break
-            until = clock - (unit << number)  # used before that: behind this bin
-            while ageing and ageing[0][1] <= until:
-                prefix, used = ageing.popleft()
-                sample = self._sampled.get(prefix)
-                if sample is not None and sample[1] == used:
-                    self._count(self.reached, sample[0], number + 1)
-                    self._ageing[number + 1].append((prefix, used))
+            until = clock - (self.unit << number)  # used before that: behind this bin
+            while ageing and ageing[0].clock <= until:
+                sample = ageing.popleft()
+                if sample.is_last:
+                    self._count(self.reached, sample.its_class, number + 1)
+                    if number + 1 < len(self._ageing):
+                        self._ageing[number + 1].append(sample)
 
     @staticmethod
     def _count(table: dict[int, list[int]], its_class: int, number: int) -> None:
@@ -158,3 +174,10 @@ class Prefixes:
         if row is None:
             row = table[its_class] = [0] * N_BINS
         row[number] += 1
+
+
+def _named(namespace: object) -> str:
+    """A namespace's text, the same on every rank; of objects that have none it is empty."""
+    if isinstance(namespace, tuple):
+        return f"({','.join(map(_named, namespace))})"
+    return repr(namespace) if isinstance(namespace, (str, int, bytes)) else ""

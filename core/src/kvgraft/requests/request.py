@@ -120,7 +120,8 @@ class Request:
         load_started: whether `load_back` was called since it was admitted.
         limited: why the match is shorter than the tree's data; None if it is not.
         use: what the eviction policy knows of it; None for a policy without classes.
-        use_class: class of the data it computes, for the eviction policy.
+        use_class: class of its data, for the eviction policy.
+        use_counted: whether the policy was told that it runs.
     """
 
     __slots__ = (
@@ -153,6 +154,7 @@ class Request:
         "total",
         "use",
         "use_class",
+        "use_counted",
         "waits",
     )
 
@@ -169,6 +171,7 @@ class Request:
         self.stage = LEASED
         self.use: Use | None = None
         self.use_class = 0
+        self.use_counted = False
         # A lease fills these in, also one that takes another's place.
         self.receipt: Receipt
         self.limited: Limited | None

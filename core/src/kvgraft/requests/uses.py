@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvgraft.errors import ConfigError
-from kvgraft.policies.policy import EvictionPolicy, Hint, Use
+from kvgraft.errors import ConfigError, ContractViolation
+from kvgraft.policies.policy import MAX_CLASSES, EvictionPolicy, Hint, Use
 from kvgraft.requests.request import Request
 from kvgraft.tree.tree import Tree
 
@@ -28,30 +28,47 @@ class Uses:
         policy.opened(n_pages * tree.page_size)
 
     def begin(self, request: Request) -> None:
-        """Classify a request; the match that follows is of the class of reused data."""
+        """Classify a request; the match that follows is of its class.
+
+        Raises:
+            ContractViolation: K1, the policy gives no class.
+        """
         if not self.classifies:
             return
         use = self._use(request)
-        reused, request.use_class, memo = self.policy.classify(use)
+        its_class, memo = self.policy.classify(use)
+        request.use_class = self.tree.use_class = self._expect_class("classify", its_class)
         request.use = use._replace(memo=memo)
-        self.tree.use_class = reused
 
     def admitted(self, request: Request) -> None:
-        """The request runs: its prompt counts as used."""
-        if request.use is not None:
+        """The request runs: its prompt counts as used, once, also if it is restarted."""
+        if request.use is not None and not request.use_counted:
             self.policy.admitted(self._use(request, request.use), self.tree.clock)
+            request.use_counted = True
 
     def finish(self, request: Request, hint: Hint | str | None) -> None:
         """The request ends; what it leaves is of the class that the policy says now.
 
         Raises:
             ConfigError: no hint of that name.
+            ContractViolation: K1, the policy gives no class.
         """
         if hint is not None:
             hint = _expect_hint(hint)
         if request.use is not None:
             use = self._use(request, request.use)
-            request.use_class = self.tree.use_class = self.policy.finished(use, hint)
+            its_class = self.policy.finished(use, self.tree.clock, hint)
+            request.use_class = self.tree.use_class = self._expect_class("finished", its_class)
+
+    def _expect_class(self, call: str, its_class: object) -> int:
+        if type(its_class) is int and 0 <= its_class < MAX_CLASSES:
+            return its_class
+        raise ContractViolation(
+            "K1",
+            None,
+            f"policy {self.policy.name!r}: `{call}` gives class {its_class!r:.40}; "
+            f"give an int from 0 to {MAX_CLASSES - 1}",
+        )
 
     def _use(self, request: Request, before: Use | None = None) -> Use:
         allocated = self.tree.components[0].device.allocator.n_allocated

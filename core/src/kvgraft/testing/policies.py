@@ -84,7 +84,7 @@ class _Driver:
         self.clock = 0
         self.allocated = 0
         self.number = 0
-        self.running: list[tuple[list[Any], list[Use], int]] = []
+        self.running: list[list[Use]] = []
 
     def step(self, number: int) -> None:
         call = self.chance.choice([self._begin, self._finish, self._push, self._push, self._pop])
@@ -111,29 +111,22 @@ class _Driver:
         tokens = bytearray(sequence.to_bytes(4, "little") * n_tokens)
         use = Use("space", tokens, n_tokens, self.allocated)
         told = [each.policy.classify(use) for each in self.twins]
-        classes = {answer[:2] for answer in told}
-        self._expect_equal(number, "classify", classes)
-        for each in told[0][:2]:
-            if not 0 <= each < MAX_CLASSES:
-                raise ContractViolation(
-                    "K1", None, f"step {number}: class {each} is not below {MAX_CLASSES}"
-                )
-        self._tick(told[0][0])
-        uses = [use._replace(memo=answer[2]) for answer in told]
+        its_class = self._expect_class(number, "classify", [answer[0] for answer in told])
+        self._tick(its_class)
+        uses = [use._replace(memo=answer[1]) for answer in told]
         for twin, its in zip(self.twins, uses):
             twin.policy.admitted(its, self.clock)
-        self.running.append((told, uses, told[0][1]))
+        self.running.append(uses)
         self.allocated += self.chance.randrange(16)
 
     def _finish(self, number: int) -> None:
         if not self.running:
             return
-        _, uses, _ = self.running.pop(self.chance.randrange(len(self.running)))
+        uses = self.running.pop(self.chance.randrange(len(self.running)))
         hint = self.chance.choice([None, *Hint])
         uses = [each._replace(allocated=self.allocated) for each in uses]
-        told = {each.policy.finished(use, hint) for each, use in zip(self.twins, uses)}
-        self._expect_equal(number, "finished", told)
-        self._tick(told.pop())
+        told = [each.policy.finished(use, self.clock, hint) for each, use in zip(self.twins, uses)]
+        self._tick(self._expect_class(number, "finished", told))
 
     def _push(self, number: int) -> None:
         del number
@@ -197,10 +190,20 @@ class _Driver:
         self.clock = ((self.clock >> CLASS_BITS) + 1 << CLASS_BITS) + its_class
         assert class_of(self.clock) == its_class
 
-    def _expect_equal(self, number: int, call: str, answers: set[Any]) -> None:
-        if len(answers) > 1:
+    def _expect_class(self, number: int, call: str, answers: list[int]) -> int:
+        """The class that both give."""
+        its_class = answers[0]
+        if type(its_class) is not int or not 0 <= its_class < MAX_CLASSES:
+            raise ContractViolation(
+                "K1",
+                None,
+                f"step {number}: {call} gives class {its_class!r:.40}; give an int from 0 to "
+                f"{MAX_CLASSES - 1}",
+            )
+        if its_class != answers[1]:
             raise ContractViolation(
                 "K3",
                 None,
                 f"step {number}: two instances, told the same, answer {call} differently",
             )
+        return its_class

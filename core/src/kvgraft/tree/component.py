@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from kvgraft.errors import ConfigError
+from kvgraft.errors import ConfigError, ContractViolation
 from kvgraft.policies.policy import EvictionPolicy, Order
 from kvgraft.policies.recency import RecencyQueue
 from kvgraft.reach import PageReach, Reach
@@ -170,7 +170,7 @@ class TreeComponent:
         self.hangs_from: tuple[int, ...] = ()
         self.behind_queue = RecencyQueue()
         self.device_queue: Order = policy.order(device)
-        self.host_queue: Order = policy.order(device if host is None else host)
+        self.host_queue: Order = RecencyQueue() if host is None else policy.order(host)
         self.queued = 0
         self.stale = 0
         self.device_evictions: dict[Cause, int] = dict.fromkeys(CAUSES, 0)
@@ -233,22 +233,38 @@ class TreeComponent:
 
         A cell that was left behind and used since, or the other way round, has an entry in the
         queue where it belongs now; the one it left is dropped.
+
+        Raises:
+            ContractViolation: K2, the policy's order gives what is not entered in it, an entry
+                again and again, or fewer than there are.
         """
+        left = self.queued
         while (entry := queue.pop()) is not None:
             stamp: int = entry[0]
             node: Node = entry[1]
             cell = node.cells[self.index]
             there = node.parent is not None
             moved = there and (cell.stamp < 0) is not (stamp < 0)
+            if left < 0 or not cell.queued & tier:
+                raise self._bad_order(f"gives {node!r} again, with stamp {stamp}")
             if there and cell.stamp != stamp and not moved:
                 queue.push(cell.stamp, node)
+                left -= 1
                 continue
             cell.queued &= ~tier
             self.queued -= 1
             if there and not moved:
                 return node
             self.stale -= not there and not cell.queued
+        if tier != BEHIND and self.queued != self._n_entries() - len(queue):
+            raise self._bad_order("gives none while candidates wait")
         return None
+
+    def _n_entries(self) -> int:
+        return len(self.behind_queue) + len(self.device_queue) + len(self.host_queue)
+
+    def _bad_order(self, what: str) -> ContractViolation:
+        return ContractViolation("K2", self.name, f"its eviction policy's order {what}")
 
     def forget(self, node: Node) -> None:
         """`node` left the tree: drop its entries, in bulk once they are half of all."""
@@ -258,5 +274,5 @@ class TreeComponent:
                 queues: tuple[Order, ...] = (self.behind_queue, self.device_queue, self.host_queue)
                 for queue in queues:
                     queue.keep(lambda each: each.parent)
-                self.queued = sum(map(len, queues))
+                self.queued = self._n_entries()
                 self.stale = 0

@@ -1,0 +1,219 @@
+"""What a cache tells its policy, and what a bad policy can do to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvgraft import Cache, ContractViolation, LeaseError, TokenKey
+from kvgraft.packages import policies
+from kvgraft.packages.entry_points import Published
+from kvgraft.policies import Hint, Pool, Use
+from kvgraft.policies.lru import LeastRecentlyUsed
+from kvgraft.policies.policy import class_of
+from kvgraft.policies.recency import RecencyQueue
+from kvgraft.storage_tier.fetching import Phase
+
+from ..serving.setups import installed
+from ..storage_tier.shelf import AT_ONCE, open_cache, step_by_step, stocked, tier_of, until
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cache]:
+    """Opens a cache of 16 pages with a policy."""
+
+    def open_with(policy: type[LeastRecentlyUsed], **options: Any) -> Cache:
+        entry = Published("mine", "mine-dist", "1.0", ("mine-dist",), lambda: policy)
+        monkeypatch.setattr(policies, "published", lambda group: [entry])
+        given = {"device_tokens": 256, "page_size": 16, "policy": "mine", **options}
+        return Cache.open(["full"], **given)
+
+    return open_with
+
+
+class Classifying(LeastRecentlyUsed):
+    """Classes by namespace; keeps what it is told."""
+
+    classifies = True
+    told: list[tuple[str, object]]
+
+    def __init__(self) -> None:
+        self.told = []
+
+    def classify(self, use: Use) -> tuple[int, Any]:
+        its_class = use.namespace if isinstance(use.namespace, int) else 7
+        self.told.append(("classify", its_class))
+        return its_class, None
+
+    def admitted(self, use: Use, stamp: int) -> None:
+        self.told.append(("admitted", use.namespace))
+
+    def finished(self, use: Use, stamp: int, hint: Hint | None) -> int:
+        self.told.append(("finished", hint))
+        return use.namespace if isinstance(use.namespace, int) else 7
+
+
+def classes(cache: Cache) -> set[int]:
+    """The classes of all data in the tree."""
+    return {class_of(node.cells[0].stamp) for node in cache.tree.nodes()}
+
+
+def start(cache: Cache, n_tokens: int, namespace: object = None) -> Any:
+    request = cache.begin(TokenKey(range(n_tokens), namespace=namespace))
+    assert cache.admit(request).admitted
+    return request
+
+
+def test_a_restart_is_a_use_of_the_request_that_restarts_and_counted_once(
+    opened: Callable[..., Cache],
+) -> None:
+    with opened(Classifying) as cache:
+        first = start(cache, 64, namespace=3)
+        cache.allocate(first, 64)
+        cache.computed(first, 64)
+        cache.checkpoint(first)
+        other = start(cache, 16, namespace=5)
+        cache.restart(first)
+        assert classes(cache) == {3}
+        assert cache.admit(first).admitted
+        policy = cache.tree.policy
+        assert isinstance(policy, Classifying)
+        assert policy.told.count(("admitted", 3)) == 1
+        cache.abort(first)
+        cache.abort(other)
+
+
+def test_data_that_arrives_at_begin_does_not_change_the_class_of_the_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entry = Published("mine", "mine-dist", "1.0", ("mine-dist",), lambda: Classifying)
+    monkeypatch.setattr(policies, "published", lambda group: [entry])
+    prompt = list(range(100, 133))
+    shelf = stocked(installed("full"), prompt, synchronous=True)
+    cache = open_cache(
+        installed("full"),
+        shelf,
+        pace=step_by_step(),
+        device_tokens=256,
+        host_tokens=512,
+        eviction="mine",
+    )
+    key, tier = TokenKey(prompt), tier_of(cache)
+    prefetch = tier.prefetch(key)
+    fetch = prefetch.fetch
+    assert fetch is not None
+    until(lambda: fetch.phase is Phase.HANGING, cache)
+    tier.pace = AT_ONCE
+    request = cache.begin(key, prefetch=prefetch)
+    assert request.storage_tokens == 32
+    assert classes(cache) == {7}
+    cache.abort(request)
+    cache.close()
+
+
+@pytest.mark.parametrize("given", [None, 2.5, True, -1000, 256, "hot"])
+@pytest.mark.parametrize("call", ["classify", "finished"])
+def test_what_is_no_class_is_refused_and_breaks_no_books(
+    opened: Callable[..., Cache], given: Any, call: str
+) -> None:
+    class Bad(Classifying):
+        def classify(self, use: Use) -> tuple[int, Any]:
+            return given if call == "classify" else 0, None
+
+        def finished(self, use: Use, stamp: int, hint: Hint | None) -> Any:
+            return given
+
+    with opened(Bad) as cache:
+        refused = pytest.raises(ContractViolation, match=f"K1: .*policy 'lru': `{call}` gives")
+        if call == "classify":
+            with refused:
+                cache.begin(TokenKey(range(64)))
+        else:
+            request = start(cache, 64)
+            with refused:
+                cache.finish(request)
+            cache.abort(request)
+        cache.check_integrity()
+        assert cache.tree.n_nodes == 0
+        assert not cache.requests
+
+
+def test_a_policy_that_fails_at_admission_leaves_the_request_as_it_was(
+    opened: Callable[..., Cache],
+) -> None:
+    class Bad(Classifying):
+        def admitted(self, use: Use, stamp: int) -> None:
+            raise KeyError("lost")
+
+    with opened(Bad) as cache:
+        request = cache.begin(TokenKey(range(64)))
+        with pytest.raises(KeyError):
+            cache.admit(request)
+        assert cache.tree.components[0].device.promised == 0
+        with pytest.raises(LeaseError, match="request is leased"):
+            cache.allocate(request, 16)
+        cache.abort(request)
+        cache.check_integrity()
+
+
+class Doubling(RecencyQueue):
+    def push(self, stamp: int, node: Any) -> None:
+        super().push(stamp, node)
+        super().push(stamp, node)
+
+
+class Standing(RecencyQueue):
+    """Gives its first entry for ever."""
+
+    def pop(self) -> tuple[int, Any] | None:
+        entry = super().pop()
+        if entry is not None:
+            super().push(*entry)
+        return entry
+
+
+class Dating(RecencyQueue):
+    """Gives entries with a stamp that is not theirs."""
+
+    def pop(self) -> tuple[int, Any] | None:
+        entry = super().pop()
+        return None if entry is None else (entry[0] + 256, entry[1])
+
+
+class Losing(RecencyQueue):
+    """Keeps its entries for itself."""
+
+    def pop(self) -> tuple[int, Any] | None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("order", "what"),
+    [
+        (Doubling, "gives .* again"),
+        (Standing, "gives .* again"),
+        (Dating, "gives .* again"),
+        (Losing, "gives none while candidates wait"),
+    ],
+)
+def test_a_bad_order_is_refused_where_it_does_harm(
+    opened: Callable[..., Cache], order: type[RecencyQueue], what: str
+) -> None:
+    class Bad(LeastRecentlyUsed):
+        def order(self, pool: Pool) -> RecencyQueue:
+            return order()
+
+    def serve(cache: Cache) -> None:
+        for number in range(40):
+            request = cache.begin(TokenKey([number] * 64))
+            assert cache.admit(request).admitted
+            assert cache.allocate(request, 64)
+            cache.computed(request, 64)
+            cache.finish(request)
+
+    with opened(Bad) as cache:
+        with pytest.raises(ContractViolation, match=f"K2: .*'full'.*{what}"):
+            serve(cache)
+        assert cache.tree.components[0].queued >= 0
