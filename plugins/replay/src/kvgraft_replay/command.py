@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from kvgraft.cli.components import default_shape, parse_component
-from kvgraft.cli.console import OutputConsole
+from kvgraft.cli.components import default_shape
 from kvgraft.cli.sizes import PoolSize, TokenCount
-from kvgraft.config import GuardMode, WritePolicy
+from kvgraft.config import GuardMode
 from kvgraft.errors import ConfigError, KvgraftError
 from kvgraft.packages.registry import discover
 from kvgraft.tree.component import ordered
-from kvgraft_replay.policies import policy_option
+from kvgraft_replay.cache_options import cache_options, parse_components
+from kvgraft_replay.output_options import (
+    open_targets,
+    output_options,
+    save,
+    tables_console,
+)
 from kvgraft_replay.report import ReplayResult, print_tables, render_html
 from kvgraft_replay.report.comparison import print_comparison
-from kvgraft_replay.report.output import Target, expect_distinct
+from kvgraft_replay.report.output import Target
 from kvgraft_replay.storage_options import storage_options, storage_settings
 from kvgraft_replay.workload import Workload
 from kvgraft_replay.workload_options import (
@@ -34,25 +38,7 @@ from kvgraft_replay.workload_options import (
     workload_options,
 )
 
-__all__ = ["open_targets", "replay", "run_with_progress", "save"]
-
-MUST_BE_ZERO = ("out_of_memory", "payload_mismatches", "ledger_violations")
-
-
-def parse_components(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Several of them, each name once.
-
-    Raises:
-        ConfigError: one that is not of that form, or a name given twice.
-    """
-    parsed = [parse_component(text) for text in texts]
-    names = [name for name, _ in parsed]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(
-                f"component {name!r} is given {names.count(name)} times; give it once"
-            )
-    return dict(parsed)
+__all__ = ["replay", "run_with_progress"]
 
 
 def _widest_component() -> str:
@@ -96,37 +82,6 @@ def run_with_progress(workload: Workload, settings: Any, console: Console) -> Re
         )
 
 
-def open_targets(
-    json_path: str | None, html_path: str | None, trace: Path | None
-) -> dict[str, Target]:
-    """Where the results go, by option; checked now rather than after the replay.
-
-    Raises:
-        ConfigError: a path that cannot be written, that is given twice or that is the trace's.
-    """
-    paths = {"--json": json_path, "--html": html_path}
-    targets = {option: Target(path) for option, path in paths.items() if path is not None}
-    expect_distinct(list(targets.items()), [] if trace is None else [trace])
-    return targets
-
-
-def save(result: ReplayResult | Sequence[ReplayResult], targets: Mapping[str, Target]) -> None:
-    """Write the result as JSON and HTML, or several as a JSON list, where it was asked for.
-
-    Raises:
-        ConfigError: a file that cannot be written; it keeps its content.
-    """
-    renderers = {
-        "--json": lambda: json.dumps(result, indent=1) + "\n",
-        "--html": lambda: render_html(cast("ReplayResult", result)),
-    }
-    for option, target in targets.items():
-        try:
-            target.write(renderers[option]())
-        except BrokenPipeError:
-            OutputConsole().on_broken_pipe()
-
-
 @click.command()
 @workload_options
 @click.option(
@@ -136,13 +91,6 @@ def save(result: ReplayResult | Sequence[ReplayResult], targets: Mapping[str, Ta
     metavar="NAME[:OPTION=VALUE,...]",
     help="A component and its options, such as NAME:window=4096; repeat for more. "
     "Default: the installed component of the widest reach.",
-)
-@click.option(
-    "--page-size",
-    type=TokenCount(min=1),
-    default=64,
-    show_default=True,
-    help="Tokens per page.",
 )
 @click.option("--device", default="cpu", show_default=True, help="Torch device of the pools.")
 @click.option(
@@ -159,19 +107,12 @@ def save(result: ReplayResult | Sequence[ReplayResult], targets: Mapping[str, Ta
     show_default=True,
     help="Host mirror size, as for the device; 0 for none.",
 )
-@policy_option
+@cache_options
 @click.option(
     "--hints/--no-hints",
     default=True,
     show_default=True,
     help="Tell the policy why outputs ended, where the trace says it.",
-)
-@click.option(
-    "--write-policy",
-    type=click.Choice([policy.value for policy in WritePolicy]),
-    default=WritePolicy.WRITE_THROUGH.value,
-    show_default=True,
-    help="When data is copied to the host.",
 )
 @click.option(
     "--load-policy",
@@ -204,14 +145,7 @@ def save(result: ReplayResult | Sequence[ReplayResult], targets: Mapping[str, Ta
     show_default=True,
     help="Share of the cache's operations checked against the contract; see docs/guard.md.",
 )
-@click.option("--seed", default=0, show_default=True, help="Seed of everything random.")
-@click.option(
-    "--json",
-    "json_path",
-    metavar="FILE",
-    help="Write the result here, or to stdout (-).",
-)
-@click.option("--html", "html_path", metavar="FILE", help="Write a report here.")
+@output_options
 def replay(path: Path | None, **options: Any) -> None:
     """Replay a trace, or a synthetic workload, through the cache.
 
@@ -223,7 +157,7 @@ def replay(path: Path | None, **options: Any) -> None:
     from kvgraft_replay.payload import Verify
     from kvgraft_replay.replay import ReplaySettings
 
-    targets = open_targets(options["json_path"], options["html_path"], path)
+    targets = open_targets(options, path)
     _check_policies(options)
     workload = read_workload(path, options)
     components = parse_components(options["components"] or [_widest_component()])
@@ -283,17 +217,16 @@ def _check_policies(options: Mapping[str, Any]) -> None:
 
 def _report(results: Sequence[ReplayResult], targets: Mapping[str, Target]) -> None:
     """Write and print one result, or several side by side; exit with 1 if one is not sound."""
-    taken = any(target.is_standard_output for target in targets.values())
-    console = OutputConsole(stderr=taken)
-    alone = results[0] if len(results) == 1 else None
+    console, first = tables_console(targets), results[0]
+    alone = len(results) == 1
     try:
-        save(results if alone is None else alone, targets)
+        save(first if alone else results, lambda: render_html(first), targets)
     finally:  # the tables' reader may stop reading, and a full disk loses no tables
-        if alone is None:
-            print_comparison(results, console)
+        if alone:
+            print_tables(first, console)
         else:
-            print_tables(alone, console)
+            print_comparison(results, console)
     for result in results:
-        if any(result[name] for name in MUST_BE_ZERO):  # type: ignore[literal-required]
+        if result["out_of_memory"] or result["payload_mismatches"] or result["ledger_violations"]:
             click.echo(f"kvgraft: {result['first_problem']}", err=True)
             sys.exit(1)

@@ -8,6 +8,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from kvgraft_replay.report.schema import Quantiles
+
 __all__ = ["OPERATIONS", "Meter", "Unmetered"]
 
 OPERATIONS = (
@@ -56,7 +58,7 @@ class Meter:
         for operation, spent in self._open.pop(request, {}).items():
             self._shared[operation] += spent
 
-    def quantiles(self) -> dict[str, dict[str, float]]:
+    def quantiles(self) -> dict[str, Quantiles]:
         """p50, p99 and mean in µs per served request and operation, and `"total"`.
 
         Zeros where no request was served.

@@ -202,7 +202,7 @@ def _result(
         "payloads_verified": engine.player.checks.verified,
         "ledger_violations": totals.ledger_violations,
         "first_problem": engine.player.checks.first or totals.first_problem,
-        "cpu_us_per_request": meter.quantiles(),  # type: ignore[typeddict-item]
+        "cpu_us_per_request": meter.quantiles(),
         "wall_s": wall_s,
         "virtual_s": engine.now_s,
         "timeline": timeline.points(engine),

@@ -41,6 +41,7 @@ WORKLOAD = (
         show_default=True,
         help="Size of a synthetic workload.",
     ),
+    click.option("--seed", default=0, show_default=True, help="Seed of everything random."),
 )
 
 ENGINE = (

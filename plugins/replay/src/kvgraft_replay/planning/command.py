@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,16 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from kvgraft.cli.console import OutputConsole
-from kvgraft.cli.sizes import PoolSize, TokenCount
-from kvgraft.config import WritePolicy
+from kvgraft.cli.sizes import PoolSize
 from kvgraft.errors import ConfigError
 from kvgraft.packages.entry_points import published
-from kvgraft_replay.command import open_targets, parse_components
+from kvgraft_replay.cache_options import cache_options, parse_components
+from kvgraft_replay.output_options import (
+    open_targets,
+    output_options,
+    save,
+    tables_console,
+)
 from kvgraft_replay.planning.html import render_plan
 from kvgraft_replay.planning.models import (
     MODELS_GROUP,
@@ -26,8 +29,6 @@ from kvgraft_replay.planning.models import (
 )
 from kvgraft_replay.planning.schema import PlanResult
 from kvgraft_replay.planning.tables import print_plan
-from kvgraft_replay.policies import policy_option
-from kvgraft_replay.report.output import Target
 from kvgraft_replay.workload_options import (
     engine_model,
     engine_options,
@@ -90,7 +91,7 @@ class SizeList(PoolSize):
     show_default=True,
     help="Sizes of all host mirrors together; each is replayed with each device size.",
 )
-@policy_option
+@cache_options
 @click.option(
     "--target",
     type=click.FloatRange(0, 100, min_open=True),
@@ -101,20 +102,6 @@ class SizeList(PoolSize):
     default=True,
     show_default=True,
     help="Replay also with each pool a tenth larger, one at a time.",
-)
-@click.option(
-    "--page-size",
-    type=TokenCount(min=1),
-    default=64,
-    show_default=True,
-    help="Tokens per page.",
-)
-@click.option(
-    "--write-policy",
-    type=click.Choice([policy.value for policy in WritePolicy]),
-    default=WritePolicy.WRITE_THROUGH.value,
-    show_default=True,
-    help="When data is copied to the host.",
 )
 @click.option(
     "--load-policy",
@@ -129,11 +116,7 @@ class SizeList(PoolSize):
     type=click.IntRange(min=1),
     help="Replays that run at a time; as many as there are processors by default.",
 )
-@click.option("--seed", default=0, show_default=True, help="Seed of everything random.")
-@click.option(
-    "--json", "json_path", metavar="FILE", help="Write the result here, or to stdout (-)."
-)
-@click.option("--html", "html_path", metavar="FILE", help="Write a report here.")
+@output_options
 def plan(path: Path | None, **options: Any) -> None:
     """Find the sizes of pools for a trace and a model.
 
@@ -141,14 +124,13 @@ def plan(path: Path | None, **options: Any) -> None:
     --host, without taking the pools' memory. Exits with 1 if memory ran out in a replay or a
     ledger did not balance.
     """
-    targets = open_targets(options["json_path"], options["html_path"], path)
+    targets = open_targets(options, path)
     components = _components(options)
     result = _planned(path, components, options)
-    taken = any(target.is_standard_output for target in targets.values())
     try:
-        _save(result, targets)
+        save(result, lambda: render_plan(result), targets)
     finally:
-        print_plan(result, OutputConsole(stderr=taken))
+        print_plan(result, tables_console(targets))
     for size in result["sizes"]:
         if size["out_of_memory"] or size["ledger_violations"]:
             where = f"device {size['device']}, host {size['host']}"
@@ -220,15 +202,3 @@ def _planned(
             growth=options["growth"],
             target=None if target is None else target / 100,
         )
-
-
-def _save(result: PlanResult, targets: Mapping[str, Target]) -> None:
-    renderers = {
-        "--json": lambda: json.dumps(result, indent=1) + "\n",
-        "--html": lambda: render_plan(result),
-    }
-    for option, target in targets.items():
-        try:
-            target.write(renderers[option]())
-        except BrokenPipeError:
-            OutputConsole().on_broken_pipe()

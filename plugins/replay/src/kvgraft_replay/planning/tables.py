@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from kvgraft.sizes import format_nbytes
 from kvgraft_replay.report.summary import ABSENT, SummaryTable, count, percent, seconds
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from kvgraft_replay.planning.schema import PlanResult, SizeResult, Target
 
 __all__ = ["plan_tables", "print_plan"]
+
+Column = Literal["device", "host", "policy"]
 
 
 def print_plan(plan: PlanResult, console: Console) -> None:
@@ -49,14 +51,21 @@ def plan_tables(plan: PlanResult) -> tuple[SummaryTable, ...]:
     return tuple(tables)
 
 
-def _columns(plan: PlanResult) -> tuple[str, ...]:
+def _columns(plan: PlanResult) -> tuple[Column, ...]:
     """Columns that tell sizes apart; the policy's only where there are several."""
     several = len({size["policy"] for size in plan["sizes"]}) > 1
     return ("device", "host", "policy") if several else ("device", "host")
 
 
 def _names(plan: PlanResult, size: SizeResult) -> tuple[str, ...]:
-    return tuple(size[column] for column in _columns(plan))  # type: ignore[literal-required]
+    return tuple(size[column] for column in _columns(plan))
+
+
+def _prefill_rate(plan: PlanResult) -> float:
+    """Prompt tokens per second of the pretended engine."""
+    rate = plan["settings"]["prefill_tokens_s"]
+    assert isinstance(rate, (int, float))
+    return rate
 
 
 def _hit_table(plan: PlanResult) -> SummaryTable:
@@ -110,7 +119,7 @@ def _policy_table(plan: PlanResult) -> SummaryTable:
 def _saving_table(plan: PlanResult) -> SummaryTable:
     return SummaryTable(
         "Savings and waiting",
-        f"prefill: time at {count(int(plan['settings']['prefill_tokens_s']))} tokens/s",  # type: ignore[call-overload]
+        f"prefill: time at {count(int(_prefill_rate(plan)))} tokens/s",
         (*_columns(plan), "tokens saved", "prefill", "loaded back", "deferred", "rejected"),
         tuple(
             (
@@ -136,14 +145,13 @@ def _limit_table(plan: PlanResult) -> SummaryTable:
         limiting = size["limiting"]
         best = max(size["growth"], key=lambda each: each["gained_tokens"])
         pool = "no pool" if limiting is None else f"{best['component']}, {best['tier']}"
-        rate = float(plan["settings"]["prefill_tokens_s"])  # type: ignore[arg-type]
         cells = (
             (ABSENT, ABSENT, ABSENT)
             if limiting is None
             else (
                 format_nbytes(best["extra_nbytes"]),
                 _points(best["token_hit_rate"] - size["token_hit_rate"]),
-                seconds(best["gained_tokens"] / rate),
+                seconds(best["gained_tokens"] / _prefill_rate(plan)),
             )
         )
         rows.append((*_names(plan, size), pool, *cells))

@@ -72,7 +72,7 @@ def replay_all(
             replay_one(
                 workload,
                 replace(settings, cache=cache),
-                lambda ended, expected, task=task: progress(task, ended / expected),  # type: ignore[misc]
+                _share_of(task, progress),
             )
             for task, cache in enumerate(caches)
         ]
@@ -105,6 +105,11 @@ def replay_all(
         for worker in workers:
             _stop(worker)
     return [done[task] for task in range(len(caches))]
+
+
+def _share_of(task: int, progress: Callable[[int, float], None]) -> Callable[[int, int], None]:
+    """Tells `progress` the share of one replay that is done."""
+    return lambda ended, expected: progress(task, ended / expected)
 
 
 def _started() -> _Worker:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -38,7 +38,9 @@ __all__ = [
 ]
 
 MAX_BARS = 96
-SOURCES = ("device", "host", "storage", "computed", "unserved")
+SourceName = Literal["device", "host", "storage", "computed", "unserved"]
+
+SOURCES: tuple[SourceName, ...] = ("device", "host", "storage", "computed", "unserved")
 # Bottom to top: slots that cannot be taken first, free slots last.
 LEDGER_TONES = (
     ("pinned", "pinned"),
@@ -146,7 +148,7 @@ def load_plot(result: ReplayResult) -> Plot | None:
     )
 
 
-def source_tones(result: ReplayResult) -> list[str]:
+def source_tones(result: ReplayResult) -> list[SourceName]:
     """Sources of tokens as the charts name and colour them; storage only where there was one."""
     told = {"storage": has_storage(result), "unserved": has_unserved(result)}
     return [name for name in SOURCES if told.get(name, True)]
@@ -160,7 +162,7 @@ def source_plot(result: ReplayResult) -> tuple[Plot | None, int]:
     per_bar = -(-len(sources) // MAX_BARS)
     buckets = [sources[first : first + per_bar] for first in range(0, len(sources), per_bar)]
     values = {
-        name: [sum(one.get(name, 0) for one in some) / len(some) for some in buckets]  # type: ignore[misc]
+        name: [sum(one.get(name, 0) for one in some) / len(some) for some in buckets]
         for name in names
     }
     limit = float(max(sum(parts) for parts in zip(*values.values(), strict=True)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -148,21 +148,33 @@ def result_tables(result: ReplayResult) -> tuple[SummaryTable, ...]:
     )
 
 
+HIT_COLUMNS: tuple[Literal["device_slots", "host_slots", "storage_slots"], ...] = (
+    "device_slots",
+    "host_slots",
+    "storage_slots",
+)
+
+
 def _component_table(result: ReplayResult) -> SummaryTable:
     loaded, backed_up = result["load_backs"]["slots"], result["backups"]["slots"]
     hits = result["component_hits"]
     names = list(dict.fromkeys([*hits, *loaded, *backed_up]))
-    tiers = ("device", "host", "storage") if has_storage(result) else ("device", "host")
+    columns = HIT_COLUMNS if has_storage(result) else HIT_COLUMNS[:2]
     rows = []
     for name in names:
-        of: Mapping[str, int] = dict(hits.get(name, {}))  # type: ignore[arg-type]
-        found = (of.get(f"{tier}_slots", 0) for tier in tiers)
+        of = hits.get(name)
+        found = [0 if of is None else of.get(column, 0) for column in columns]
         numbers = (*found, loaded.get(name, 0), backed_up.get(name, 0))
         rows.append((name, *map(count, numbers)))
     return SummaryTable(
         "Components",
         "in slots",
-        ("component", *(f"{tier} hits" for tier in tiers), "loaded back", "backed up"),
+        (
+            "component",
+            *(column.replace("_slots", " hits") for column in columns),
+            "loaded back",
+            "backed up",
+        ),
         tuple(rows),
     )
 

@@ -1,0 +1,90 @@
+"""Options of every command that replays: the caches, but for their sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from kvgraft.cli.components import parse_component
+from kvgraft.cli.sizes import TokenCount
+from kvgraft.config import CacheConfig, WritePolicy
+from kvgraft.errors import ConfigError
+from kvgraft.packages.policies import load_policy
+
+__all__ = ["cache_options", "parse_components"]
+
+F = TypeVar("F", bound=Callable[..., None])
+
+
+class PolicyList(click.ParamType):  # type: ignore[type-arg] # generic since click 8.3
+    """Names of policies such as `lru,density`, each once."""
+
+    name = "policies"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The names.
+
+        Raises:
+            click.BadParameter: a name that no policy has, or a policy that cannot be used.
+        """
+        if not isinstance(value, str):
+            return value
+        names = list(dict.fromkeys(name.strip() for name in value.split(",")))
+        for name in names:
+            try:
+                load_policy(name)
+            except ConfigError as error:
+                self.fail(str(error), param, ctx)
+        return names
+
+
+CACHE = (
+    click.option(
+        "--page-size",
+        type=TokenCount(min=1),
+        default=64,
+        show_default=True,
+        help="Tokens per page.",
+    ),
+    click.option(
+        "--policy",
+        "policies",
+        type=PolicyList(),
+        metavar="NAME,...",
+        default=CacheConfig.model_fields["policy"].default,
+        show_default=True,
+        help="Eviction policy: which data is kept. With several, each is replayed and compared.",
+    ),
+    click.option(
+        "--write-policy",
+        type=click.Choice([policy.value for policy in WritePolicy]),
+        default=WritePolicy.WRITE_THROUGH.value,
+        show_default=True,
+        help="When data is copied to the host.",
+    ),
+)
+
+
+def cache_options(command: F) -> F:
+    """Add the options to a command."""
+    for option in reversed(CACHE):
+        command = option(command)
+    return command
+
+
+def parse_components(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Components such as `swa:window=4096`, each name once.
+
+    Raises:
+        ConfigError: one that is not of that form, or a name given twice.
+    """
+    parsed = [parse_component(text) for text in texts]
+    names = [name for name, _ in parsed]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"component {name!r} is given {names.count(name)} times; give it once"
+            )
+    return dict(parsed)
