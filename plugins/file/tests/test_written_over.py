@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tempfile
@@ -274,11 +275,16 @@ def test_blocks_that_another_process_still_writes_to_are_not_reused(
         file.let_go()
 
 
-def test_removing_late_does_not_remove_what_was_written_over_it(tmp_path: Path) -> None:
+def test_removing_late_neither_removes_nor_evicts_the_record_that_was_written_over_it(
+    tmp_path: Path,
+) -> None:
     writer, remover = full(tmp_path), opened(tmp_path)
     places = remover._catalog.take(KEYS[0])
     assert store(writer, [20]) == [OK]
     remover._kill(KEYS[0], places)
+    remover._catalog.put_back(places)
+    remover._writer._full_until = math.inf  # it does not look for changes
+    assert store(remover, [21]) == [OK]
     assert Uses.slot(1, 4096) != Uses.slot(1, 8192)
     storage = Storage(FINGERPRINT, writer)
     assert fetched(storage, PLACES[20:21], SIZE) == [OK]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
-from kvgraft.storage import Change, EventLog
+from kvgraft.storage import BLOCK_NBYTES, Change, EventLog
 from kvgraft_file.directory import Directory
 from kvgraft_file.disk import DISK_ERRORS
 from kvgraft_file.record import Record
@@ -97,6 +97,7 @@ class Catalog:
             if listed.get(number) != segment.file.inode and segment.file.is_gone:
                 self.drop(segment)
         self.foreign = []
+        layouts = self.uses.layouts()
         for number in sorted(listed.keys() - self.retiring):
             known = self.segments.get(number)
             if known is None:
@@ -109,14 +110,20 @@ class Catalog:
                     self.foreign.append(path)
                     continue
                 self.segments[number] = known
+            layout = int(layouts[self.uses.layout_slot(number)])
+            if known.mine:
+                known.layout = layout
+            elif known.layout != layout and not known.n_written_over:
+                self.remove(*known.places.values())
+                known.rewind()
+                known.layout = layout
             try:
                 for offset, record in known.news():
                     self.add(known, offset, record)
             except FileNotFoundError:  # the same, and it was closed
                 self.drop(known)
                 continue
-            if known.holes:
-                self.damaged[known] = None
+            self._note_holes(known)
         self.look_again()
 
     def sort(self) -> None:
@@ -258,40 +265,65 @@ class Catalog:
     def take_hole(self, place: Entry) -> bool:
         """Make a place in a hole, on no shelf until it is `put` there; its bytes are marked.
 
-        Where the disk cannot read, the hole is not used again until the store is opened anew: it
-        would be the first one to be tried, and fail, by every record that fits.
+        Where the disk cannot read or write, the hole is not used again until the segment is read
+        anew: it would be the first one to be tried, and fail, by every record that fits.
 
         Returns:
-            False where another process stored a record there since, which is taken in, and where
-            the disk cannot be read.
+            False where another process stored a record there since, which is taken in, where the
+            disk fails, and while another process makes a place in the same segment, or has made one
+            since this process read it.
 
         Raises:
             OSError: the disk failed, and not only here; the hole is kept.
         """
+        segment = place.segment
+        if not segment.file.try_mark(0, BLOCK_NBYTES):
+            return False
+        try:
+            return self.is_current([place]) and self._make_place(place)
+        finally:
+            segment.file.unmark(0, BLOCK_NBYTES)
+
+    def _make_place(self, place: Entry) -> bool:
         segment, start = place.segment, place.offset
         hole = next(each for each in segment.holes if each[0] == start)
+        record = None
         try:
-            record = segment.read(start, end=hole[1])
+            found = segment.next_record(start, start + place.size)
+            if found is None:
+                self._change_layout(place)
+            else:
+                record = segment.read(found, end=hole[1])
         except OSError as error:
             if error.errno not in DISK_ERRORS:
                 raise
-            self._fill(hole, segment)
+            segment.holes.remove(hole)
+            self._note_holes(segment)
             return False
-        nbytes = place.size if record is None else record.size
-        self._fill(hole, segment, used=nbytes)
-        if record is None:
-            self._enter(place)
-            return True
-        self.add(segment, start, record)
-        return False
-
-    def _fill(self, hole: tuple[int, int], segment: Segment, used: int | None = None) -> None:
-        """Take the first bytes of a hole from it; None for all of it."""
-        start, end = hole
         segment.holes.remove(hole)
-        if used is not None:
-            segment.add_hole(start + used, end)
-        if not segment.holes:
+        if found is None:
+            self._enter(place)
+            segment.add_hole(start + place.size, hole[1])
+        elif record is not None:
+            self.add(segment, found, record)
+            segment.add_hole(start, found)
+            segment.add_hole(found + record.size, hole[1])
+        self._note_holes(segment)
+        return found is None
+
+    def _change_layout(self, place: Entry) -> None:
+        """Say it before, for others that write here, and afterwards, for those that read now."""
+        segment = place.segment
+        self.uses.change_layout(segment.header.number)
+        try:
+            segment.make_place(place.offset, place.size)
+        finally:
+            segment.layout = self.uses.change_layout(segment.header.number)
+
+    def _note_holes(self, segment: Segment) -> None:
+        if segment.holes:
+            self.damaged[segment] = None
+        else:
             self.damaged.pop(segment, None)
 
     def _log(self, change: Change, keys: Sequence[bytes]) -> None:
@@ -333,10 +365,16 @@ class Catalog:
 
     # -- other processes
 
-    def is_current(self, places: Iterable[Entry]) -> bool:
-        """Whether no place was written over by another process since this one looked."""
-        seen, stamp = self.uses.seen, self.uses.stamp
-        return all(stamp(place.slot) == seen[place.slot] for place in places)
+    def is_current(self, places: Collection[Entry]) -> bool:
+        """Whether no place was written over by another process since this one looked.
+
+        Nor was a place made in any of their segments.
+        """
+        seen, stamp, layout = self.uses.seen, self.uses.stamp, self.uses.layout
+        return all(stamp(place.slot) == seen[place.slot] for place in places) and all(
+            layout(segment.header.number) == segment.layout
+            for segment in {place.segment for place in places}
+        )
 
     def look_again(self) -> None:
         """Read the blocks of places that others have written over since.
@@ -345,12 +383,12 @@ class Catalog:
         """
         now = self.uses.stamps()
         for slot in np.flatnonzero((now != self.uses.seen) | (now & 1 == 1)).tolist():
-            settled = True
-            for place in list(self._by_slot.get(slot, ())):
+            settled, places = True, list(self._by_slot.get(slot, ()))
+            for place in places:
                 settled = self._reread(place, torn=bool(now[slot] & 1)) and settled
             if settled:
                 self.uses.seen[slot] = now[slot]
-                if now[slot] & 1:
+                if now[slot] & 1 and places:  # else only others know where that is
                     self.uses.end(slot)
 
     def _reread(self, place: Entry, *, torn: bool) -> bool:
@@ -380,7 +418,7 @@ class Catalog:
             if error.errno not in DISK_ERRORS:
                 raise
         if record is not None and record.size != place.size:
-            self._split(place, record)
+            self.remove(place)  # the layout changed, and is taken in with the next refresh
             return True
         if record is not None and not record.live:
             record = None
@@ -388,16 +426,6 @@ class Catalog:
             self.take_place(place)
             self.put(place, record)
         return True
-
-    def _split(self, place: Entry, record: Record) -> None:
-        """Take in a smaller record: to its writer the place was in a hole."""
-        segment = place.segment
-        self.take_place(place)
-        self._leave_out(place)
-        del segment.places[place.offset]
-        segment.add_hole(place.offset + record.size, place.offset + place.size)
-        self.damaged[segment] = None
-        self.add(segment, place.offset, record)
 
     def close(self) -> None:
         """Release everything."""

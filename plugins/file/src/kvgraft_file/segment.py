@@ -13,6 +13,10 @@ scans its segment under the lock reads the payloads too, while others wait.
 The records of a failed write are marked removed. A writer that ended may have left nothing in front
 of whole records; then a gap stands there, a record that was written as removed.
 
+A place in a sealed segment keeps its beginning and its end, so that another process which knows it
+can write a record over the one there. If damage hides where places were, then a process that writes
+there says before that its new places may be others' old ones in part; see `Uses`.
+
 Two operations change written data. Removing a record overwrites its block. Reclaiming a segment
 makes the next one of its blocks, which are faster to write over than new ones: the file is renamed
 first and then gets another identity, so that no process takes old records for new ones. A reader
@@ -83,6 +87,7 @@ class Segment:
         unreadable: the last read at `tail` failed.
         places: by offset, of the records that were found or written here.
         holes: from where to where damage hides the records that were there.
+        layout: that of `Uses` when it was read; -1 before.
         n_written_over: places of it that this process writes over just now.
     """
 
@@ -92,6 +97,7 @@ class Segment:
         "file",
         "header",
         "holes",
+        "layout",
         "mine",
         "n_written_over",
         "places",
@@ -112,6 +118,7 @@ class Segment:
         self._retry_at = 0.0
         self.places: dict[int, Entry] = {}
         self.holes: list[tuple[int, int]] = []
+        self.layout = -1
         self.n_written_over = 0
 
     @classmethod
@@ -206,6 +213,12 @@ class Segment:
             return None
         return record if record is not None and offset + record.size <= end else None
 
+    def rewind(self) -> None:
+        """Let `news` begin from the start again; for a segment without places."""
+        self.tail = BLOCK_NBYTES
+        self.holes = []
+        self.sealed = False
+
     def news(self) -> Iterator[tuple[int, Record]]:
         """Records behind `tail`, with their offsets, up to the first one not wholly written.
 
@@ -261,7 +274,7 @@ class Segment:
         while self.tail < end:
             record = self.read(self.tail, end=end)
             if record is None:
-                found = self._next_record(self.tail + BLOCK_NBYTES, end)
+                found = self.next_record(self.tail + BLOCK_NBYTES, end)
                 if found is None:
                     return
                 self.tail = found
@@ -290,7 +303,7 @@ class Segment:
         for offset, record in self._rest(end):
             if offset > known:
                 self.tail = known  # if this fails
-                self.file.write_block(encode_record(self.place(known), gap(offset - known)), known)
+                self.make_place(known, offset - known)
                 self.tail = offset
             known = offset + record.size
             if is_whole(self.file, self.place(offset), record):
@@ -335,14 +348,18 @@ class Segment:
     def _behind(self, offset: int, end: int) -> int:
         """Where the next record begins that can be found behind a block that is none."""
         try:
-            return self._next_record(offset + BLOCK_NBYTES, end) or end
+            return self.next_record(offset + BLOCK_NBYTES, end) or end
         except OSError as error:
             if error.errno not in DISK_ERRORS:
                 raise
             return end
 
-    def _next_record(self, offset: int, end: int) -> int | None:
-        """The first whole record from an offset on; None if there is none."""
+    def next_record(self, offset: int, end: int) -> int | None:
+        """Where the first record's block is from an offset on; None if there is none.
+
+        Raises:
+            OSError: the disk does not give it.
+        """
         memory = aligned(CHUNK_NBYTES)
         while (data := self.file.data_from(offset)) is not None and data < end:
             offset = data
@@ -390,6 +407,14 @@ class Segment:
         """Mark a record removed, for everybody."""
         dead = record._replace(live=False)
         self.file.write_block(encode_record(self.place(offset), dead), offset)
+
+    def make_place(self, offset: int, nbytes: int) -> None:
+        """Write a gap over damage, so that all who read the segment find the same places.
+
+        Raises:
+            OSError: the disk failed.
+        """
+        self.file.write_block(encode_record(self.place(offset), gap(nbytes)), offset)
 
     def seal(self) -> None:
         """Append no more; give back the unused rest.

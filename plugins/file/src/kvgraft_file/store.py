@@ -59,6 +59,7 @@ class _Wanted(NamedTuple):
     value: Value
     entry: Entry
     stamp: int
+    layout: int
 
 
 class FileBackend(StorageBackend):
@@ -212,7 +213,7 @@ class FileBackend(StorageBackend):
                     statuses[number] = Status.TOO_LARGE if larger else Status.CORRUPT
                     continue
                 stamp = int(self._catalog.uses.seen[entry.slot])
-                wanted.append(_Wanted(number, key, value, entry, stamp))
+                wanted.append(_Wanted(number, key, value, entry, stamp, entry.segment.layout))
         for segment, mine in _by_segment(wanted).items():
             for each, status in zip(mine, self._read(segment, mine, end)):
                 statuses[each.number] = status
@@ -399,15 +400,23 @@ class FileBackend(StorageBackend):
         if not segment.file.try_mark(entry.offset, entry.size):
             return
         try:
+            there = None
             with suppress(TruncatedRead):
                 there = read_record(segment.file.block(entry.offset), segment.place(entry.offset))
-                if there is None or there.key == key:
-                    dead = Record(key, entry.nbytes, False, bytes(HEADER_NBYTES))
-                    segment.mark_removed(entry.offset, dead)
-            with self._lock:
-                self._catalog.uses.end(entry.slot)
+                if there is None and self._is_place(entry):
+                    there = Record(key, entry.nbytes, False, bytes(HEADER_NBYTES))
+            if there is not None and there.key == key:
+                segment.mark_removed(entry.offset, there)
+                with self._lock:
+                    self._catalog.uses.end(entry.slot)
         finally:
             segment.file.unmark(entry.offset, entry.size)
+
+    def _is_place(self, entry: Entry) -> bool:
+        """Whether a place is still one; else other processes' records may cover it."""
+        with self._lock:
+            mine = entry.segment.places.get(entry.offset) is entry
+            return mine and self._catalog.is_current([entry])
 
     def _read(self, segment: Segment, wanted: Sequence[_Wanted], end: float) -> list[Status]:
         """Read records of one segment, in the order in which they stand there."""
@@ -419,8 +428,11 @@ class FileBackend(StorageBackend):
                     statuses += [Status.TIMEOUT] * len(run) if late else self._read_run(run)
                 if not file.is_gone:  # else the data read may be its successor's
                     stamp = self._catalog.uses.stamp
+                    layout = self._catalog.uses.layout(segment.header.number)
                     return [
-                        status if stamp(each.entry.slot) == each.stamp else Status.MISS
+                        status
+                        if stamp(each.entry.slot) == each.stamp and layout == each.layout
+                        else Status.MISS
                         for each, status in zip(wanted, statuses)
                     ]
         except FileNotFoundError:

@@ -1,13 +1,16 @@
 """A file of hints that the processes of one directory share: uses of keys, changes of places.
 
-    offset           bytes
-         0   8 x 65,536  stamps: one per place in a segment, by a hash
-   524,288  16 x 1 Mi    uses: 8 bytes of a key and the time of its last use, by a hash of the key
+        offset           bytes
+             0   8 x 65,536  stamps: one per place in a segment, by a hash
+       524,288  16 x 1 Mi    uses: 8 bytes of a key and the time of its last use, by its hash
+    17,301,504   8 x 4,096   layouts: one per segment, by a hash
 
 A stamp changes when a place is written over: it is odd meanwhile and even afterwards. A process
-whose copy of a stamp differs looks at the place again. Everything here may be lost, stale or
-damaged: records are checked wherever they are read, so that a wrong hint costs a look, or a page
-that is evicted too early. The file has holes where nothing was written.
+whose copy of a stamp differs looks at the place again. A layout changes when a place is made where
+damage hid the ones before: places that others know there may begin and end elsewhere. A process
+whose copy differs reads the segment anew. Everything here may be lost, stale or damaged: records
+are checked wherever they are read, so that a wrong hint costs a look, or a page that is evicted too
+early. The file has holes where nothing was written.
 """
 
 from __future__ import annotations
@@ -29,9 +32,11 @@ __all__ = ["NAME", "Uses"]
 NAME = "kvgraft.uses"
 N_STAMPS = 1 << 16
 N_USES = 1 << 20
+N_LAYOUTS = 1 << 12
 _STAMP = struct.Struct("<Q")
 _USE = struct.Struct("<8sQ")
 _USES_AT = N_STAMPS * _STAMP.size
+_LAYOUTS_AT = _USES_AT + N_USES * _USE.size
 _MIX = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
@@ -91,6 +96,29 @@ class Uses:
     def end(self, slot: int) -> None:
         """A place was written over, or removed."""
         self._set_stamp(slot, (time.time_ns() | 1) + 1)
+
+    def layouts(self) -> npt.NDArray[np.uint64]:
+        """All layouts as they are now, uint64 `[N_LAYOUTS]`; see `layout_slot`."""
+        return np.frombuffer(self._read(N_LAYOUTS * _STAMP.size, _LAYOUTS_AT), "<u8")
+
+    @staticmethod
+    def layout_slot(segment: int) -> int:
+        """The number of a segment's layout."""
+        return (segment * _MIX & _MASK) >> 52
+
+    def layout(self, segment: int) -> int:
+        """A segment's layout as it is now."""
+        offset = _LAYOUTS_AT + self.layout_slot(segment) * _STAMP.size
+        return int.from_bytes(self._read(_STAMP.size, offset), "little")
+
+    def change_layout(self, segment: int) -> int:
+        """A place is about to be made in a segment, or was; the layout from now on."""
+        changed = max(time.time_ns(), self.layout(segment) + 1) & _MASK
+        if self._fd >= 0:
+            with suppress(OSError):
+                offset = _LAYOUTS_AT + self.layout_slot(segment) * _STAMP.size
+                os.pwrite(self._fd, _STAMP.pack(changed), offset)
+        return self.layout(segment)
 
     def last_use(self, key: bytes) -> int:
         """When a key was last used, as far as any process noted it; 0 where none did."""

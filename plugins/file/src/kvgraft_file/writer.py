@@ -212,7 +212,7 @@ class Writer:
                 self._catalog.drop(entry.segment)
                 return key in self._catalog.entries
             if not self._catalog.is_current([entry]):
-                self._catalog.look_again()
+                self._catalog.refresh()
                 entry = self._catalog.entries.get(key)
                 if entry is None:
                     return False
@@ -388,7 +388,7 @@ class Writer:
     def _give_back(self, place: Entry, record: Record | None, *, broken: bool = False) -> None:
         """A place that was taken has a record now, or none.
 
-        A broken one is not used again until the store is opened anew: as an empty place it would be
+        A broken one is not used again until the segment is read anew: as an empty place it would be
         the next one to be tried, and fail, by every record of its size.
         """
         segment = place.segment
@@ -621,6 +621,7 @@ class Writer:
             return False
         segment.file.acquire()  # its locks end when it is closed
         with self._lock:
+            segment.layout = self._catalog.uses.layout(number)
             self._catalog.segments[number] = segment
         self._active = segment
         self.names_unsynced = True
