@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -53,8 +53,15 @@ class Module(NamedTuple):
 
     def imports(self, *, known: frozenset[str]) -> set[str]:
         """Modules of `known` it imports when it runs, those inside functions included."""
+        return self._imports(_running(self.tree), known)
+
+    def named_imports(self, *, known: frozenset[str]) -> set[str]:
+        """The same, with those that only type checkers read."""
+        return self._imports(ast.walk(self.tree), known)
+
+    def _imports(self, nodes: Iterable[ast.AST], known: frozenset[str]) -> set[str]:
         found: set[str] = set()
-        for node in _running(self.tree):
+        for node in nodes:
             if isinstance(node, ast.Import):
                 found.update(alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom):

@@ -61,8 +61,13 @@ class Shelf:
         name: str = "thrown",
         module: str | None = None,
         version: str = "2.1",
+        group: str = "kvgraft.components",
+        member: str = "",
     ) -> None:
-        """Install a distribution publishing one component, as an installer leaves it."""
+        """Install a distribution publishing one component, as an installer leaves it.
+
+        With another `group` it publishes the module's `member` there.
+        """
         module = module or distribution.replace("-", "_")
         (self.directory / f"{module}.py").write_text(textwrap.dedent(source), encoding="utf-8")
         info = self.directory / f"{distribution.replace('-', '_')}-{version}.dist-info"
@@ -71,7 +76,7 @@ class Shelf:
             f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n", encoding="utf-8"
         )
         (info / "entry_points.txt").write_text(
-            f"[kvgraft.components]\n{name} = {module}\n", encoding="utf-8"
+            f"[{group}]\n{name} = {module}{member and ':'}{member}\n", encoding="utf-8"
         )
 
     @property

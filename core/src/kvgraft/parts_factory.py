@@ -18,7 +18,11 @@ from kvgraft.no_storage import NoStorage
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.packages.policies import load_policy
 from kvgraft.packages.registry import Plugin
+from kvgraft.requests.backup import Backups
 from kvgraft.requests.eviction import Evictor
+from kvgraft.requests.publishing import Publisher
+from kvgraft.requests.request import Request
+from kvgraft.requests.resume_points import ResumePoints
 from kvgraft.transfers import (
     CpuTransferEngine,
     Journal,
@@ -26,6 +30,8 @@ from kvgraft.transfers import (
     TransferEngine,
 )
 from kvgraft.tree.component import ComponentShape
+from kvgraft.tree.explaining import Explanation
+from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.tree import Tree
 
@@ -33,7 +39,7 @@ if TYPE_CHECKING:
     from kvgraft.storage_tier import StorageTier
     from kvgraft.transfers.cuda import CudaTransferEngine
 
-__all__ = ["OPTIONAL_PARTS", "Part", "PartsFactory", "Watcher", "optional"]
+__all__ = ["OPTIONAL_PARTS", "CacheParts", "Part", "PartsFactory", "Watcher", "optional"]
 
 Part = TypeVar("Part")
 
@@ -49,6 +55,30 @@ def optional(part: str) -> Any:
     """Import one of `OPTIONAL_PARTS`."""
     module, _, name = OPTIONAL_PARTS[part].partition(":")
     return getattr(import_module(module), name)
+
+
+class CacheParts(Protocol):
+    """The parts of a cache as a watcher reads them; the cache itself has them all.
+
+    It lets the guard name the cache it watches without importing it.
+    """
+
+    config: CacheConfig
+    mounted: list[Mounted]
+    tree: Tree
+    private: list[tuple[Ledger, ...]]
+    journal: Journal
+    backups: Backups
+    points: ResumePoints
+    publisher: Publisher
+    requests: dict[int, Request]
+    storage: StorageTier | NoStorage
+
+    def explain(self, key: TokenKey) -> Explanation:
+        """Why the anchor of `key` is not deeper (M9)."""
+
+    def check_integrity(self) -> None:
+        """Recompute every book; raise `IntegrityError` if one is wrong."""
 
 
 class Watcher(Protocol):
@@ -148,7 +178,7 @@ class PartsFactory:
         """The class of the cache itself: `plain`, or a subclass of it."""
         return plain
 
-    def ready(self, cache: Any) -> Watcher | None:
+    def ready(self, cache: CacheParts) -> Watcher | None:
         """The cache has all its parts; the result becomes `Cache.guard`."""
         del cache
         return None

@@ -6,13 +6,11 @@ content.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from kvgraft.parts_factory import CacheParts
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.ledger import Ledger
-
-if TYPE_CHECKING:
-    from kvgraft.cache import Cache
 
 __all__ = [
     "EVICTABLE",
@@ -75,7 +73,7 @@ class Books:
         host: position of the HOST pool by the component's index, where it has one.
     """
 
-    def __init__(self, cache: Cache) -> None:
+    def __init__(self, cache: CacheParts) -> None:
         components = cache.tree.components
         pools = [
             Pool(component.name, "device", component.device, component) for component in components

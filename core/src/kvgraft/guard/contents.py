@@ -9,11 +9,12 @@ no bytes: of their transfers only the rows that they name are checked.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
 
 from kvgraft.errors import ContractViolation
 from kvgraft.guard.copying import check_copies
+from kvgraft.parts_factory import CacheParts
 from kvgraft.pools import Component
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.request import Request
@@ -21,9 +22,6 @@ from kvgraft.transfers import PlaneCopy, Transfer
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
 from kvgraft.types import Direction, Tier
-
-if TYPE_CHECKING:
-    from kvgraft.cache import Cache
 
 __all__ = ["Contents"]
 
@@ -44,7 +42,7 @@ class Contents:
         cache: the cache; its tree is told what arrives.
     """
 
-    def __init__(self, cache: Cache) -> None:
+    def __init__(self, cache: CacheParts) -> None:
         self.cache = cache
         self.tree = cache.tree
         self._payload = cache.config.payload

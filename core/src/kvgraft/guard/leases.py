@@ -7,17 +7,14 @@ and shares no code with matching or pinning.
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING
 
 from kvgraft.errors import ContractViolation
+from kvgraft.parts_factory import CacheParts
 from kvgraft.requests.request import Request
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Cell, Node
 from kvgraft.tree.segments import common_pages, default_segment
 from kvgraft.types import Span
-
-if TYPE_CHECKING:
-    from kvgraft.cache import Cache
 
 __all__ = ["Leases", "Moment"]
 
@@ -37,7 +34,7 @@ class Moment(enum.Enum):
 class Leases:
     """Checks the leases of one cache's requests."""
 
-    def __init__(self, cache: Cache) -> None:
+    def __init__(self, cache: CacheParts) -> None:
         self.tree = cache.tree
         self._own_segments = {
             component.index

@@ -7,19 +7,17 @@ it are looked for in the tree, page by page, and compared with the points the re
 from __future__ import annotations
 
 from itertools import count, pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from kvgraft.errors import ContractViolation
 from kvgraft.guard.paths import follow, needed
+from kvgraft.parts_factory import CacheParts
 from kvgraft.requests.request import Request
 from kvgraft.tree.component import TreeComponent
 from kvgraft.types import PointKind
-
-if TYPE_CHECKING:
-    from kvgraft.cache import Cache
 
 __all__ = ["SMALL_TOKENS", "Belongings", "Departed", "Leavings"]
 
@@ -93,7 +91,7 @@ class Leavings:
         spacing: fewest pages between two points of a grid.
     """
 
-    def __init__(self, cache: Cache) -> None:
+    def __init__(self, cache: CacheParts) -> None:
         self.cache = cache
         self.tree = cache.tree
         self._paged = [component for component in cache.tree.components if not component.is_state]

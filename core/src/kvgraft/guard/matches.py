@@ -6,19 +6,17 @@ The guard reads the expectation before the match and the outcome after it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 from kvgraft.errors import ContractViolation
 from kvgraft.guard.hooks import HookGuard
 from kvgraft.guard.paths import Shelf, deepest, look, needed
+from kvgraft.parts_factory import CacheParts
 from kvgraft.requests.request import Limited, Request
 from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.node import Node
 from kvgraft.tree.operations import Operation
 from kvgraft.types import Tier
-
-if TYPE_CHECKING:
-    from kvgraft.cache import Cache
 
 __all__ = ["Expected", "Matches"]
 
@@ -49,7 +47,7 @@ class Expected(NamedTuple):
 class Matches:
     """Checks the matches of one cache."""
 
-    def __init__(self, cache: Cache, hooks: Sequence[HookGuard]) -> None:
+    def __init__(self, cache: CacheParts, hooks: Sequence[HookGuard]) -> None:
         self.cache = cache
         self.tree = cache.tree
         self.hooks = hooks

@@ -6,7 +6,7 @@ The guard itself comes last, when all parts are there; until then they act like 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvgraft.config import CacheConfig, GuardMode
 from kvgraft.guard.hooks import HookGuard
@@ -17,7 +17,7 @@ from kvgraft.guard.watching import Guard
 from kvgraft.no_storage import NoStorage
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.packages.registry import Plugin
-from kvgraft.parts_factory import Part, PartsFactory
+from kvgraft.parts_factory import CacheParts, Part, PartsFactory
 from kvgraft.requests.eviction import Evictor
 from kvgraft.storage_tier import StorageTier
 from kvgraft.transfers import Fence, Journal, Transfer, TransferEngine
@@ -27,9 +27,6 @@ from kvgraft.tree.node import Node
 from kvgraft.tree.operations import Operation
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Direction, Tier
-
-if TYPE_CHECKING:
-    from kvgraft.cache import Cache
 
 __all__ = ["GuardedEvictor", "GuardedJournal", "GuardedPartsFactory", "GuardedTree"]
 
@@ -164,7 +161,7 @@ class GuardedPartsFactory(PartsFactory):
     def operations(self, plain: type[Any]) -> type[Any]:
         return guarded_operations(plain)
 
-    def ready(self, cache: Cache) -> Guard:
+    def ready(self, cache: CacheParts) -> Guard:
         hooks = [
             plugin
             for each in cache.mounted

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from kvgraft.admission.decision import Decision, Outcome, Shortage
 from kvgraft.errors import ContractViolation
 from kvgraft.guard.paths import needed
+from kvgraft.parts_factory import CacheParts
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.parts import StatePart
 from kvgraft.requests.request import ADMITTED, Request
@@ -18,7 +19,6 @@ from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.ledger import Ledger
 
 if TYPE_CHECKING:
-    from kvgraft.cache import Cache
     from kvgraft.requests.account import Account
 
 __all__ = ["Promises"]
@@ -41,7 +41,7 @@ class Promises:
             next.
     """
 
-    def __init__(self, cache: Cache) -> None:
+    def __init__(self, cache: CacheParts) -> None:
         self.cache = cache
         self.tree = cache.tree
         self._default = [each.budget_contribution is None for each in cache.mounted]

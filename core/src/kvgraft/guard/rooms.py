@@ -8,7 +8,7 @@ it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from kvgraft.config import WritePolicy
 from kvgraft.errors import ContractViolation
@@ -22,12 +22,10 @@ from kvgraft.guard.books import (
     Reading,
 )
 from kvgraft.guard.order import Order
+from kvgraft.parts_factory import CacheParts
 from kvgraft.tree.component import CAUSES, TreeComponent
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import Node
-
-if TYPE_CHECKING:
-    from kvgraft.cache import Cache
 
 __all__ = ["MakeRoom", "Rooms"]
 
@@ -47,7 +45,7 @@ class Rooms:
         left: whether data left the tree since `expect`.
     """
 
-    def __init__(self, cache: Cache, books: Books) -> None:
+    def __init__(self, cache: CacheParts, books: Books) -> None:
         self.books = books
         self.tree = cache.tree
         self.active = False

@@ -16,6 +16,7 @@ from kvgraft.config import WritePolicy
 from kvgraft.errors import ContractViolation
 from kvgraft.guard.leavings import SMALL_TOKENS, Belongings, Leavings
 from kvgraft.guard.paths import Shelf, deepest, look, needed
+from kvgraft.parts_factory import CacheParts
 from kvgraft.pools import DevicePool
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.parts import Due
@@ -24,7 +25,6 @@ from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
 
 if TYPE_CHECKING:
-    from kvgraft.cache import Cache
     from kvgraft.requests.account import Account
 
 __all__ = ["Offer", "Shares", "States"]
@@ -101,7 +101,7 @@ class Shares:
             to the next.
     """
 
-    def __init__(self, cache: Cache) -> None:
+    def __init__(self, cache: CacheParts) -> None:
         self.cache = cache
         self.tree = cache.tree
         self._paged = [component for component in cache.tree.components if not component.is_state]

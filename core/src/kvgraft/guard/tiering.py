@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from kvgraft.errors import ContractViolation
 from kvgraft.guard.traffic import GuardedClient, GuardedPrefetching, GuardedStoring, Traffic
 from kvgraft.guard.watching import Guard
+from kvgraft.parts_factory import CacheParts
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.storage import StorageBackend, StorageTicket
 from kvgraft.storage_tier import Prefetch, Restoring, StorageTier
@@ -21,9 +21,6 @@ from kvgraft.storage_tier.fetching import Fetch
 from kvgraft.storage_tier.inventory import backed_on_host
 from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.segments import default_segment
-
-if TYPE_CHECKING:
-    from kvgraft.cache import Cache
 
 __all__ = ["GuardedTier", "Tiering"]
 
@@ -95,7 +92,7 @@ class Tiering:
         traffic: checks of the calls to the store.
     """
 
-    def __init__(self, cache: Cache, tier: StorageTier, guard: Guard) -> None:
+    def __init__(self, cache: CacheParts, tier: StorageTier, guard: Guard) -> None:
         self.cache = cache
         self.tier = tier
         self.guard = guard

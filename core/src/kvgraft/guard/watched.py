@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from kvgraft.config import WritePolicy
 from kvgraft.guard.books import Books, Reading
@@ -14,12 +14,10 @@ from kvgraft.guard.matches import Matches
 from kvgraft.guard.promises import Promises
 from kvgraft.guard.rooms import Rooms
 from kvgraft.guard.shares import Shares
+from kvgraft.parts_factory import CacheParts
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.request import Request
 from kvgraft.tree.operations import Operation
-
-if TYPE_CHECKING:
-    from kvgraft.cache import Cache
 
 __all__ = ["After", "Holdings", "Watched", "holdings"]
 
@@ -54,7 +52,7 @@ class Watched:
         homes: whether any component is at home on HOST.
     """
 
-    def __init__(self, cache: Cache, hooks: Sequence[HookGuard]) -> None:
+    def __init__(self, cache: CacheParts, hooks: Sequence[HookGuard]) -> None:
         self.cache = cache
         self.tree = cache.tree
         self.hooks = hooks

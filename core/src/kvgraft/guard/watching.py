@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvgraft.config import GuardMode
 from kvgraft.errors import ContractViolation
@@ -16,11 +16,9 @@ from kvgraft.guard.moves import Moves
 from kvgraft.guard.running import Running
 from kvgraft.guard.standing import Standing
 from kvgraft.guard.watched import After, Watched
+from kvgraft.parts_factory import CacheParts
 from kvgraft.requests.request import CLOSED, Request
 from kvgraft.tree.pinning import Receipt
-
-if TYPE_CHECKING:
-    from kvgraft.cache import Cache
 
 __all__ = ["Guard"]
 
@@ -78,7 +76,7 @@ class Guard:
     Not thread safe: it runs on the scheduler thread, inside the cache's operations.
     """
 
-    def __init__(self, cache: Cache, hooks: list[HookGuard]) -> None:
+    def __init__(self, cache: CacheParts, hooks: list[HookGuard]) -> None:
         config = cache.config
         self.cache = cache
         self.hooks = hooks

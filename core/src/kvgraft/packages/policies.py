@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
-from typing import Any
 
 from kvgraft.errors import ConfigError
 from kvgraft.packages.entry_points import import_failure, published
@@ -41,25 +41,37 @@ def load_policy(name: str) -> EvictionPolicy:
         if each.name == name:
             if each.contested is not None:
                 raise ConfigError(f"eviction policy {name!r}: {each.contested}")
-            return _made(name, each.load)
+            return _published(name, each.load)
     raise ConfigError(
         f"setting policy={name!r}: no such eviction policy here; use one of "
         f"{', '.join(policy_names())}, or install its package"
     )
 
 
-def _made(name: str, load: Any) -> EvictionPolicy:
+def _published(name: str, load: Callable[[], object]) -> EvictionPolicy:
+    """A package's policy. The package's code may raise anything, and is named then (P5)."""
     try:
-        policy: EvictionPolicy = load()()
-    except Exception as error:
+        make = load()
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"eviction policy {name!r}: {import_failure(error)}") from error
+    if not callable(make):
+        raise ConfigError(
+            f"eviction policy {name!r}: its entry point is a {type(make).__name__}; publish a "
+            "class, or a function without arguments"
+        )
+    try:
+        policy = make()
+    except (Exception, SystemExit) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"eviction policy {name!r} cannot be made: {reason}") from error
     missing = [each for each in MEMBERS if not hasattr(policy, each)]
     if missing:
         raise ConfigError(
             f"eviction policy {name!r}: a {type(policy).__name__} has no {', '.join(missing)}; "
             "implement kvgraft.policies.EvictionPolicy"
         )
-    return policy
+    made: EvictionPolicy = policy
+    return made
 
 
 MEMBERS = ("name", "classifies", "order", "opened", "classify", "admitted", "finished")
