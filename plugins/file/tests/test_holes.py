@@ -6,15 +6,21 @@ import errno
 import math
 import os
 import shutil
+import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvgraft.storage import Status, Value
 from kvgraft.storage.payload import HEADER_NBYTES
 from kvgraft.testing.storage.traffic import record, room
 from kvgraft_file import FileBackend
+from kvgraft_file.catalog import Entry
 from kvgraft_file.disk import DiskFile
 from kvgraft_file.segment import Segment
 
@@ -28,6 +34,7 @@ from .test_written_over import (
     kept,
     opened,
     store,
+    whole,
 )
 
 OK, MISS = Status.OK, Status.MISS
@@ -84,37 +91,33 @@ def test_a_segment_whose_holes_are_filled_is_not_looked_at_again(tmp_path: Path)
     backend.close()
 
 
-@pytest.mark.parametrize("there", ["a hole", "a record"])
-def test_room_that_cannot_be_written_is_left_alone_until_the_store_is_opened_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str
+@pytest.mark.parametrize("verb", ["read", "write"])
+def test_a_hole_that_the_disk_does_not_take_is_left_alone_until_the_store_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    if there == "a hole":
-        holed(tmp_path)
-    else:
-        full(tmp_path).close()
+    holed(tmp_path)
     backend = opened(tmp_path)
-    write, tried = DiskFile.write, []
+    verbatim, tried = getattr(DiskFile, verb), []
+    bad = backend._catalog.damaged.copy().popitem()[0]
+    (hole,) = bad.holes
 
-    def bad(self: DiskFile, pieces: Sequence[memoryview], offset: int) -> None:
-        tried.append((self.inode, offset))
-        if tried[0] == (self.inode, offset):
+    def failing(self: DiskFile, pieces: Sequence[memoryview], offset: int) -> None:
+        if self is bad.file and hole[0] <= offset < hole[1]:
+            tried.append(offset)
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        write(self, pieces, offset)
+        verbatim(self, pieces, offset)
 
     with monkeypatch.context() as patch:
-        patch.setattr(DiskFile, "write", bad)
-        for number in range(20, 23):
-            try:
-                assert store(backend, [number]) == [OK]
-            except OSError:
-                assert number == 20, "it was tried again"
-    assert kept(backend) >= {21, 22}
+        patch.setattr(DiskFile, verb, failing)
+        assert store(backend, [20, 21, 22]) == [OK] * 3
+    assert len(tried) == 1
+    assert len(kept(backend)) == N_RECORDS - 1
     backend.close()
     backend = opened(tmp_path)
+    before = kept(backend)
     assert store(backend, [30]) == [OK]
-    assert len(kept(backend)) == N_RECORDS
-    assert list(backend.exists([KEYS[30]])) == [True]
-    backend.close()
+    assert kept(backend) == before | {30}
+    expect_sound(backend)
 
 
 def large(number: int) -> Value:
@@ -224,3 +227,62 @@ def test_a_crash_while_a_hole_is_written_and_another_process_looks_loses_that_re
     assert store(after, [21]) == [OK]
     assert kept(after) == LEFT | {21}
     expect_sound(after)
+
+
+def number_of(place: Entry) -> int:
+    return KEYS.index(place.key)
+
+
+VERBS = ["store", "store", "store", "damage", "damage", "remove", "reopen", "look", "look no more"]
+CALLS = st.lists(
+    st.tuples(st.sampled_from(VERBS), st.integers(0, 1), st.integers(12, 41)),
+    min_size=10,
+    max_size=60,
+)
+
+
+@given(CALLS)
+@settings(max_examples=8, deadline=None)
+def test_two_processes_and_damage_at_any_time_leave_no_record_half_covered(
+    calls: list[tuple[str, int, int]],
+) -> None:
+    """Every third record is a large one."""
+    with tempfile.TemporaryDirectory() as made:
+        directory = Path(made)
+        stores = [full(directory), opened(directory)]
+        last: tuple[FileBackend, int] | None = None
+        for verb, which, number in calls:
+            backend = stores[which]
+            if verb == "store":
+                value = whole(number) if number % 3 else large(number)
+                fresh = number not in kept(backend)
+                reclaimed = backend.counters.snapshot().get("reclaimed")
+                assert list(backend.set_from([KEYS[number]], [value], 10.0)) == [OK]
+                if last and reclaimed == backend.counters.snapshot().get("reclaimed"):
+                    assert holds(*last, SIZE if last[1] % 3 else 2 * SIZE) is OK, "the newest one"
+                last = (backend, number) if fresh else None
+            elif verb == "damage":
+                known = [*backend._catalog.segments.values()]
+                segment = known[number % len(known)]
+                with suppress(FileNotFoundError):  # the other one has reclaimed it
+                    damage(backend, [*map(number_of, backend._catalog.of(segment))][:2])
+                last = None
+            elif verb == "remove":
+                backend.remove([KEYS[number]])
+                last = last if last and last[1] != number else None
+            elif verb == "reopen":
+                backend.close()
+                last, stores[which] = None, opened(directory)
+            elif verb == "look":
+                backend._writer._full_until = 0.0
+                backend.stats()
+            elif verb == "look no more":
+                backend._writer._full_until = math.inf
+        stores.append(opened(directory))
+        for backend in stores:
+            backend.stats()
+            for segment in backend._catalog.segments.values():
+                parts = [(each.offset, each.offset + each.size) for each in segment.places.values()]
+                parts = sorted(parts + segment.holes)
+                assert all(one[1] <= next_one[0] for one, next_one in pairwise(parts))
+        expect_sound(*stores)

@@ -16,7 +16,7 @@ from kvgraft import ConfigError
 from kvgraft.storage import BLOCK_NBYTES, Counters, Status, Value, round_up
 from kvgraft_file.catalog import Catalog, Entry
 from kvgraft_file.directory import Directory
-from kvgraft_file.disk import DISK_ERRORS, NO_ROOM, DiskFile
+from kvgraft_file.disk import NO_ROOM, DiskFile
 from kvgraft_file.record import Record
 from kvgraft_file.segment import Segment
 from kvgraft_file.transfer import intact_value, outgoing
@@ -371,25 +371,22 @@ class Writer:
             [each.record for each in run],
             [each.value.parts for each in run],
         )
-        written = broken = False
+        written = False
         try:
             self._write(segment.file, pieces, first.offset)
             written = True
-        except OSError as error:
-            broken = error.errno in DISK_ERRORS
-            raise
         finally:
             for each in run:
                 if not written:
                     with suppress(OSError):
                         segment.mark_removed(each.place.offset, each.record)
-                self._give_back(each.place, each.record if written else None, broken=broken)
+                self._give_back(each.place, each.record if written else None)
 
-    def _give_back(self, place: Entry, record: Record | None, *, broken: bool = False) -> None:
+    def _give_back(self, place: Entry, record: Record | None) -> None:
         """A place that was taken has a record now, or none.
 
-        A broken one is not used again until the segment is read anew: as an empty place it would be
-        the next one to be tried, and fail, by every record of its size.
+        One that could not be written is the next one to be tried: a disk that fails everywhere does
+        not cost all other records.
         """
         segment = place.segment
         with self._lock:
@@ -397,10 +394,7 @@ class Writer:
             segment.file.unmark(place.offset, place.size)
             segment.n_written_over -= 1
             if self._catalog.segments.get(segment.header.number) is segment:
-                if broken:
-                    self._catalog.remove(place)
-                else:
-                    self._catalog.put(place, record)
+                self._catalog.put(place, record)
                 self._catalog.unsynced.add(segment)
         segment.file.release()
         self._n_taken -= 1
