@@ -1,4 +1,4 @@
-"""Every page is linked from the README; the glossary is in order."""
+"""Every page is linked from the README; the glossary is in order; lines are wrapped."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from ..commands import ROOT
 
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
 PAGES = sorted((ROOT / "docs").glob("*.md"))
+
+
+CODE = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
+INDENTED = re.compile(r"^ {4}.*$", re.MULTILINE)
 
 
 def targets(document: Path) -> set[Path]:
@@ -50,3 +54,25 @@ def test_the_glossarys_words_are_one_table_in_order() -> None:
     assert words == sorted(words, key=str.casefold)
     kinds = {"branch", "cut", "grid", "repeat"}
     assert kinds <= set(words)
+
+
+def test_lines_of_prose_have_at_most_120_characters() -> None:
+    pages = [
+        page
+        for pattern in (
+            "*.md",
+            "docs/**/*.md",
+            "*/README.md",
+            "plugins/*/README.md",
+            "changes/*.md",
+        )
+        for page in sorted(ROOT.glob(pattern))
+    ]
+    assert ROOT / "README.md" in pages
+    found = [
+        f"{page.relative_to(ROOT)}: {line}"
+        for page in pages
+        for line in INDENTED.sub("", CODE.sub("", page.read_text(encoding="utf-8"))).splitlines()
+        if len(line) > 120 and not line.startswith("|")
+    ]
+    assert found == []

@@ -74,7 +74,7 @@ def test_memory_lent_to_a_synchronous_backend_is_given_back_when_its_call_return
     assert storage.close()
 
 
-def test_memory_that_is_not_lent_is_the_callers_at_the_deadline_whatever_hangs() -> None:
+def test_memory_that_is_not_lent_is_the_callers_at_the_deadline_although_a_call_hangs() -> None:
     clock, backend = Clock(), Hanging(synchronous=True)
     storage = Storage(FINGERPRINT, backend, replace(LIMITS, lend_memory=False), clock)
     places = addresses(1)

@@ -66,7 +66,7 @@ def workloads(draw: st.DrawFn) -> list[TraceRequest]:
 
 
 @given(workloads())
-def test_every_size_saves_what_a_simulated_lru_cache_saves(requests: list[TraceRequest]) -> None:
+def test_every_size_saves_as_much_as_a_simulated_lru_cache(requests: list[TraceRequest]) -> None:
     curve = lru_curve(requests, PAGE)
     assert curve.n_pages == len({page for each in requests for page in prefixes(each)})
     for capacity in range(1, curve.n_pages + 2):

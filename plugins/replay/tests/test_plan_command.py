@@ -148,7 +148,9 @@ def test_the_page_shows_the_tables_and_loads_nothing(trace: Path, tmp_path: Path
     assert text.lower().startswith("<!doctype html>")
     assert "http" not in re.sub(r'Content-Security-Policy" content="[^"]*"|http-equiv', "", text)
     titles = re.findall(r"^(\w[^(\n]*?)(?: \(.*\))?\n[^\n]+\n─", done.stdout, re.MULTILINE)
-    assert {"Policies", "Hit rates", "What limits", "Smallest sizes that reach 60 %"} <= set(titles)
+    assert {"Policies", "Hit rates", "Limiting pools", "Smallest sizes that reach 60 %"} <= set(
+        titles
+    )
     for title in titles:
         assert f"<caption>{title}" in text
     assert text.count('class="dots ') == 4, "one for each size of HOST with each policy"
@@ -168,7 +170,7 @@ def test_every_policy_is_replayed_at_every_size(planned: Plan) -> None:
     assert "eviction_policy" not in result["settings"]
 
 
-def test_processes_side_by_side_find_what_one_finds(planned: Plan, trace: Path) -> None:
+def test_processes_side_by_side_find_the_same_as_one(planned: Plan, trace: Path) -> None:
     arguments = (trace, "--component", "full", "--device", "1280,2560,64k", "--no-growth")
     alone, together = (planned(*arguments, "--processes", n) for n in (1, 2))
     for result in (alone, together):
@@ -210,7 +212,7 @@ def test_a_closed_loop_has_no_curve_and_says_why(planned: Plan, tmp_path: Path) 
     assert "closed loop" in result["curve"]["reason"]
 
 
-def test_without_a_package_that_reads_models_one_line_says_what_to_install() -> None:
+def test_without_a_package_that_reads_models_one_line_names_the_package_to_install() -> None:
     def broken() -> object:
         raise ImportError("no module named 'transformers'")
 

@@ -106,7 +106,7 @@ def test_other_weights_find_nothing(tier: dict[str, Any]) -> None:
         assert second.find(second.begin("b"), KEYS[0]) is MISS
 
 
-def test_a_reset_ends_what_is_on_its_way_and_the_store_keeps_its_data(
+def test_a_reset_ends_transfers_and_the_store_keeps_its_data(
     tier: dict[str, Any],
 ) -> None:
     with host(tier) as first:

@@ -74,7 +74,7 @@ def test_a_rank_reads_its_own_part_where_heads_are_divided(
 
 
 @pytest.mark.parametrize(("layout", "interface"), [("page_first", 1), ("layer_first", 0)])
-def test_ranks_of_an_mla_model_share_what_one_of_them_stored(
+def test_ranks_of_an_mla_model_share_data_that_one_of_them_stored(
     live: Lives, store: dict[str, Any], layout: str, interface: int
 ) -> None:
     store["interface_v1"] = interface

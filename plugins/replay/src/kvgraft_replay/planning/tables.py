@@ -156,8 +156,8 @@ def _limit_table(plan: PlanResult) -> SummaryTable:
         )
         rows.append((*_names(plan, size), pool, *cells))
     return SummaryTable(
-        "What limits",
-        "and what a tenth more of it brings",
+        "Limiting pools",
+        "and the gain of a tenth more",
         (*_columns(plan), "limited by", "a tenth is", "points", "prefill saved"),
         tuple(rows),
         n_labels=len(_columns(plan)) + 1,
