@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import importlib_metadata
@@ -89,10 +89,24 @@ def name_model(model: PreTrainedModel) -> str:
     return f"{kind.__module__}.{kind.__qualname__} {hashlib.sha256(encoded).hexdigest()[:32]}"
 
 
-def name_numerics(model: PreTrainedModel) -> str:
+def installed_version(distribution: str) -> str | None:
+    """A distribution's version; None if it is not installed."""
+    try:
+        return importlib_metadata.version(distribution)
+    except importlib_metadata.PackageNotFoundError:
+        return None
+
+
+def name_numerics(
+    model: PreTrainedModel, version: Callable[[str], str | None] = installed_version
+) -> str:
     """The settings that decide how the same weights compute, except the order of sums.
 
     Threads, batches and chunks change that order alone, and are not in it.
+
+    Args:
+        model: with its weights.
+        version: of each distribution with kernels.
     """
     config = model.config.get_text_config(decoder=True)
     device = torch.device(model.device)
@@ -108,15 +122,17 @@ def name_numerics(model: PreTrainedModel) -> str:
         "experts": getattr(config, "_experts_implementation", None),
         "dtypes": "+".join(sorted({str(each.dtype) for each in model.parameters()})),
         "float32": "+".join(_precisions()),
-        **{name: version for name in KERNELS if (version := _version(name)) is not None},
+        **{name: found for name in KERNELS if (found := version(name)) is not None},
     }
     return ", ".join(f"{name} {value}" for name, value in parts.items())
 
 
-def digest_weights(model: PreTrainedModel) -> str:
+def digest_weights(model: PreTrainedModel, piece_nbytes: int = PIECE_NBYTES) -> str:
     """XXH3-128 over everything a model computes with; 10 GB/s a CPU core, no copy of the model.
 
-    Weights on another device come to the host 64 MiB at a time.
+    Args:
+        model: with its weights; those on another device come to the host piece by piece.
+        piece_nbytes: bytes of a piece; the digest does not depend on it.
 
     Raises:
         ConfigError: a weight without bytes of its own, named: on the meta device, spread over
@@ -129,7 +145,7 @@ def digest_weights(model: PreTrainedModel) -> str:
         tensor = tensors[name]
         try:
             hashed.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-            for piece in _pieces(tensor):
+            for piece in _pieces(tensor, piece_nbytes):
                 hashed.update(piece)
         except (AttributeError, NotImplementedError, RuntimeError, TypeError) as error:
             reason = " ".join(str(error).split())
@@ -140,15 +156,15 @@ def digest_weights(model: PreTrainedModel) -> str:
     return f"xxh3-128 {hashed.hexdigest()}"
 
 
-def _pieces(tensor: torch.Tensor) -> Iterator[memoryview]:
-    """A tensor's bytes."""
+def _pieces(tensor: torch.Tensor, nbytes: int) -> Iterator[memoryview]:
+    """A tensor's bytes, `nbytes` at a time."""
     if tensor.is_meta:
         raise TypeError("it is on the meta device")
     if not tensor.numel():
         return
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    for start in range(0, len(flat), PIECE_NBYTES):
-        yield flat[start : start + PIECE_NBYTES].cpu().numpy().data
+    for start in range(0, len(flat), nbytes):
+        yield flat[start : start + nbytes].cpu().numpy().data
 
 
 def _precisions() -> Iterator[str]:
@@ -160,10 +176,3 @@ def _precisions() -> Iterator[str]:
         backend, operation = path.split(".")
         place = getattr(getattr(torch.backends, backend), operation, None)
         yield f"{path}={getattr(place, 'fp32_precision', None)}"
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib_metadata.version(distribution)
-    except importlib_metadata.PackageNotFoundError:
-        return None
