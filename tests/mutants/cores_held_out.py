@@ -34,13 +34,17 @@ from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.tree import Tree
 
 from .cores import CoreMutant
+from .survivors import SURVIVORS
 
 __all__ = ["CORES_HELD_OUT", "edited"]
 
 CORES_HELD_OUT: dict[str, CoreMutant] = {}
 
-EXAMPLES = 100
-"""How many examples are searched for each."""
+EXAMPLES = 400
+"""How many examples are searched for each; most defects show in the first hundred."""
+
+FEW_EXAMPLES = 100
+"""How many are searched for one that is known to survive."""
 
 
 def edited(
@@ -65,8 +69,9 @@ def change(
     name: str, kinds: str, rules: str, function: Callable[..., Any], old: str, new: str
 ) -> None:
     """Register one."""
+    examples = FEW_EXAMPLES if name in SURVIVORS else EXAMPLES
     CORES_HELD_OUT[name] = CoreMutant(
-        tuple(kinds.split("+")), tuple(rules.split()), edited(function, old, new), EXAMPLES
+        tuple(kinds.split("+")), tuple(rules.split()), edited(function, old, new), examples
     )
 
 

@@ -33,9 +33,7 @@ SURVIVORS: dict[str, str] = {
     "a page too many is given back behind the window": _LINE,
     "pins slide a page too far": _LINE,
     "a renewed promise ends two pages early": _TIGHT,
-    "a split forgets pins on HOST": _LINE,
     "data hangs below a gap on HOST": _LINE,
     "room for a load-back is made a page too large": _ROOM,
-    "room for a load-back is made for all pools' slots together": _ROOM,
 }
 """Reasons by the name of the defect, as in `cores_held_out`."""

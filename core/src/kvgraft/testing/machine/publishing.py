@@ -129,20 +129,30 @@ class Publishing:
             own.last_point = (
                 max(own.last_point, position) if not self.bench.states else (own.last_point)
             )
+        passed: dict[str, set[Prefix]] = {}
         for each in resuming.bounded:
+            was, held = before.held[each.name], self.bench.seen.held[each.name]
             for page in sorted(pages[each.name]):
-                back = self._prefix(live, page) not in self.bench.seen.held[each.name].device
+                prefix = self._prefix(live, page)
+                back = prefix not in held.device
                 dropped = resuming.may_drop(own, live.prompt, live.computed, each.name, page)
-                crowded = self._prefix(live, own.based) in before.known()
+                crowded = (
+                    prefix in was.device_pinned or self._prefix(live, own.based) in before.known()
+                )
                 if back and (dropped or made_room or crowded):
                     pages[each.name].discard(page)
                     own.private[each.name].discard(page)
                     own.dropped.add(page)
+                    if made_room and prefix in held.host and prefix not in was.host:
+                        passed.setdefault(each.name, set()).add(prefix)
         end = max([*states, *(page + 1 for each in pages.values() for page in each)], default=0)
         leaving = resuming.leaving(own, pages, states, end)
         own.based = max(own.based, request.receipt.anchor.end)
         offer = self.offer(live, leaving, tables)
         self.note(before, offer, made_room=made_room)
+        for name, gone in passed.items():  # to the tree and on to HOST, in one call
+            self.bench.recency.adopted(name, gone)
+            self.bench.recency.left_behind(name, gone, certain=False)
         return self.adopted(before, offer)
 
     # -- states

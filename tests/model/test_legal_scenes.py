@@ -1,0 +1,75 @@
+"""Scenes found by long runs in which the cache was right: the machine must not call them wrong."""
+
+from __future__ import annotations
+
+from kvgraft.config import LoadModel, WritePolicy
+from kvgraft.testing.machine.machine import machine_for
+
+from .setups import SETUPS
+
+LOAD = LoadModel(bandwidth_bytes_s=25e9, latency_s=1e-4, prefill_tokens_s=20_000)
+
+
+def test_a_page_that_comes_to_a_pinned_node_is_given_back_when_it_falls_behind_later() -> None:
+    """Another request pins the window's page on HOST; the one that computed it needs it longer."""
+    state = machine_for(SETUPS["full+swa+mamba"])()
+    state.open(
+        policy=WritePolicy.WRITE_THROUGH_SELECTIVE,
+        page_size=2,
+        device=16,
+        host=9,
+        load=LOAD,
+        cut_tokens=0,
+    )
+    state.begin(
+        stem=(),
+        length=0,
+        tail=(2, 1, 2, 10, 10),
+        namespace=None,
+        along=0,
+        reserve=0,
+        chunk=None,
+    )
+    state.admit(index=0)
+    state.load_back(index=0)
+    state.prefill(index=0, limit=None, whole=True)
+    state.finish(index=0)
+    state.go_on(along=1, chunk=2, index=0, reserve=4, tail=(2,))
+    state.load_back(index=0)
+    state.step_all()
+    state.prefill(index=0, limit=6, whole=False)
+    for _ in range(4):
+        state.decode(index=0, tokens=[1])
+    other = (1, 1, 2, 1, 2, 1, 1, 1, 2, 2, 1, 2, 2, 1, 1, 2, 1)
+    state.begin_marked(along=3, chunk=1, length=17, mark=1, stem=other)
+    state.go_on(along=3, chunk=9, index=0, reserve=0, tail=())
+    state.finish(index=1)
+    fork = (2, 1, 2, 2, 1, 1, 2, 1, 1, 1, 2, 1)
+    state.begin_marked(along=3, chunk=2, length=12, mark=9, stem=fork)
+    state.teardown()
+
+
+def test_data_that_goes_to_the_tree_and_on_to_host_in_one_call_was_used_then() -> None:
+    """A decoding request leaves a page behind, and its place is taken at once."""
+    state = machine_for(SETUPS["sinks"])()
+    state.open(
+        policy=WritePolicy.WRITE_BACK, page_size=1, device=9, host=9, load=None, cut_tokens=0
+    )
+    state.serve(chunk=None, length=0, on=False, output=(), stem=(), tail=())
+    common = (1, 1, 2, 1, 2, 1)
+    state.begin(
+        stem=(*common, 1),
+        length=7,
+        tail=(1, 2),
+        chunk=None,
+        namespace=None,
+        reserve=2,
+        along=0,
+    )
+    state.admit(index=0)
+    state.load_back(index=0)
+    state.prefill(index=0, limit=None, whole=True)
+    state.decode(index=0, tokens=[1, 2, 2, 1])
+    state.finish(index=0)
+    state.begin(stem=common, length=6, tail=(), chunk=None, namespace=None, reserve=0, along=3)
+    state.teardown()
