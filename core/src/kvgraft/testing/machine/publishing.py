@@ -131,19 +131,19 @@ class Publishing:
             )
         passed: dict[str, set[Prefix]] = {}
         for each in resuming.bounded:
-            was, held = before.held[each.name], self.bench.seen.held[each.name]
+            there, now = before.held[each.name], self.bench.seen.held[each.name]
             for page in sorted(pages[each.name]):
                 prefix = self._prefix(live, page)
-                back = prefix not in held.device
+                back = prefix not in now.device
                 dropped = resuming.may_drop(own, live.prompt, live.computed, each.name, page)
                 crowded = (
-                    prefix in was.device_pinned or self._prefix(live, own.based) in before.known()
+                    prefix in there.device_pinned or self._prefix(live, own.based) in before.known()
                 )
                 if back and (dropped or made_room or crowded):
                     pages[each.name].discard(page)
                     own.private[each.name].discard(page)
                     own.dropped.add(page)
-                    if made_room and prefix in held.host and prefix not in was.host:
+                    if made_room and prefix in now.host and prefix not in there.host:
                         passed.setdefault(each.name, set()).add(prefix)
         end = max([*states, *(page + 1 for each in pages.values() for page in each)], default=0)
         leaving = resuming.leaving(own, pages, states, end)
