@@ -93,3 +93,22 @@ def test_every_distribution_says_that_it_is_typed() -> None:
     for source in (CORE, *PLUGINS):
         (package,) = (path for path in source.iterdir() if (path / "__init__.py").exists())
         assert (package / "py.typed").exists()
+
+
+NAMED_TUPLES = {"_replace", "_asdict", "_fields"}
+"""Methods of named tuples that are public, with an underscore."""
+
+
+def private_reads(module: Module) -> Iterator[str]:
+    """Names with an underscore that a module reads of others than itself."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr):
+            owner = ast.unparse(node.value)
+            if owner not in ("self", "cls", "super()") and node.attr not in NAMED_TUPLES:
+                yield f"{module.name}:{node.lineno}: {owner}.{node.attr}"
+
+
+def test_the_guard_reads_no_private_field() -> None:
+    guard = [module for module in ALL if module.name.startswith("kvgraft.guard")]
+    assert guard
+    assert [read for module in guard for read in private_reads(module)] == []

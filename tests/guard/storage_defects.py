@@ -120,11 +120,11 @@ def a_boundary_published_without_its_window(put: Patch) -> None:
 @breaks("S5", "base")
 def slots_of_a_prefetch_given_up_that_nobody_frees(put: Patch) -> None:
     def keep(self: Fetch, component: TreeComponent, pages: Mask) -> None:
-        n_slots = self._slots[component.index][pages].size
+        n_slots = self.slots[component.index][pages].size
         self.nbytes -= self.context.slabs.nbytes[component.index] * n_slots
         others = ~pages
         self._wanted[component.index] &= others
-        self._arrived[component.index] &= others
+        self.arrived[component.index] &= others
 
     scene, tier = stored()
     tier.pace = step_by_step()

@@ -453,15 +453,15 @@ GUARDED_CORES: dict[str, BadCore] = {
         "storage_tier/fetching.py",
         "            self._free(component, arrived)\n",
         "            each = self.context.slabs.nbytes[component.index]\n"
-        "            self.nbytes -= each * self._slots[component.index][arrived].size\n"
+        "            self.nbytes -= each * self.slots[component.index][arrived].size\n"
         "            arrived[:] = False\n",
     ),
     "a prefetch does not pin where it begins": BadCore(
         ("S1", "L8"),
         "storage_tier/fetching.py",
         "tree.hold(self.key.namespace)\n        self.phase = Phase.LOOKING",
-        "tree.hold(self.key.namespace)\n        let_go_of_host(tree, self._receipt)\n"
-        "        self._receipt = hold_host(tree, tree.root(self.key.namespace))\n"
+        "tree.hold(self.key.namespace)\n        let_go_of_host(tree, self.receipt)\n"
+        "        self.receipt = hold_host(tree, tree.root(self.key.namespace))\n"
         "        self.phase = Phase.LOOKING",
     ),
 }

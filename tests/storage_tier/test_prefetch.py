@@ -100,7 +100,7 @@ def test_best_effort_publishes_the_pages_that_have_come() -> None:
         shelf.gate.clear()
         prefetch = tier_of(cache).prefetch(key)
         until(lambda: tier_of(cache).prefetching.nbytes_in_flight, cache)
-        (fetch,) = tier_of(cache).prefetching._flying.values()
+        (fetch,) = tier_of(cache).prefetching.in_flight.values()
         ticket = fetch._ticket
         assert ticket is not None
         shelf.gate.set()

@@ -108,7 +108,7 @@ class Tiering:
                 self._check_start(fetch)
 
     def _fetches(self) -> list[Fetch]:
-        return list(self.tier.prefetching._flying.values())
+        return list(self.tier.prefetching.in_flight.values())
 
     def _check_in_flight(self) -> None:
         """Slots that prefetches hold are counted, and below the cap (S2, S5)."""
@@ -145,7 +145,7 @@ class Tiering:
 
     def _check_start(self, fetch: Fetch) -> None:
         """It begins below a root or a node backed on HOST, which it pins (S1)."""
-        receipt = fetch._receipt
+        receipt = fetch.receipt
         if receipt is not None and not fetch.ended and receipt.host_from is None:
             raise ContractViolation("S1", None, f"a prefetch from page {fetch.start} pins nothing")
         if receipt is None or receipt.released:

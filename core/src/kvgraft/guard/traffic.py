@@ -99,7 +99,7 @@ class Traffic:
         """A step of one prefetch: calls of the store within it belong to it."""
         if fetch not in self._watched:
             chain = PageChain(self.tier.fingerprint, fetch.key.namespace)
-            places = [np.full_like(each, -1) for each in fetch._slots]
+            places = [np.full_like(each, -1) for each in fetch.slots]
             self._watched[fetch] = _Fetched(chain, places)
         self._fetch = fetch
         try:
@@ -147,7 +147,7 @@ class Traffic:
     def _call_of(self, fetch: Fetch, what: str) -> _Call:
         """The call that a prefetch makes now."""
         chain = self._watched[fetch].chain
-        parts = [(part.component, part.pages) for part in fetch._asked]
+        parts = [(part.component, part.pages) for part in fetch.parts]
         last = max((int(pages.max()) + 1 for _, pages in parts), default=0)
         with memoryview(fetch.key.data) as tokens:
             chain.grow(tokens[: last * self.tree.page_bytes])
@@ -190,17 +190,17 @@ class Traffic:
         """It goes for no less than the threshold (S2); where something is missing, for less."""
         threshold = -(-self.tier.settings.threshold_tokens // self.tree.page_size)
         least = fetch.anchor + (1 if fetch.spare else max(1, threshold))
-        if fetch._rounds == 0 and fetch._target < least:
+        if fetch.rounds == 0 and fetch.target < least:
             raise ContractViolation(
                 "S2",
                 None,
-                f"a prefetch goes for page {fetch._target}; from page {least} on it is worth it",
+                f"a prefetch goes for page {fetch.target}; from page {least} on it is worth it",
             )
 
     def _note_places(self, fetch: Fetch, buffers: Rows) -> None:
         """Remember which slots the store is given for which pages."""
         places = self._watched[fetch].places
-        for part, (_, slots) in zip(fetch._asked, buffers._parts):
+        for part, (_, slots) in zip(fetch.parts, buffers.parts):
             own = places[part.component.index]
             own[part.pages - fetch.start] = slots.reshape(len(part.pages), -1)
 
@@ -208,7 +208,7 @@ class Traffic:
         """A piece is hung into the tree: each page is in its place (S5)."""
         if fetch not in self._watched:
             return arrive(end)
-        since, had = fetch.tip.end, [mask.copy() for mask in fetch._arrived]
+        since, had = fetch.tip.end, [mask.copy() for mask in fetch.arrived]
         went_on = arrive(end)
         if went_on:
             self._check_places(fetch, since, had)
@@ -242,7 +242,7 @@ class Traffic:
                 index = component.index
                 first = node.end - 1 if component.is_state else node.start
                 part = slice(first - fetch.start, node.end - fetch.start)
-                taken = had[index][part] & ~fetch._arrived[index][part]
+                taken = had[index][part] & ~fetch.arrived[index][part]
                 if not taken.any():
                     continue
                 there = np.frombuffer(cell.host or b"", np.int32).reshape(-1, len(places[index][0]))

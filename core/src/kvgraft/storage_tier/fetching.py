@@ -110,6 +110,12 @@ class Fetch:
         gap: a page that it could not go beyond, since the store does not say that it has it; None
             if there is none.
         budget: bytes of HOST that all prefetches together may still take (S2).
+        receipt: pins the node it begins at, on HOST (S1).
+        target: the boundary that it goes for now; 0 while that is not known.
+        rounds: calls that moved pages and have ended.
+        parts: pages of the call under way, component by component.
+        arrived: per component, bool `[n_pages]` from `start` on: pages that came.
+        slots: per component, int32 `[n_pages, slots_per_page]`: HOST slots of these pages.
     """
 
     def __init__(
@@ -139,7 +145,7 @@ class Fetch:
         self._digest = context.naming.namespace(key.namespace)
         self.key.hashed = key.hashed
         self.hashes = bytearray()
-        self.nbytes = self.planned = self._target = 0
+        self.nbytes = self.planned = self.target = 0
         self.budget = 0
         self.gap: int | None = None
         self.shrunk = False
@@ -148,17 +154,17 @@ class Fetch:
         self.phase = Phase.ENDED
         self.draining: Draining | None = None
         self._found: list[Mask] = []
-        self._arrived: list[Mask] = []
+        self.arrived: list[Mask] = []
         self._wanted: list[Mask] = []
-        self._slots: list[npt.NDArray[np.int32]] = []
+        self.slots: list[npt.NDArray[np.int32]] = []
         self._reserved: list[npt.NDArray[np.int32]] = []
-        self._asked: list[_Part] = []
+        self.parts: list[_Part] = []
         self._ticket: StorageTicket | None = None
         self._lacked = [False for _ in tree.components]
-        self._rounds = 0
+        self.rounds = 0
         self._unknown: str | None = None
         self._store = context.client.store_number
-        self._receipt: Receipt | None = None
+        self.receipt: Receipt | None = None
         self._counted_on: Receipt | None = None
         self._tip_held: Receipt | None = None
         self.tip = node
@@ -167,8 +173,8 @@ class Fetch:
     def begin(self) -> bool:
         """Pin where it starts; False, with a reason, if that cannot be (S1)."""
         tree = self.context.tree
-        self._receipt = hold_host(tree, self.tip, self.start)
-        if self._receipt is None:
+        self.receipt = hold_host(tree, self.tip, self.start)
+        if self.receipt is None:
             self.reason = "holding its prefix on HOST would take slots promised to requests"
             return False
         tree.hold(self.key.namespace)
@@ -176,9 +182,9 @@ class Fetch:
         n_pages = self.limit - self.start
         for component in tree.components:
             self._found.append(np.zeros(n_pages, dtype=np.bool_))
-            self._arrived.append(np.zeros(n_pages, dtype=np.bool_))
+            self.arrived.append(np.zeros(n_pages, dtype=np.bool_))
             self._wanted.append(np.zeros(n_pages, dtype=np.bool_))
-            self._slots.append(np.zeros((n_pages, self._per_page(component)), dtype=np.int32))
+            self.slots.append(np.zeros((n_pages, self._per_page(component)), dtype=np.int32))
             self._reserved.append(NO_SLOTS)
         return True
 
@@ -200,11 +206,9 @@ class Fetch:
         """HOST slots it holds, for integrity checks."""
         held = []
         for component, wanted, arrived in zip(
-            self.context.tree.components, self._wanted, self._arrived
+            self.context.tree.components, self._wanted, self.arrived
         ):
-            held.append(
-                (_host(component), self._slots[component.index][wanted | arrived].tobytes())
-            )
+            held.append((_host(component), self.slots[component.index][wanted | arrived].tobytes()))
             held.append((_host(component), self._reserved[component.index].tobytes()))
         return held
 
@@ -229,7 +233,7 @@ class Fetch:
             if not (yield from self._fetch(plan)):
                 reason = "the store did not answer in time"
                 break
-            self._rounds += 1
+            self.rounds += 1
             plan = yield from self._next_plan()
         self.phase = Phase.HANGING
         yield
@@ -241,7 +245,7 @@ class Fetch:
 
     def receipts(self) -> list[Receipt]:
         """Its pins, for integrity checks."""
-        held = (self._tip_held, self._counted_on, self._receipt)
+        held = (self._tip_held, self._counted_on, self.receipt)
         return [each for each in held if each is not None]
 
     # -- looking
@@ -268,21 +272,21 @@ class Fetch:
         while first < self.limit:
             last = min(first + PIECE_PAGES, self.limit)
             yield from self._name(last)
-            self._asked = []
+            self.parts = []
             lacking = lacking_pages(tree, self.key, self.start, first, last)
             for component, mask in zip(tree.components, lacking):
                 pages = np.flatnonzero(mask) + first
                 if len(pages):
                     self._lacked[component.index] = True
-                    self._asked.append(_Part(component, pages))
-            asked = context.naming.asked(self.hashes, self.start, self._asked, self._digest)
+                    self.parts.append(_Part(component, pages))
+            asked = context.naming.asked(self.hashes, self.start, self.parts, self._digest)
             self._ticket = context.client.exists(asked, context.deadline_s)
             yield
             for part, has in self._take_statuses():
                 self._found[part.component.index][part.pages[has] - self.start] = True
                 if part.component.is_prefix_closed and not has.all():
                     self.limit = self.gap = min(self.limit, int(part.pages[~has][0]))
-            self._ticket, self._asked = None, []
+            self._ticket, self.parts = None, []
             first = last
             yield
 
@@ -290,7 +294,7 @@ class Fetch:
         """Per part of the ticket, bool `[n_pages]`: whether all slots of a page are OK."""
         assert self._ticket is not None
         at = 0
-        for part in self._asked:
+        for part in self.parts:
             n_keys = len(part.pages) * self._per_page(part.component)
             statuses = self._ticket.statuses[at : at + n_keys]
             at += n_keys
@@ -316,7 +320,7 @@ class Fetch:
         """The deepest boundary there is room for, and the slots it takes."""
         tree, limit = self.context.tree, self.limit
         inventory = yield from take_inventory(
-            tree, self.key, self._found, self._arrived, start=self.start, limit=limit
+            tree, self.key, self._found, self.arrived, start=self.start, limit=limit
         )
         return (yield from inventory.deepest(bounds, least))
 
@@ -379,11 +383,11 @@ class Fetch:
 
     def _next_plan(self) -> Planning:
         """The further slots of a shorter boundary, if pages did not arrive; else None."""
-        if self._rounds >= MAX_ROUNDS:
+        if self.rounds >= MAX_ROUNDS:
             return None
         best = yield from self._plan(self._nothing, self.anchor + 1)
         reached = best.boundary if best is not None else self.anchor
-        if reached >= self._target:
+        if reached >= self.target:
             return None
         return (yield from self._plan_that_fits(reached + 1))
 
@@ -428,7 +432,7 @@ class Fetch:
 
     def _fetch(self, plan: Plan) -> Generator[None, None, bool]:
         """Reserve the plan's slots, which are free, and fetch them; whether all came in time."""
-        self.phase, self._target = Phase.FETCHING, plan.boundary
+        self.phase, self.target = Phase.FETCHING, plan.boundary
         for component, n_slots in zip(self.context.tree.components, plan.n_slots):
             slots = _host(component).reserve(n_slots)
             assert slots is not None
@@ -442,7 +446,7 @@ class Fetch:
             came = self._take_in()
             if not in_time:
                 return False
-            self._ticket, self._asked = None, []
+            self._ticket, self.parts = None, []
             if not came:
                 break
             yield
@@ -453,15 +457,15 @@ class Fetch:
     def _ask(self, plan: Plan, first: int) -> None:
         """Fetch a plan's pages from `first` on."""
         context, low = self.context, first - self.start
-        self._asked = []
+        self.parts = []
         memory = []
         for component, mask in zip(context.tree.components, plan.pages):
             pages = np.flatnonzero(mask[low : low + PIECE_PAGES]) + low
             if len(pages):
                 slots = self._place(component, pages)
-                self._asked.append(_Part(component, pages + self.start))
+                self.parts.append(_Part(component, pages + self.start))
                 memory.append((component, slots))
-        asked = context.naming.asked(self.hashes, self.start, self._asked, self._digest)
+        asked = context.naming.asked(self.hashes, self.start, self.parts, self._digest)
         self._ticket = context.client.get(asked, context.slabs.of(memory), context.deadline_s)
 
     def _place(
@@ -470,7 +474,7 @@ class Fetch:
         """Give reserved slots to some pages, counted from `start`."""
         reserved, n_slots = self._reserved[component.index], len(pages) * self._per_page(component)
         slots, self._reserved[component.index] = reserved[:n_slots], reserved[n_slots:]
-        self._slots[component.index][pages] = slots.reshape(len(pages), -1)
+        self.slots[component.index][pages] = slots.reshape(len(pages), -1)
         self._wanted[component.index][pages] = True
         return slots
 
@@ -486,7 +490,7 @@ class Fetch:
             pages = part.pages - self.start
             open_ = self._wanted[index][pages]
             good = pages[fine & open_]
-            self._arrived[index][good] = True
+            self.arrived[index][good] = True
             self._wanted[index][good] = False
             came = came and bool(fine.all())
             bad = pages[~fine & open_]
@@ -544,9 +548,7 @@ class Fetch:
         tree = self.context.tree
         if self.tip.parent is None and self.tip.end:
             return False  # it was not held, and left the tree
-        arrival = Arrival(
-            self.key, self.hashes, self.start, self._arrived, self._slots, self._store
-        )
+        arrival = Arrival(self.key, self.hashes, self.start, self.arrived, self.slots, self._store)
         held = [host.in_flight for host in map(_host, tree.components)]
         tip = arrive(tree, self.tip, end, arrival, PIECE_PAGES)
         taken = [before - _host(t).in_flight for before, t in zip(held, tree.components)]
@@ -588,13 +590,13 @@ class Fetch:
         if self.phase is Phase.LOOKING or ticket.done:
             return
         slots, nbytes = [], 0
-        for part in self._asked:
+        for part in self.parts:
             index = part.component.index
             left = np.zeros_like(self._wanted[index])
             left[part.pages - self.start] = True
             left &= self._wanted[index]
             if left.any():
-                own = self._slots[index][left]
+                own = self.slots[index][left]
                 self._wanted[index] &= ~left
                 slots.append((_host(part.component), own.tobytes()))
                 nbytes += own.size * self.context.slabs.nbytes[index]
@@ -604,13 +606,13 @@ class Fetch:
     def _end(self, reason: str) -> None:
         """Free the unpublished slots, once; give up the pins (S1, S2, S5)."""
         self._free_wanted()
-        for component, arrived in zip(self.context.tree.components, self._arrived):
+        for component, arrived in zip(self.context.tree.components, self.arrived):
             self._free(component, arrived)
         assert self.nbytes == 0, self.nbytes
         self.phase = Phase.ENDED
         self.reason = reason
-        assert self._receipt is not None
-        for receipt in (self._tip_held, self._counted_on, self._receipt):
+        assert self.receipt is not None
+        for receipt in (self._tip_held, self._counted_on, self.receipt):
             if receipt is not None:
                 let_go_of_host(self.context.tree, receipt)
         self.context.tree.let_go(self.key.namespace)
@@ -627,12 +629,12 @@ class Fetch:
         """Slots of some pages become free, and the pages lose their state."""
         if not pages.any():
             return
-        slots = self._slots[component.index][pages]
+        slots = self.slots[component.index][pages]
         _host(component).cancel(slots.tobytes())
         self.nbytes -= self.context.slabs.nbytes[component.index] * slots.size
         others = ~pages
         self._wanted[component.index] &= others
-        self._arrived[component.index] &= others
+        self.arrived[component.index] &= others
 
 
 def _is_over(ticket: StorageTicket) -> bool:

@@ -142,6 +142,7 @@ class Prefetching:
     Attributes:
         counts: how prefetches went, by name.
         in_vain: why they gained nothing, numbers left out, and how often.
+        in_flight: fetches that have begun and not ended, by their `id()`.
     """
 
     new_fetch: type[Fetch] = Fetch
@@ -155,7 +156,7 @@ class Prefetching:
         self.counts: Counter[str] = Counter()
         self.in_vain: Counter[str] = Counter()
         self._clock = clock
-        self._flying: dict[int, Fetch] = {}
+        self.in_flight: dict[int, Fetch] = {}
         self._by_page: dict[tuple[int, bytes], Fetch] = {}
         self._waiting: dict[Fetch, list[Prefetch]] = {}
         self._draining: list[Draining] = []
@@ -167,13 +168,13 @@ class Prefetching:
     @property
     def nbytes_in_flight(self) -> int:
         """Bytes of HOST that prefetches hold; 0 when none is under way (S2)."""
-        held = sum(fetch.nbytes for fetch in self._flying.values())
+        held = sum(fetch.nbytes for fetch in self.in_flight.values())
         return held + sum(draining.nbytes for draining in self._draining)
 
     @property
     def n_in_flight(self) -> int:
         """Fetches under way, those to begin, and those given up but not yet over."""
-        return len(self._flying) + len(self._draining) + len(self._told)
+        return len(self.in_flight) + len(self._draining) + len(self._told)
 
     def start(self, key: TokenKey, limit: int | None = None, *, spare: bool = False) -> Prefetch:
         """Look for a sequence's data in STORAGE; returns at once.
@@ -265,7 +266,7 @@ class Prefetching:
         for prefetch in [each.prefetch for each in self._told]:
             self._finish(prefetch, reason)
         self._told.clear()
-        for fetch in list(self._flying.values()):
+        for fetch in list(self.in_flight.values()):
             for prefetch in list(self._waiting.get(fetch, ())):
                 self._note(prefetch, fetch)
                 self._finish(prefetch, reason)
@@ -274,14 +275,14 @@ class Prefetching:
 
     def owners(self) -> Iterator[tuple[Ledger, bytes]]:
         """HOST slots in flight, for integrity checks."""
-        for fetch in self._flying.values():
+        for fetch in self.in_flight.values():
             yield from fetch.owners()
         for draining in self._draining:
             yield from draining.slots
 
     def receipts(self) -> list[Receipt]:
         """Pins on HOST, for integrity checks."""
-        return [receipt for fetch in self._flying.values() for receipt in fetch.receipts()]
+        return [receipt for fetch in self.in_flight.values() for receipt in fetch.receipts()]
 
     # -- inside
 
@@ -332,7 +333,7 @@ class Prefetching:
         finally:
             tree.let_go(key.namespace)
         if not prefetch.joined:
-            self._flying[id(fetch)] = self._by_page[fetch.first] = fetch
+            self.in_flight[id(fetch)] = self._by_page[fetch.first] = fetch
             self._turns.append(fetch)
             fetch.hand_names_to(key)
         prefetch.agreed_nbytes = 0
@@ -393,7 +394,7 @@ class Prefetching:
     def _ended(self, fetch: Fetch) -> None:
         """Tell the prefetches that wait for a fetch, one after the other."""
         self._drain(fetch)
-        del self._flying[id(fetch)]
+        del self.in_flight[id(fetch)]
         self._turns.remove(fetch)
         if self._by_page.get(fetch.first) is fetch:
             del self._by_page[fetch.first]

@@ -34,22 +34,22 @@ class Rows(Buffers):
     """
 
     def __init__(self, parts: Sequence[tuple[npt.NDArray[Any], npt.NDArray[np.int32]]]) -> None:
-        self._parts = parts
+        self.parts = parts
 
     def __len__(self) -> int:
-        return sum(len(slots) for _, slots in self._parts)
+        return sum(len(slots) for _, slots in self.parts)
 
     def __getitem__(self, part: slice) -> list[memoryview]:
         low, high, _ = part.indices(len(self))
         found: list[memoryview] = []
-        for rows, slots in self._parts:
+        for rows, slots in self.parts:
             mine = slots[max(low, 0) : max(high, 0)].tolist()
             found += [memoryview(rows[slot]).cast("B") for slot in mine]
             low, high = low - len(slots), high - len(slots)
         return found
 
     def sizes(self) -> Iterable[int]:
-        return chain.from_iterable(repeat(rows.shape[1], len(slots)) for rows, slots in self._parts)
+        return chain.from_iterable(repeat(rows.shape[1], len(slots)) for rows, slots in self.parts)
 
 
 class Slabs:
