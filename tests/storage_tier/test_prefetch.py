@@ -204,7 +204,7 @@ def test_namespaces_and_weights_share_nothing() -> None:
         assert not drained(server.cache, tier_of(server.cache).prefetch(key)).gained_tokens
 
 
-@pytest.mark.parametrize("namespace", [True, 1.0, object(), ("a", 2.5)])
+@pytest.mark.parametrize("namespace", [object(), ("a", frozenset({1})), int])
 def test_a_namespace_without_a_name_in_storage_is_refused(namespace: object) -> None:
     with serving(installed("full"), Shelf()) as server:
         for call in (server.cache.begin, tier_of(server.cache).prefetch):

@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from kvgraft import Cache, TokenKey
+from decimal import Decimal
+from enum import Enum, IntEnum
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from kvgraft import Cache, ConfigError, TokenKey
+
+
+class Number(IntEnum):
+    ONE = 1
+
+
+class Name(str, Enum):
+    A = "a"
 
 
 def small_cache() -> Cache:
@@ -62,3 +77,36 @@ def test_namespaces_that_are_false_or_look_equal_are_told_apart() -> None:
                 cache.abort(request)
         assert list(cache.tree.roots) == names
         cache.check_integrity()
+
+
+NUMBERS = (
+    *(False, True, 0.0, -0.0, 1.0, 2.5, float("nan"), 1j, Decimal(1), Fraction(1), Number.ONE),
+    *(np.int64(1), np.float32(1), np.True_, np.timedelta64(0, "s")),
+)
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: f"{type(number).__name__} {number}")
+def test_a_number_that_is_no_int_is_refused_as_a_namespace(number: object) -> None:
+    """Most equal an int, and so would share its tenant's data."""
+    said = rf" is a {type(number).__name__}, and equal numbers .*; use an int, a str or a tuple of"
+    cache = small_cache()
+    for name in (number, ("a", (2, number)), frozenset({"a", number})):
+        with pytest.raises(ConfigError, match=said) as refused:
+            TokenKey(range(9), namespace=name)
+        assert str(refused.value).startswith(f"namespace {name!r:.60}: {number!r} is a")
+        assert "\n" not in str(refused.value)
+        key = TokenKey(range(9))
+        key.namespace = name
+        with pytest.raises(ConfigError, match=said):
+            cache.begin(key)
+        with pytest.raises(ConfigError, match=said):
+            cache.explain(key)
+    assert not cache.tree.roots
+
+
+def test_a_namespace_may_be_anything_else_that_can_be_hashed() -> None:
+    deep: object = 1
+    for _ in range(200):
+        deep = (deep,)
+    for name in (-1, 2**70, Name.A, frozenset({1, "a"}), object(), deep, np.str_("a"), int):
+        assert TokenKey(range(9), namespace=name).namespace is name

@@ -303,7 +303,7 @@ def test_a_namespace_storage_cannot_name_is_refused_with_nothing_queued(
 ) -> None:
     engine = opened()
     with pytest.raises(ConfigError, match="canonical bytes"):
-        engine.submit(GenerationRequest(tokens(40), 4, namespace=1.5))
+        engine.submit(GenerationRequest(tokens(40), 4, namespace=object()))
     assert engine.idle
     assert engine.totals.requests == 0
 

@@ -11,7 +11,7 @@ from kvgraft.errors import ConfigError, LeaseError
 from kvgraft.policies.policy import Use
 from kvgraft.requests.parts import Part, StatePart
 from kvgraft.transfers.journal import Transfer
-from kvgraft.tree.keys import TokenKey, expect_hashable
+from kvgraft.tree.keys import TokenKey, expect_namespace
 from kvgraft.tree.pinning import Receipt
 from kvgraft.types import PointKind
 
@@ -266,9 +266,9 @@ def expect_key(key: Any) -> TokenKey:
     """Return `key` if it can be matched.
 
     Raises:
-        ConfigError: it is no `TokenKey`, or its namespace cannot be hashed.
+        ConfigError: it is no `TokenKey`, or its namespace is refused as a new key's would be.
     """
     if not isinstance(key, TokenKey):
         raise ConfigError(f"a {type(key).__name__} is no TokenKey; give TokenKey(token_ids)")
-    expect_hashable(key.namespace)
+    expect_namespace(key.namespace)
     return key

@@ -180,8 +180,8 @@ class StorageTier:
         """Fetch a queued request's data from STORAGE to HOST; returns at once (S6).
 
         Raises:
-            ConfigError: no `TokenKey`, or a namespace that has no name in storage: a bool or float,
-                or an object.
+            ConfigError: no `TokenKey`, or a namespace that has no name in storage, such as an
+                object.
         """
         expect_key(key)
         prefetch = self.prefetching.start(key)

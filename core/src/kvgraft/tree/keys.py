@@ -10,6 +10,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
+from numbers import Number
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -27,7 +28,7 @@ __all__ = [
     "TokenKey",
     "Tokens",
     "common_prefix_pages",
-    "expect_hashable",
+    "expect_namespace",
 ]
 
 TOKEN_BYTES = 4
@@ -41,6 +42,9 @@ SIGN_BYTE = TOKEN_BYTES - 1 if sys.byteorder == "little" else 0
 
 COMPARED_BYTES = 1 << 16
 """Bytes that are compared at once, so that a difference far off copies nothing before it."""
+
+PLAIN = (str, int, bytes, type(None))
+"""Types whose values equal no value of another of them."""
 
 Tokens = Sequence[int] | npt.NDArray[np.integer] | Iterable[int]
 
@@ -61,8 +65,15 @@ class PageHashes(NamedTuple):
     hashes: bytes | bytearray
 
 
-def expect_hashable(namespace: object) -> None:
-    """Refuse a namespace that cannot be hashed, with a `ConfigError`."""
+def expect_namespace(namespace: object) -> None:
+    """Refuse a namespace that cannot be hashed, or that has a number which is no `int`.
+
+    Python holds `1`, `True`, `1.0` and `Decimal(1)` to be equal, so tenants of these names would
+    share data (T11).
+
+    Raises:
+        ConfigError: with the namespace, and the part that is refused.
+    """
     try:
         hash(namespace)
     except TypeError:
@@ -70,6 +81,19 @@ def expect_hashable(namespace: object) -> None:
             f"namespace {namespace!r:.60} is a {type(namespace).__name__}, which cannot be "
             "hashed; use an int, a str or a tuple of them"
         ) from None
+    parts = [namespace]
+    while parts:
+        part = parts.pop()
+        if type(part) in PLAIN:
+            continue
+        if isinstance(part, (tuple, frozenset)):
+            parts += part
+        elif isinstance(part, (Number, np.bool_)):
+            raise ConfigError(
+                f"namespace {namespace!r:.60}: {part!r:.40} is a {type(part).__name__}, and equal "
+                "numbers of different types would be one namespace; use an int, a str or a tuple "
+                "of them"
+            )
 
 
 class TokenKey:
@@ -80,18 +104,19 @@ class TokenKey:
             Python has it: looking for them would make short keys an eighth to a quarter slower.
         namespace: anything hashable that must not share cache with others: a tenant's salt, an
             adapter's id, a tuple of both (T11). Told apart by `==`, as a dictionary's keys are:
-            `None`, `""`, `0` and `"0"` are four, while `0` and `False` are one.
+            `None`, `""`, `0` and `"0"` are four. A number must be an `int`, in tuples and
+            frozensets too, because `1`, `True` and `1.0` would be one.
 
     Raises:
         ConfigError: a token id that is negative or does not fit int32, or a namespace that cannot
-            be hashed.
+            be hashed or has a number which is no `int`.
     """
 
     __slots__ = ("data", "edits", "hashed", "namespace", "trail", "trail_end")
 
     def __init__(self, tokens: Tokens = (), namespace: object = None) -> None:
         if namespace is not None:
-            expect_hashable(namespace)
+            expect_namespace(namespace)
         self.namespace = namespace
         self.edits = 0
         """Times the key was cut; a running request notices."""

@@ -185,11 +185,12 @@ class ModelMemory:
                 end of a system prompt: they resume there, rounded down to pages, from the second
                 one on. One position, several or None.
             namespace: separates prompts that must not share cache: a tenant's salt, an adapter's
-                id.
+                id. See `kvgraft.TokenKey`.
 
         Raises:
             AdmissionRefusedError: it does not fit; the message names the pool and the numbers.
-            ConfigError: more than one row, no token, or a position that is none of the prompt.
+            ConfigError: more than one row, no token, a position that is none of the prompt, or a
+                namespace that `TokenKey` refuses.
         """
         tokens = _one_row(input_ids)
         self.check_tokens(tokens)
@@ -218,7 +219,7 @@ class ModelMemory:
         Give it to the prompt's `Session`, or `cancel` it.
 
         Raises:
-            ConfigError: a namespace that has no name in storage, such as a float.
+            ConfigError: a namespace that has no name in storage, such as an object.
         """
         return self.cache.storage.prefetch(key) if self.cache.storage else None
 
