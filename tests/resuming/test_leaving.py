@@ -236,6 +236,31 @@ def test_a_page_aligned_prompt_is_cut_for_its_repetition_where_that_saves_enough
     cache.close()
 
 
+@pytest.mark.parametrize("page_size", [1, 64])
+def test_a_window_on_host_has_the_last_page_that_a_repetition_of_an_aligned_prompt_uses(
+    page_size: int,
+) -> None:
+    """HOST gets points only. This one costs no cut, so it need not save a quarter of the prompt."""
+    cache = Cache.open(
+        {"full": SMALL, "swa": {**SMALL, "window": 128}},
+        device_tokens=6_400,
+        host_tokens=12_800,
+        page_size=page_size,
+        load=None,
+    )
+    prompts = [[*range(1024), *range(start, start + 320)] for start in (2000, 3000, 4000)]
+    for prompt in prompts:
+        serve(cache, prompt)
+    cache.drain()
+    cache.evict("full", 6_400 // page_size)
+    cache.drain()
+    for prompt in prompts:
+        found = cache.explain(TokenKey(prompt))
+        assert (found.anchor, found.device_anchor) == (1344 - page_size, 0)
+    cache.check_integrity()
+    cache.close()
+
+
 def test_a_point_without_a_slot_is_one_for_no_component() -> None:
     cache = state_cache(states=136)
     held = [start(cache, range(1000 * n, 1000 * n + 100), reserve=64) for n in range(44)]

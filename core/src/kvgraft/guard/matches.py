@@ -21,7 +21,7 @@ from kvgraft.types import Tier
 __all__ = ["Expected", "Matches"]
 
 REPEATS_SAVE = 4
-"""A pass for the last page of a prompt is made where repeats save a part of it, one in so many."""
+"""A state before a prompt's last page is kept where repeats save a part of it, one in so many."""
 
 EXPLAINED_EVERY = 32
 """Matches between two whose explanation is compared (M9)."""
@@ -267,10 +267,10 @@ class Matches:
                 gain = page - before
                 if states and costs_a_cut and gain * size < config.cut_tokens and page not in asked:
                     continue
-                # A point that only repetitions use pays where prompts are repeated, or far behind.
+                # A state that only repetitions use pays where prompts are repeated, or far behind.
                 alone = (page + 1) * size == request.prompt and expected.base < page
                 alone = alone and page not in asked
-                if alone and gain * REPEATS_SAVE < page:
+                if states and alone and gain * REPEATS_SAVE < page:
                     continue
                 wanted.append(page)
                 before = page

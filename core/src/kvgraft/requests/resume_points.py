@@ -34,11 +34,12 @@ And the most slots of a state component's pool, where the base component fills i
 """
 
 REPEAT_SHARE = 1 / 4
-"""Least part of a page-aligned prompt that a point before its last page must save repetitions.
+"""Least part of a page-aligned prompt that a state before its last page must save repetitions.
 
 Such a prompt's end is of no use to an identical one, which computes one token at least; a longer
-prompt finds it without the point. Where somebody computed the same prompt before, repetitions are
-to be expected, and the point is always made; also where it is asked for.
+prompt finds it without the point, which costs an extra pass of the model, or a state at least.
+Where somebody computed the same prompt before, repetitions are to be expected, and the point is
+always made; also where it is asked for. Windows alone cost a page more and no pass: always made.
 """
 
 NOTHING = range(0)
@@ -125,6 +126,7 @@ class ResumePoints:
             ahead[repeat] = REPEAT
         if anchor < last != repeat:
             ahead[last] = PROMPT_END
+        has_state = self.tree.has_state
         points: dict[int, PointKind] = {}
         before = anchor
         for page in sorted(ahead) if named else ahead:
@@ -133,11 +135,11 @@ class ResumePoints:
                 if self.cuts and gain < self.cut_pages and page * size != request.prompt:
                     continue
                 of_use_to_repeats_alone = page == repeat != last and found.base < repeat
-                if of_use_to_repeats_alone and gain < repeat * REPEAT_SHARE:
+                if has_state and of_use_to_repeats_alone and gain < repeat * REPEAT_SHARE:
                     continue
             points[page] = ahead[page]
             before = page
-        return points, list(points) if self.tree.has_state else []
+        return points, list(points) if has_state else []
 
     def grid_between(self, request: Request, start: int, end: int) -> range:
         """Pages in `(start, end]` of the prompt at which the grid has a point."""

@@ -18,7 +18,7 @@ SHARE = 8
 """A grid of points takes at most one byte for this many of the base component's."""
 
 REPEAT_SHARE = 4
-"""A cut before an aligned prompt's last page saves a repetition one page in so many, at least."""
+"""A state before an aligned prompt's last page saves a repetition one page in so many, or more."""
 
 SMALL_STEP = 64
 """With pages of fewer tokens, the pages that decoding leaves behind go back to the pools."""
@@ -102,7 +102,7 @@ class Resuming:
 
         Its end, the last boundary an identical prompt can use, where it departs from others' data
         (`known`), and the ones asked for. With states only where the prefill stops, or states come
-        from inside it. One of use to repeats alone must save them a quarter, or be asked for.
+        from inside it. A state of use to repeats alone must save them a quarter, or be asked for.
         """
         if not self.matters:
             return set()
@@ -112,7 +112,8 @@ class Resuming:
         before = anchor
         for page in sorted(points):
             ends_prompt = page * self.model.page_size == prompt
-            rare = page == repeat != last and known < repeat and page not in asked
+            repeats_alone = page == repeat != last and known < repeat and page not in asked
+            rare = bool(self.states) and repeats_alone
             free = self.inside or ends_prompt or not self.states or page in asked
             least = max(0 if free else self.cut_pages, repeat / REPEAT_SHARE if rare else 0)
             if page - before >= least:
