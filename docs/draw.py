@@ -298,14 +298,20 @@ FLOORS: tuple[tuple[str, dict[str, str]], ...] = (
     ("moving bytes", {"transfers": "copies between tiers", "storage": "a store without a cache"}),
     ("packages", {"packages": "find, validate and bind components"}),
     ("the tree", {"tree": "nodes, cells, pins, victims; no torch, no package"}),
-    ("memory", {"pools": "slots and tensors", "policies": "the order of eviction"}),
+    (
+        "memory",
+        {
+            "hookspecs.py": "asks for pools and copies",
+            "pools": "slots and tensors",
+            "policies": "the order of eviction",
+        },
+    ),
     (
         "words",
         {
             "config.py": "",
             "types.py": "",
             "reach.py": "",
-            "hookspecs.py": "",
             "rules.py": "",
             "errors.py": "",
         },
