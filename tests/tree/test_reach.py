@@ -209,6 +209,25 @@ class Narrow(Silent):
         return 0
 
 
+@dataclass(frozen=True)
+class Careless(Trailing):
+    """It names no pages."""
+
+    def pages(self, boundary: int, page_size: int) -> Sequence[Span]:
+        return ()
+
+
+@dataclass(frozen=True)
+class Generous(Trailing):
+    """It names a page more than its tokens are on."""
+
+    def pages(self, boundary: int, page_size: int) -> Sequence[Span]:
+        return Trailing(self.tokens + page_size).pages(boundary, page_size)
+
+    def width(self, boundary: int, page_size: int) -> int:
+        return boundary
+
+
 class Late(Term):
     """Behind page 200 it names a page that is none."""
 
@@ -266,6 +285,15 @@ class Unhashable(Beyond):
         (
             Narrow(),
             "Narrow.width is 0; it is from 1, the pages needed, to the boundary's own at",
+        ),
+        (
+            Careless(512),
+            "Careless.pages leaves out page 0, and needs asks for token 0 of it at boundary 1,",
+        ),
+        (
+            Generous(6),
+            "Generous.pages names page 0, and needs asks for no token of it at boundary 7, pages "
+            "of 1 tokens; see kvgraft.Term",
         ),
         (Unhashable(), "Unhashable raised TypeError: unhashable type"),
     ],

@@ -23,7 +23,7 @@ FAR = 1 << 40
 
 
 PROBED = ((0, 1), (1, 1), (7, 1), (100, 1), (1, 4), (5, 4), (70, 16))
-"""Boundaries, in pages, and page sizes at which a new term is asked whether it answers at all."""
+"""Boundaries, in pages, and page sizes at which a new term is asked for all it answers."""
 
 
 def _check_term(term: object) -> None:
@@ -60,7 +60,7 @@ def _check_term(term: object) -> None:
 
 
 def _answers(term: Term, boundary: int, page_size: int) -> str | None:
-    """The fault in the form of a term's answers; None if there is none."""
+    """The fault in a term's answers, in form or between `pages` and `needs`; None if none."""
     spans: Sequence[Any] = term.pages(boundary, page_size)
     held: set[int] = set()
     try:
@@ -74,10 +74,9 @@ def _answers(term: Term, boundary: int, page_size: int) -> str | None:
         return (
             f"width is {width!r}; it is from {len(held)}, the pages needed, to the boundary's own"
         )
-    for token in range(boundary):
-        said: object = term.needs(boundary, token)
-        if not isinstance(said, bool):
-            return f"needs answers {said!r} for token {token}"
+    said = _disagreement(term, boundary, page_size, held)
+    if said is not None:
+        return said
     ends: object = term.ends_at_boundary
     if not isinstance(ends, bool):
         return f"ends_at_boundary is {ends!r}"
@@ -89,6 +88,27 @@ def _answers(term: Term, boundary: int, page_size: int) -> str | None:
             return f"width is {widest!r} at page {far}, and {width} before"
         width = widest
     return None
+
+
+def _disagreement(term: Term, boundary: int, page_size: int, held: set[int]) -> str | None:
+    """How `needs`, asked for every token, differs from `held`, the pages named; None if it agrees.
+
+    A state names no pages.
+    """
+    needed: dict[int, int] = {}
+    for token in range(boundary * page_size):
+        said: object = term.needs(boundary * page_size, token)
+        if not isinstance(said, bool):
+            return f"needs answers {said!r} for token {token}"
+        if said:
+            needed.setdefault(token // page_size, token)
+    differing = held ^ needed.keys()
+    if not differing or isinstance(term, StateAt):
+        return None
+    page = min(differing)
+    if page in needed:
+        return f"pages leaves out page {page}, and needs asks for token {needed[page]} of it"
+    return f"pages names page {page}, and needs asks for no token of it"
 
 
 def _is_ours(term: Term) -> bool:
@@ -103,8 +123,8 @@ class Reach:
         terms: at least one; `StateAt` only alone (a state component holds nothing else).
 
     Raises:
-        ConfigError: no term, something that is no `Term` or does not answer as one, or `StateAt`
-            beside other terms.
+        ConfigError: no term, something that is no `Term` or does not answer as one, a term whose
+            `pages` and `needs` disagree at a near boundary, or `StateAt` beside other terms.
     """
 
     terms: tuple[Term, ...]
