@@ -108,6 +108,23 @@ def test_hints_are_classes_of_their_own() -> None:
         assert {class_of(node.cells[0].stamp) for node in cache.tree.nodes()} == {0, 4, 8, 12}
 
 
+def test_an_explanation_says_how_data_is_ranked() -> None:
+    with Cache.open(["full"], device_tokens=8192, page_size=64, policy="density") as cache:
+        key = TokenKey(range(256))
+        request = cache.begin(key)
+        assert cache.admit(request).admitted
+        assert cache.allocate(request, 256)
+        cache.computed(request, 256)
+        cache.finish(request, hint="continues")
+        explained = cache.explain(TokenKey(range(300)))
+        assert "kept by density: full on DEVICE, class 4 (mostly new, continues)" in str(explained)
+        (kept,) = explained.kept
+        assert (kept.pinned, kept.score) == (False, 0.0)
+        again = cache.begin(TokenKey(range(300)))
+        assert cache.explain(TokenKey(range(300))).kept[0].pinned
+        cache.abort(again)
+
+
 def test_data_stays_as_long_as_its_tier_is_large() -> None:
     with Cache.open(
         ["full"], device_tokens=4096, host_tokens=65536, page_size=64, policy="density"

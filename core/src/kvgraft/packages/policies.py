@@ -74,4 +74,4 @@ def _published(name: str, load: Callable[[], object]) -> EvictionPolicy:
     return made
 
 
-MEMBERS = ("name", "classifies", "order", "opened", "classify", "admitted", "finished")
+MEMBERS = ("name", "classifies", "order", "opened", "classify", "admitted", "finished", "describe")

@@ -28,6 +28,7 @@ __all__ = ["Density", "DensityOrder"]
 
 AGAIN, RETURNING = 1, 2
 HINTS = {Hint.CONTINUES: 4, Hint.TURN_ENDED: 8, Hint.OVER: 12}
+HINT_BITS = 12
 
 LEARN_EVERY = 100
 """Requests between two computations of the scores."""
@@ -123,6 +124,14 @@ class Density:
         sums = self.prefixes.sums(use.namespace, use.tokens, len(use.tokens) // 4, sums)
         self.prefixes.ended(sums, its_class, use.allocated)
         return int(its_class)
+
+    def describe(self, use_class: int) -> str:
+        """What was known of the request."""
+        words = ["half of it seen before" if use_class & RETURNING else "mostly new"]
+        if use_class & AGAIN:
+            words.append("used more than once")
+        words += [hint.value for hint, bits in HINTS.items() if use_class & HINT_BITS == bits]
+        return ", ".join(words)
 
 
 def _rates(prefixes: Prefixes) -> dict[int, list[float]]:
@@ -246,9 +255,10 @@ class DensityOrder:
             bucket.keep(wanted)
 
     def score(self, stamp: int) -> float:
-        """The score of data with a stamp; 0 until something is learnt."""
+        """Expected reuses in a stay of `tau`; 0 until something is learnt."""
         age = self._clock.now - self._clock.at(stamp)
-        return self._score(class_of(stamp), bin_of(age, self.unit))
+        score = self._score(class_of(stamp), bin_of(age, self.unit))
+        return score * self.tau / self.unit
 
     def __len__(self) -> int:
         return sum(map(len, self._buckets.values()))

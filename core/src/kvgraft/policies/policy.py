@@ -102,6 +102,9 @@ class Order(Protocol):
     def keep(self, wanted: Callable[[Any], object]) -> None:
         """Drop every candidate that is not wanted."""
 
+    def score(self, stamp: int) -> float | None:
+        """The score of data with a stamp, the lowest leaves first; None if stamps alone decide."""
+
     def __len__(self) -> int:
         """Candidates."""
 
@@ -143,3 +146,6 @@ class EvictionPolicy(Protocol):
 
     def finished(self, use: Use, stamp: int, hint: Hint | None) -> int:
         """The request ends; the class of its data from now on. `stamp` is the latest there is."""
+
+    def describe(self, use_class: int) -> str:
+        """A class in words, for reports; empty where there is but one."""

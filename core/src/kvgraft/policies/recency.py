@@ -84,6 +84,11 @@ class RecencyQueue:
         heapify(self._oldest)
         return True
 
+    def score(self, stamp: int) -> float | None:
+        """None: stamps alone decide."""
+        del stamp
+        return None
+
     def keep(self, wanted: Callable[[Any], object]) -> None:
         """Drop every candidate whose node is not wanted; O(candidates)."""
         kept = [entry for entry in self if wanted(entry[1])]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
+from kvgraft.policies.policy import class_of
 from kvgraft.tree import matching
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
-from kvgraft.types import PointKind
+from kvgraft.types import PointKind, Tier
 
-__all__ = ["ComponentReason", "Explanation", "SkippedPoints", "explain"]
+__all__ = ["ComponentReason", "Explanation", "Keeping", "SkippedPoints", "explain"]
 
 
 class ComponentReason(NamedTuple):
@@ -44,6 +46,36 @@ class SkippedPoints(NamedTuple):
     reason: str
 
 
+class Keeping(NamedTuple):
+    """How the eviction policy ranks the data at the anchor.
+
+    Attributes:
+        component: its name.
+        tier: DEVICE or HOST.
+        pinned: whether a running request holds it: then it does not leave.
+        use_class: the class of its last use.
+        words: that class in words; empty where the policy has but one.
+        score: the lowest leaves first; None if the data used least recently does.
+    """
+
+    component: str
+    tier: Tier
+    pinned: bool
+    use_class: int
+    words: str
+    score: float | None
+
+    def __str__(self) -> str:
+        said = [f"{self.component} on {self.tier.name}"]
+        if self.words:
+            said.append(f"class {self.use_class} ({self.words})")
+        if self.score is not None:
+            said.append(f"score {self.score:.3g}")
+        if self.pinned:
+            said.append("pinned")
+        return ", ".join(said)
+
+
 class Explanation(NamedTuple):
     """Where a match ends and why, by component; token counts.
 
@@ -58,6 +90,8 @@ class Explanation(NamedTuple):
             anchor, data is missing as `components` says.
         storage: the result of a prefetch and why it was not more; empty without one.
         skipped: resume points that requests of this cache left out, by kind.
+        policy: the eviction policy's name.
+        kept: how it ranks the data at the anchor, by component and tier.
     """
 
     tokens: int
@@ -69,6 +103,8 @@ class Explanation(NamedTuple):
     storage: str = ""
     points: tuple[tuple[int, PointKind], ...] = ()
     skipped: tuple[SkippedPoints, ...] = ()
+    policy: str = ""
+    kept: tuple[Keeping, ...] = ()
 
     def __str__(self) -> str:
         lines = [
@@ -88,6 +124,8 @@ class Explanation(NamedTuple):
             f"because {each.reason}"
             for each in self.skipped
         ]
+        if self.kept:
+            lines.append(f"  kept by {self.policy}: {'; '.join(map(str, self.kept))}")
         if self.storage:
             lines.append(f"  storage: {self.storage}")
         return "\n".join(lines)
@@ -115,7 +153,26 @@ def explain(tree: Tree, key: TokenKey, limit: int) -> Explanation:
             for page, kind in node.each_point()
             if page <= known
         ),
+        policy=tree.policy.name,
+        kept=tuple(_kept(tree, nodes, found.anchor)),
     )
+
+
+def _kept(tree: Tree, nodes: list[Node], anchor: int) -> Iterator[Keeping]:
+    """The rank of the data on the node before the anchor."""
+    for node in nodes:
+        if not node.start < anchor <= node.end:
+            continue
+        for component, cell in zip(tree.components, node.cells):
+            for tier, slots, pins, order in (
+                (Tier.DEVICE, cell.device, cell.device_pins, component.device_queue),
+                (Tier.HOST, cell.host, cell.host_pins, component.host_queue),
+            ):
+                if slots is not None and cell.stamp >= 0:
+                    its_class = class_of(cell.stamp)
+                    words = tree.policy.describe(its_class)
+                    score = order.score(cell.stamp)
+                    yield Keeping(component.name, tier, pins > 0, its_class, words, score)
 
 
 def _gap(

@@ -156,6 +156,17 @@ def result() -> ReplayResult:
         "rejections": 2,
         "copies_on_write": 569,
         "checkpoints": 1_847,
+        "kept": [
+            {
+                "component": "full",
+                "tier": "device",
+                "use_class": 2,
+                "words": "half of it seen before",
+                "slots": 1234,
+                "lowest_score": 0.125,
+                "highest_score": 0.5,
+            }
+        ],
         "resume_points": {
             "made": {"repeat": 633, "branch": 41, "end": 640, "grid": 219},
             "skipped": {"repeat": 0, "branch": 3, "end": 0, "grid": 17},

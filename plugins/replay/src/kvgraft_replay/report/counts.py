@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvgraft.cache import Cache
+from kvgraft.policies.policy import class_of
 from kvgraft.storage import StoreStats
 from kvgraft.types import Direction, PointKind
 from kvgraft_replay.report.schema import (
     CacheCounts,
+    KeptClass,
     PointCounts,
     PointSlots,
     StorageCounts,
@@ -51,7 +53,37 @@ def cache_counts(cache: Cache) -> CacheCounts:
         "copies_on_write": cache.states.copies_on_write,
         "checkpoints": cache.publisher.checkpoints,
         "resume_points": _point_counts(cache),
+        "kept": _kept(cache),
     }
+
+
+def _kept(cache: Cache) -> list[KeptClass]:
+    """The data that could leave, by the policy's classes; O(candidates)."""
+    policy, found = cache.tree.policy, list[KeptClass]()
+    for component in cache.tree.components:
+        tiers = ("device", component.device_queue), ("host", component.host_queue)
+        for tier, order in tiers:
+            classes: dict[int, list[tuple[int, float | None]]] = {}
+            for stamp, node in order:
+                cell = node.cells[component.index]
+                if node.parent is None or (cell.device if tier == "device" else cell.host) is None:
+                    continue
+                entries = classes.setdefault(class_of(cell.stamp), [])
+                entries.append((component.n_slots(node), order.score(max(stamp, cell.stamp))))
+            for use_class, entries in sorted(classes.items()):
+                scores = [score for _, score in entries if score is not None]
+                found.append(
+                    {
+                        "component": component.name,
+                        "tier": tier,
+                        "use_class": use_class,
+                        "words": policy.describe(use_class),
+                        "slots": sum(n_slots for n_slots, _ in entries),
+                        "lowest_score": min(scores, default=None),
+                        "highest_score": max(scores, default=None),
+                    }
+                )
+    return found
 
 
 def _point_counts(cache: Cache) -> PointCounts | None:

@@ -243,6 +243,22 @@ class PointCounts(TypedDict):
     slots: dict[str, PointSlots]
 
 
+class KeptClass(TypedDict):
+    """Data of one class that could leave a pool at the end, as the eviction policy ranks it.
+
+    `words` says what the class means; it is empty, and the scores are None, where the policy has
+    but one class and goes by recency alone. The lowest score leaves first.
+    """
+
+    component: str
+    tier: str
+    use_class: int
+    words: str
+    slots: int
+    lowest_score: float | None
+    highest_score: float | None
+
+
 class CacheCounts(TypedDict):
     """The cache's own counts; `evictions` may gain causes.
 
@@ -256,6 +272,7 @@ class CacheCounts(TypedDict):
     copies_on_write: int
     checkpoints: int
     resume_points: PointCounts | None
+    kept: list[KeptClass]
 
 
 class ReplayResult(CacheCounts):

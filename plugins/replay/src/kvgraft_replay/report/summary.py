@@ -144,6 +144,7 @@ def result_tables(result: ReplayResult) -> tuple[SummaryTable, ...]:
         _component_table(result),
         _transfer_table(result),
         _eviction_table(result),
+        *_kept_tables(result),
         _scheduling_table(result),
     )
 
@@ -217,6 +218,37 @@ def _eviction_table(result: ReplayResult) -> SummaryTable:
         n_labels=2,
         last_is_words=True,
     )
+
+
+def _kept_tables(result: ReplayResult) -> list[SummaryTable]:
+    """The classes of the eviction policy, if it has several."""
+    rows = [
+        (
+            each["component"],
+            each["tier"],
+            each["words"],
+            count(each["slots"]),
+            _score(each["lowest_score"]),
+            _score(each["highest_score"]),
+        )
+        for each in result.get("kept", [])
+        if each["words"]
+    ]
+    if not rows:
+        return []
+    return [
+        SummaryTable(
+            f"Kept by {result['settings']['eviction_policy']}",
+            "slots that could leave at the end; the lowest score leaves first",
+            ("component", "tier", "class", "slots", "score from", "to"),
+            tuple(rows),
+            n_labels=3,
+        )
+    ]
+
+
+def _score(score: float | None) -> str:
+    return ABSENT if score is None else f"{score:.3f}"
 
 
 def _scheduling_table(result: ReplayResult) -> SummaryTable:
