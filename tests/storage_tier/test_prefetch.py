@@ -119,7 +119,11 @@ def test_a_timeout_lets_the_request_begin_and_is_not_a_miss() -> None:
         assert not prefetch.ready
         until(lambda: prefetch.ready)
         assert not prefetch.ended
+        assert str(prefetch) == (
+            "0 tokens beyond 0: timed out after 0.05 s; the request may begin without the rest"
+        )
         server.cache.abort(server.cache.begin(key, prefetch=prefetch))
+        assert str(prefetch) == "0 tokens beyond 0: the request began before all had come"
         shelf.gate.set()
         assert server.cache.drain()
         again = drained(server.cache, tier_of(server.cache).prefetch(key))

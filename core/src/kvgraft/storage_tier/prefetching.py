@@ -64,6 +64,7 @@ class Prefetch:
         "_deadline",
         "_owner",
         "_policy",
+        "_timeout_s",
         "agreed_nbytes",
         "anchor_tokens",
         "cancelled",
@@ -95,7 +96,8 @@ class Prefetch:
         self.spare = spare
         self._clock = clock
         self._policy = settings.prefetch
-        self._deadline = clock() + settings.prefetch_timeout_s
+        self._timeout_s = settings.prefetch_timeout_s
+        self._deadline = clock() + self._timeout_s
         self.anchor_tokens = self.tokens = self.planned_tokens = 0
         self.shared = self.joined = False
         self.cancelled = False
@@ -112,9 +114,13 @@ class Prefetch:
     @property
     def ready(self) -> bool:
         """Whether the policy lets the request begin; never blocks (S6)."""
-        if self._policy is PrefetchPolicy.BEST_EFFORT or self.ended:
-            return True
-        return self._policy is PrefetchPolicy.TIMEOUT and self._clock() >= self._deadline
+        return self.ended or self._policy is PrefetchPolicy.BEST_EFFORT or self.timed_out
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether it is not waited for any longer, though more may come until `begin` takes it."""
+        waits = self._policy is PrefetchPolicy.TIMEOUT and not self.ended
+        return waits and self._clock() >= self._deadline
 
     @property
     def gained_tokens(self) -> int:
@@ -128,6 +134,10 @@ class Prefetch:
     def __str__(self) -> str:
         """One line: the tokens gained, beyond which anchor, and how it ended."""
         reason = self.reason or "under way"
+        if self.timed_out:
+            reason = (
+                f"timed out after {self._timeout_s:g} s; the request may begin without the rest"
+            )
         if self.planned_tokens > self.tokens:
             reason += f"; storage has {self.planned_tokens}"
         return f"{self.gained_tokens} tokens beyond {self.anchor_tokens}: {reason}"
