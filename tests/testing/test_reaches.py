@@ -96,6 +96,14 @@ class Cut(BlockSparse):
         return self.block
 
 
+@dataclass(frozen=True, slots=True)
+class Overlooks(Trailing):
+    """It needs a token far from its own numbers, which is on no page that it names."""
+
+    def needs(self, boundary: int, token: int) -> bool:
+        return token == 3_777 or Trailing.needs(self, boundary, token)
+
+
 FAR_TOKENS = 20_000
 """Behind this many tokens the next ones are wrong; before, all are right."""
 
@@ -154,6 +162,10 @@ class SlimFar(Everything):
 
 WRONG = {
     "pages are left out": (Forgets(6, 2), reaching.a_reach_names_the_pages_of_its_tokens, "M1"),
+    "a token between is left out": (
+        *(Overlooks(10), reaching.a_reach_names_the_pages_of_its_tokens),
+        "M1",
+    ),
     "pages come back": (Returns(3), reaching.a_page_that_was_left_is_not_needed_again, "M1"),
     "width is too small": (Slim(6, 2), reaching.a_width_is_not_exceeded, "A4"),
     "contains too much": (Greedy(6, 2), reaching.containment_holds_token_by_token, "E3"),

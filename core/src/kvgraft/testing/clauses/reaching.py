@@ -25,6 +25,9 @@ SHORT = 12
 LONGEST = 20_000
 """Up to this boundary, in tokens, every token before one is asked; behind it some of them."""
 
+BETWEEN = (1_000, 4_099, 9_001)
+"""Boundaries at which every term is asked for every token, in tokens: wherever its numbers lie."""
+
 BLOCK = 48
 """Tokens that are asked together: whole pages of all sizes."""
 
@@ -40,12 +43,12 @@ def _has_pages(subject: Subject) -> str | None:
 
 
 def boundaries(terms: tuple[Term, ...], page_size: int) -> list[int]:
-    """Page boundaries at which terms are looked at: the first ones, and where their numbers lie."""
+    """Page boundaries at which terms are asked: the first, fixed ones, and near their numbers."""
     numbers = {number for term in terms for number in numbers_of(term)}
     marks = {number * times for number in numbers for times in (1, 2, 3)} | {sum(numbers)}
     near = {mark // page_size + step for mark in marks for step in (-1, 0, 1, 2)}
-    far = [boundary // page_size for boundary in FAR]
-    return sorted({*range(SHORT), *(at for at in near if 0 < at <= far[-1]), *far})
+    fixed = [boundary // page_size for boundary in (*BETWEEN, *FAR)]
+    return sorted({*range(SHORT), *(at for at in near if 0 < at <= fixed[-1]), *fixed})
 
 
 @cache
