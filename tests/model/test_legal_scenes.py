@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvgraft.config import LoadModel, WritePolicy
 from kvgraft.testing.machine.machine import machine_for
+from kvgraft.types import Tier
 
 from .setups import SETUPS
 
@@ -72,4 +73,37 @@ def test_data_that_goes_to_the_tree_and_on_to_host_in_one_call_was_used_then() -
     state.decode(index=0, tokens=[1, 2, 2, 1])
     state.finish(index=0)
     state.begin(stem=common, length=6, tail=(), chunk=None, namespace=None, reserve=0, along=3)
+    state.teardown()
+
+
+def test_pages_given_back_for_want_of_room_are_no_sign_that_the_grid_was_met() -> None:
+    """The boundary for repetitions lies on the grid; nothing is published at it yet."""
+    state = machine_for(SETUPS["broad+near+far"])()
+    state.open(
+        policy=WritePolicy.WRITE_THROUGH, page_size=1, device=16, host=9, load=None, cut_tokens=None
+    )
+    state.begin_marked(along=1, chunk=None, length=4, mark=0, stem=(1, 1, 1, 1))
+    state.load_back(index=0)
+    state.prefill(index=0, limit=None, whole=False)
+    state.begin(
+        stem=(1, 1, 2, 1, 2),
+        length=5,
+        tail=(1, 2),
+        chunk=None,
+        namespace=None,
+        reserve=4,
+        along=1,
+    )
+    state.quiesce(finish=True, index=0)
+    state.finish(index=0)
+    state.evict(index=7, n_slots=1, tier=Tier.DEVICE)
+    state.begin(
+        stem=(1, 1, 2, 1, 2, 1, 1, 1, 2, 2),
+        length=10,
+        tail=(2, 1, 2),
+        chunk=None,
+        namespace=None,
+        reserve=1,
+        along=3,
+    )
     state.teardown()

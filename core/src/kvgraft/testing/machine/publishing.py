@@ -10,6 +10,7 @@ from kvgraft.testing.machine.live import Live
 from kvgraft.testing.machine.observing import Snapshot
 from kvgraft.testing.machine.predicting import Adopted, adopted
 from kvgraft.testing.machine.resuming import Leaving
+from kvgraft.types import PointKind
 
 if TYPE_CHECKING:
     from kvgraft.testing.machine.bench import Bench
@@ -124,7 +125,8 @@ class Publishing:
             return None
         position = live.computed // self.model.page_size
         grid = resuming.goes_on(own, live.prompt, position)
-        if request.last_point >= position or grid & set(request.points):
+        met = any(request.points.get(page) is PointKind.GRID for page in grid)
+        if request.last_point >= position or met:
             own.points |= grid
             own.last_point = (
                 max(own.last_point, position) if not self.bench.states else (own.last_point)
