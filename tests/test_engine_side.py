@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kvgraft import Cache, CacheConfig, ConfigError, LeaseError, TokenKey
@@ -48,10 +49,12 @@ def test_caches_requests_and_keys_print_their_state_and_no_tokens() -> None:
 
 def test_a_key_is_cut_to_its_first_tokens() -> None:
     key = TokenKey(range(10))
-    with pytest.raises(ConfigError, match="key cut to -1 tokens; keep 0 or more"):
+    with pytest.raises(ConfigError, match="truncate: n_tokens -1; give a whole number, 0 or"):
         key.truncate(-1)
     key.truncate(1000)
     assert key.n_tokens == 10
+    key.truncate(np.int64(9))
+    assert key.n_tokens == 9
     key.truncate(4)
     assert key.tokens().tolist() == [0, 1, 2, 3]
 

@@ -284,13 +284,14 @@ def test_a_copied_key_is_found_where_the_first_was(cache: Cache) -> None:
     assert cache.begin(copy.copy(key)).anchor_tokens == 8
 
 
-@pytest.mark.parametrize("value", ["5", 2.5, [3], -1])
+@pytest.mark.parametrize("value", ["5", 2.5, [3], -1, True])
 @pytest.mark.parametrize(
     ("subject", "call"),
     [
         ("begin: reserve", lambda cache, value: cache.begin(TokenKey([1, 2]), reserve=value)),
         ("begin: chunk", lambda cache, value: cache.begin(TokenKey([1, 2]), chunk=value)),
         ("evict: slots", lambda cache, value: cache.evict("full", value)),
+        ("truncate: n_tokens", lambda cache, value: TokenKey([1, 2]).truncate(value)),
     ],
 )
 def test_a_count_of_another_type_is_named_with_its_argument(
@@ -342,6 +343,15 @@ def test_without_storage_its_use_says_how_to_have_it(
         cache.poll()
         assert cache.drain()
         cache.abort(request)
+
+
+def test_without_storage_a_prefetch_is_refused_as_it_was_given(cache: Cache) -> None:
+    with pytest.raises(LeaseError) as refused:
+        cache.begin(TokenKey([1, 2]), prefetch=3)  # type: ignore[arg-type]
+    assert str(refused.value) == (
+        "begin: 3 is no prefetch of this cache, which has no storage tier; begin without one"
+    )
+    assert not cache.requests
 
 
 @pytest.mark.parametrize("end", ["checkpoint", "finish", "retract"])

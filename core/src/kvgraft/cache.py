@@ -217,7 +217,7 @@ class Cache:
         Raises:
             ConfigError: no `TokenKey`, an empty one, a negative reservation, a chunk below one
                 token, or a namespace that storage has no name for.
-            LeaseError: the cache is closed, or the prefetch was cancelled.
+            LeaseError: the cache is closed, or the prefetch was cancelled or is none of this cache.
         """
         prompt = expect_key(key).n_tokens
         if type(reserve) is not int or reserve < 0:
@@ -235,7 +235,10 @@ class Cache:
             if self.storage:
                 self.storage.before_begin(key, prefetch)
             elif prefetch is not None:
-                raise LeaseError("the prefetch is of another cache; this one has no storage")
+                raise LeaseError(
+                    f"begin: {prefetch!r:.60} is no prefetch of this cache, which has no storage "
+                    "tier; begin without one"
+                )
             self.uses.begin(request)
             self.leases.lease(request, self._limit(request))
         except BaseException:

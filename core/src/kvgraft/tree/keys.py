@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvgraft.errors import ConfigError
+from kvgraft.sizes import expect_count
 
 if TYPE_CHECKING:
     from kvgraft.tree.node import Node
@@ -108,8 +109,8 @@ class TokenKey:
             frozensets too, because `1`, `True` and `1.0` would be one.
 
     Raises:
-        ConfigError: a token id that is negative or does not fit int32, or a namespace that cannot
-            be hashed or has a number which is no `int`.
+        ConfigError: a token id that is negative or does not fit int32, text or bytes in place of
+            ids, or a namespace that cannot be hashed or has a number which is no `int`.
     """
 
     __slots__ = ("data", "edits", "hashed", "namespace", "trail", "trail_end")
@@ -147,8 +148,11 @@ class TokenKey:
                 tokens = tokens.astype(np.int32)
             self._append(tokens.tobytes())
             return
-        if isinstance(tokens, (bytes, bytearray)):
-            tokens = list(tokens)  # array() would read them as int32 memory
+        if isinstance(tokens, (str, bytes, bytearray)):
+            raise ConfigError(
+                f"token ids given as {type(tokens).__name__}; give a list of integers that fit "
+                "int32, such as those of the model's tokenizer"
+            )
         try:
             if isinstance(tokens, (list, tuple)):
                 data = struct.pack(f"{len(tokens)}i", *tokens)  # 3x array()
@@ -207,10 +211,9 @@ class TokenKey:
         goes on with the sequence as it was: the kept tokens are copied.
 
         Raises:
-            ConfigError: fewer than 0 tokens.
+            ConfigError: no whole number, or fewer than 0 tokens.
         """
-        if n_tokens < 0:
-            raise ConfigError(f"key cut to {n_tokens} tokens; keep 0 or more")
+        n_tokens = expect_count("truncate: n_tokens", n_tokens)
         self.data = self.data[: n_tokens * TOKEN_BYTES]
         self.edits += 1
         self.trail = self.hashed = None
