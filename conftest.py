@@ -54,6 +54,25 @@ def fuzz_steps() -> int:
     return int(os.environ.get("KVGRAFT_FUZZ_STEPS", "1000000"))
 
 
+class _AtOnce:
+    """Prints a failure when it is found: a run of the fuzz profile takes an hour."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and reporter is not None:
+            reporter.ensure_newline()
+            reporter.write_line(f"{report.nodeid}\n{report.longreprtext}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register what only some profiles need."""
+    if config.getoption("--hypothesis-profile", None) == "fuzz":
+        config.pluginmanager.register(_AtOnce(config))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say what the state machines did, over all processes."""
     counts: Counter[str] = Counter()
