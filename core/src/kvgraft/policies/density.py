@@ -126,7 +126,7 @@ class Density:
         return int(its_class)
 
     def describe(self, use_class: int) -> str:
-        """What was known of the request."""
+        """Tell what was known of the request."""
         words = ["half of it seen before" if use_class & RETURNING else "mostly new"]
         if use_class & AGAIN:
             words.append("used more than once")
