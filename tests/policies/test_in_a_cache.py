@@ -158,6 +158,28 @@ def test_a_policy_that_fails_at_admission_leaves_the_request_as_it_was(
         cache.check_integrity()
 
 
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [("raise", "KeyError: 'lost'"), (None, "words None, score None; give a str, and a number")],
+)
+def test_an_explanation_names_a_policy_that_cannot_say_how_it_ranks(
+    opened: Callable[..., Cache], answer: Any, said: str
+) -> None:
+    class Bad(LeastRecentlyUsed):
+        def describe(self, use_class: int) -> Any:
+            if answer == "raise":
+                raise KeyError("lost")
+            return answer
+
+    with opened(Bad) as cache:
+        request = start(cache, 64)
+        assert cache.allocate(request, 64)
+        cache.computed(request, 64)
+        cache.finish(request)
+        with pytest.raises(ContractViolation, match=f"K1: .*policy 'lru' cannot rank data: {said}"):
+            cache.explain(TokenKey(range(64)))
+
+
 class Doubling(RecencyQueue):
     def push(self, stamp: int, node: Any) -> None:
         super().push(stamp, node)

@@ -84,6 +84,43 @@ def test_a_class_out_of_range_is_found_out() -> None:
         check_policy(Bad)
 
 
+class Speechless(LeastRecentlyUsed):
+    def describe(self, use_class: int) -> Any:
+        return None
+
+
+class Wordy(LeastRecentlyUsed):
+    def order(self, pool: Pool) -> Any:
+        class Order(RecencyQueue):
+            def score(self, stamp: int) -> Any:
+                return "high"
+
+        return Order()
+
+
+class Moody(LeastRecentlyUsed):
+    def order(self, pool: Pool) -> Any:
+        class Order(RecencyQueue):
+            def score(self, stamp: int) -> float | None:
+                return random.random()
+
+        return Order()
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        (Speechless, "K1.*describe gives None; give a str"),
+        (Wordy, "K1.*score gives 'high'; give a number or None"),
+        (Moody, "K3.*rank data differently"),
+        (object, "K1.*the policy has no name, classifies, order"),
+    ],
+)
+def test_a_policy_that_cannot_say_how_it_ranks_is_found_out(policy: Any, said: str) -> None:
+    with pytest.raises(ContractViolation, match=said):
+        check_policy(policy)
+
+
 def victims(policy: str) -> list[int]:
     """Requests in the order in which a cache evicts them, before anything is learnt."""
     cache = Cache.open(["full"], device_tokens=4096, page_size=64, policy=policy)

@@ -63,7 +63,7 @@ def test_starting_a_load_waits_for_nothing_and_publishes_nothing(name: str) -> N
         component, load = part.component, part.host_slots
         assert pages_on(cache, PROMPT, component.name, Tier.DEVICE) == []
         assert component.device.in_flight == load
-    with pytest.raises(LeaseError, match="before the load-back delivered"):
+    with pytest.raises(LeaseError, match="before the load-back has ended"):
         cache.allocate(request, 1)
     cache.check_integrity()
     fence.set()
@@ -151,7 +151,7 @@ def test_a_request_that_shares_two_transfers_waits_for_both(last: int) -> None:
     engine.step(1 - last)
     cache.poll()
     assert (part.ready, whole.ready, both.ready) == (last == 1, False, False)
-    with pytest.raises(LeaseError, match="before the load-back delivered"):
+    with pytest.raises(LeaseError, match="before the load-back has ended"):
         cache.allocate(both, 1)
     engine.step()
     cache.poll()

@@ -344,8 +344,10 @@ class Cache:
         if request.receipt.host_from is not None:
             if not request.load_started and request.needs_load_back:
                 raise LeaseError("allocate before load_back: part of the prefix is on HOST only")
-            if not request.ready or request.load_failed:
-                raise LeaseError("allocate before the load-back delivered; poll, or restart")
+            if request.load_failed:
+                raise LeaseError("the load-back failed; restart the request, then admit it")
+            if not request.ready:
+                raise LeaseError("allocate before the load-back has ended; poll until it is ready")
             request.waits = []
             pinning.release_host_copy(self.tree, request.receipt)
         pages = request.pages_short(n_tokens, self.tree.page_size)
@@ -455,14 +457,18 @@ class Cache:
         """Per component, why the anchor of `key` is not deeper (M9); and the result of a prefetch.
 
         Beside the resume points on the way it names kinds of which points were skipped in this
-        cache, with the reason of the last one (I11).
+        cache, with the reason of the last one (I11), and how many were evicted.
+
+        Raises:
+            ContractViolation: K1, the eviction policy cannot say how it ranks data.
         """
         self.tree.hold(expect_key(key).namespace)
         try:
             found = explain(self.tree, key, max(0, key.n_tokens - 1) // self.tree.page_size)
         finally:
             self.tree.let_go(key.namespace)
-        found = found._replace(skipped=self.points.skips())
+        lost = tuple((kind, n) for kind, n in self.points.lost.items() if n)
+        found = found._replace(skipped=self.points.skips(), lost=lost)
         return found if prefetch is None else found._replace(storage=str(prefetch))
 
     # -- tables and states that an engine reads

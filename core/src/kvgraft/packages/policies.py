@@ -9,7 +9,7 @@ from kvgraft.errors import ConfigError
 from kvgraft.packages.entry_points import import_failure, published
 from kvgraft.policies.policy import EvictionPolicy
 
-__all__ = ["BUILT_IN", "POLICY_GROUP", "load_policy", "policy_names"]
+__all__ = ["BUILT_IN", "POLICY_GROUP", "load_policy", "missing_members", "policy_names"]
 
 POLICY_GROUP = "kvgraft.policies"
 """Entry point group of packages with policies: a class, or a function, without arguments."""
@@ -64,7 +64,7 @@ def _published(name: str, load: Callable[[], object]) -> EvictionPolicy:
     except (Exception, SystemExit) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ConfigError(f"eviction policy {name!r} cannot be made: {reason}") from error
-    missing = [each for each in MEMBERS if not hasattr(policy, each)]
+    missing = missing_members(policy)
     if missing:
         raise ConfigError(
             f"eviction policy {name!r}: a {type(policy).__name__} has no {', '.join(missing)}; "
@@ -72,6 +72,11 @@ def _published(name: str, load: Callable[[], object]) -> EvictionPolicy:
         )
     made: EvictionPolicy = policy
     return made
+
+
+def missing_members(policy: object) -> list[str]:
+    """Names of `EvictionPolicy` that an object does not have."""
+    return [each for each in MEMBERS if not hasattr(policy, each)]
 
 
 MEMBERS = ("name", "classifies", "order", "opened", "classify", "admitted", "finished", "describe")

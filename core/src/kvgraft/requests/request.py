@@ -118,7 +118,8 @@ class Request:
         stage: leased, admitted or closed.
         key_edits: the key's edits when the request began.
         load_started: whether `load_back` was called since it was admitted.
-        limited: why the match is shorter than the tree's data; None if it is not.
+        limited: why the match is shorter than the tree's data; None if it is not, and after a
+            failed load-back.
         use: what the eviction policy knows of it; None for a policy without classes.
         use_class: class of its data, for the eviction policy.
         use_counted: whether the policy was told that it runs.

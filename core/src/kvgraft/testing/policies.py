@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from kvgraft.errors import ContractViolation
+from kvgraft.packages.policies import missing_members
 from kvgraft.policies.policy import (
     CLASS_BITS,
     MAX_CLASSES,
@@ -61,9 +62,13 @@ def check_policy(make: Callable[[], EvictionPolicy], *, n_steps: int = 4000, see
         seed: of the calls.
 
     Raises:
-        ContractViolation: K1 (what was never entered, or is no class), K2 (a candidate taken
-            twice, or forgotten) or K3 (two instances differ), with the step.
+        ContractViolation: K1 (what was never entered, is no class or no score, or a member is
+            missing), K2 (a candidate taken twice, or forgotten) or K3 (two instances differ), with
+            the step.
     """
+    missing = missing_members(make())
+    if missing:
+        raise ContractViolation("K1", None, f"the policy has no {', '.join(missing)}")
     driver = _Driver(make, random.Random(seed))
     for step in range(n_steps):
         driver.step(step)
@@ -91,6 +96,7 @@ class _Driver:
         call(number)
         if self.chance.random() < 0.01:
             self._keep(number)
+            self._rank(number)
 
     def empty(self) -> None:
         """Take all that is left."""
@@ -138,6 +144,25 @@ class _Driver:
         self.entered[at][self.number] = stamp
         for each in self.twins:
             each.orders[at].push(stamp, self.number)
+
+    def _rank(self, number: int) -> None:
+        """Ask how data is ranked, as `explain` does."""
+        its_class, stamp = class_of(self.clock), self.clock
+        words = [each.policy.describe(its_class) for each in self.twins]
+        at = self.chance.randrange(len(self.entered))
+        scores = [each.orders[at].score(stamp) for each in self.twins]
+        if not isinstance(words[0], str):
+            raise ContractViolation(
+                "K1", None, f"step {number}: describe gives {words[0]!r:.40}; give a str"
+            )
+        if scores[0] is not None and type(scores[0]) not in (int, float):
+            raise ContractViolation(
+                "K1", None, f"step {number}: score gives {scores[0]!r:.40}; give a number or None"
+            )
+        if words[0] != words[1] or scores[0] != scores[1]:
+            raise ContractViolation(
+                "K3", None, f"step {number}: two instances, told the same, rank data differently"
+            )
 
     def _pop(self, number: int) -> None:
         at = self.chance.randrange(len(self.entered))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kvgraft.policies.policy import class_of
+from kvgraft.errors import ContractViolation
+from kvgraft.policies.policy import Order, class_of
 from kvgraft.tree import matching
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TokenKey
@@ -90,6 +91,7 @@ class Explanation(NamedTuple):
             anchor, data is missing as `components` says.
         storage: the result of a prefetch and why it was not more; empty without one.
         skipped: resume points that requests of this cache left out, by kind.
+        lost: resume points of this cache of which data was evicted, by kind.
         policy: the eviction policy's name.
         kept: how it ranks the data at the anchor, by component and tier.
     """
@@ -103,6 +105,7 @@ class Explanation(NamedTuple):
     storage: str = ""
     points: tuple[tuple[int, PointKind], ...] = ()
     skipped: tuple[SkippedPoints, ...] = ()
+    lost: tuple[tuple[PointKind, int], ...] = ()
     policy: str = ""
     kept: tuple[Keeping, ...] = ()
 
@@ -124,6 +127,9 @@ class Explanation(NamedTuple):
             f"because {each.reason}"
             for each in self.skipped
         ]
+        if self.lost:
+            named = ", ".join(f"{n_points} ({kind})" for kind, n_points in self.lost)
+            lines.append(f"  resume points evicted in this cache: {named}")
         if self.kept:
             lines.append(f"  kept by {self.policy}: {'; '.join(map(str, self.kept))}")
         if self.storage:
@@ -169,10 +175,28 @@ def _kept(tree: Tree, nodes: list[Node], anchor: int) -> Iterator[Keeping]:
                 (Tier.HOST, cell.host, cell.host_pins, component.host_queue),
             ):
                 if slots is not None and cell.stamp >= 0:
+                    words, score = _ranked(tree, order, cell.stamp)
                     its_class = class_of(cell.stamp)
-                    words = tree.policy.describe(its_class)
-                    score = order.score(cell.stamp)
                     yield Keeping(component.name, tier, pins > 0, its_class, words, score)
+
+
+def _ranked(tree: Tree, order: Order, stamp: int) -> tuple[str, float | None]:
+    """The policy's words for a class, and its score.
+
+    Raises:
+        ContractViolation: K1, it cannot say.
+    """
+    words: object
+    score: object
+    try:
+        words, score = tree.policy.describe(class_of(stamp)), order.score(stamp)
+    except Exception as error:  # noqa: BLE001 - whatever a policy of others raises
+        said = f"{type(error).__name__}: {error}"
+    else:
+        if isinstance(words, str) and (score is None or isinstance(score, (int, float))):
+            return words, score
+        said = f"words {words!r:.40}, score {score!r:.40}; give a str, and a number or None"
+    raise ContractViolation("K1", None, f"policy {tree.policy.name!r} cannot rank data: {said}")
 
 
 def _gap(

@@ -141,7 +141,9 @@ def plan(path: Path | None, **options: Any) -> None:
 def _components(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Options by component, from the model's configuration or as given."""
     if (options["model"] is None) == (not options["components"]):
-        raise ConfigError("give --model CONFIG.json or --component NAME[:OPTION=VALUE,...]")
+        raise ConfigError(
+            "give --model CONFIG.json or --component NAME[:OPTION=VALUE,...], one of the two"
+        )
     if options["model"] is None:
         components = parse_components(options["components"])
     else:
