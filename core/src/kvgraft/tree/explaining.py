@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvgraft.errors import ContractViolation
 from kvgraft.policies.policy import Order, class_of
@@ -186,8 +186,8 @@ def _ranked(tree: Tree, order: Order, stamp: int) -> tuple[str, float | None]:
     Raises:
         ContractViolation: K1, it cannot say.
     """
-    words: object
-    score: object
+    words: Any  # a policy of others gives anything
+    score: Any
     try:
         words, score = tree.policy.describe(class_of(stamp)), order.score(stamp)
     except Exception as error:  # noqa: BLE001 - whatever a policy of others raises
