@@ -107,3 +107,72 @@ def test_pages_given_back_for_want_of_room_are_no_sign_that_the_grid_was_met() -
         along=3,
     )
     state.teardown()
+
+
+def test_data_in_the_tree_behind_the_last_boundary_may_count_as_used_when_its_request_ends() -> (
+    None
+):
+    """Full attention's pages are shared as a request runs; its states end before them."""
+    state = machine_for(SETUPS["broad+local+lean"])()
+
+    def begin(tail: tuple[int, ...], namespace: object, reserve: int, chunk: int | None) -> None:
+        state.begin(
+            stem=(),
+            length=0,
+            tail=tail,
+            namespace=namespace,
+            along=0,
+            reserve=reserve,
+            chunk=chunk,
+        )
+
+    ones = (1, 1, 1, 1, 2, 2, 1, 2, 1, 1, 1, 2, 2, 2, 1, 1, 2, 1, 2, 1, 1, 2, 2, 1)
+    twos = (2, 1, 2, 2, 1, 1, 2, 1, 1, 1, 2, 1, 2, 2, 2, 1, 1, 2, 1, 2, 2, 1, 1, 1)
+    state.open(
+        device=16,
+        host=14,
+        policy=WritePolicy.WRITE_THROUGH_SELECTIVE,
+        load=LOAD,
+        page_size=2,
+        cut_tokens=None,
+    )
+    begin((1, 10, 10, 10, 10, 10, 10), None, 0, None)
+    begin((1, 10, 10, 10, 10, 10, 10), None, 0, None)
+    state.admit(index=0)
+    state.load_back(index=0)
+    state.prefill(index=0, limit=None, whole=True)
+    state.admit(index=0)
+    state.load_back(index=0)
+    state.prefill(index=0, limit=None, whole=True)
+    state.finish(index=1)
+    begin((12, 1, 1, 1, 1, 2, 2, 1, 2, 1, 1, 1, 2, 2, 2, 1), None, 0, 2)
+    state.admit(index=0)
+    state.load_back(index=0)
+    state.prefill(index=0, limit=16, whole=False)
+    state.begin(stem=(), length=0, tail=(1,), namespace="the rest", along=0, reserve=1, chunk=None)
+    state.admit(index=0)
+    state.abort(index=2)
+    state.begin(stem=(), length=0, tail=(1,), namespace="the rest", along=0, reserve=0, chunk=None)
+    state.admit(index=0)
+    state.abort(index=2)
+    state.arrive_twice(length=8, own=2, stem=ones)
+    state.begin(along=2, chunk=6, length=18, namespace="tenant", reserve=1, stem=twos, tail=(2,))
+    state.abort(index=0)
+    state.begin_marked(along=0, chunk=2, length=12, mark=4, stem=ones)
+    state.serve(chunk=4, length=22, on=True, output=(1,), stem=ones, tail=(1,))
+    state.squeeze_in(index=1, reserve=15, stem=twos)
+    state.abort(index=1)
+    state.admit(index=0)
+    state.load_back(index=0)
+    state.prefill(index=0, limit=9, whole=True)
+    state.serve(
+        chunk=9,
+        length=9,
+        on=True,
+        output=(2, 2, 2, 1),
+        stem=(1, 1, 2, 1, 2, 1, 1, 1, 2, 2, 1, 2, 2, 1, 1, 2, 1, 1, 2, 2, 1, 1, 2, 2),
+        tail=(),
+    )
+    state.finish(index=0)
+    state.begin(stem=twos, length=9, tail=(1,), chunk=6, namespace=None, reserve=0, along=3)
+    state.teardown()

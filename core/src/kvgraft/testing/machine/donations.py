@@ -49,6 +49,10 @@ class Donations:
             since = NEVER if name == "finish" else 0
             locked = locks(bench.calls, boundary)
             bench.recency.resumed(live.sequence, boundary, bench.seen, position, since, locked)
+            for each in bench.resuming.prefix_closed:  # in the tree already, and pinned till now
+                ahead = range(boundary, own.based)
+                prefixes = [self.model.prefix(*live.sequence, page) for page in ahead]
+                bench.recency.touched(each.name, prefixes)
             return publishing.adopted(before, offer)
 
         write_through = bench.sizes.policy is WritePolicy.WRITE_THROUGH
