@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +13,13 @@ import pytest
 
 from kvgraft.storage import Status, Storage
 from kvgraft.testing.storage.traffic import FINGERPRINT, addresses, fetched, settled, stored
+from kvgraft_file.disk import DiskFile
 from tests.commands import ROOT
 
 from .sharing import CAPACITY, SEGMENT
 from .store import open_store, segments
+from .test_holes import large
+from .test_written_over import KEYS, full, kept, opened, store
 
 OK, MISS = Status.OK, Status.MISS
 SIZE = 9000
@@ -107,3 +112,63 @@ def test_records_that_were_read_survive_others(tmp_path: Path, others: int) -> N
     assert ticket.wait(20)
     assert bool(ticket.value) is (others > 1)
     assert storage.close()
+
+
+def test_a_writer_waits_while_another_process_has_its_next_bytes_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = opened(tmp_path)
+    assert store(backend, [0]) == [OK]
+    other = DiskFile(segments(tmp_path)[0], direct=False)
+    other.mark(4 * 4096 + 4096, 4096)
+    pauses: list[float] = []
+
+    def unlocking(pause_s: float) -> None:
+        pauses.append(pause_s)
+        other.unlock()
+
+    with monkeypatch.context() as patch:
+        patch.setattr("kvgraft_file.disk.time.sleep", unlocking)
+        assert store(backend, [1]) == [OK]
+    assert len(pauses) == 1
+    other.mark(8 * 4096 + 4096, 4096)
+    with monkeypatch.context() as patch:
+        patch.setattr("kvgraft_file.disk.LOCK_S", 0.0)
+        assert store(backend, [2]) == [Status.TIMEOUT]
+    other.let_go()
+    assert store(backend, [3]) == [OK]
+    assert kept(backend) == {0, 1, 3}
+    assert backend.verify().damaged == ()
+    backend.close()
+
+
+def test_a_process_with_an_old_view_locks_nothing_of_a_segment_that_was_reused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full(tmp_path).close()
+    one, other = opened(tmp_path), opened(tmp_path)
+    assert list(one.remove([KEYS[0], KEYS[1], KEYS[11]])) == [OK] * 3, "changes their stamps"
+    one._writer._full_until = 0.0  # a second has passed
+    assert list(one.set_from([KEYS[30]], [large(30)], 10.0)) == [OK]
+    active = one._writer._active
+    assert active is not None
+    known = {each.file.inode for each in other._catalog.segments.values()}
+    assert active.file.inode in known
+    locked: set[int] = set()
+    fcntl_given = fcntl.fcntl
+
+    def noted(fd: int, command: int, argument: bytes) -> object:
+        if command == fcntl.F_OFD_SETLK:
+            locked.add(os.fstat(fd).st_ino)
+        return fcntl_given(fd, command, argument)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("kvgraft_file.disk.fcntl.fcntl", noted)
+        other._catalog.look_again()
+    assert locked, "of segments that are there"
+    assert locked <= known - {active.file.inode}
+    other.stats()
+    assert kept(other) == kept(one)
+    for backend in (one, other):
+        assert backend.verify().damaged == ()
+        backend.close()

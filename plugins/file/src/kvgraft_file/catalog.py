@@ -392,7 +392,7 @@ class Catalog:
                     self.uses.end(slot)
 
     def _reread(self, place: Entry, *, torn: bool) -> bool:
-        """Take in what is in a place now; false while somebody writes there."""
+        """Take in what is in a place now; false while somebody writes there, or if it is gone."""
         segment = place.segment
         if place not in self.shelves[place.size]:
             return False  # this process writes there

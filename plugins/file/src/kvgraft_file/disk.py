@@ -212,13 +212,7 @@ class DiskFile:
         Raises:
             TimeoutError: not these.
         """
-        end = time.monotonic() + LOCK_S
-        while not self.try_lock():
-            if time.monotonic() > end:
-                raise TimeoutError(
-                    errno.ETIMEDOUT, "another process keeps it locked", str(self.path)
-                )
-            time.sleep(PAUSE_S)
+        self._wait_for(self.try_lock)
 
     def unlock(self) -> None:
         """Give the advisory lock back, and all marks."""
@@ -227,25 +221,63 @@ class DiskFile:
 
     @contextmanager
     def locked(self, offset: int, nbytes: int) -> Iterator[None]:
-        """Say to other open files of the same path that these bytes are being written."""
+        """Say to other open files of the same path that these bytes are being written.
+
+        Raises:
+            TimeoutError: another open file keeps some of them locked.
+            OSError: it cannot be opened.
+        """
         with self:
             self.mark(offset, nbytes)
             try:
                 yield
             finally:
-                fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, _range(fcntl.F_UNLCK, offset, nbytes))
+                self.unmark(offset, nbytes)
 
     def mark(self, offset: int, nbytes: int) -> None:
-        """Lock some bytes as long as the file is open; it binds nobody, others ask for it."""
-        fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, _range(fcntl.F_WRLCK, offset, nbytes))
+        """Lock some bytes as long as the file is open; it binds nobody, others ask for it.
+
+        Who knew the file before it was reused may lock some of them for moments.
+
+        Raises:
+            TimeoutError: for longer than that.
+        """
+        self._wait_for(lambda: self._mark(offset, nbytes))
 
     def try_mark(self, offset: int, nbytes: int) -> bool:
-        """Lock some bytes as `mark` does; false if another open file has one of them locked."""
+        """Lock some bytes as `mark` does, without waiting.
+
+        Returns:
+            False if another open file has one of them locked, and if the file is gone: its blocks
+            may be another writer's. Who reuses them takes the name first and then looks for locks,
+            so the name is looked at after the bytes are locked. It is looked at before that, too,
+            so that the other writer seldom has to wait.
+        """
+        if self.is_gone or not self._mark(offset, nbytes):
+            return False
+        gone = True
         try:
-            self.mark(offset, nbytes)
+            gone = self.is_gone
+        finally:
+            if gone:
+                self.unmark(offset, nbytes)
+        return not gone
+
+    def _mark(self, offset: int, nbytes: int) -> bool:
+        try:
+            fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, _range(fcntl.F_WRLCK, offset, nbytes))
         except (BlockingIOError, PermissionError):
             return False
         return True
+
+    def _wait_for(self, attempt: Callable[[], bool]) -> None:
+        end = time.monotonic() + LOCK_S
+        while not attempt():
+            if time.monotonic() > end:
+                raise TimeoutError(
+                    errno.ETIMEDOUT, "another process keeps it locked", str(self.path)
+                )
+            time.sleep(PAUSE_S)
 
     def unmark(self, offset: int, nbytes: int) -> None:
         """Undo `mark`."""

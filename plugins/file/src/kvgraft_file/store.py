@@ -390,12 +390,11 @@ class FileBackend(StorageBackend):
             return
         with self._directory.locked(LOCK_S):
             for entry in entries:
-                with suppress(FileNotFoundError), entry.segment.file as file:
-                    if not file.is_gone:
-                        self._kill_one(key, entry)
+                with suppress(FileNotFoundError), entry.segment.file:
+                    self._kill_one(key, entry)
 
     def _kill_one(self, key: bytes, entry: Entry) -> None:
-        """Mark a record removed, unless another one is there now, or is being written."""
+        """Mark a record removed, unless another one is there now, or its segment is gone."""
         segment = entry.segment
         if not segment.file.try_mark(entry.offset, entry.size):
             return

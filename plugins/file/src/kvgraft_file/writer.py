@@ -120,7 +120,8 @@ class Writer:
         """Append missing records; a status per key.
 
         Raises:
-            TimeoutError: another process kept the directory's lock for `deadline_s`.
+            TimeoutError: another process kept the directory's lock for `deadline_s`, or bytes of
+                this process's segment for a second.
             OSError: the disk failed.
         """
         end = time.monotonic() + deadline_s
@@ -320,16 +321,13 @@ class Writer:
         return place
 
     def _mark(self, place: Entry) -> bool:
-        """Lock a place that is as this process knows it, in a segment that is still there.
-
-        Who reclaims a segment takes its name first and then looks for locks.
-        """
+        """Lock a place that is as this process knows it, in a segment that is still there."""
         file = place.segment.file
         if not file.try_mark(place.offset, place.size):
             return False
         current = False
         try:
-            current = not file.is_gone and self._catalog.is_current([place])
+            current = self._catalog.is_current([place])
         finally:
             if not current:
                 file.unmark(place.offset, place.size)
