@@ -24,6 +24,8 @@ from kvgraft_file.catalog import Entry
 from kvgraft_file.disk import DiskFile
 from kvgraft_file.segment import Segment
 
+from .store import segments
+from .test_unfinished import unreadable
 from .test_written_over import (
     KEYS,
     N_RECORDS,
@@ -185,6 +187,21 @@ def test_a_record_stored_in_what_is_a_hole_to_another_process_is_kept_by_it(
         assert holds(backend, 40, SIZE) is OK
         assert holds(backend, 30, 2 * SIZE) is OK
     expect_sound(first, second, opened(tmp_path))
+
+
+def test_a_segment_whose_places_changed_is_read_anew_at_once_after_a_failed_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvgraft_file.segment.RETRY_BACKOFF", 1e9)
+    holed(tmp_path)
+    with unreadable(segments(tmp_path)[1:2], {4096 + 2 * 4 * 4096}):
+        first = opened(tmp_path)
+    second = opened(tmp_path)
+    assert kept(first) == LEFT - {5}
+    assert store(second, [20]) == [OK], "in the hole before the record that was not read"
+    first.stats()  # looks for changes
+    assert kept(first) == LEFT | {20}
+    expect_sound(first, second)
 
 
 def test_processes_that_know_one_hole_do_not_both_take_it(tmp_path: Path) -> None:

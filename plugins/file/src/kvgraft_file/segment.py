@@ -214,10 +214,12 @@ class Segment:
         return record if record is not None and offset + record.size <= end else None
 
     def rewind(self) -> None:
-        """Let `news` begin from the start again; for a segment without places."""
+        """Let `news` begin from the start again, at once; for a segment without places."""
         self.tail = BLOCK_NBYTES
         self.holes = []
         self.sealed = False
+        self.unreadable = False
+        self._retry_at = 0.0
 
     def news(self) -> Iterator[tuple[int, Record]]:
         """Records behind `tail`, with their offsets, up to the first one not wholly written.
