@@ -149,7 +149,7 @@ def test_a_policy_that_fails_at_admission_leaves_the_request_as_it_was(
 
     with opened(Bad) as cache:
         request = cache.begin(TokenKey(range(64)))
-        with pytest.raises(KeyError):
+        with pytest.raises(ContractViolation, match=r"P5.*'lru': `admitted` raised KeyError: 'lo"):
             cache.admit(request)
         assert cache.tree.components[0].device.promised == 0
         with pytest.raises(LeaseError, match="request is leased"):
@@ -211,13 +211,101 @@ class Losing(RecencyQueue):
         return None
 
 
+class Failing(RecencyQueue):
+    def pop(self) -> tuple[int, Any] | None:
+        raise KeyError("order")
+
+
+class Junk(RecencyQueue):
+    def pop(self) -> Any:
+        return 3
+
+
+class Forgetting(RecencyQueue):
+    """Drops all it has where it is to drop what left the tree."""
+
+    def keep(self, wanted: Callable[[Any], object]) -> None:
+        del wanted
+        super().keep(lambda node: False)
+
+
+def test_an_order_that_drops_candidates_with_what_left_the_tree_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Bad(LeastRecentlyUsed):
+        def order(self, pool: Pool) -> RecencyQueue:
+            return Forgetting()
+
+    entry = Published("mine", "mine-dist", "1.0", ("mine-dist",), lambda: Bad)
+    monkeypatch.setattr(policies, "published", lambda group: [entry])
+
+    def serve(cache: Cache) -> None:
+        for number in range(800):
+            request = cache.begin(TokenKey([number] * 48))
+            assert cache.admit(request).admitted
+            assert cache.allocate(request, 48)
+            cache.computed(request, 48)
+            cache.finish(request)
+            if number % 3 == 0:
+                cache.evict("full", 3)
+        cache.evict("swa", 4096)
+
+    components: dict[str, dict[str, Any]] = {"full": {}, "swa": {"window": 64}}
+    with (
+        Cache.open(components, device_tokens=4096, page_size=16, policy="mine") as cache,
+        pytest.raises(ContractViolation, match=r"K2.*'swa'.*gives none while .* candidates wait"),
+    ):
+        serve(cache)
+
+
+class Stumbling(RecencyQueue):
+    """Fails now and then as something is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_pushed = 0
+
+    def push(self, stamp: int, node: Any) -> None:
+        self.n_pushed += 1
+        if self.n_pushed == 3:
+            raise KeyError("full")
+        super().push(stamp, node)
+
+
+def test_a_candidate_that_could_not_be_entered_is_not_taken_for_one(
+    opened: Callable[..., Cache],
+) -> None:
+    class Bad(LeastRecentlyUsed):
+        def order(self, pool: Pool) -> RecencyQueue:
+            return Stumbling()
+
+    with opened(Bad) as cache:
+        component = cache.tree.components[0]
+        for number in range(2):
+            cache.finish(start_of(cache, number))
+        third = start_of(cache, 2)
+        with pytest.raises(KeyError):
+            cache.finish(third)
+        assert component.entries[1] == len(component.device_queue) == 2
+
+
+def start_of(cache: Cache, number: int) -> Any:
+    request = cache.begin(TokenKey([number] * 16))
+    assert cache.admit(request).admitted
+    assert cache.allocate(request, 16)
+    cache.computed(request, 16)
+    return request
+
+
 @pytest.mark.parametrize(
     ("order", "what"),
     [
         (Doubling, "gives .* again"),
         (Standing, "gives .* again"),
         (Dating, "gives .* again"),
-        (Losing, "gives none while candidates wait"),
+        (Losing, "gives none while .* candidates wait"),
+        (Failing, "gives no pair of stamp and node: KeyError: 'order'"),
+        (Junk, "gives no pair of stamp and node: TypeError"),
     ],
 )
 def test_a_bad_order_is_refused_where_it_does_harm(
@@ -238,4 +326,4 @@ def test_a_bad_order_is_refused_where_it_does_harm(
     with opened(Bad) as cache:
         with pytest.raises(ContractViolation, match=f"K2: .*'full'.*{what}"):
             serve(cache)
-        assert cache.tree.components[0].queued >= 0
+        assert min(cache.tree.components[0].entries) >= 0

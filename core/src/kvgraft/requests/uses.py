@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from kvgraft.errors import ConfigError, ContractViolation
 from kvgraft.policies.policy import MAX_CLASSES, EvictionPolicy, Hint, Use
 from kvgraft.requests.request import Request
@@ -31,19 +33,19 @@ class Uses:
         """Classify a request; the match that follows is of its class.
 
         Raises:
-            ContractViolation: K1, the policy gives no class.
+            ContractViolation: K1, the policy gives no class; P5, its code raises.
         """
         if not self.classifies:
             return
         use = self._use(request)
-        its_class, memo = self.policy.classify(use)
+        its_class, memo = self._ask("classify", use)
         request.use_class = self.tree.use_class = self._expect_class("classify", its_class)
         request.use = use._replace(memo=memo)
 
     def admitted(self, request: Request) -> None:
         """The request runs: its prompt counts as used, once, also if it is restarted."""
         if request.use is not None and not request.use_counted:
-            self.policy.admitted(self._use(request, request.use), self.tree.clock)
+            self._ask("admitted", self._use(request, request.use), self.tree.clock)
             request.use_counted = True
 
     def finish(self, request: Request, hint: Hint | str | None) -> None:
@@ -57,8 +59,24 @@ class Uses:
             hint = _expect_hint(hint)
         if request.use is not None:
             use = self._use(request, request.use)
-            its_class = self.policy.finished(use, self.tree.clock, hint)
+            its_class = self._ask("finished", use, self.tree.clock, hint)
             request.use_class = self.tree.use_class = self._expect_class("finished", its_class)
+
+    def _ask(self, call: str, *given: object) -> Any:
+        """The policy's answer.
+
+        Raises:
+            ContractViolation: P5, its code raises.
+        """
+        try:
+            answer = getattr(self.policy, call)(*given)
+            if call == "classify":
+                its_class, memo = answer
+                return its_class, memo
+            return answer
+        except Exception as error:
+            said = f"policy {self.policy.name!r}: `{call}` raised {type(error).__name__}: {error}"
+            raise ContractViolation("P5", None, said) from error
 
     def _expect_class(self, call: str, its_class: object) -> int:
         if type(its_class) is int and 0 <= its_class < MAX_CLASSES:

@@ -13,6 +13,9 @@ from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import BEHIND, ON_DEVICE, ON_HOST, Node
 from kvgraft.types import Kind, Span, Tier
 
+PLACES = (ON_DEVICE, ON_HOST, BEHIND)
+"""The queues that a cell may have an entry in, as in `Cell.queued`."""
+
 __all__ = ["Cause", "ComponentShape", "TreeComponent", "ordered"]
 
 
@@ -111,17 +114,19 @@ class TreeComponent:
         device_queue, host_queue: other candidates, as the policy orders them. An entry's stamp may
             lag behind the cell's; the code that takes it compares the two and enters it again. One
             entry per cell and queue at most, see `Cell.queued`.
-        queued: entries in all.
-        stale: how many of them are of nodes that left the tree.
+        entries: entries by queue, `BEHIND`, `ON_DEVICE` and `ON_HOST`, as the tree counts them.
+        dead: how many of them are of nodes that left the tree.
     """
 
     __slots__ = (
         "behind_queue",
         "can_copy",
+        "dead",
         "device",
         "device_evictions",
         "device_queue",
         "ends_at_boundary",
+        "entries",
         "hangs_from",
         "home_is_host",
         "host",
@@ -132,11 +137,9 @@ class TreeComponent:
         "is_state",
         "name",
         "narrower",
-        "queued",
         "reach",
         "reach_pages",
         "slots_per_page",
-        "stale",
         "stored_pages",
         "window_pages",
     )
@@ -171,8 +174,8 @@ class TreeComponent:
         self.behind_queue = RecencyQueue()
         self.device_queue: Order = policy.order(device)
         self.host_queue: Order = RecencyQueue() if host is None else policy.order(host)
-        self.queued = 0
-        self.stale = 0
+        self.entries = [0] * (max(PLACES) + 1)
+        self.dead = [0] * (max(PLACES) + 1)
         self.device_evictions: dict[Cause, int] = dict.fromkeys(CAUSES, 0)
         self.host_evictions: dict[Cause, int] = dict.fromkeys(CAUSES, 0)
 
@@ -196,21 +199,21 @@ class TreeComponent:
         cell = node.cells[self.index]
         if cell.stamp < 0:
             if not cell.queued & BEHIND:
-                cell.queued |= BEHIND
-                self.queued += 1
                 self.behind_queue.push(cell.stamp, node)
+                cell.queued |= BEHIND
+                self.entries[BEHIND] += 1
         elif not cell.queued & ON_DEVICE:
-            cell.queued |= ON_DEVICE
-            self.queued += 1
             self.device_queue.push(cell.stamp, node)
+            cell.queued |= ON_DEVICE
+            self.entries[ON_DEVICE] += 1
 
     def queue_host(self, node: Node) -> None:
         """Enter a HOST eviction candidate; nothing happens if it is entered already."""
         cell = node.cells[self.index]
         if not cell.queued & ON_HOST:
-            cell.queued |= ON_HOST
-            self.queued += 1
             self.host_queue.push(cell.stamp, node)
+            cell.queued |= ON_HOST
+            self.entries[ON_HOST] += 1
 
     def take_device(self) -> Node | None:
         """The next DEVICE entry, taken off its queue: left behind first, then least recently used.
@@ -228,7 +231,7 @@ class TreeComponent:
         """The least recently used HOST entry, taken off the queue; None if there is none."""
         return self._take(self.host_queue, ON_HOST)
 
-    def _take(self, queue: Order, tier: int) -> Node | None:
+    def _take(self, queue: Order, place: int) -> Node | None:
         """The oldest entry that is of a node in the tree and whose stamp is the cell's.
 
         A cell that was left behind and used since, or the other way round, has an entry in the
@@ -236,43 +239,61 @@ class TreeComponent:
 
         Raises:
             ContractViolation: K2, the policy's order gives what is not entered in it, an entry
-                again and again, or fewer than there are.
+                again and again, or fewer than there are; or its code raises.
         """
-        left = self.queued
-        while (entry := queue.pop()) is not None:
-            stamp: int = entry[0]
-            node: Node = entry[1]
-            cell = node.cells[self.index]
+        entries = self.entries
+        left = entries[place]
+        while True:
+            try:
+                entry = queue.pop()
+                if entry is None:
+                    break
+                stamp: int = entry[0]
+                node: Node = entry[1]
+                cell = node.cells[self.index]
+            except Exception as error:
+                said = f"{type(error).__name__}: {error}"
+                raise self._bad_order(f"gives no pair of stamp and node: {said}") from error
             there = node.parent is not None
             moved = there and (cell.stamp < 0) is not (stamp < 0)
-            if left < 0 or not cell.queued & tier:
+            if left < 0 or not cell.queued & place:
                 raise self._bad_order(f"gives {node!r} again, with stamp {stamp}")
+            cell.queued &= ~place
+            entries[place] -= 1
             if there and cell.stamp != stamp and not moved:
                 queue.push(cell.stamp, node)
+                cell.queued |= place
+                entries[place] += 1
                 left -= 1
                 continue
-            cell.queued &= ~tier
-            self.queued -= 1
             if there and not moved:
                 return node
-            self.stale -= not there and not cell.queued
-        if tier != BEHIND and self.queued != self._n_entries() - len(queue):
-            raise self._bad_order("gives none while candidates wait")
+            self.dead[place] -= not there
+        if entries[place]:
+            raise self._bad_order(f"gives none while {entries[place]} candidates wait")
         return None
-
-    def _n_entries(self) -> int:
-        return len(self.behind_queue) + len(self.device_queue) + len(self.host_queue)
 
     def _bad_order(self, what: str) -> ContractViolation:
         return ContractViolation("K2", self.name, f"its eviction policy's order {what}")
 
     def forget(self, node: Node) -> None:
         """`node` left the tree: drop its entries, in bulk once they are half of all."""
-        if node.cells[self.index].queued:
-            self.stale += 1
-            if self.stale * 2 > self.queued + 64:
-                queues: tuple[Order, ...] = (self.behind_queue, self.device_queue, self.host_queue)
-                for queue in queues:
-                    queue.keep(lambda each: each.parent)
-                self.queued = self._n_entries()
-                self.stale = 0
+        queued = node.cells[self.index].queued
+        if not queued:
+            return
+        dead = self.dead
+        for place in PLACES:
+            if queued & place:
+                dead[place] += 1
+        if sum(dead) * 2 > sum(self.entries) + 64:
+            for place, queue in self._queues():
+                queue.keep(lambda each: each.parent)
+                self.entries[place] -= dead[place]
+                dead[place] = 0
+
+    def _queues(self) -> tuple[tuple[int, Order], ...]:
+        return (
+            (BEHIND, self.behind_queue),
+            (ON_DEVICE, self.device_queue),
+            (ON_HOST, self.host_queue),
+        )

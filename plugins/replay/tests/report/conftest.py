@@ -156,7 +156,7 @@ def result() -> ReplayResult:
         "rejections": 2,
         "copies_on_write": 569,
         "checkpoints": 1_847,
-        "kept": [
+        "candidates": [
             {
                 "component": "full",
                 "tier": "device",

@@ -10,7 +10,7 @@ from kvgraft.storage import StoreStats
 from kvgraft.types import Direction, PointKind
 from kvgraft_replay.report.schema import (
     CacheCounts,
-    KeptClass,
+    CandidateClass,
     PointCounts,
     PointSlots,
     StorageCounts,
@@ -53,13 +53,13 @@ def cache_counts(cache: Cache) -> CacheCounts:
         "copies_on_write": cache.states.copies_on_write,
         "checkpoints": cache.publisher.checkpoints,
         "resume_points": _point_counts(cache),
-        "kept": _kept(cache),
+        "candidates": _candidates(cache),
     }
 
 
-def _kept(cache: Cache) -> list[KeptClass]:
-    """The data that could leave, by the policy's classes; O(candidates)."""
-    policy, found = cache.tree.policy, list[KeptClass]()
+def _candidates(cache: Cache) -> list[CandidateClass]:
+    """The eviction candidates by the policy's classes, without left-behind data; O(candidates)."""
+    policy, found = cache.tree.policy, list[CandidateClass]()
     for component in cache.tree.components:
         tiers = ("device", component.device_queue), ("host", component.host_queue)
         for tier, order in tiers:

@@ -243,9 +243,10 @@ class PointCounts(TypedDict):
     slots: dict[str, PointSlots]
 
 
-class KeptClass(TypedDict):
-    """Data of one class that could leave a pool at the end, as the eviction policy ranks it.
+class CandidateClass(TypedDict):
+    """Eviction candidates of one class at the end, as the eviction policy ranks them.
 
+    Data left behind leaves before them, under every policy; it is not among them.
     `words` says what the class means; it is empty, and the scores are None, where the policy has
     but one class and goes by recency alone. The lowest score leaves first.
     """
@@ -272,7 +273,7 @@ class CacheCounts(TypedDict):
     copies_on_write: int
     checkpoints: int
     resume_points: PointCounts | None
-    kept: list[KeptClass]
+    candidates: list[CandidateClass]
 
 
 class ReplayResult(CacheCounts):

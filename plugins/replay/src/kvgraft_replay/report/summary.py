@@ -144,7 +144,7 @@ def result_tables(result: ReplayResult) -> tuple[SummaryTable, ...]:
         _component_table(result),
         _transfer_table(result),
         _eviction_table(result),
-        *_kept_tables(result),
+        *_candidate_tables(result),
         _scheduling_table(result),
     )
 
@@ -220,7 +220,7 @@ def _eviction_table(result: ReplayResult) -> SummaryTable:
     )
 
 
-def _kept_tables(result: ReplayResult) -> list[SummaryTable]:
+def _candidate_tables(result: ReplayResult) -> list[SummaryTable]:
     """The classes of the eviction policy, if it has several."""
     rows = [
         (
@@ -231,15 +231,15 @@ def _kept_tables(result: ReplayResult) -> list[SummaryTable]:
             _score(each["lowest_score"]),
             _score(each["highest_score"]),
         )
-        for each in result.get("kept", [])
+        for each in result.get("candidates", [])
         if each["words"]
     ]
     if not rows:
         return []
     return [
         SummaryTable(
-            f"Kept by {result['settings']['eviction_policy']}",
-            "slots that could leave at the end; the lowest score leaves first",
+            f"Eviction candidates under {result['settings']['eviction_policy']}",
+            "in slots, at the end; the lowest score leaves first",
             ("component", "tier", "class", "slots", "score from", "to"),
             tuple(rows),
             n_labels=3,
