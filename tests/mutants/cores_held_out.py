@@ -693,7 +693,7 @@ change(
     TWO,
     "R7 R5 M7 L2",
     Cache.allocate,
-    "if not request.ready or request.load_failed:",
+    "if not request.ready:",
     "if False:",
 )
 change(
