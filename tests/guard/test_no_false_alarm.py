@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from kvgraft import Cache, ConfigError, LeaseError, PluginHookError, TokenKey
+from kvgraft.admission.decision import Outcome
 from kvgraft.config import GuardMode
 from kvgraft.guard.watching import Guard
 from kvgraft.requests.parts import Due
@@ -302,6 +303,21 @@ def test_points_of_any_kind_of_sequence_are_read_once(
     scene = Scene()
     assert scene.begin(PROMPT, resume_at=resume_at).resume_at == pages
     scene.close()
+
+
+def test_a_waiting_request_whose_client_left_is_passed_by_nobody() -> None:
+    with opened("full", device_tokens=64) as cache:
+        running = cache.begin(TokenKey(range(40)))
+        assert cache.admit(running).admitted
+        left = cache.begin(TokenKey(range(1000, 1040)))
+        assert cache.admit(left).outcome is Outcome.DEFERRED
+        cache.abort(left)
+        del left
+        cache.abort(running)
+        for first in range(2000, 2000 + 40 * 8, 8):
+            later = cache.begin(TokenKey(range(first, first + 8)))
+            assert cache.admit(later).admitted
+            cache.abort(later)
 
 
 @pytest.mark.parametrize("mode", [GuardMode.OFF, GuardMode.ON])

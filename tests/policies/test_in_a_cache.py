@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -180,6 +180,15 @@ def test_an_explanation_names_a_policy_that_cannot_say_how_it_ranks(
             cache.explain(TokenKey(range(64)))
 
 
+def serve(cache: Cache) -> None:
+    for number in range(40):
+        request = cache.begin(TokenKey([number] * 64))
+        assert cache.admit(request).admitted
+        assert cache.allocate(request, 64)
+        cache.computed(request, 64)
+        cache.finish(request)
+
+
 class Doubling(RecencyQueue):
     def push(self, stamp: int, node: Any) -> None:
         super().push(stamp, node)
@@ -297,6 +306,30 @@ def start_of(cache: Cache, number: int) -> Any:
     return request
 
 
+class Latest(RecencyQueue):
+    """Gives what was used latest first."""
+
+    def push(self, stamp: int, node: Any) -> None:
+        super().push(-stamp, node)
+
+    def pop(self) -> tuple[int, Any] | None:
+        entry = super().pop()
+        return None if entry is None else (-entry[0], entry[1])
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        return ((-stamp, node) for stamp, node in super().__iter__())
+
+
+def test_a_guard_takes_an_order_of_its_own_for_no_recency(opened: Callable[..., Cache]) -> None:
+    class Mine(LeastRecentlyUsed):
+        def order(self, pool: Pool) -> RecencyQueue:
+            return Latest()
+
+    with opened(Mine, guard="on") as cache:
+        serve(cache)
+        assert cache.explain(TokenKey([0] * 64)).anchor == 48
+
+
 @pytest.mark.parametrize(
     ("order", "what"),
     [
@@ -314,14 +347,6 @@ def test_a_bad_order_is_refused_where_it_does_harm(
     class Bad(LeastRecentlyUsed):
         def order(self, pool: Pool) -> RecencyQueue:
             return order()
-
-    def serve(cache: Cache) -> None:
-        for number in range(40):
-            request = cache.begin(TokenKey([number] * 64))
-            assert cache.admit(request).admitted
-            assert cache.allocate(request, 64)
-            cache.computed(request, 64)
-            cache.finish(request)
 
     with opened(Bad) as cache:
         with pytest.raises(ContractViolation, match=f"K2: .*'full'.*{what}"):

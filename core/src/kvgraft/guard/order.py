@@ -10,8 +10,8 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 from kvgraft.errors import ContractViolation
-from kvgraft.policies.lru import LeastRecentlyUsed
 from kvgraft.policies.policy import CLASS_BITS
+from kvgraft.policies.recency import RecencyQueue
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
@@ -42,7 +42,6 @@ class Order:
         self._leaving: Node | None = None
         self._lifted: tuple[Node, Node, list[int]] | None = None
         self._calls = 0
-        self._by_recency = isinstance(tree.policy, LeastRecentlyUsed)
         self._everything_home = any(component.home_is_host for component in tree.components)
 
     @property
@@ -214,11 +213,13 @@ class Order:
     def _check_turn(self, component: TreeComponent, node: Node) -> None:
         """It was used no later than any other that could have gone (T7).
 
-        Under another policy than least recently used, left-behind data alone goes by age (I9).
+        Where the pool's order is no plain `RecencyQueue`, left-behind data alone goes by age (I9).
         """
+        order = component.device_queue if self._on_device else component.host_queue
+        by_recency = type(order) is RecencyQueue
         cell = node.cells[component.index]
         first = self._next()
-        if first is not None and first[0] < cell.stamp and (first[0] < 0 or self._by_recency):
+        if first is not None and first[0] < cell.stamp and (first[0] < 0 or by_recency):
             if first[0] < 0 and self._on_device:
                 raise ContractViolation(
                     "I9",

@@ -6,6 +6,7 @@ Demands are compared with the life of a request, played step by step; decisions 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from kvgraft.admission.decision import Decision, Outcome, Shortage
 from kvgraft.errors import ContractViolation
@@ -49,8 +50,9 @@ class Promises:
             component.name for component in self.tree.components if self._default[component.index]
         }
         self.follows = True
-        self._waiting: dict[int, tuple[TokenKey, int, int]] = {}
-        self._arrived: dict[int, tuple[TokenKey, int]] = {}
+        # A key is forgotten with the engine's last reference to it: it comes no more.
+        self._waiting: WeakKeyDictionary[TokenKey, tuple[int, int]] = WeakKeyDictionary()
+        self._arrived: WeakKeyDictionary[TokenKey, int] = WeakKeyDictionary()
         self._arrivals = 0
         self._asked: set[int] = set()
         self._beyond: set[int] = set()
@@ -210,39 +212,37 @@ class Promises:
 
     def _check_line(self, request: Request, decision: Decision) -> None:
         """Count the requests admitted before a waiting one (A13)."""
-        ident, key = id(request.key), request.key
+        key = request.key
         self._asked.add(id(request))
-        known = self._arrived.get(ident)
-        if known is None or known[0] is not key:
+        mine = self._arrived.get(key)
+        if mine is None:
             self._arrivals += 1
-            known = self._arrived[ident] = (key, self._arrivals)
+            mine = self._arrived[key] = self._arrivals
         if decision.outcome is Outcome.DEFERRED:
-            waiting = self._waiting.get(ident)
-            if waiting is None or waiting[0] is not key:
-                self._waiting[ident] = (key, known[1], 0)
+            self._waiting.setdefault(key, (mine, 0))
             return
-        self._waiting.pop(ident, None)
+        self._waiting.pop(key, None)
         if decision.outcome is Outcome.NEVER_FITS:
-            self._arrived.pop(ident, None)
+            self._arrived.pop(key, None)
             return
-        for other, (waits, arrived, overtaken) in list(self._waiting.items()):
-            if arrived >= known[1]:
+        for other, (arrived, overtaken) in list(self._waiting.items()):
+            if arrived >= mine:
                 continue
-            self._waiting[other] = (waits, arrived, overtaken + 1)
+            self._waiting[other] = (arrived, overtaken + 1)
             if overtaken + 1 > MOST_OVERTAKEN:
                 del self._waiting[other]
                 raise ContractViolation(
                     "A13",
                     None,
-                    f"a request of {waits.n_tokens} tokens waits and {overtaken + 1} that came "
+                    f"a request of {other.n_tokens} tokens waits and {overtaken + 1} that came "
                     "later were admitted",
                 )
 
     def ended(self, request: Request) -> None:
         """A request that had run is over; if its key comes again, it comes last in line."""
         self._beyond.discard(id(request))
-        if id(request) in self._asked and id(request.key) not in self._waiting:
-            self._arrived.pop(id(request.key), None)
+        if id(request) in self._asked and request.key not in self._waiting:
+            self._arrived.pop(request.key, None)
         self._asked.discard(id(request))
 
     # -- promises

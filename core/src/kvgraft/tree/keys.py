@@ -113,7 +113,7 @@ class TokenKey:
             ids, or a namespace that cannot be hashed or has a number which is no `int`.
     """
 
-    __slots__ = ("data", "edits", "hashed", "namespace", "trail", "trail_end")
+    __slots__ = ("__weakref__", "data", "edits", "hashed", "namespace", "trail", "trail_end")
 
     def __init__(self, tokens: Tokens = (), namespace: object = None) -> None:
         if namespace is not None:
