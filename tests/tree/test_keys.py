@@ -30,6 +30,7 @@ def test_a_key_holds_the_tokens_it_was_given(tokens: list[int]) -> None:
         iter([7, 8, 9]),
         range(7, 10),
         array("q", [7, 8, 9]),
+        memoryview(array("i", [7, 8, 9])),
         np.array([7, 8, 9], dtype=np.int64),
         np.array([7, 8, 9], dtype=np.uint8),
         np.array([0, 7, 0, 8, 0, 9], dtype=np.int32)[1::2],
@@ -70,7 +71,9 @@ def test_a_token_that_is_no_int32_is_refused_and_the_key_stays_as_it_was(tokens:
     assert key.tokens().tolist() == [5]
 
 
-@pytest.mark.parametrize("text", [b"ab", bytearray(b"ab"), "ab", b"", ""], ids=repr)
+@pytest.mark.parametrize(
+    "text", [b"ab", bytearray(b"ab"), memoryview(b"ab"), "ab", b"", ""], ids=repr
+)
 def test_text_is_no_list_of_tokens(text: Any) -> None:
     key = TokenKey([5])
     kind = type(text).__name__

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -364,3 +365,33 @@ def test_a_term_that_is_no_value_is_refused() -> None:
     """Printed, it would name an address in memory, and storage would find nothing again (S8)."""
     with pytest.raises(ConfigError, match=r"Identity is no value: .* frozen dataclass"):
         Reach(Identity())
+
+
+@dataclass(frozen=True)
+class Odd(Trailing):
+    """A window whose pages come in an odd way."""
+
+    way: str = ""
+
+    def pages(self, boundary: int, page_size: int) -> Any:
+        if self.way == "iterator":
+            return iter(super().pages(boundary, page_size))
+        raise SystemExit(3) if self.way == "exit" else ValueError("two\nlines")
+
+
+@pytest.mark.parametrize(
+    ("way", "said"),
+    [
+        ("lines", "Odd raised ValueError: two lines"),
+        ("exit", "Odd raised SystemExit: 3"),
+        (
+            "iterator",
+            "Odd.pages gives a tuple_iterator, no sequence of page ranges; give a tuple at "
+            "boundary 0, pages of 1 tokens; see kvgraft.Term",
+        ),
+    ],
+)
+def test_a_term_that_fails_when_it_is_asked_is_named_in_one_line(way: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Reach(Odd(4, way))
+    assert str(refused.value) == f"reach: {said}"

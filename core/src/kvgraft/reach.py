@@ -50,8 +50,9 @@ def _check_term(term: object) -> None:
                 )
     except ConfigError:
         raise
-    except Exception as error:  # a component's code; it is named
-        raise ConfigError(f"reach: {name} raised {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:  # a component's code; it is named
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"reach: {name} raised {reason}") from error
     if type(term).__eq__ is object.__eq__ or repr(term) == object.__repr__(term):
         raise ConfigError(
             f"reach: {name} is no value: equal terms must compare equal and print alike in every "
@@ -61,7 +62,9 @@ def _check_term(term: object) -> None:
 
 def _answers(term: Term, boundary: int, page_size: int) -> str | None:
     """The fault in a term's answers, in form or between `pages` and `needs`; None if none."""
-    spans: Sequence[Any] = term.pages(boundary, page_size)
+    spans: object = term.pages(boundary, page_size)
+    if not isinstance(spans, Sequence):
+        return f"pages gives a {type(spans).__name__}, no sequence of page ranges; give a tuple"
     held: set[int] = set()
     try:
         _expect_pages(spans, boundary)

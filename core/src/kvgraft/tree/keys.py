@@ -148,7 +148,9 @@ class TokenKey:
                 tokens = tokens.astype(np.int32)
             self._append(tokens.tobytes())
             return
-        if isinstance(tokens, (str, bytes, bytearray)):
+        if isinstance(tokens, (str, bytes, bytearray)) or (
+            isinstance(tokens, memoryview) and tokens.itemsize == 1
+        ):
             raise ConfigError(
                 f"token ids given as {type(tokens).__name__}; give a list of integers that fit "
                 "int32, such as those of the model's tokenizer"
