@@ -35,8 +35,9 @@ def test_a_full_disk_is_full_and_its_records_can_be_read(
     def full(fd: int, offset: int, nbytes: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    assert fetched(storage, places[7:8], SIZE) == [OK]
     monkeypatch.setattr(os, "posix_fallocate", full)
-    assert stored(storage, places[8:9], 5 * SIZE) == [FULL]
+    assert stored(storage, places[8:9], 5 * SIZE) == [FULL], "others are dropped for it first"
     assert fetched(storage, places[7:8], SIZE) == [OK]
     assert stored(storage, places[20:22], SIZE) == [OK] * 2, "written over others"
     assert not list(tmp_path.glob(".*.tmp"))
