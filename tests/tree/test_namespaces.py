@@ -105,8 +105,31 @@ def test_a_number_that_is_no_int_is_refused_as_a_namespace(number: object) -> No
 
 
 def test_a_namespace_may_be_anything_else_that_can_be_hashed() -> None:
-    deep: object = 1
-    for _ in range(200):
-        deep = (deep,)
-    for name in (-1, 2**70, Name.A, frozenset({1, "a"}), object(), deep, np.str_("a"), int):
+    for name in (-1, 2**70, Name.A, frozenset({1, "a"}), object(), nested(16), np.str_("a"), int):
         assert TokenKey(range(9), namespace=name).namespace is name
+
+
+def nested(depth: int) -> object:
+    deep: object = 1
+    for _ in range(depth):
+        deep = (deep,)
+    return deep
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (10**5000, "namespace: an int of 16610 bits is above 256"),
+        (("a", -(2**256)), "namespace: an int of 257 bits is above 256"),
+        (nested(17), "namespace: tuples nest deeper than 16"),
+        (nested(5000), "namespace: tuples nest deeper than 16"),
+        ((10**5000, True), "namespace of type tuple: True is a bool"),
+        ([10**5000], "namespace of type list is a list, which cannot be hashed"),
+    ],
+    ids=range(6),
+)
+def test_a_namespace_that_cannot_be_named_is_refused_in_one_line(name: object, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        TokenKey(range(9), namespace=name)
+    assert str(refused.value).startswith(said)
+    assert "\n" not in str(refused.value)

@@ -44,6 +44,12 @@ SIGN_BYTE = TOKEN_BYTES - 1 if sys.byteorder == "little" else 0
 COMPARED_BYTES = 1 << 16
 """Bytes that are compared at once, so that a difference far off copies nothing before it."""
 
+NAMESPACE_BITS = 256
+"""Bits of an int in a namespace: a UUID or a digest fits."""
+
+NAMESPACE_DEPTH = 16
+"""Tuples inside tuples of a namespace, as many as storage names."""
+
 PLAIN = (str, int, bytes, type(None))
 """Types whose values equal no value of another of them."""
 
@@ -67,34 +73,51 @@ class PageHashes(NamedTuple):
 
 
 def expect_namespace(namespace: object) -> None:
-    """Refuse a namespace that cannot be hashed, or that has a number which is no `int`.
+    """Refuse a namespace that cannot be hashed or named, or that has a number which is no `int`.
 
     Python holds `1`, `True`, `1.0` and `Decimal(1)` to be equal, so tenants of these names would
-    share data (T11).
+    share data (T11). Numbers and nesting have bounds, so that policies and storage can name it.
 
     Raises:
         ConfigError: with the namespace, and the part that is refused.
     """
+    parts = [(namespace, 0)]
+    while parts:
+        part, depth = parts.pop()
+        if type(part) is int and part.bit_length() > NAMESPACE_BITS:
+            raise ConfigError(
+                f"namespace: an int of {part.bit_length()} bits is above {NAMESPACE_BITS}; use a "
+                "smaller one, or a str"
+            )
+        if type(part) in PLAIN:
+            continue
+        if isinstance(part, (tuple, frozenset)):
+            if depth == NAMESPACE_DEPTH:
+                raise ConfigError(
+                    f"namespace: tuples nest deeper than {NAMESPACE_DEPTH}; use a flat tuple"
+                )
+            parts += [(each, depth + 1) for each in part]
+        elif isinstance(part, (Number, np.bool_)):
+            raise ConfigError(
+                f"namespace {_shown(namespace)}: {part!r:.40} is a {type(part).__name__}, and "
+                "equal numbers of different types would be one namespace; use an int, a str or a "
+                "tuple of them"
+            )
     try:
         hash(namespace)
     except TypeError:
         raise ConfigError(
-            f"namespace {namespace!r:.60} is a {type(namespace).__name__}, which cannot be "
+            f"namespace {_shown(namespace)} is a {type(namespace).__name__}, which cannot be "
             "hashed; use an int, a str or a tuple of them"
         ) from None
-    parts = [namespace]
-    while parts:
-        part = parts.pop()
-        if type(part) in PLAIN:
-            continue
-        if isinstance(part, (tuple, frozenset)):
-            parts += part
-        elif isinstance(part, (Number, np.bool_)):
-            raise ConfigError(
-                f"namespace {namespace!r:.60}: {part!r:.40} is a {type(part).__name__}, and equal "
-                "numbers of different types would be one namespace; use an int, a str or a tuple "
-                "of them"
-            )
+
+
+def _shown(value: object) -> str:
+    """The start of a value's text; its type where it has none, as an int of 5,000 digits."""
+    try:
+        return f"{value!r:.60}"
+    except (ValueError, RecursionError):  # a number too long to print, or too deep a list
+        return f"of type {type(value).__name__}"
 
 
 class TokenKey:
@@ -110,7 +133,8 @@ class TokenKey:
 
     Raises:
         ConfigError: a token id that is negative or does not fit int32, text or bytes in place of
-            ids, or a namespace that cannot be hashed or has a number which is no `int`.
+            ids, or a namespace that cannot be hashed or has a number which is no `int`,
+            an int of more than 256 bits or more than 16 tuples inside one another.
     """
 
     __slots__ = ("__weakref__", "data", "edits", "hashed", "namespace", "trail", "trail_end")
