@@ -72,7 +72,9 @@ def test_a_token_that_is_no_int32_is_refused_and_the_key_stays_as_it_was(tokens:
 
 
 @pytest.mark.parametrize(
-    "text", [b"ab", bytearray(b"ab"), memoryview(b"ab"), "ab", b"", ""], ids=repr
+    "text",
+    [b"ab", bytearray(b"ab"), memoryview(b"ab"), "ab", b"", ""],
+    ids=["bytes", "bytearray", "memoryview", "str", "no bytes", "no text"],
 )
 def test_text_is_no_list_of_tokens(text: Any) -> None:
     key = TokenKey([5])
