@@ -1,4 +1,4 @@
-"""What `density` learns from, and how it tells the time."""
+"""`density` counts each sample once, tells the time by slots, and forgets in order of use."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_samples_do_not_pile_up_while_nothing_is_given_out() -> None:
     assert sum(map(len, prefixes._ageing)) == 1
 
 
-def test_what_is_used_again_and_again_is_not_forgotten() -> None:
+def test_a_prefix_that_is_used_again_and_again_is_not_forgotten() -> None:
     prefixes = Prefixes(64, 1)  # the directory holds 64
     for number in range(200):
         prefixes.used([1, 3], 0, number)

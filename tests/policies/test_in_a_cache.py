@@ -1,4 +1,4 @@
-"""What a cache tells its policy, and what a bad policy can do to it."""
+"""A cache tells its policy of every request, and names a policy that breaks a rule."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_data_that_arrives_at_begin_does_not_change_the_class_of_the_request(
 
 @pytest.mark.parametrize("given", [None, 2.5, True, -1000, 256, "hot"])
 @pytest.mark.parametrize("call", ["classify", "finished"])
-def test_what_is_no_class_is_refused_and_breaks_no_books(
+def test_an_answer_that_is_no_class_is_refused_and_the_books_stay_right(
     opened: Callable[..., Cache], given: Any, call: str
 ) -> None:
     class Bad(Classifying):
@@ -180,13 +180,18 @@ def test_an_explanation_names_a_policy_that_cannot_say_how_it_ranks(
             cache.explain(TokenKey(range(64)))
 
 
+def started(cache: Cache, number: int, n_tokens: int) -> Any:
+    """A request that computed its prompt, another for each number."""
+    request = cache.begin(TokenKey([number] * n_tokens))
+    assert cache.admit(request).admitted
+    assert cache.allocate(request, n_tokens)
+    cache.computed(request, n_tokens)
+    return request
+
+
 def serve(cache: Cache) -> None:
     for number in range(40):
-        request = cache.begin(TokenKey([number] * 64))
-        assert cache.admit(request).admitted
-        assert cache.allocate(request, 64)
-        cache.computed(request, 64)
-        cache.finish(request)
+        cache.finish(started(cache, number, 64))
 
 
 class Doubling(RecencyQueue):
@@ -250,11 +255,7 @@ def test_an_order_that_drops_candidates_with_what_left_the_tree_is_refused(
 
     def serve(cache: Cache) -> None:
         for number in range(800):
-            request = cache.begin(TokenKey([number] * 48))
-            assert cache.admit(request).admitted
-            assert cache.allocate(request, 48)
-            cache.computed(request, 48)
-            cache.finish(request)
+            cache.finish(started(cache, number, 48))
             if number % 3 == 0:
                 cache.evict("full", 3)
         cache.evict("swa", 4096)
@@ -291,19 +292,11 @@ def test_a_candidate_that_could_not_be_entered_is_not_taken_for_one(
     with opened(Bad) as cache:
         component = cache.tree.components[0]
         for number in range(2):
-            cache.finish(start_of(cache, number))
-        third = start_of(cache, 2)
+            cache.finish(started(cache, number, 16))
+        third = started(cache, 2, 16)
         with pytest.raises(KeyError):
             cache.finish(third)
         assert component.entries[1] == len(component.device_queue) == 2
-
-
-def start_of(cache: Cache, number: int) -> Any:
-    request = cache.begin(TokenKey([number] * 16))
-    assert cache.admit(request).admitted
-    assert cache.allocate(request, 16)
-    cache.computed(request, 16)
-    return request
 
 
 class Latest(RecencyQueue):
