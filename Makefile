@@ -89,10 +89,10 @@ test-engines: test-sglang test-vllm ## run the tests of both engines' plugins in
 test-vllm: $(VLLM)/.ready ## run the tests of plugins/vllm in a CPU build of vLLM; half an hour
 	$(VLLM)/bin/python -m pip --disable-pip-version-check install -q --no-deps --no-build-isolation \
 	  -e ./core -e ./plugins/file -e ./plugins/valkey -e ./plugins/vllm
-	$(VLLM)/bin/python -m pytest plugins/vllm/tests -v -o filterwarnings=default -o timeout=1200
+	$(VLLM)/bin/python -m pytest plugins/vllm/tests -v -o filterwarnings=default -o timeout=1200 -o faulthandler_timeout=0
 
 test-sglang: setup $(SGLANG)/.ready ## run the tests of plugins/sglang with SGLang's files; minutes
-	PYTHONPATH=$(SGLANG) $(PY) -m pytest plugins/sglang/tests -v -o timeout=1200
+	PYTHONPATH=$(SGLANG) $(PY) -m pytest plugins/sglang/tests -v -o timeout=1200 -o faulthandler_timeout=0
 
 test-engine-files: test-vllm-files test-sglang-files ## run those that need only the engines' Python files
 

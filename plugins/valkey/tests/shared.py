@@ -26,7 +26,8 @@ def single() -> Server:
 @cache
 def evicting() -> Server:
     """A server of 16 MiB that makes room by itself."""
-    return _kept(Server(maxmemory="16mb", **{"maxmemory-policy": "allkeys-lru"}))
+    settings = {"maxmemory-policy": "allkeys-lru", "maxmemory-samples": "64"}
+    return _kept(Server(maxmemory="16mb", **settings))
 
 
 @cache

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kvgraft.errors import ConfigError
 from kvgraft.storage import Capabilities, Change, Damage, Status, StoreStats, Value, VerifyReport
+from kvgraft.storage.payload import HEADER_NBYTES
 from kvgraft.testing.storage import MemoryBackend
 
 __all__ = ["MUTANTS", "Kept"]
@@ -351,6 +352,14 @@ class FirstOut(Kept):
         pass
 
 
+class TouchEmpties(Kept):
+    """Writes the time of a use over the data."""
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        for key in keys:
+            self.stored[key] = (bytes(HEADER_NBYTES), b"now")
+
+
 class HeadsFirst(Kept):
     """Takes the last key of a call as the one used last: heads are the oldest of their chains."""
 
@@ -398,6 +407,7 @@ MUTANTS: dict[type[Kept], str] = {
     EvictsInSilence: "S8",
     LogsTwice: "S8",
     FirstOut: "S11",
+    TouchEmpties: "S11",
     HeadsFirst: "S11",
     Racy: "S9",
 }

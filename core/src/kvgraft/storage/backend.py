@@ -85,8 +85,7 @@ class Capabilities(NamedTuple):
         shared: several processes may use one store at the same time.
         evicts: makes room by itself; one that does not answers FULL.
         pin: implements `pin` and `unpin`.
-        touch: it makes room among the least recently used keys, and every use counts: `touch`,
-            and `exists`, `get_into` and `set_from` that find a key or store it.
+        touch: keys that `touch` names stay longer than they would without.
         synchronous: once a call has returned, however it ended, the buffers it was given are not
             touched any more. Such a backend reads and writes the caller's memory; others get
             memory of `Storage`'s own and cost a copy. Not for one whose transfers may arrive
@@ -101,6 +100,8 @@ class Capabilities(NamedTuple):
             they are, also where the backend is not `synchronous`.
         events: tells `observe`'s log what it stores and drops; for others `Storage` logs keys
             stored and removed through it.
+        lru: it makes room by evicting the least recently used key, and every use counts: `touch`,
+            and `exists`, `get_into` and `set_from` that find a key or store it.
     """
 
     durable: bool = False
@@ -115,6 +116,7 @@ class Capabilities(NamedTuple):
     scatter: bool = False
     registers: bool = False
     events: bool = False
+    lru: bool = False
 
 
 @dataclass(frozen=True)

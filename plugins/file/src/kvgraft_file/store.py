@@ -157,6 +157,7 @@ class FileBackend(StorageBackend):
             shared=True,
             evicts=True,
             touch=True,
+            lru=True,
             synchronous=True,
             max_payload_nbytes=longest,
             batch_set_nbytes=BATCH_SET_NBYTES,

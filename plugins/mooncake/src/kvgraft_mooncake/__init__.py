@@ -16,7 +16,7 @@ from kvgraft_mooncake.store import MooncakeBackend
 __all__ = ["DRIVER", "MooncakeBackend", "MooncakeOptions"]
 
 DRIVER = StorageDriver(
-    api="1.0",
+    api="1.1",
     summary="memory of many machines, by Mooncake Store",
     options=MooncakeOptions,
     open=MooncakeBackend.open,

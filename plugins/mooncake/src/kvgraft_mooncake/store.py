@@ -71,7 +71,7 @@ class MooncakeBackend(StorageBackend):
     @property
     def capabilities(self) -> Capabilities:
         """Shared, evicts. Not durable, not synchronous: transfers may arrive late."""
-        return Capabilities(shared=True, evicts=True, scatter=True, registers=True)
+        return Capabilities(shared=True, evicts=True, touch=True, scatter=True, registers=True)
 
     # -- memory of callers
 
@@ -90,6 +90,10 @@ class MooncakeBackend(StorageBackend):
         told = self._client.exist(self._names(keys))
         _expect_none_but(told, {0, 1})
         return [each == 1 for each in told]
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """Ask for the keys, which gives each a lease; the master evicts other values first."""
+        self.exists(keys)
 
     def get_into(
         self, keys: Sequence[bytes], values: Sequence[Value], deadline_s: float

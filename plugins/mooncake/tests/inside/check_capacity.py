@@ -6,7 +6,14 @@ from kvgraft.storage import Status, Storage, SupervisionLimits, open_storage
 from kvgraft.testing.storage import STORAGE_CLAUSES
 from kvgraft.testing.storage.checking import check_clause
 from kvgraft.testing.storage.subject import StorageSubject, opener_of
-from kvgraft.testing.storage.traffic import FINGERPRINT, addresses, fetched, payload, settled
+from kvgraft.testing.storage.traffic import (
+    FINGERPRINT,
+    addresses,
+    fetched,
+    payload,
+    settled,
+    stored,
+)
 
 SEGMENT = "32MiB"
 OK, MISS = Status.OK, Status.MISS
@@ -28,4 +35,17 @@ def test_a_value_that_fits_nowhere_is_full_and_its_neighbour_is_stored() -> None
     assert fetched(storage, [small], SIZE)[0] in (OK, MISS), "it may have had to make room"
     assert storage.state is not None
     assert storage.state.value == "closed", "a full store is no failure"
+    assert storage.close()
+
+
+def test_values_that_are_touched_outlive_others() -> None:
+    storage = Storage(FINGERPRINT, open_storage("mooncake:127.0.0.1/touched"))
+    old, new = addresses(8), addresses(60, 8)
+    assert set(stored(storage, old, 1 << 20)) == {OK}
+    for place in new:
+        assert settled(storage.touch(old[:4])) == [OK] * 4
+        stored(storage, [place], 1 << 20)
+    told = fetched(storage, old, 1 << 20)
+    assert told[:4] == [OK] * 4
+    assert MISS in told[4:]
     assert storage.close()

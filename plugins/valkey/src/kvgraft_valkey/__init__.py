@@ -24,7 +24,7 @@ def _open(location: str, options: ValkeyOptions) -> StorageBackend:
 
 
 DRIVER = StorageDriver(
-    api="1.0",
+    api="1.1",
     summary="a Valkey or Redis server or cluster, shared by the processes that reach it",
     options=ValkeyOptions,
     open=_open,

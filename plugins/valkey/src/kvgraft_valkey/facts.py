@@ -12,6 +12,9 @@ __all__ = ["Facts", "counts", "read_facts"]
 LONGEST_VALUE = 512 << 20
 """A string's limit, unless the server is told otherwise."""
 
+BY_USE = ("-lru", "-lfu")
+"""Ends of the names of eviction policies for which a use counts."""
+
 
 class Facts(NamedTuple):
     """Facts that hold for all primaries together.
@@ -20,12 +23,14 @@ class Facts(NamedTuple):
         value_nbytes: longest value.
         capacity_nbytes: memory they may use for everybody's data; None if one has no limit.
         evicts: whether each makes room by itself for this store's values.
+        by_use: whether each evicts values that were used long ago or seldom.
         durable: whether each has acknowledged writes on its disk; false where it does not say.
     """
 
     value_nbytes: int
     capacity_nbytes: int | None
     evicts: bool
+    by_use: bool
     durable: bool
 
 
@@ -44,6 +49,7 @@ def read_facts(connection: AnyConnection, *, expiring: bool) -> Facts:
     limits = [int(each.get("maxmemory", "0")) for each in info]
     policies = [each.get("maxmemory_policy", "noeviction") for each in info]
     evicting = ("allkeys-", "volatile-") if expiring else ("allkeys-",)
+    evicts = all(limits) and all(each.startswith(evicting) for each in policies)
     synced = [
         each.get("appendfsync") == "always" and each.get("no-appendfsync-on-rewrite") == "no"
         for each in settings
@@ -53,7 +59,8 @@ def read_facts(connection: AnyConnection, *, expiring: bool) -> Facts:
             int(each.get("proto-max-bulk-len", str(LONGEST_VALUE))) for each in settings
         ),
         capacity_nbytes=sum(limits) if all(limits) else None,
-        evicts=all(limits) and all(each.startswith(evicting) for each in policies),
+        evicts=evicts,
+        by_use=evicts and all(each.endswith(BY_USE) for each in policies),
         durable=all(synced) and all(each.get("aof_enabled") == "1" for each in info),
     )
 

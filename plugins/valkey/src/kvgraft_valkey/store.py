@@ -106,6 +106,7 @@ class ValkeyBackend(StorageBackend):
             durable=self._facts.durable,
             shared=True,
             evicts=self._facts.evicts,
+            touch=self._facts.by_use,
             synchronous=True,
             max_payload_nbytes=self._facts.value_nbytes,
         )
@@ -181,6 +182,13 @@ class ValkeyBackend(StorageBackend):
         alone = (range(number, number + 1) for number in range(len(keys)))
         work = runs([len(value.payload) for value in values]) if self._expiry is None else alone
         return self._carry_out(len(keys), work, carry, deadline_s)
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """Have the servers count a use of both strings; their clocks count whole seconds."""
+        batch = self._connection.batch()
+        for names in self._names_of(keys):
+            batch.touch(list(names))
+        self._answers(batch)
 
     def remove(self, keys: Sequence[bytes]) -> Sequence[Status]:
         """Remove values; the servers free their memory in the background."""

@@ -21,6 +21,7 @@ __all__ = [
     "stats_and_verify",
     "too_large",
     "touching",
+    "touching_keeps_data",
 ]
 
 OK, MISS = Status.OK, Status.MISS
@@ -113,7 +114,18 @@ def _size_that_fills(subject: StorageSubject, store: StorageBackend) -> int | No
     return size if longest is None else min(size, longest)
 
 
-@storage_clause("S11", "Keys that are touched outlive keys that are not.", "touch")
+@storage_clause("S11", "A touch changes no data, of keys that are there or not.", "touch")
+def touching_keeps_data(subject: StorageSubject) -> None:
+    addresses, payloads = subject.addresses(4), subject.payloads([SIZE] * 3)
+    with subject.store() as store, subject.supervised(store) as storage:
+        subject.set(storage, addresses[:3], payloads)
+        store.touch([address.key for address in reversed(addresses)])
+        told, found = subject.get(storage, addresses, [SIZE] * 4)
+        subject.expect_statuses("S11", "get after touch", told, [OK] * 3 + [MISS])
+        subject.expect(found[:3] == payloads, "S9", "data that was touched came back changed")
+
+
+@storage_clause("S11", "Keys that are touched outlive keys that are not.", "lru")
 def touching(subject: StorageSubject) -> None:
     with subject.store() as store, subject.supervised(store) as storage:
         size = _size_that_fills(subject, store)
@@ -132,7 +144,7 @@ def touching(subject: StorageSubject) -> None:
         subject.expect_statuses("S11", "get of keys that were touched", told, [OK] * 4)
 
 
-@storage_clause("S11", "A chain that is stored in order is evicted from its end.", "touch")
+@storage_clause("S11", "A chain that is stored in order is evicted from its end.", "lru")
 def chain_heads(subject: StorageSubject) -> None:
     with subject.store() as store, subject.supervised(store) as storage:
         size = _size_that_fills(subject, store)

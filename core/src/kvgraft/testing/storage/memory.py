@@ -47,6 +47,7 @@ class MemoryBackend(StorageBackend):
         return Capabilities(
             evicts=True,
             touch=True,
+            lru=True,
             max_payload_nbytes=self._longest,
             scatter=True,
             events=True,
