@@ -55,7 +55,7 @@ class Case:
         self.found_at = self.key.trail
         found = matching.match(tree, self.key, pages)
         assert found.anchor == pages
-        self.path = len(found.path)
+        self.path = len(matching.follow_key(tree, self.key, pages).nodes)
 
     def match_new(self) -> None:
         """The tree's part alone, from the root."""

@@ -422,9 +422,9 @@ change(
     "a key's trail is followed in a tree it left",
     TWO,
     "M1 T11 M7 T1 L1 I8 I10",
-    matching._trail,
-    "        return []  # the node",
-    "        pass  # the node",
+    matching._known,
+    "if node is not None and node.parent is not None else root",
+    "if node is not None else root",
 )
 change(
     "eviction takes one victim too many",

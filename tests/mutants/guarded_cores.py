@@ -31,9 +31,10 @@ GUARDED_CORES: dict[str, BadCore] = {
     "a match skips a node after each gap": BadCore(
         ("M1",),
         "tree/matching.py",
-        "index = gap if boundary > nodes[gap].start else gap - 1\n",
-        "index = gap if boundary > nodes[gap].start else gap - 2\n"
-        "                boundary = min(boundary, nodes[index].end if index >= 0 else 0)\n",
+        "                node = gap\n",
+        "                node = gap if boundary > gap.start or gap.parent is None else gap.parent\n"
+        "                node = node.parent if node.end == boundary and node.parent else node\n"
+        "                boundary = min(boundary, node.end)\n",
     ),
     "a match takes a window a page short for whole": BadCore(
         ("M1", "M3"),
@@ -44,8 +45,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "a match takes the state at a node's end for one inside it": BadCore(
         ("M1", "M3"),
         "tree/matching.py",
-        "if node.end == boundary and readable(cell",
-        "if readable(cell",
+        "return None if there and node.end == boundary else node",
+        "return None if there else node",
     ),
     "a match leaves no token to compute": BadCore(
         ("M2",),
@@ -56,20 +57,20 @@ GUARDED_CORES: dict[str, BadCore] = {
     "the device anchor counts data on HOST": BadCore(
         ("M3",),
         "tree/matching.py",
-        "device_anchor, index = _deepest(tree, nodes, end, device_only=True)",
-        "device_anchor, index = _deepest(tree, nodes, end, device_only=False)",
+        "device_anchor = _deepest(tree, node, end, device_only=True)",
+        "device_anchor = _deepest(tree, node, end, device_only=False)",
     ),
     "a match follows where the key was found last beyond its limit": BadCore(
         ("M1", "M2"),
         "tree/matching.py",
-        "        if node.end <= limit:\n",
-        "        if node.end:\n",
+        "while node is not None and node.end > limit:",
+        "while node is not None and not node.end:",
     ),
     "falsy namespaces share a tree": BadCore(
         ("T11",),
         "tree/matching.py",
-        "root = tree.root(key.namespace)\n    path = walk(",
-        "root = tree.root(key.namespace or None)\n    path = walk(",
+        "root = tree.root(key.namespace)\n    node, end = walk(",
+        "root = tree.root(key.namespace or None)\n    node, end = walk(",
     ),
     "an explanation names the shallowest boundary": BadCore(
         ("M9",),

@@ -74,8 +74,8 @@ def anchor_at_the_last_host_node(patch: pytest.MonkeyPatch) -> None:
 
     def unasked(tree: Tree, key: TokenKey, limit: int) -> matching.Match:
         root = tree.root(key.namespace)
-        path = matching.walk(tree, root, key, limit)
-        return matching.Match(path.nodes, path.end, 0, path.end, root)
+        node, end = matching.walk(tree, root, key, limit)
+        return matching.Match(node, end, 0, end, root)
 
     patch.setattr(matching, "match", unasked)
 

@@ -120,7 +120,7 @@ class Leases:
                 raise
         request.receipt = receipt
         request.limited = limited
-        request.key.found_at(anchor if anchor.parent is not None else None)
+        request.key.found_at(anchor, found.root)
         request.anchor_tokens = found.anchor * tree.page_size
         request.device_tokens = found.device_anchor * tree.page_size
         request.computed = request.anchor_tokens
@@ -220,8 +220,7 @@ class Leases:
         request.bounded_parts = [parts[at] for at in self._bounded] if self._bounded else ()
 
     def _shorten(self, found: Match, limit: int) -> Match:
-        path = matching.Path(found.path, found.anchor)
-        shorter = matching.resolve(self.tree, path, found.root, limit)
+        shorter = matching.resolve(self.tree, found.node, min(found.anchor, limit), found.root)
         return shorter._replace(base=found.base)
 
     def _finalize(self, found: Match, limit: int) -> tuple[Match, Collection[int]]:
@@ -258,10 +257,9 @@ class Leases:
         if self.load is None or not found.device_anchor < found.anchor:
             return False
         nbytes = 0
-        node = found.path[-1]
         for component, each in zip(self.tree.components, self.mounted):
             if component.is_state:
-                if node.cells[component.index].device is None:
+                if found.node.cells[component.index].device is None:
                     return False
                 continue
             nbytes += _missing_slots(found, component) * each.component.device.slot_nbytes
@@ -308,17 +306,17 @@ class Leases:
 
 def _missing_slots(found: Match, component: TreeComponent) -> int:
     """Slots a load-back from the anchor would move for one component, in its own units (M4)."""
-    if component.is_state:
-        cell = found.path[-1].cells[component.index] if found.path else None
-        return int(cell is not None and cell.device is None and cell.incoming is None)
-    pages = 0
-    for span in component.reach_pages.spans(found.anchor):
-        for node in found.path:
-            start, end = max(node.start, span.start), min(node.end, span.end)
-            cell = node.cells[component.index]
-            if start < end and cell.device is None and cell.incoming is None:
-                pages += end - start
-    return pages * component.slots_per_page
+    missing = 0
+    for node in matching.needed_nodes(found, component):
+        cell = node.cells[component.index]
+        if cell.device is not None or cell.incoming is not None:
+            continue
+        if component.is_state:
+            return 1
+        for span in component.reach_pages.spans(found.anchor):
+            pages = max(0, min(node.end, span.end) - max(node.start, span.start))
+            missing += pages * component.slots_per_page
+    return missing
 
 
 def _merged(component: TreeComponent, boundary: int, answer: Sequence[Span]) -> tuple[Span, ...]:

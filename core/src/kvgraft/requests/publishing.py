@@ -165,7 +165,7 @@ class Publisher:
         inserted = self._insert(request, end, Going(position, there))
         if inserted.anchor.end > boundary:
             pinning.advance(self.tree, request.receipt, inserted.anchor, boundary)
-            request.key.found_at(inserted.anchor)
+            request.key.found_at(inserted.anchor, self.tree.root(request.key.namespace))
         request.published = True
 
     def _there_already(self, request: Request, end: int) -> int | None:
@@ -227,7 +227,7 @@ class Publisher:
             request.points.setdefault(page, END)
         inserted = self._insert(request, page, None)
         request.last_point = max(request.last_point, page)
-        key.found_at(inserted.anchor if inserted.anchor.parent is not None else None)
+        key.found_at(inserted.anchor, self.tree.root(key.namespace))
         return inserted
 
     def share(self, request: Request, page: int, locks: Locks | None) -> None:

@@ -135,7 +135,7 @@ class Fetch:
         self.anchor = self.boundary = node.end
         self.key = TokenKey(namespace=key.namespace)
         self.key.data = key.data  # of a key that is cut it stays as it was
-        self.key.found_at(node if node.parent is not None else None)
+        self.key.found_at(node, found.root)
         self.first = _page_behind(node, key, tree.page_bytes)
         while not backed_on_host(tree, node):
             assert node.parent is not None
@@ -560,7 +560,7 @@ class Fetch:
             tree.remove_dead(tip)
             return False
         self.tip = tip
-        self.key.found_at(tip)
+        self.key.found_at(tip, tree.root(self.key.namespace))
         return True
 
     # -- the end

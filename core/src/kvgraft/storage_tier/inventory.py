@@ -310,7 +310,7 @@ def lacking_pages(tree: Tree, key: TokenKey, start: int, low: int, high: int) ->
     """
     lacking = [np.ones(high - low, dtype=np.bool_) for _ in tree.components]
     path = matching.follow_key(tree, key, high)
-    _remember(key, path)
+    _remember(tree, key, path)
     for node in reversed(path.nodes):
         if node.end <= low:
             break
@@ -331,11 +331,11 @@ def lacking_pages(tree: Tree, key: TokenKey, start: int, low: int, high: int) ->
     return lacking
 
 
-def _remember(key: TokenKey, path: matching.Path) -> None:
+def _remember(tree: Tree, key: TokenKey, path: matching.Path) -> None:
     """Leave a trail for the next look, which need not compare the same tokens again."""
     trail = key.trail
     for node in reversed(path.nodes[-2:]):
         if node.end <= path.end:
             if trail is None or trail.parent is None or trail.end < node.end:
-                key.found_at(node)
+                key.found_at(node, tree.root(key.namespace))
             return

@@ -464,7 +464,7 @@ class Prefetching:
             while node is not None and node.end > agreed:
                 node = node.parent
             if node is not None and node.parent is not None:
-                key.found_at(node)
+                key.found_at(node, tree.root(key.namespace))
             anchor = matching.match(tree, key, limit).anchor
         finally:
             tree.let_go(key.namespace)

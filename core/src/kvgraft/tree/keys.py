@@ -137,7 +137,16 @@ class TokenKey:
             an int of more than 256 bits or more than 16 tuples inside one another.
     """
 
-    __slots__ = ("__weakref__", "data", "edits", "hashed", "namespace", "trail", "trail_end")
+    __slots__ = (
+        "__weakref__",
+        "data",
+        "edits",
+        "hashed",
+        "namespace",
+        "trail",
+        "trail_end",
+        "trail_root",
+    )
 
     def __init__(self, tokens: Tokens = (), namespace: object = None) -> None:
         if namespace is not None:
@@ -151,6 +160,8 @@ class TokenKey:
         """A node this key was found or inserted at; its path need not be compared again."""
         self.trail_end = 0
         """The boundary that node ended at then, in pages; a leaf may have grown since."""
+        self.trail_root: Node | None = None
+        """The root that it was below: a key may be used with several trees."""
         self.hashed: PageHashes | None = None
         """Hashes that its pages need not be given again."""
         self.extend(tokens)
@@ -209,13 +220,13 @@ class TokenKey:
         """An independent key with the same tokens, for a conversation that forks."""
         fork = TokenKey(namespace=self.namespace)
         fork.data += self.data
-        fork.trail, fork.trail_end, fork.hashed = self.trail, self.trail_end, self.hashed
+        fork.trail, fork.trail_end, fork.trail_root = self.trail, self.trail_end, self.trail_root
+        fork.hashed = self.hashed
         return fork
 
-    def found_at(self, node: Node | None) -> None:
-        """Note where the key was found or inserted: a node whose path spells its first pages."""
-        self.trail = node
-        self.trail_end = 0 if node is None else node.end
+    def found_at(self, node: Node, root: Node) -> None:
+        """Note where below `root` the key was found or inserted: its first pages lead to `node`."""
+        self.trail, self.trail_end, self.trail_root = node, node.end, root
 
     def page_hashes(self, owner: object, start: int, end: int) -> bytes | bytearray:
         """The hashes that pages from `start` on have in a tree, as far as known; at most to `end`.
@@ -242,7 +253,7 @@ class TokenKey:
         n_tokens = expect_count("truncate: n_tokens", n_tokens)
         self.data = self.data[: n_tokens * TOKEN_BYTES]
         self.edits += 1
-        self.trail = self.hashed = None
+        self.trail = self.trail_root = self.hashed = None
 
     @property
     def n_tokens(self) -> int:

@@ -11,6 +11,7 @@ Matching changes nothing and allocates no slot; `kvgraft.tree.pinning` makes a m
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from kvgraft.tree.component import TreeComponent
@@ -26,6 +27,7 @@ __all__ = [
     "follow_key",
     "match",
     "missing_from",
+    "needed_nodes",
     "readable",
     "resolve",
     "walk",
@@ -48,34 +50,40 @@ class Match(NamedTuple):
     """The tree's match of a key; boundaries in pages.
 
     Attributes:
-        path: nodes up to the anchor; the anchor may lie inside the last.
+        node: the node at whose end, or inside which, the anchor lies; the root at boundary 0.
         anchor: deepest boundary all components accept on DEVICE or HOST (M1).
         device_anchor: deepest boundary they accept from DEVICE alone (M3).
         base: deepest boundary with data of the base component on any tier.
         root: the namespace's root.
     """
 
-    path: list[Node]
+    node: Node
     anchor: int
     device_anchor: int
     base: int
     root: Node
 
 
-def walk(tree: Tree, root: Node, key: TokenKey, limit: int) -> Path:
+def walk(tree: Tree, root: Node, key: TokenKey, limit: int) -> tuple[Node, int]:
     """Follow `key` for at most `limit` pages; stops where a prefix-closed component has no data.
 
     Starts at the node the key was last found at, if it still stands: keys only grow and nodes keep
     the boundary at their end, so the tokens above need no comparing.
+
+    Returns:
+        The last node reached, and the pages matched: up to its end, or inside it.
     """
     data, page_bytes, prefix_closed = key.data, tree.page_bytes, tree.prefix_closed
     limit_bytes = limit * page_bytes
-    nodes = _trail(key, root, limit)
-    node = nodes[-1] if nodes else root
-    if prefix_closed and not _on_device(node, prefix_closed):
-        for position, passed in enumerate(nodes):
+    node = _known(key, root, limit)
+    if prefix_closed and node is not root and not _on_device(node, prefix_closed):
+        gap: Node | None = None
+        for passed in _upwards(node):
             if not _walkable(passed, prefix_closed):
-                return Path(nodes[:position], passed.start)
+                gap = passed
+        if gap is not None:
+            assert gap.parent is not None
+            return gap.parent, gap.start
     offset = node.end * page_bytes
     while offset < limit_bytes:
         children = node.children
@@ -88,7 +96,6 @@ def walk(tree: Tree, root: Node, key: TokenKey, limit: int) -> Path:
             if end <= limit_bytes and data.startswith(edge, offset):
                 if not _walkable(child, prefix_closed):
                     break
-                nodes.append(child)
                 node, offset = child, end
                 continue
             if not data.startswith(edge[:page_bytes], offset):
@@ -102,12 +109,11 @@ def walk(tree: Tree, root: Node, key: TokenKey, limit: int) -> Path:
             end = offset + len(edge)
         if not _walkable(child, prefix_closed):
             break
-        nodes.append(child)
         if end > limit_bytes or not data.startswith(edge, offset):
             pages = common_prefix_pages(data, offset, edge, page_bytes)
-            return Path(nodes, min(child.start + pages, limit))
+            return child, min(child.start + pages, limit)
         node, offset = child, end
-    return Path(nodes, offset // page_bytes)
+    return node, offset // page_bytes
 
 
 def follow(
@@ -146,23 +152,31 @@ def follow(
 def follow_key(tree: Tree, key: TokenKey, limit: int) -> Path:
     """`follow`, from the node the key was last found at."""
     root = tree.root(key.namespace)
-    return follow(tree, root, key.data, limit, _trail(key, root, limit))
-
-
-def _trail(key: TokenKey, root: Node, limit: int) -> list[Node]:
-    """The path to the node the key was last found at, as far as it lies within `limit`."""
-    nodes: list[Node] = []
-    node = key.trail
-    if node is not None and node.end != key.trail_end:
-        node = node.parent
-    while node is not None and node is not root:
-        if node.end <= limit:
-            nodes.append(node)
-        node = node.parent
-    if node is None:
-        return []  # the node left the tree, or belongs to another
+    nodes = list(_upwards(_known(key, root, limit)))
     nodes.reverse()
-    return nodes
+    return follow(tree, root, key.data, limit, nodes)
+
+
+def _known(key: TokenKey, root: Node, limit: int) -> Node:
+    """The deepest node within `limit` that is known to be on the key's path, or the root.
+
+    The one it was last found at, unless that left the tree or belongs to another.
+    """
+    node = key.trail
+    if node is None or key.trail_root is not root:
+        return root
+    if node.end != key.trail_end:
+        node = node.parent
+    while node is not None and node.end > limit:
+        node = node.parent
+    return node if node is not None and node.parent is not None else root
+
+
+def _upwards(node: Node) -> Iterator[Node]:
+    """`node` and those above it, without the root."""
+    while node.parent is not None:
+        yield node
+        node = node.parent
 
 
 def _on_device(node: Node, prefix_closed: tuple[TreeComponent, ...]) -> bool:
@@ -190,40 +204,35 @@ def readable(cell: Cell, component: TreeComponent, *, device_only: bool) -> bool
 
 
 def _first_gap(
-    nodes: list[Node], index: int, boundary: int, component: TreeComponent, *, device_only: bool
-) -> int:
-    """Index of the deepest node up to `index` where `component` lacks data it needs; -1 if none."""
+    node: Node, boundary: int, component: TreeComponent, *, device_only: bool
+) -> Node | None:
+    """The deepest node from `node` up where `component` lacks data it needs at `boundary`."""
     position = component.index
+    above: Node | None = node
     if component.is_state:
-        node = nodes[index]
-        cell = node.cells[position]
-        return (
-            -1
-            if node.end == boundary and readable(cell, component, device_only=device_only)
-            else index
-        )
+        there = readable(node.cells[position], component, device_only=device_only)
+        return None if there and node.end == boundary else node
     if component.is_prefix_closed:
         # DEVICE data is prefix closed (T5), and `walk` went only where every tier together is.
-        if not device_only or readable(nodes[index].cells[position], component, device_only=True):
-            return -1
-        return index
+        there = not device_only or readable(node.cells[position], component, device_only=True)
+        return None if there else node
     if component.window_pages is not None:
         low = boundary - component.window_pages
-        while index >= 0 and nodes[index].end > low:
-            if not readable(nodes[index].cells[position], component, device_only=device_only):
-                return index
-            index -= 1
-        return -1
+        while above is not None and above.end > low and above.end:
+            if not readable(above.cells[position], component, device_only=device_only):
+                return above
+            above = above.parent
+        return None
     for span in reversed(component.reach_pages.spans(boundary)):
-        while index >= 0 and nodes[index].end > span.start:
-            if nodes[index].start < span.end and not readable(
-                nodes[index].cells[position], component, device_only=device_only
+        while above is not None and above.end > span.start:
+            if above.start < span.end and not readable(
+                above.cells[position], component, device_only=device_only
             ):
-                return index
-            if nodes[index].start <= span.start:
+                return above
+            if above.start <= span.start:
                 break
-            index -= 1
-    return -1
+            above = above.parent
+    return None
 
 
 def _boundary_before(node: Node, boundary: int, component: TreeComponent) -> int:
@@ -241,60 +250,53 @@ def _boundary_before(node: Node, boundary: int, component: TreeComponent) -> int
     return node.start
 
 
-def _deepest(tree: Tree, nodes: list[Node], boundary: int, *, device_only: bool) -> tuple[int, int]:
-    """Deepest accepted boundary at most `boundary`, and the index of its node; (0, -1) if none."""
-    index = len(nodes) - 1
-    while index >= 0 and nodes[index].start >= boundary:
-        index -= 1
-    while index >= 0:
+def _deepest(tree: Tree, node: Node, boundary: int, *, device_only: bool) -> tuple[Node, int]:
+    """The node and page of the deepest accepted boundary at most `boundary`, from `node` up.
+
+    The root and 0 if there is none.
+    """
+    while node.parent is not None:
+        if node.start >= boundary:
+            node = node.parent
+            continue
         for component in tree.checks:
-            gap = _first_gap(nodes, index, boundary, component, device_only=device_only)
-            if gap >= 0:
-                boundary = _boundary_before(nodes[gap], boundary, component)
-                index = gap if boundary > nodes[gap].start else gap - 1
+            gap = _first_gap(node, boundary, component, device_only=device_only)
+            if gap is not None:
+                boundary = _boundary_before(gap, boundary, component)
+                node = gap
                 break
         else:
-            return boundary, index
-    return 0, -1
+            return node, boundary
+    return node, 0
 
 
 def match(tree: Tree, key: TokenKey, limit: int) -> Match:
     """Anchor and device anchor of the first `limit` pages of `key`; changes nothing (M6)."""
     root = tree.root(key.namespace)
-    path = walk(tree, root, key, limit)
-    return resolve(tree, path, root, path.end)
+    node, end = walk(tree, root, key, limit)
+    return resolve(tree, node, end, root)
 
 
-def resolve(tree: Tree, path: Path, root: Node, limit: int) -> Match:
-    """Anchors at most `limit` pages deep on a path walked already."""
-    nodes, end = path.nodes, min(path.end, limit)
-    device_anchor, index = _deepest(tree, nodes, end, device_only=True)
-    anchor = device_anchor
-    if device_anchor < end:
-        anchor, index = _deepest(tree, nodes, end, device_only=False)
-    return Match(nodes[: index + 1], anchor, device_anchor, path.end, root)
+def resolve(tree: Tree, node: Node, end: int, root: Node) -> Match:
+    """Anchors at most `end` pages deep on the path to `node`, where every tier together has data.
+
+    Args:
+        tree: the tree.
+        node: the node at whose end, or inside which, page `end` lies, or one below it.
+        end: the deepest boundary to consider; the match's `base`.
+        root: the namespace's root.
+    """
+    device_node, device_anchor = _deepest(tree, node, end, device_only=True)
+    if device_anchor == end:
+        return Match(device_node, end, end, end, root)
+    node, anchor = _deepest(tree, node, end, device_only=False)
+    return Match(node, anchor, device_anchor, end, root)
 
 
 def anchor_node(tree: Tree, found: Match) -> Node:
     """The node ending at the match's anchor; splits the one it lies inside (M6)."""
-    if not found.path:
-        return found.root
-    node = found.path[-1]
-    if node.end > found.anchor:
-        node = found.path[-1] = tree.split(node, found.anchor)
-    return node
-
-
-def _needed(found: Match, component: TreeComponent) -> list[Node]:
-    """Nodes of the path on which `component` needs data at the anchor."""
-    if component.is_state:
-        return found.path[-1:]
-    spans = component.reach_pages.spans(found.anchor)
-    return [
-        node
-        for node in found.path
-        if any(node.start < span.end and node.end > span.start for span in spans)
-    ]
+    node = found.node
+    return tree.split(node, found.anchor) if node.end > found.anchor else node
 
 
 def missing_from(tree: Tree, found: Match) -> int | None:
@@ -304,7 +306,19 @@ def missing_from(tree: Tree, found: Match) -> int | None:
     starts = [
         node.start
         for component in tree.components
-        for node in _needed(found, component)
+        for node in needed_nodes(found, component)
         if node.cells[component.index].device is None
     ]
     return min(starts, default=None)
+
+
+def needed_nodes(found: Match, component: TreeComponent) -> Iterator[Node]:
+    """The nodes on which `component` needs data at the match's anchor, deep first."""
+    if component.is_state:
+        if found.anchor:
+            yield found.node
+        return
+    spans = component.reach_pages.spans(found.anchor)
+    for node in _upwards(found.node):
+        if any(node.start < span.end and node.end > span.start for span in spans):
+            yield node
