@@ -94,7 +94,7 @@ GUARDED_CORES: dict[str, BadCore] = {
     "a split crosses the HOST slots of the parts": BadCore(
         ("T10",),
         "tree/tree.py",
-        "above.host, below.host = below.host[:cut], below.host[cut:]",
+        "above.host, below.host = host[:cut], host[cut:]",
         "above.host, below.host = below.host[-cut:], below.host[:-cut]",
     ),
     # -- pins

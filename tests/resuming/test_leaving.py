@@ -137,6 +137,20 @@ def test_tables_stay_as_they_are_while_two_requests_compute_the_same() -> None:
     cache.close()
 
 
+def test_a_table_names_no_slot_that_others_may_take() -> None:
+    cache = window_cache()
+    serve(cache, LONG[:3000])
+    request = start(cache, [*LONG[:3000], 1])
+    at, first = request.computed // PAGE, request.computed // PAGE - WINDOW // PAGE
+    window = cache.table(request, "swa")[:at]
+    assert left_slots(cache, "swa") > 0
+    assert (window[first:] >= 0).all()
+    assert (window[:first] == -1).all()
+    assert (cache.table(request, "full")[:at] >= 0).all()
+    cache.abort(request)
+    cache.close()
+
+
 @pytest.mark.parametrize("named", [(), 1000, [1000, 1400]])
 def test_a_boundary_the_engine_names_outlives_data_left_behind(named: Any) -> None:
     cache = window_cache()

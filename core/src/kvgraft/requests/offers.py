@@ -58,7 +58,8 @@ class Offers:
                 part.runs, below = divided(runs, private)
             if below and not component.is_prefix_closed:
                 below = self._classed(request, part, below)
-            part.released(below)
+            if below:
+                part.released(below)
             renews = going is not None and not component.is_prefix_closed
             holdings.append(Holding(below, NO_STATES, (), renews))
         return holdings

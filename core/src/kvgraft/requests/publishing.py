@@ -105,11 +105,11 @@ class Publisher:
         if self._has_new(request, page) or (request.published and backs_up):
             self._check_key(request, page)
             locks = self.leases.lock(max(page, request.receipt.anchor.end)) if backs_up else None
-            for each in request.parts:
-                each.close_accounts()  # slots it will not take must not stand in its backups' way
             for part in request.state_parts:
                 self.states.offer_states(request, part)
             if backs_up:
+                for each in request.parts:
+                    each.close_accounts()  # promises must not stand in the way of its backups
                 self.share(request, page, locks)
             else:
                 self.insert(request, page)

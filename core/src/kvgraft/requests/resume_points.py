@@ -117,27 +117,27 @@ class ResumePoints:
         size, anchor = self.tree.page_size, found.anchor
         last, repeat = request.prompt // size, (request.prompt - 1) // size
         named = {*asked, *request.resume_at} if asked or request.resume_at else NO_PAGES
-        ahead: dict[int, PointKind] = {}
-        if named:
-            ahead = {page: ASKED for page in named if anchor < page <= last}
-        if anchor < found.base < repeat:
-            ahead[found.base] = BRANCH
+        ahead = {page: ASKED for page in named if anchor < page <= last} if named else {}
         if anchor < repeat:
+            if anchor < found.base < repeat:
+                ahead[found.base] = BRANCH
             ahead[repeat] = REPEAT
         if anchor < last != repeat:
             ahead[last] = PROMPT_END
         has_state = self.tree.has_state
+        if not has_state and not named:
+            return ahead, []
         points: dict[int, PointKind] = {}
         before = anchor
-        for page in sorted(ahead) if named else ahead:
-            if page not in named:
-                gain = page - before
+        for page, kind in sorted(ahead.items()) if named else ahead.items():
+            gain = page - before
+            if has_state and page not in named:
                 if self.cuts and gain < self.cut_pages and page * size != request.prompt:
                     continue
                 of_use_to_repeats_alone = page == repeat != last and found.base < repeat
-                if has_state and of_use_to_repeats_alone and gain < repeat * REPEAT_SHARE:
+                if of_use_to_repeats_alone and gain < repeat * REPEAT_SHARE:
                     continue
-            points[page] = ahead[page]
+            points[page] = kind
             before = page
         return points, list(points) if has_state else []
 

@@ -56,14 +56,13 @@ def marked(runs: list[Run], worth: Sequence[Span]) -> list[Run]:
             if start >= run.end:
                 break
             if start > position:
-                marked.append(run.cut(position, start)._replace(is_left=True))
+                marked.append(run.cut(position, start, is_left=True))
                 position = start
             stop = end if end < run.end else run.end
             marked.append(run.cut(position, stop))
             position = stop
         if position < run.end:
-            rest = run if position == run.first else run.cut(position, run.end)
-            marked.append(rest._replace(is_left=True))
+            marked.append(run.cut(position, run.end, is_left=True))
     return marked
 
 
@@ -75,6 +74,22 @@ def needed_between(
     In order and disjoint.
     """
     merged: list[Span] = []
+    window = component.window_pages
+    if window is not None:
+        # The usual case of the general rule below, without the spans in between.
+        low = high = -1
+        for boundary in sorted(boundaries):
+            start = boundary - window if boundary > window else 0
+            if boundary <= first or start >= end:
+                continue
+            if start > high >= 0:
+                merged.append(Span(low, high))
+            if start > high or high < 0:
+                low = start
+            high = boundary
+        if high >= 0:
+            merged.append(Span(low, high))
+        return merged
     named = [
         span
         for boundary in boundaries

@@ -39,22 +39,34 @@ def state_slot(request: Request, component: TreeComponent) -> int:
 
 
 def slot_table(request: Request, component: TreeComponent, tier: Tier) -> npt.NDArray[np.int32]:
-    """A request's slots on one tier, page by page; -1 for none.
+    """The slots that a request holds on one tier, page by page; -1 for none.
+
+    It holds what it has pinned and what is its own. Of a bounded reach the tree may have data
+    before that; others may take those slots at any time, and they are not in the table.
 
     Raises:
         LeaseError: the request has ended.
     """
     _expect_open(request)
     on_device = tier is Tier.DEVICE
-    runs = request.parts[component.index].runs
+    index = component.index
+    runs = request.parts[index].runs
     parts: list[bytes] = []
     node = request.receipt.anchor
-    page = node.end
-    while node.parent is not None:
-        cell = node.cells[component.index]
-        slots = cell.device if on_device else cell.host
-        parts.append(slots if slots is not None else _nothing(node.end - node.start, component))
-        node = node.parent
+    page = above = node.end
+    for low, high in reversed(request.receipt.segments[index]):
+        while node.end > high:
+            node = node.parent  # type: ignore[assignment]
+        if node.end < above:
+            parts.append(_nothing(above - node.end, component))
+        while node.end > low:
+            cell = node.cells[index]
+            slots = cell.device if on_device else cell.host
+            parts.append(slots if slots is not None else _nothing(node.end - node.start, component))
+            node = node.parent  # type: ignore[assignment]
+        above = node.end
+    if above:
+        parts.append(_nothing(above, component))
     parts.reverse()
     beside: list[Run] = []
     for run in runs:

@@ -51,12 +51,12 @@ class Run(NamedTuple):
     host: bytes | None = None
     is_left: bool = False
 
-    def cut(self, start: int, end: int) -> Run:
-        """The part inside pages `[start, end)`; both inside the run."""
+    def cut(self, start: int, end: int, *, is_left: bool = False) -> Run:
+        """The part inside pages `[start, end)`, both inside the run; left behind if that is."""
         size = len(self.device) // (self.end - self.first)
         part = slice((start - self.first) * size, (end - self.first) * size)
         host = self.host[part] if self.host else None
-        return Run(start, end, self.device[part], host, self.is_left)
+        return Run(start, end, self.device[part], host, is_left or self.is_left)
 
     def joined(self, run: Run) -> Run:
         """This run and the one that begins where it ends, as one."""
@@ -300,13 +300,14 @@ def _adopt(tree: Tree, node: Node, component: TreeComponent, holding: Holding) -
             return False
         _take(tree, node, component, slots, is_left=is_left)
         return True
-    runs = holding.runs
-    for run in runs if len(runs) <= FEW_RUNS else _between(runs, node.start, node.end):
-        start, end = max(run.first, node.start), min(run.end, node.end)
+    runs, first, last = holding.runs, node.start, node.end
+    for run in runs if len(runs) <= FEW_RUNS else _between(runs, first, last):
+        start = run.first if run.first > first else first
+        end = run.end if run.end < last else last
         if start >= end:
             continue
-        part = run if (start, end) == (run.first, run.end) else run.cut(start, end)
-        if wanted and (start, end) == (node.start, node.end):
+        part = run if start == run.first and end == run.end else run.cut(start, end)
+        if wanted and start == first and end == last:
             if part.host is not None:
                 _take_host(tree, node, component, part.host)
             _take(tree, node, component, part.device, is_left=part.is_left)

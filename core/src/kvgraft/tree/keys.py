@@ -81,6 +81,8 @@ def expect_namespace(namespace: object) -> None:
     Raises:
         ConfigError: with the namespace, and the part that is refused.
     """
+    if namespace is None or type(namespace) is str:
+        return
     parts = [(namespace, 0)]
     while parts:
         part, depth = parts.pop()

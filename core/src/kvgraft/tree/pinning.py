@@ -236,7 +236,10 @@ def slide(tree: Tree, receipt: Receipt, position: int) -> None:
                 _unpin(tree, component, anchor, segment)
             continue
         kept: tuple[Span, ...]
-        if window is not None and len(segment) == 1 and position - window < segment[0].end:
+        given: tuple[Span, ...]
+        if window is not None and position - window >= segment[-1].end:
+            kept, given = (), segment
+        elif window is not None and len(segment) == 1:
             # The usual case of the general rule below: a window slides within one span.
             node = anchor
             while node.start > position - window:
@@ -245,7 +248,7 @@ def slide(tree: Tree, receipt: Receipt, position: int) -> None:
             if node.start <= start:
                 continue
             kept = (Span(node.start, end),)
-            given: tuple[Span, ...] = (Span(start, node.start),)
+            given = (Span(start, node.start),)
         else:
             kept = common_pages(default_segment(component, position), segment)
             if kept == segment:
@@ -280,14 +283,16 @@ def _pin_span(tree: Tree, component: TreeComponent, anchor: Node, span: Span, st
     if component.is_prefix_closed and not low and high == anchor.end:
         if stamp:
             cell.stamp = stamp
-        above = anchor
-        while above.parent is not None:
-            cell = above.cells[index]
-            pins = cell.device_pins
-            if not pins and cell.device is not None:
-                moved += len(cell.device)
-            cell.device_pins = pins + 1
-            above = above.parent
+        node, above = anchor, anchor.parent
+        while above is not None:
+            cell = node.cells[index]
+            if cell.device_pins:
+                cell.device_pins += 1
+            else:
+                cell.device_pins = 1
+                if cell.device is not None:
+                    moved += len(cell.device)
+            node, above = above, above.parent
         return moved // SLOT_BYTES
     node = anchor
     if stamp and component.is_prefix_closed:

@@ -202,36 +202,38 @@ class Tree:
         parent = node.parent
         assert parent is not None
         assert node.start < at < node.end
-        pages = at - node.start
-        upper = self.new_node(node.key[: pages * self.page_bytes], parent, node.start, at)
-        node.key = node.key[pages * self.page_bytes :]
+        pages, key = at - node.start, node.key
+        upper = self.new_node(key[: pages * self.page_bytes], parent, node.start, at)
+        node.key = key[pages * self.page_bytes :]
         node.start = at
         node.parent = upper
         if isinstance(parent.children, dict):
-            parent.children[upper.key[: self.page_bytes]] = upper
+            parent.children[key[: self.page_bytes]] = upper
         else:
             parent.children = upper
         self.n_nodes += 1
         upper.children = node
         upper.hits = node.hits
-        upper.points, node.points = node.points[:pages].rstrip(b"\0"), node.points[pages:]
+        if node.points:
+            upper.points, node.points = node.points[:pages].rstrip(b"\0"), node.points[pages:]
         if node.names is not None:
             upper.names = node.names.cut(pages * HASH_BYTES, self.states)
         if node.operations is not None:
             upper.operations = list(node.operations)
             for operation in node.operations:
                 operation.nodes.insert(operation.nodes.index(node), upper)
-        for component in self.components:
+        live_device, live_host = int(node.live_device > 0), int(node.live_host > 0)
+        for component, above, below in zip(self.components, upper.cells, node.cells):
             if component.is_state:
                 continue
-            above, below = upper.cells[component.index], node.cells[component.index]
             cut = pages * component.slots_per_page * SLOT_BYTES
-            if below.device is not None:
-                above.device, below.device = below.device[:cut], below.device[cut:]
-                upper.live_device += 1
-            if below.host is not None:
-                above.host, below.host = below.host[:cut], below.host[cut:]
-                upper.live_host += 1
+            device, host = below.device, below.host
+            if device is not None:
+                above.device, below.device = device[:cut], device[cut:]
+                live_device += 1
+            if host is not None:
+                above.host, below.host = host[:cut], host[cut:]
+                live_host += 1
             if below.incoming is not None:
                 slots = below.incoming.slots
                 above.incoming = below.incoming._replace(slots=slots[:cut])
@@ -239,8 +241,7 @@ class Tree:
             above.device_pins = below.device_pins
             above.host_pins = below.host_pins
             above.stamp = below.stamp
-        upper.live_device += node.live_device > 0
-        upper.live_host += node.live_host > 0
+        upper.live_device, upper.live_host = live_device, live_host
         self.queue_candidates(upper)
         return upper
 
