@@ -104,7 +104,7 @@ def a_match_across_a_gap(put: Patch) -> None:
     scene.cached(PROMPT)
     scene.cached(LONGER)
     scene.cache.evict("window", scene.component("window").device.capacity)
-    put.setattr(matching, "_first_gap", lambda *given, **named: -1)
+    put.setattr(matching, "_first_gap", lambda *given, **named: None)
     scene.begin(LONGER[:37])
 
 
@@ -113,7 +113,7 @@ def a_match_of_other_tokens(put: Patch) -> None:
     scene = Scene()
     scene.cached(PROMPT)
     key = TokenKey([9] * 40)
-    put.setattr(key, "trail", scene.nodes[-1])
+    key.found_at(scene.nodes[-1], scene.cache.tree.root(None))
     scene.cache.begin(key)
 
 
