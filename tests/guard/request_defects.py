@@ -113,7 +113,9 @@ def a_match_of_other_tokens(put: Patch) -> None:
     scene = Scene()
     scene.cached(PROMPT)
     key = TokenKey([9] * 40)
-    key.found_at(scene.nodes[-1], scene.cache.tree.root(None))
+    put.setattr(key, "trail_root", scene.cache.tree.root(None))
+    put.setattr(key, "trail_end", scene.nodes[-1].end)
+    put.setattr(key, "trail", scene.nodes[-1])
     scene.cache.begin(key)
 
 

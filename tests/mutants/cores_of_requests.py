@@ -53,13 +53,12 @@ def a_load_back_starts_from_the_anchor_of_the_base_alone(patch: Patch) -> None:
     """F2: the anchor is where the base has data, even if the window has none."""
     deepest = matching._deepest
 
-    def base_only(tree: Tree, nodes: Any, boundary: int, *, device_only: bool) -> Any:
+    def base_only(tree: Tree, node: Node, boundary: int, *, device_only: bool) -> Any:
         if device_only:
-            return deepest(tree, nodes, boundary, device_only=True)
-        index = len(nodes) - 1
-        while index >= 0 and nodes[index].start >= boundary:
-            index -= 1
-        return (boundary, index) if index >= 0 else (0, -1)
+            return deepest(tree, node, boundary, device_only=True)
+        while node.parent is not None and node.start >= boundary:
+            node = node.parent
+        return node, boundary
 
     patch.setattr(matching, "_deepest", base_only)
 
@@ -98,8 +97,8 @@ def the_device_anchor_counts_data_on_host(patch: Patch) -> None:
     patch.setattr(
         matching,
         "_deepest",
-        lambda tree, nodes, boundary, device_only: deepest(
-            tree, nodes, boundary, device_only=False
+        lambda tree, node, boundary, device_only: deepest(
+            tree, node, boundary, device_only=False
         ),
     )
 
