@@ -97,9 +97,7 @@ def the_device_anchor_counts_data_on_host(patch: Patch) -> None:
     patch.setattr(
         matching,
         "_deepest",
-        lambda tree, node, boundary, device_only: deepest(
-            tree, node, boundary, device_only=False
-        ),
+        lambda tree, node, boundary, device_only: deepest(tree, node, boundary, device_only=False),
     )
 
 
