@@ -42,7 +42,8 @@ def test_version_is_that_of_the_package() -> None:
 def test_no_subcommand_and_a_wrong_one_exit_with_2() -> None:
     wrong = run(KVGRAFT, "graft")
     assert wrong.returncode == 2
-    assert "no such command 'graft'" in wrong.stderr
+    assert "no such command 'graft'; it has check, " in wrong.stderr
+    assert "did you mean 'components'?" in run(KVGRAFT, "component").stderr
     assert run_forked(KVGRAFT).returncode == 2
 
 

@@ -285,7 +285,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "policy of nobody": (
         ("TRACE", "--component", "full", "--policy", "mru"),
-        "setting policy='mru': no such eviction policy here; use one of density, lru",
+        "eviction policy 'mru' is not installed; use one of density, lru",
     ),
     "policies in one store": (
         ("TRACE", "--host-tokens", "10000", "--storage", "file:DIR", "--policy", "lru,density"),

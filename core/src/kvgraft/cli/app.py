@@ -7,6 +7,7 @@ when the command runs and imported when they are named or listed.
 from __future__ import annotations
 
 import sys
+from difflib import get_close_matches
 
 import click
 import importlib_metadata
@@ -55,6 +56,11 @@ class Commands(click.Group):
         if cmd_name in ADDED_BY:
             advice = how_to_install(ADDED_BY[cmd_name])
             ctx.fail(f"command {cmd_name!r} is not installed; {advice}")
+        if not ctx.resilient_parsing:
+            names = self.list_commands(ctx)
+            near = get_close_matches(cmd_name, names, n=1)
+            advice = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(names)}"
+            ctx.fail(f"no such command {cmd_name!r}; {advice}")
         return None
 
 

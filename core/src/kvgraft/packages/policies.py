@@ -43,7 +43,7 @@ def load_policy(name: str) -> EvictionPolicy:
                 raise ConfigError(f"eviction policy {name!r}: {each.contested}")
             return _published(name, each.load)
     raise ConfigError(
-        f"setting policy={name!r}: no such eviction policy here; use one of "
+        f"eviction policy {name!r} is not installed; use one of "
         f"{', '.join(policy_names())}, or install its package"
     )
 
