@@ -354,11 +354,6 @@ def report(row: Progress) -> ReplayResult:
         "computed_tokens": prompt_tokens - totals.cached_tokens,
         "unserved_tokens": 0,
         "recomputed_tokens": 0,
-        "component_hits": {
-            # data from storage came to the host first, and is counted there
-            name: {"device_slots": device, "host_slots": host, "storage_slots": 0}
-            for name, (device, host) in totals.hit_slots.items()
-        },
         **cache_counts(cache),
         "storage": storage_counts(cache, None),
         "admissions": totals.admissions,

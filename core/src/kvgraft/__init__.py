@@ -39,6 +39,7 @@ from kvgraft.pools.options import AttentionOptions, Dtype, LayerOptions
 from kvgraft.reach import Reach
 from kvgraft.refusals import SettingsModel
 from kvgraft.sizes import Nbytes, Tokens
+from kvgraft.stats import CacheStats
 from kvgraft.terms import Chunk, ChunkedLocal, Everything, Leading, StateAt, Term, Trailing
 from kvgraft.types import (
     ComponentDeclaration,
@@ -92,6 +93,7 @@ __all__ = [
     "BuildContext",
     "Cache",
     "CacheConfig",
+    "CacheStats",
     "Chunk",
     "ChunkedLocal",
     "Component",

@@ -34,6 +34,7 @@ from kvgraft.parts_factory import PartsFactory
 from kvgraft.policies import Hint
 from kvgraft.pools.available import AvailableMemory, available_nbytes
 from kvgraft.requests.backup import Backups
+from kvgraft.requests.hits import HitCounts
 from kvgraft.requests.leases import Leases
 from kvgraft.requests.load_back import LoadBacks
 from kvgraft.requests.offers import Offers
@@ -58,12 +59,13 @@ from kvgraft.requests.state_slots import InnerStates, StateSlots
 from kvgraft.requests.tables import slot_table, state_slot
 from kvgraft.requests.uses import Uses
 from kvgraft.sizes import expect_count
+from kvgraft.stats import CacheStats, ComponentStats, RequestStats, TokenStats
 from kvgraft.transfers import Fence, Transfer, TransferEngine
 from kvgraft.tree import pinning
 from kvgraft.tree.explaining import Explanation, explain
 from kvgraft.tree.integrity import Held, SlotOwner, check_integrity
 from kvgraft.tree.keys import TokenKey
-from kvgraft.types import Tier
+from kvgraft.types import Direction, Span, Tier
 
 if TYPE_CHECKING:
     from kvgraft.storage_tier import Prefetch
@@ -137,6 +139,7 @@ class Cache:
         self.load_backs = parts.kind(LoadBacks)(self.tree, self.journal, self.evictor, self.leases)
         self.budget = parts.kind(Budget)(self.tree, self.mounted, self.private, self.points)
         self.uses = Uses(self.tree, parts.policy)
+        self.hits = HitCounts(self.tree)
         self.requests: dict[int, Request] = {}
         self.pages = parts.kind(PageSlots)(self.tree, self.evictor)
         self.states = parts.kind(StateSlots)(self.tree, self.mounted, self.evictor, self.points)
@@ -246,6 +249,8 @@ class Cache:
             raise
         if prefetch is not None:
             request.storage_tokens = prefetch.gained_of(request.anchor_tokens)
+            size = self.tree.page_size
+            request.fetched = Span(prefetch.anchor_tokens // size, prefetch.tokens // size)
         self.requests[id(request)] = request
         return request
 
@@ -267,6 +272,7 @@ class Cache:
             decision = self.budget.decide(request)
         if decision.admitted:
             self.uses.admitted(request)
+            self.hits.count(request)
             self.budget.open(request)
             request.stage = ADMITTED
         elif decision.outcome is Outcome.DEFERRED:
@@ -522,6 +528,47 @@ class Cache:
         if tier is not Tier.DEVICE and tier is not Tier.HOST:
             raise ConfigError(f"evict: tier {tier!r:.40}; give Tier.DEVICE or Tier.HOST")
         return self.evictor.evict(self.tree.component(component), n_slots, tier)
+
+    def stats(self) -> CacheStats:
+        """Everything counted since the cache was opened, and who owns its slots now.
+
+        A copy, from counters and ledgers alone: O(components + requests that have not ended). It
+        waits for nothing. Another thread than the scheduler's may call it, too; its numbers are
+        then of moments that are not quite the same.
+        """
+        hits, publisher, leases = self.hits, self.publisher, self.leases
+        stages = [each.stage for each in list(self.requests.values())]
+        running = stages.count(ADMITTED)
+        return CacheStats(
+            TokenStats(hits.asked, hits.device, hits.host, hits.storage, publisher.tokens),
+            RequestStats(
+                leased=len(stages) - running,
+                running=running,
+                admitted=hits.admitted,
+                checkpoints=publisher.checkpoints,
+                declined_checkpoints=publisher.declined_checkpoints,
+                copies_on_write=self.states.copies_on_write,
+                shared_loads=leases.shared_loads,
+                skipped_loads=leases.skipped_loads,
+            ),
+            {
+                component.name: ComponentStats(
+                    of_component,
+                    component.device.stats(component.device_evictions),
+                    None
+                    if component.host is None
+                    else component.host.stats(component.host_evictions),
+                    tuple([ledger.stats() for ledger in private]),
+                )
+                for component, of_component, private in zip(
+                    self.tree.components, hits.of_components(), self.private
+                )
+            },
+            self.journal.stats(Direction.LOAD_BACK),
+            self.journal.stats(Direction.BACKUP),
+            self.points.stats(),
+            self.storage.stats() if self.storage else None,
+        )
 
     def check_integrity(self) -> None:
         """Recompute every book from the tree, the pools and the requests; O(cache).

@@ -32,6 +32,7 @@ class Publisher:
     Attributes:
         checkpoints: how often requests shared their data and went on.
         declined_checkpoints: how often they did not, for want of headroom (A12).
+        tokens: tokens computed, prompts' and decoded ones.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Publisher:
         self.points = states.points
         self.checkpoints = 0
         self.declined_checkpoints = 0
+        self.tokens = 0
 
     def computed(
         self, request: Request, n_tokens: int, fence: Fence | None, states: InnerStates | None
@@ -64,6 +66,7 @@ class Publisher:
         if states is not None:
             self.states.check_inner(request, end, states)
         start, request.computed = request.computed, end
+        self.tokens += end - start
         page, rest = divmod(end, size)
         self.journal.follow(fence)
         if end == start:

@@ -13,7 +13,7 @@ from kvgraft.requests.parts import Part, StatePart
 from kvgraft.transfers.journal import Transfer
 from kvgraft.tree.keys import TokenKey, expect_namespace
 from kvgraft.tree.pinning import Receipt
-from kvgraft.types import PointKind
+from kvgraft.types import PointKind, Span
 
 __all__ = [
     "ADMITTED",
@@ -33,6 +33,7 @@ __all__ = [
 
 NO_PAGES: frozenset[int] = frozenset()
 NO_POINTS: frozenset[tuple[int, PointKind]] = frozenset()
+NOTHING_FETCHED = Span(0, 0)
 
 
 class Stage(enum.Enum):
@@ -100,6 +101,7 @@ class Request:
         anchor_tokens: length of the prefix it resumes from.
         device_tokens: how much of that can be resumed from DEVICE alone.
         storage_tokens: how much of that STORAGE brought back for this request.
+        fetched: the pages that its prefetch made resumable.
         parts: its part of every component, in the tree's order; a lease makes them anew.
         state_parts: those of state components.
         bounded_parts: those of paged components that do not need every page.
@@ -134,6 +136,7 @@ class Request:
         "chunk",
         "computed",
         "device_tokens",
+        "fetched",
         "key",
         "key_edits",
         "last_left",
@@ -167,6 +170,7 @@ class Request:
         self.total = total
         self.chunk = chunk
         self.storage_tokens = 0
+        self.fetched = NOTHING_FETCHED
         self.resume_at: tuple[int, ...] = ()
         self.skipped = NO_POINTS
         self.stage = LEASED

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from kvgraft.errors import ConfigError
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.requests.request import NO_PAGES, Request
+from kvgraft.stats import PointStats
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.explaining import SkippedPoints
 from kvgraft.tree.matching import Match
@@ -105,6 +106,13 @@ class ResumePoints:
     def lost(self) -> dict[PointKind, int]:
         """Points by kind of which a component's data left its last tier, used before or not."""
         return self.tree.lost_points
+
+    def stats(self) -> dict[PointKind, PointStats]:
+        """The counts by kind, copied."""
+        return {
+            kind: PointStats(self.made[kind], self.used[kind], self.skipped[kind], self.lost[kind])
+            for kind in PointKind
+        }
 
     def ahead(
         self, request: Request, found: Match, asked: Collection[int]

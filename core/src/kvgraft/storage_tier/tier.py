@@ -12,6 +12,7 @@ from kvgraft.errors import ConfigError, SnapshotError
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.request import expect_key
+from kvgraft.stats import StorageStats
 from kvgraft.storage import (
     Fingerprint,
     Storage,
@@ -303,6 +304,26 @@ class StorageTier:
         found |= {f"store {name}": n for name, n in self.storing.counts.items()}
         found |= {f"touch {name}": n for name, n in self.touching.counts.items()}
         return found | self.client.counters.snapshot()
+
+    def stats(self) -> StorageStats:
+        """A copy of the counts; another thread may ask for it."""
+        keys: dict[str, dict[str, int]] = {}
+        for name, n in self.client.counters.snapshot().items():
+            verb, _, status = name.partition(".")
+            keys.setdefault(verb, {})[status] = n
+        state = self.client.state
+        return StorageStats(
+            prefetches=dict(self.prefetching.counts),
+            in_vain=dict(self.prefetching.in_vain),
+            stores=dict(self.storing.counts),
+            touches=dict(self.touching.counts),
+            keys=keys,
+            prefetches_in_flight=self.prefetching.n_in_flight,
+            stores_in_flight=self.storing.n_in_flight,
+            breaker="no store" if state is None else state.value,
+            abandoned_threads=self.client.n_abandoned,
+            last_error=self.client.last_error or "",
+        )
 
     def close(self, timeout_s: float) -> bool:
         """Store waiting data and close the store; whether it closed within `timeout_s` seconds."""

@@ -12,6 +12,7 @@ from kvgraft.errors import TransferError
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.pools import SLOT_BYTES
 from kvgraft.pools.copies import PlaneCopy, pair_planes
+from kvgraft.stats import TransferStats
 from kvgraft.transfers.engine import Fence, Fences, Ticket, TransferEngine
 from kvgraft.tree import operations
 from kvgraft.tree.operations import Operation
@@ -153,6 +154,17 @@ class Journal:
                     break
                 self.acknowledge(queue.popleft())
         return all(transfer.ended for transfer in transfers)
+
+    def stats(self, direction: Direction) -> TransferStats:
+        """A copy of the counts of one direction."""
+        counters, in_flight = self.counters[direction], len(self.queues[direction])
+        return TransferStats(
+            counters.started,
+            counters.completed,
+            counters.failed,
+            in_flight,
+            dict(counters.slots),
+        )
 
     @property
     def n_in_flight(self) -> int:

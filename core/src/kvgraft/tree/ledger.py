@@ -15,11 +15,19 @@ every operation that lowers it checks first, so that a promise can always be kep
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
 from kvgraft.errors import IntegrityError
 from kvgraft.pools.allocator import SLOT_BYTES, SlotAllocator
+from kvgraft.stats import PoolStats
 from kvgraft.types import Tier
 
 __all__ = ["Ledger"]
+
+
+NONE_EVICTED: Mapping[Any, int] = MappingProxyType({})
 
 
 class Ledger:
@@ -89,6 +97,10 @@ class Ledger:
         """Slots a transfer held become free."""
         self.allocator.free(slots)
         self.in_flight -= len(slots) // SLOT_BYTES
+
+    def stats(self, evicted: Mapping[Any, int] = NONE_EVICTED) -> PoolStats:
+        """A copy of the books, with the slots that left the pool's tier by cause."""
+        return PoolStats(promised=self.promised, evicted=dict(evicted), **self.counts())
 
     def counts(self) -> dict[str, int]:
         """The equation's terms by name."""

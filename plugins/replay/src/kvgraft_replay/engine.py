@@ -86,7 +86,6 @@ class ReplayEngine:
         self.decoding: list[Job] = []
         self.after_step: Callable[[], object] = lambda: None
         self.before_clock: Callable[[float], object] = lambda to_s: None
-        self.hit_slots = {each.name: [0, 0, 0] for each in cache.mounted}
         self._order = 0
         self._stalled = False
 
@@ -212,8 +211,6 @@ class ReplayEngine:
             hits = hits_of(self.cache, request, job.fetched)
             self.totals.count(job)
             self.totals.count_hits(job, hits)
-            for name, found in hits.slots.items():
-                self.hit_slots[name] = [a + b for a, b in zip(self.hit_slots[name], found)]
         else:
             self.totals.count_again(job, request.anchor_tokens)
         self.on_count(job)

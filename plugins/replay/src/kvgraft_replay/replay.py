@@ -187,10 +187,6 @@ def _result(
         "computed_tokens": totals.input_tokens - hits - totals.unserved_tokens,
         "unserved_tokens": totals.unserved_tokens,
         "recomputed_tokens": totals.recomputed_tokens,
-        "component_hits": {
-            name: {"device_slots": device, "host_slots": host, "storage_slots": storage}
-            for name, (device, host, storage) in engine.hit_slots.items()
-        },
         **cache_counts(cache),
         "storage": storage,
         "admissions": totals.admissions,

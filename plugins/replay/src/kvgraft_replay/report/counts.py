@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from kvgraft.cache import Cache
 from kvgraft.policies.policy import class_of
 from kvgraft.storage import StoreStats
-from kvgraft.types import Direction, PointKind
+from kvgraft.types import PointKind
 from kvgraft_replay.report.schema import (
     CacheCounts,
     CandidateClass,
@@ -26,15 +26,23 @@ STORES = ("nodes", "slots", "slots failed")
 
 def cache_counts(cache: Cache) -> CacheCounts:
     """Transfers, evictions and copies since the cache was opened."""
-    loads = cache.journal.counters[Direction.LOAD_BACK]
-    backups = cache.journal.counters[Direction.BACKUP]
+    stats = cache.stats()
+    loads, backups, requests = stats.load_backs, stats.backups, stats.requests
     return {
+        "component_hits": {
+            name: {
+                "device_slots": of.hits.device,
+                "host_slots": of.hits.host,
+                "storage_slots": of.hits.storage,
+            }
+            for name, of in stats.components.items()
+        },
         "load_backs": {
             "started": loads.started,
             "completed": loads.completed,
             "failed": loads.failed,
-            "shared": cache.leases.shared_loads,
-            "skipped_recompute": cache.leases.skipped_loads,
+            "shared": requests.shared_loads,
+            "skipped_recompute": requests.skipped_loads,
             "slots": dict(loads.slots),
         },
         "backups": {
@@ -44,14 +52,14 @@ def cache_counts(cache: Cache) -> CacheCounts:
             "slots": dict(backups.slots),
         },
         "evictions": {
-            component.name: {
-                "device": {str(cause): n for cause, n in component.device_evictions.items()},
-                "host": {str(cause): n for cause, n in component.host_evictions.items()},
+            name: {
+                "device": dict(of.device.evicted),
+                "host": {} if of.host is None else dict(of.host.evicted),
             }
-            for component in cache.tree.components
+            for name, of in stats.components.items()
         },
-        "copies_on_write": cache.states.copies_on_write,
-        "checkpoints": cache.publisher.checkpoints,
+        "copies_on_write": requests.copies_on_write,
+        "checkpoints": requests.checkpoints,
         "resume_points": _point_counts(cache),
         "candidates": _candidates(cache),
     }
@@ -121,23 +129,18 @@ def storage_counts(cache: Cache, before: StoreContents | None) -> StorageCounts 
         cache: the cache.
         before: the store's content when the cache was opened.
     """
-    tier = cache.storage
-    if not tier:
-        return None
     after = store_contents(cache)
-    calls: dict[str, dict[str, int]] = {}
-    for name, n in tier.client.counters.snapshot().items():
-        verb, _, outcome = name.partition(".")
-        calls.setdefault(verb, {})[outcome] = n
-    state = tier.client.state
+    stats = cache.stats().storage
+    if stats is None:
+        return None
     return {
-        "prefetches": {**dict.fromkeys(PREFETCHES, 0), **tier.prefetching.counts},
-        "in_vain": dict(tier.prefetching.in_vain),
-        "stores": {**dict.fromkeys(STORES, 0), **tier.storing.counts},
-        "calls": calls,
-        "breaker": "no store" if state is None else state.value,
-        "abandoned_threads": tier.client.n_abandoned,
-        "last_error": tier.client.last_error or "",
+        "prefetches": {**dict.fromkeys(PREFETCHES, 0), **stats.prefetches},
+        "in_vain": dict(stats.in_vain),
+        "stores": {**dict.fromkeys(STORES, 0), **stats.stores},
+        "calls": {verb: dict(by_status) for verb, by_status in stats.keys.items()},
+        "breaker": stats.breaker,
+        "abandoned_threads": stats.abandoned_threads,
+        "last_error": stats.last_error,
         "before": before,
         "after": after,
     }

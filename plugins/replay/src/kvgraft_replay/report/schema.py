@@ -59,7 +59,7 @@ class HitTokens(TypedDict):
 
 
 class ComponentHits(TypedDict):
-    """Slots of one component that matches found, by tier.
+    """Slots of one component that admitted requests resume from, by tier; each admission counts.
 
     `storage_slots`: those of pages that the request's prefetch made resumable; `host_slots` is
     without them, and both are loaded back.
@@ -267,6 +267,7 @@ class CacheCounts(TypedDict):
     from then.
     """
 
+    component_hits: dict[str, ComponentHits]
     load_backs: LoadBacks
     backups: Backups
     evictions: dict[str, TierEvictions]
@@ -309,7 +310,6 @@ class ReplayResult(CacheCounts):
     computed_tokens: int
     unserved_tokens: int
     recomputed_tokens: int
-    component_hits: dict[str, ComponentHits]
     storage: StorageCounts | None
     admissions: int
     deferrals: int

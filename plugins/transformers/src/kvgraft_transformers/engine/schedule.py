@@ -184,16 +184,6 @@ class Schedule:
         self.totals.cached_tokens += session.cached_tokens
         self.totals.host_tokens += generation.host_tokens
         self.totals.storage_tokens += generation.storage_tokens
-        cache, request = self.memory.cache, session.request
-        for component in cache.tree.components:
-            host = request.parts[component.index].host_slots
-            if component.is_state:
-                device = int(session.cached_tokens > 0) - host
-            else:
-                device = int((cache.table(request, component.name) >= 0).sum()) - host
-            held = self.totals.hit_slots.setdefault(component.name, [0, 0])
-            held[0] += device
-            held[1] += host
 
     def arrived(self, give_up: Callable[[Generation], None]) -> None:
         """Move requests whose prefix has arrived to the running ones.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pydantic import PositiveInt
 
@@ -41,7 +41,6 @@ class EngineTotals:
         cached_tokens: those of them that were not computed.
         host_tokens: those of them that came from the host.
         storage_tokens: those of these that storage brought there for their request.
-        hit_slots: per component, slots of its own that first matches found on device and host.
         computed_tokens: through the model, recomputed ones included.
         generated_tokens: produced.
         admissions: sessions that were promised their slots.
@@ -62,7 +61,6 @@ class EngineTotals:
     cached_tokens: int = 0
     host_tokens: int = 0
     storage_tokens: int = 0
-    hit_slots: dict[str, list[int]] = field(default_factory=dict)
     computed_tokens: int = 0
     generated_tokens: int = 0
     admissions: int = 0

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from kvgraft import StorageTier
+from kvgraft.stats import StorageStats
 from kvgraft.storage import BreakerState
 from kvgraft_transformers.serving.worker import EngineWorker
 
@@ -59,52 +59,57 @@ class _EngineCollector(Collector):
         evicted = CounterMetricFamily(
             "kvgraft_evicted_slots", "slots evicted", labels=["component", "tier", "cause"]
         )
-        for component in engine.memory.cache.tree.components:
-            for tier, ledger, evictions in (
-                ("device", component.device, component.device_evictions),
-                ("host", component.host, component.host_evictions),
-            ):
-                if ledger is None:
+        hits = CounterMetricFamily(
+            "kvgraft_hit_slots",
+            "slots that admitted requests resume from",
+            labels=["component", "tier"],
+        )
+        stats = engine.memory.cache.stats()
+        for name, component in stats.components.items():
+            for tier, pool in (("device", component.device), ("host", component.host)):
+                if pool is None:
                     continue
-                for owner, count in ledger.counts().items():
-                    if owner != "capacity":
-                        slots.add_metric([component.name, tier, owner], count)
-                for cause, count in list(evictions.items()):
-                    evicted.add_metric([component.name, tier, str(cause)], count)
+                for owner, count in pool.owners.items():
+                    slots.add_metric([name, tier, owner], count)
+                for cause, count in pool.evicted.items():
+                    evicted.add_metric([name, tier, cause], count)
+            for tier, count in component.hits._asdict().items():
+                hits.add_metric([name, tier], count)
         yield slots
         yield evicted
-        storage = engine.memory.cache.storage
-        if storage:
-            yield from _storage(storage)
+        yield hits
+        if stats.storage is not None:
+            yield from _storage(stats.storage)
 
 
-def _storage(tier: StorageTier) -> Iterator[Metric]:
-    """The storage tier's counts; another thread changes them, so they are copied whole."""
+def _storage(tier: StorageStats) -> Iterator[Metric]:
+    """The storage tier's counts."""
     for name, text, counts in (
-        ("prefetches", "prefetches of queued requests, by event", tier.prefetching.counts),
-        ("stores", "nodes and slots on their way to storage, by event", tier.storing.counts),
+        ("prefetches", "prefetches of queued requests, by event", tier.prefetches),
+        ("stores", "nodes and slots on their way to storage, by event", tier.stores),
     ):
         events = CounterMetricFamily(f"kvgraft_{name}", text, labels=["event"])
-        for event, count in dict(counts).items():
+        for event, count in counts.items():
             events.add_metric([event], count)
         yield events
     keys = CounterMetricFamily(
         "kvgraft_storage_keys", "keys asked of storage", labels=["verb", "status"]
     )
-    for name, count in tier.client.counters.snapshot().items():
-        keys.add_metric(name.split(".", 1), count)
+    for verb, by_status in tier.keys.items():
+        for status, count in by_status.items():
+            keys.add_metric([verb, status], count)
     yield keys
     under_way = GaugeMetricFamily(
         "kvgraft_storage_in_flight", "prefetches and stores under way", labels=["direction"]
     )
-    under_way.add_metric(["prefetch"], tier.prefetching.n_in_flight)
-    under_way.add_metric(["store"], tier.storing.n_in_flight)
+    under_way.add_metric(["prefetch"], tier.prefetches_in_flight)
+    under_way.add_metric(["store"], tier.stores_in_flight)
     yield under_way
     breaker = GaugeMetricFamily(
         "kvgraft_storage_breaker", "1 for the state of storage's circuit breaker", labels=["state"]
     )
     for state in BreakerState:
-        breaker.add_metric([state.value], tier.client.state is state)
+        breaker.add_metric([state.value], tier.breaker == state.value)
     yield breaker
 
 

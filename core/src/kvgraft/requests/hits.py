@@ -1,0 +1,86 @@
+"""Counts what admitted requests reuse, by tier: in tokens, and in every component's slots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvgraft.requests.request import Request
+from kvgraft.stats import SlotHits
+from kvgraft.tree.component import TreeComponent
+from kvgraft.tree.operations import load_plan
+from kvgraft.tree.tree import Tree
+from kvgraft.types import Span
+
+__all__ = ["HitCounts"]
+
+
+class HitCounts:
+    """Hits since the cache was made.
+
+    Attributes:
+        admitted: admissions counted.
+        asked: tokens of their prompts.
+        device, host, storage: those of them that need not be computed, by tier.
+    """
+
+    __slots__ = ("_slots", "_tree", "admitted", "asked", "device", "host", "storage")
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self.admitted = self.asked = self.device = self.host = self.storage = 0
+        self._slots = [[0, 0, 0] for _ in tree.components]
+
+    def count(self, request: Request) -> None:
+        """A request is admitted, and its load-back has not started.
+
+        O(components) where all of its prefix is on DEVICE, else O(nodes of the prefix).
+        """
+        self.admitted += 1
+        self.asked += request.prompt
+        if not request.anchor_tokens:
+            return
+        device, size = request.device_tokens, self._tree.page_size
+        self.device += device
+        pages = request.anchor_tokens // size
+        for part, counts in zip(request.parts, self._slots):
+            component = part.component
+            if component.is_prefix_closed:
+                counts[0] += pages * component.slots_per_page
+            elif component.is_state:
+                counts[0] += 1
+            else:
+                needed = sum([end - start for start, end in component.needed_pages(pages)])
+                counts[0] += needed * component.slots_per_page
+        if device != request.anchor_tokens:
+            self._count_loaded(request)
+
+    def _count_loaded(self, request: Request) -> None:
+        """Some of a request's prefix is on HOST alone; it was counted as on DEVICE."""
+        tree, fetched = self._tree, request.fetched
+        size, anchor = tree.page_size, request.anchor_tokens
+        start = max(request.device_tokens, fetched.start * size)
+        storage = max(0, min(anchor, fetched.end * size) - start)
+        self.host += anchor - request.device_tokens - storage
+        self.storage += storage
+        plans = load_plan(request.receipt, tree.components)
+        for part, nodes, counts in zip(request.parts, plans, self._slots):
+            component = part.component
+            needed = component.needed_pages(anchor // size)
+            brought = 0
+            for node in nodes:
+                counts[0] -= _slots_within(component, node.start, node.end, needed)
+                brought += _slots_within(component, node.start, node.end, (fetched,))
+            counts[1] += part.host_slots - brought
+            counts[2] += brought
+
+    def of_components(self) -> list[SlotHits]:
+        """The hits in slots, per component, in the tree's order."""
+        return [SlotHits(*counts) for counts in self._slots]
+
+
+def _slots_within(component: TreeComponent, start: int, end: int, spans: Sequence[Span]) -> int:
+    """Slots of pages `[start, end)` that are inside `spans`; a state stands for the last page."""
+    if component.is_state:
+        return sum([span.start < end <= span.end for span in spans])
+    shared = sum([max(0, min(end, span.end) - max(start, span.start)) for span in spans])
+    return shared * component.slots_per_page

@@ -1,0 +1,230 @@
+"""Counts of a cache, as values that `Cache.stats()` returns.
+
+Slots are in each pool's own units. Counts grow from the time the cache was opened; a pool's owners
+are those of the moment. Every value is a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from kvgraft.types import PointKind
+
+__all__ = [
+    "CacheStats",
+    "ComponentStats",
+    "PointStats",
+    "PoolStats",
+    "RequestStats",
+    "SlotHits",
+    "StorageStats",
+    "TokenStats",
+    "TransferStats",
+]
+
+
+class TokenStats(NamedTuple):
+    """Tokens of prompts, and tokens computed.
+
+    A request counts when it is admitted, and again if it is admitted after a `restart` or after it
+    was retracted and begun again.
+
+    Attributes:
+        asked: prompt tokens of admitted requests.
+        device: those of them that were resumed from DEVICE alone.
+        host: those that HOST had.
+        storage: those that HOST had because STORAGE brought them for their request.
+        computed: tokens computed, prompts' and decoded ones, also of requests that were aborted.
+    """
+
+    asked: int
+    device: int
+    host: int
+    storage: int
+    computed: int
+
+    @property
+    def reused(self) -> int:
+        """Prompt tokens that need not be computed, from any tier."""
+        return self.device + self.host + self.storage
+
+
+class SlotHits(NamedTuple):
+    """One component's slots that admitted requests resume from, by the tier that had them.
+
+    Attributes:
+        device: on DEVICE, or on their way there for another request.
+        host: on HOST alone; a load-back brings them.
+        storage: the same, but on HOST because STORAGE brought them for their request.
+    """
+
+    device: int
+    host: int
+    storage: int
+
+
+class PoolStats(NamedTuple):
+    """The slots of one pool by owner, and those that were evicted.
+
+    `free + evictable + pinned + private + in_flight == capacity` (T8).
+
+    Attributes:
+        capacity: all slots.
+        free: owned by nobody.
+        evictable: in the tree, and pinned by nobody.
+        pinned: in the tree, held for a request or a transfer.
+        private: owned by running requests.
+        in_flight: reserved by transfers that have not ended.
+        promised: promised to admitted requests that have not taken them yet, beside the equation.
+        evicted: slots that left the tree so far, by cause: `demoted` and `deleted` where this pool
+            was short, with and without a copy on another tier; `cascade` and `leaf` along with
+            others. Empty of a private pool.
+    """
+
+    capacity: int
+    free: int
+    evictable: int
+    pinned: int
+    private: int
+    in_flight: int
+    promised: int
+    evicted: Mapping[str, int]
+
+    @property
+    def headroom(self) -> int:
+        """Slots that may be given away without breaking a promise."""
+        return self.free + self.evictable - self.promised
+
+    @property
+    def owners(self) -> dict[str, int]:
+        """The slots by owner; together they are the capacity."""
+        return {
+            "free": self.free,
+            "evictable": self.evictable,
+            "pinned": self.pinned,
+            "private": self.private,
+            "in_flight": self.in_flight,
+        }
+
+
+class ComponentStats(NamedTuple):
+    """One component's hits and pools.
+
+    Attributes:
+        hits: slots that admitted requests resume from.
+        device: its DEVICE pool.
+        host: its HOST pool; None without one.
+        private: its private pools, in their order.
+    """
+
+    hits: SlotHits
+    device: PoolStats
+    host: PoolStats | None
+    private: tuple[PoolStats, ...]
+
+
+class RequestStats(NamedTuple):
+    """Requests, and steps of their lives.
+
+    Attributes:
+        leased: begun and not admitted, now.
+        running: admitted and not ended, now.
+        admitted: admissions so far.
+        checkpoints: calls that shared something.
+        declined_checkpoints: calls that found no headroom to share it (A12).
+        copies_on_write: states copied for a request that writes to them (M8).
+        shared_loads: load-backs of others that requests waited for (R6).
+        skipped_loads: prefixes computed again because loading them was estimated slower (R8).
+    """
+
+    leased: int
+    running: int
+    admitted: int
+    checkpoints: int
+    declined_checkpoints: int
+    copies_on_write: int
+    shared_loads: int
+    skipped_loads: int
+
+
+class TransferStats(NamedTuple):
+    """Transfers of one direction.
+
+    Attributes:
+        started, completed, failed: so far.
+        in_flight: started and not acknowledged, now.
+        slots: slots whose copies were started, by component.
+    """
+
+    started: int
+    completed: int
+    failed: int
+    in_flight: int
+    slots: Mapping[str, int]
+
+
+class PointStats(NamedTuple):
+    """Resume points of one kind (I10, I11).
+
+    Attributes:
+        made: boundaries whose data went to the tree.
+        used: requests that were admitted and resume there.
+        skipped: points left out, for want of a state's slot.
+        lost: points of which some data left its last tier.
+    """
+
+    made: int
+    used: int
+    skipped: int
+    lost: int
+
+
+class StorageStats(NamedTuple):
+    """The storage tier. Names of events are open: some may be added.
+
+    Attributes:
+        prefetches: prefetches by event, and the tokens they brought.
+        in_vain: why prefetches brought nothing, and how often.
+        stores: nodes and slots sent to the store, by event.
+        touches: uses that the store was told of, by event.
+        keys: keys asked of the store, by verb and status.
+        prefetches_in_flight: prefetches under way.
+        stores_in_flight: nodes on their way to the store, or waiting for it.
+        breaker: the state of the store's circuit breaker; `"no store"` without one.
+        abandoned_threads: threads given up because a store's call did not return.
+        last_error: the last thing the store did wrong; empty if nothing.
+    """
+
+    prefetches: Mapping[str, int]
+    in_vain: Mapping[str, int]
+    stores: Mapping[str, int]
+    touches: Mapping[str, int]
+    keys: Mapping[str, Mapping[str, int]]
+    prefetches_in_flight: int
+    stores_in_flight: int
+    breaker: str
+    abandoned_threads: int
+    last_error: str
+
+
+class CacheStats(NamedTuple):
+    """All of a cache's counts.
+
+    Attributes:
+        tokens: of prompts, by the tier they were reused from, and computed.
+        requests: running and waiting, and steps of their lives.
+        components: by name, in the tree's order.
+        load_backs: transfers from HOST to DEVICE.
+        backups: transfers from DEVICE to HOST.
+        points: resume points by kind.
+        storage: the storage tier; None without one.
+    """
+
+    tokens: TokenStats
+    requests: RequestStats
+    components: Mapping[str, ComponentStats]
+    load_backs: TransferStats
+    backups: TransferStats
+    points: Mapping[PointKind, PointStats]
+    storage: StorageStats | None
