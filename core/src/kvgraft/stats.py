@@ -152,7 +152,9 @@ class TransferStats(NamedTuple):
     """Transfers of one direction.
 
     Attributes:
-        started, completed, failed: so far.
+        started: so far.
+        completed: those that delivered everything.
+        failed: those that delivered nothing, or not all.
         in_flight: started and not acknowledged, now.
         slots: slots whose copies were started, by component.
     """
