@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import shutil
 import tempfile
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -304,4 +305,77 @@ def test_a_size_that_comes_later_gets_segments_of_the_one_not_used_any_more(
         backend._writer._full_until = 0.0  # a second has passed
     assert kept(backend) & {*range(N_RECORDS)} == set()
     assert len(kept(backend)) == 8
+    backend.close()
+
+
+def failing_at(
+    monkeypatch: pytest.MonkeyPatch, offsets: Mapping[str, Sequence[int]]
+) -> list[tuple[str, int]]:
+    """Have the disk not write some blocks, by the file's name; the writes that it refused."""
+    write, refused = DiskFile.write, list[tuple[str, int]]()
+
+    def failing(self: DiskFile, pieces: Sequence[memoryview], offset: int) -> None:
+        end = offset + sum(map(len, pieces))
+        if any(offset <= each < end for each in offsets.get(self.path.name, ())):
+            refused.append((self.path.name, offset))
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        write(self, pieces, offset)
+
+    monkeypatch.setattr(DiskFile, "write", failing)
+    return refused
+
+
+def place_of(backend: FileBackend, number: int) -> tuple[str, int]:
+    place = backend._catalog.entries[KEYS[number]]
+    return place.segment.file.path.name, place.offset
+
+
+def test_a_place_that_cannot_be_written_does_not_stop_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = full(tmp_path)
+    name, offset = place_of(backend, 0)
+    storage = Storage(FINGERPRINT, backend)
+    refused = failing_at(monkeypatch, {name: [offset + 8192]})
+    assert stored(storage, PLACES[20:21], SIZE) == [Status.DOWN]
+    for number in range(21, 21 + N_RECORDS - 1):
+        assert stored(storage, PLACES[number : number + 1], SIZE) == [OK]
+    assert kept(backend) == {*range(21, 21 + N_RECORDS - 1)}
+    assert refused == [(name, offset)]
+    assert stored(storage, PLACES[40:41], SIZE) == [Status.DOWN], "all others were used since"
+    assert stored(storage, PLACES[41:42], SIZE) == [OK]
+    monkeypatch.undo()
+    assert backend.verify().damaged == ()
+    assert storage.close()
+
+
+def test_neighbours_of_a_place_that_cannot_be_written_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = full(tmp_path)
+    name, offset = place_of(backend, 1)
+    assert [place_of(backend, number)[0] for number in (0, 2)] == [name] * 2
+    failing_at(monkeypatch, {name: [offset]})
+    assert store(backend, [20, 21, 22]) == [OK, Status.DOWN, OK]
+    assert kept(backend) == {*range(3, N_RECORDS), 20, 22}
+    assert list(backend.get_into([KEYS[22]], [room(SIZE)], 10.0)) == [OK]
+    monkeypatch.undo()
+    assert backend.verify().damaged == ()
+    backend.close()
+
+
+def test_a_disk_that_writes_nothing_costs_few_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = full(tmp_path)
+    everywhere = {path.name: range(0, SEGMENT, 4096) for path in segments(tmp_path)}
+    with monkeypatch.context() as patch:
+        failing_at(patch, everywhere)
+        for number in range(20, 30):
+            with pytest.raises(OSError, match="Input/output error"):
+                store(backend, [number])
+        assert kept(backend) == {*range(3, N_RECORDS)}
+    assert store(backend, [31, 32, 33]) == [OK] * 3
+    assert kept(backend) >= {31, 32, 33}
+    assert backend.verify().damaged == ()
     backend.close()

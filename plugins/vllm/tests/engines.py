@@ -22,6 +22,12 @@ from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 __all__ = ["CHUNK_NBYTES", "Host", "chunk_keys", "host"]
 
 CHUNK_NBYTES = 8192
+STEP_S = 0.002
+"""Seconds between two scheduling steps, in which a model would run."""
+
+LONGEST_S = 20.0
+"""Longest wait for an answer of a tier."""
+
 NO_REQUESTS = offload.ScheduleEndContext(new_req_ids=(), preempted_req_ids=())
 
 
@@ -93,15 +99,8 @@ class Host:
     def settle(self) -> None:
         """Steps until nothing is on its way."""
         while self.manager.has_pending_work():
-            self._wait()
+            time.sleep(STEP_S)
             self.step()
-
-    def _wait(self) -> None:
-        mine = getattr(self.tier, "_tier", None)
-        if mine is None:  # vLLM's own tier
-            time.sleep(0.0005)
-        else:
-            mine._link.done.wait(0.5)
 
     def save(self, request: offload.ReqContext, keys: Sequence[bytes], payload: bytes) -> None:
         """As if the GPU had computed chunks, all of one payload, and wait until they are stored."""
@@ -112,15 +111,16 @@ class Host:
         self.manager.complete_store(keys, request)
         self.settle()
 
-    def find(self, request: offload.ReqContext, key: bytes, steps: int = 100) -> Any:
+    def find(self, request: offload.ReqContext, key: bytes) -> Any:
         """Look a chunk up until vLLM knows; HIT once it is in CPU memory."""
-        for _ in range(steps):
+        end = time.monotonic() + LONGEST_S
+        while time.monotonic() < end:
             result = self.manager.lookup(key, request)
             if result in (offload.LookupResult.HIT, offload.LookupResult.MISS):
                 return result
             self.step()
-            self._wait()
-        raise AssertionError(f"no answer after {steps} steps")
+            time.sleep(STEP_S)
+        raise AssertionError(f"no answer in {LONGEST_S} s")
 
     def read(self, request: offload.ReqContext, key: bytes) -> bytes:
         """The bytes of a chunk in CPU memory."""

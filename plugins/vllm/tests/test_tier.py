@@ -93,7 +93,7 @@ def test_a_store_that_is_taken_away_is_misses(tier: dict[str, Any], tmp_path: Pa
 
 
 def test_two_managers_share_a_store(tier: dict[str, Any]) -> None:
-    with host(tier) as first, host(tier) as second:
+    with host(tier) as first, host({**tier, "refresh_s": 0}) as second:
         first.save(first.begin("a"), KEYS, PAYLOAD)
         request = second.begin("b")
         assert [second.find(request, key) for key in KEYS] == [HIT] * 4

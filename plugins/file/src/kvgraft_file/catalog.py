@@ -255,6 +255,12 @@ class Catalog:
                 self._log(Change.EVICTED, [place.key])
             place.key = b""
 
+    def leave_alone(self, place: Entry) -> None:
+        """Let an empty place be the last one that is written over, unless it was dropped."""
+        shelf = self.shelves[place.size]
+        if place in shelf:
+            shelf.move_to_end(place)
+
     def in_holes(self, size: int) -> Iterator[Entry]:
         """Places of a size that can be made in holes, one a hole; `take_hole` enters one."""
         for segment in list(self.damaged):

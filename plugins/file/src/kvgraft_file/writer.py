@@ -16,7 +16,7 @@ from kvgraft import ConfigError
 from kvgraft.storage import BLOCK_NBYTES, Counters, Status, Value, round_up
 from kvgraft_file.catalog import Catalog, Entry
 from kvgraft_file.directory import Directory
-from kvgraft_file.disk import NO_ROOM, DiskFile
+from kvgraft_file.disk import DISK_ERRORS, NO_ROOM, DiskFile
 from kvgraft_file.record import Record
 from kvgraft_file.segment import Segment
 from kvgraft_file.transfer import intact_value, outgoing
@@ -31,6 +31,13 @@ PLACES_TRIED = 256
 
 REPLACED_AT_ONCE_NBYTES = 16 << 20
 """Bytes of records that wait to be written over others."""
+
+LEFT_ALONE = 2
+LEFT_ALONE_S = 10.0
+"""So many places that the disk does not write are left alone in so many seconds.
+
+More than these are tried again at once: a disk that fails everywhere costs no more records.
+"""
 
 FULL_S = 1.0
 """Seconds for which a store that had no room for a segment is not asked for one again."""
@@ -111,6 +118,8 @@ class Writer:
         self._n_left_ended = 0
         self._full_until = 0.0
         self._n_taken = 0  # places that are being written over
+        self._n_left_alone = 0
+        self._left_alone_until = 0.0
         self.names_unsynced = False
         self.closed = False
 
@@ -346,46 +355,89 @@ class Writer:
         left = [each._replace(place=next(of_size[each.place.size])) for each in replacing.values()]
         left.sort(key=lambda each: _where(each.place))
         replacing.clear()
+        try:
+            self._replace_all(left, statuses)
+        finally:
+            for each in left:
+                self._give_back(each.place, None)
+
+    def _replace_all(self, left: list[_Replacing], statuses: list[Status]) -> None:
+        """Write records over others; those not tried are left.
+
+        Raises:
+            OSError: the disk failed, and not only at some of the places.
+        """
+        n_records, faults = len(left), list[OSError]()
         while left:
             run = [left.pop(0)]
             while left and left[0].follows(run[-1]):
                 run.append(left.pop(0))
-            try:
-                self._replace_run(run)
-            except OSError as error:
-                if error.errno not in NO_ROOM:
-                    for each in left:
-                        self._give_back(each.place, None)
-                    raise
-                for each in run:
-                    for number in each.numbers:
-                        statuses[number] = Status.FULL
+            for each, fault in zip(run, self._replace_run(run)):
+                if fault is None:
+                    continue
+                if fault.errno not in NO_ROOM | DISK_ERRORS:
+                    raise fault
+                faults.append(fault)
+                for number in each.numbers:
+                    statuses[number] = Status.FULL if fault.errno in NO_ROOM else Status.DOWN
+        if len(faults) == n_records and faults and faults[-1].errno in DISK_ERRORS:
+            raise faults[-1]
 
-    def _replace_run(self, run: Sequence[_Replacing]) -> None:
+    def _replace_run(self, run: Sequence[_Replacing]) -> list[OSError | None]:
+        """Write neighbours at once, or each alone if one cannot be written; why each was not."""
+        faults: list[OSError | None] = [OSError("was not written")] * len(run)
+        try:
+            fault = self._fault(run)
+            faults = [fault] * len(run)
+            if fault is not None and fault.errno in DISK_ERRORS and len(run) > 1:
+                faults = [self._fault([each]) for each in run]
+        finally:
+            for each, fault in zip(run, faults):
+                self._settle(each, fault)
+        return faults
+
+    def _fault(self, run: Sequence[_Replacing]) -> OSError | None:
+        """Write neighbours at once; the reason if that fails."""
         first = run[0].place
-        segment = first.segment
         pieces = outgoing(
-            segment.place(first.offset),
+            first.segment.place(first.offset),
             [each.record for each in run],
             [each.value.parts for each in run],
         )
-        written = False
         try:
-            self._write(segment.file, pieces, first.offset)
-            written = True
-        finally:
-            for each in run:
-                if not written:
-                    with suppress(OSError):
-                        segment.mark_removed(each.place.offset, each.record)
-                self._give_back(each.place, each.record if written else None)
+            self._write(first.segment.file, pieces, first.offset)
+        except OSError as error:
+            return error
+        return None
+
+    def _settle(self, each: _Replacing, fault: OSError | None) -> None:
+        """Give a place back that was written, or was not.
+
+        One that the disk does not write is tried again when all others of its size were used, and
+        so does not keep records from those. Others are tried next, so that a disk that fails
+        everywhere does not cost all other records.
+        """
+        place = each.place
+        if fault is None:
+            self._give_back(place, each.record)
+            return
+        with suppress(OSError):
+            place.segment.mark_removed(place.offset, each.record)
+        self._give_back(place, None)
+        if fault.errno in DISK_ERRORS and self._may_leave_alone():
+            with self._lock:
+                self._catalog.leave_alone(place)
+
+    def _may_leave_alone(self) -> bool:
+        """Count a place that the disk does not write; whether there were few of late."""
+        now = time.monotonic()
+        if now >= self._left_alone_until:
+            self._n_left_alone, self._left_alone_until = 0, now + LEFT_ALONE_S
+        self._n_left_alone += 1
+        return self._n_left_alone <= LEFT_ALONE
 
     def _give_back(self, place: Entry, record: Record | None) -> None:
-        """A place that was taken has a record now, or none.
-
-        One that could not be written is the next one to be tried: a disk that fails everywhere does
-        not cost all other records.
-        """
+        """A place that was taken has a record now, or none."""
         segment = place.segment
         with self._lock:
             self._catalog.uses.end(place.slot)
