@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from copy import copy
 from types import FrameType
 from typing import Any
 
@@ -134,6 +135,23 @@ def test_tables_stay_as_they_are_while_two_requests_compute_the_same() -> None:
         decode(cache, request, 90)
         cache.finish(request)
         cache.check_integrity()
+    cache.close()
+
+
+def test_a_fork_matches_no_page_that_its_original_computed_after_it() -> None:
+    cache = window_cache()
+    original = start(cache, LONG[:300], reserve=2000)
+    prefill(cache, original)
+    decode(cache, original, 700)
+    fork = copy(original.key)
+    fork.extend(LONG[:400])
+    decode(cache, original, 700)
+    assert fork.trail is original.receipt.anchor  # the leaf grew, and is cut behind the fork
+    cache.abort(cache.begin(TokenKey([*original.key.tokens(0, 1100), 1])))
+    request = cache.begin(fork)
+    assert request.anchor_tokens == 1000 // PAGE * PAGE
+    cache.abort(request)
+    cache.abort(original)
     cache.close()
 
 

@@ -160,13 +160,13 @@ def follow_key(tree: Tree, key: TokenKey, limit: int) -> Path:
 def _known(key: TokenKey, root: Node, limit: int) -> Node:
     """The deepest node within `limit` that is known to be on the key's path, or the root.
 
-    The one it was last found at, unless that left the tree or belongs to another.
+    The one it was last found at, unless that left the tree or belongs to another. A leaf may have
+    grown since, and have been cut: of what lies behind, the key's tokens are not known.
     """
     node = key.trail
     if node is None or key.trail_root is not root:
         return root
-    if node.end != key.trail_end:
-        node = node.parent
+    limit = min(limit, key.trail_end)
     while node is not None and node.end > limit:
         node = node.parent
     return node if node is not None and node.parent is not None else root
