@@ -202,6 +202,42 @@ def test_a_head_that_the_store_lost_is_stored_again_when_its_prompt_is_served_ag
     server.cache.close()
 
 
+class Asked(InMemory):
+    """Notes the keys it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: set[bytes] = set()
+
+    def exists(self, keys: Sequence[bytes]) -> Sequence[bool]:
+        self.asked.update(keys)
+        return super().exists(keys)
+
+
+def test_heads_of_prompts_served_again_are_asked_for_up_to_a_limit_of_pages_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvgraft.storage_tier.storing.RESUMED_PAGES", 30)
+    monkeypatch.setattr("kvgraft.storage_tier.storing.RESUMED_S", 1e9)  # only drain asks
+    store = Asked()
+    server = Server(open_cache(FULL, store, **SIZES))
+    prompts = [conversation(number, 41) for number in range(4)]
+    for prompt in prompts * 2:
+        server.serve(prompt)
+    store.asked.clear()
+    for prompt in prompts:
+        request = server.start(prompt)
+        server.prefill(request)
+        server.cache.finish(request)
+    pages = [
+        {page[0].key for page in addresses(server.cache, prompt, "full")} for prompt in prompts
+    ]
+    for n_asked in (2, 4):  # of 20 pages each; the second one begins below the limit
+        assert server.cache.drain()
+        assert store.asked == set().union(*pages[:n_asked])
+    server.cache.close()
+
+
 def written_in_ten_rounds(store: InMemory) -> int:
     """Bytes written while three prompts are served ten times."""
     server = Server(open_cache(FULL, store, **SIZES))

@@ -9,8 +9,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from kvgraft import SnapshotError, TokenKey
-from kvgraft.storage.canonical import MAX_DEPTH, decode, encode
+from kvgraft import ConfigError, SnapshotError, TokenKey
+from kvgraft.storage.canonical import decode, encode
+from kvgraft.tree.keys import NAMESPACE_DEPTH
 
 from ..serving.server import Server
 from ..serving.setups import SETUPS, Setup, installed
@@ -154,8 +155,10 @@ def test_data_that_the_store_lost_meanwhile_is_a_miss(tmp_path: Path) -> None:
 
 def test_a_namespace_as_deep_as_any_is_saved_and_loaded(tmp_path: Path) -> None:
     deep: object = ()
-    for _ in range(MAX_DEPTH - 1):
+    for _ in range(NAMESPACE_DEPTH - 1):
         deep = (deep,)
+    with pytest.raises(ConfigError, match="tuples nest deeper"):
+        TokenKey(range(33), namespace=(deep,))
     setup, shelf, key = installed("full"), Shelf(), TokenKey(range(33), namespace=deep)
     cache = open_cache(setup, shelf, device_tokens=256, host_tokens=512)
     request = cache.begin(key)

@@ -23,6 +23,7 @@ from kvgraft_file import FileBackend
 from kvgraft_file.catalog import Entry
 from kvgraft_file.disk import DiskFile
 from kvgraft_file.segment import Segment
+from tests.commands import ROOT, run_forked
 
 from .store import segments
 from .test_unfinished import unreadable
@@ -201,6 +202,58 @@ def test_a_segment_whose_places_changed_is_read_anew_at_once_after_a_failed_read
     assert store(second, [20]) == [OK], "in the hole before the record that was not read"
     first.stats()  # looks for changes
     assert kept(first) == LEFT | {20}
+    expect_sound(first, second)
+
+
+def test_a_process_that_looks_while_a_place_is_made_finds_the_record_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holed(tmp_path)
+    backend, other = opened(tmp_path), opened(tmp_path)
+    make = Segment.make_place
+
+    def watched(self: Segment, offset: int, nbytes: int) -> None:
+        other.stats()  # looks for changes
+        make(self, offset, nbytes)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Segment, "make_place", watched)
+        assert store(backend, [20]) == [OK]
+    other.stats()
+    assert holds(other, 20, SIZE) is OK
+    expect_sound(backend, other)
+
+
+MAKE_A_PLACE_AND_DIE = """
+import os, sys
+from pathlib import Path
+from plugins.file.tests.test_holes import KEYS, large
+from plugins.file.tests.test_written_over import opened
+from kvgraft_file.segment import Segment
+
+make = Segment.make_place
+
+def last(self, offset, nbytes):
+    make(self, offset, nbytes)
+    os._exit(9)
+
+Segment.make_place = last
+opened(Path(sys.argv[1])).set_from([KEYS[30]], [large(30)], 10.0)
+"""
+
+
+def test_after_a_crash_behind_a_new_place_nobody_writes_over_the_places_it_covers(
+    tmp_path: Path,
+) -> None:
+    first = full(tmp_path)
+    damage(first, [4, 5])
+    died = run_forked("-c", MAKE_A_PLACE_AND_DIE, tmp_path, cwd=ROOT)
+    assert died.returncode == 9, died.stderr
+    first.touch([KEYS[number] for number in range(N_RECORDS) if number != 5])
+    first._writer._full_until = math.inf  # it does not look for changes
+    assert store(first, [40]) == [OK]
+    second = opened(tmp_path)
+    assert holds(second, 40, SIZE) is OK, "it is where others do not look for records"
     expect_sound(first, second)
 
 

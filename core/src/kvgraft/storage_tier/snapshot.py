@@ -19,8 +19,8 @@ import xxhash
 
 from kvgraft.errors import SnapshotError
 from kvgraft.files import replace_file
-from kvgraft.storage.canonical import MAX_DEPTH, decode, encode
-from kvgraft.tree.keys import TOKEN_BYTES, TokenKey
+from kvgraft.storage.canonical import decode, encode
+from kvgraft.tree.keys import NAMESPACE_DEPTH, TOKEN_BYTES, TokenKey
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
 
@@ -33,7 +33,7 @@ MAX_NBYTES = 4 << 30
 """The longest rest: a thousand million tokens."""
 
 CHUNK_NBYTES = 1 << 20
-DEPTH = MAX_DEPTH + 3
+DEPTH = NAMESPACE_DEPTH + 3
 """Tuples inside tuples: those around a namespace, and its own."""
 
 

@@ -285,9 +285,9 @@ class Storing:
         for anchor in list(islice(self._resumed, MOST_ASKED - len(self._tails))):
             if left <= 0:
                 break
-            left -= anchor.end
             if self._resumed.pop(anchor, anchor) is anchor:
                 continue  # a tail has asked meanwhile
+            left -= anchor.end
             with suppress(ConfigError):  # a namespace without a name
                 yield from self.context.naming.name(anchor)
                 asked = yield from ask_for_heads(self.context, anchor, anchor.end)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "HASH_BYTES",
+    "NAMESPACE_DEPTH",
     "TOKEN_BYTES",
     "PageHashes",
     "TokenKey",
@@ -48,7 +49,7 @@ NAMESPACE_BITS = 256
 """Bits of an int in a namespace: a UUID or a digest fits."""
 
 NAMESPACE_DEPTH = 16
-"""Tuples inside tuples of a namespace, as many as storage names."""
+"""Tuples inside tuples of a namespace; no more than `kvgraft.storage` names (`MAX_DEPTH`)."""
 
 PLAIN = (str, int, bytes, type(None))
 """Types whose values equal no value of another of them."""
