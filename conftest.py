@@ -7,6 +7,7 @@ look for new failures.
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterator
 
@@ -17,13 +18,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 """Read when torch is imported. Tests run in as many processes as there are cores, over small
 tensors; more threads only wait for each other."""
 
+# Tests start some hundred processes: bytecode is kept, so that each does not compile everything.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 COMMON = settings(
     deadline=None,
     report_multiple_bugs=False,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 
-settings.register_profile("dev", COMMON, max_examples=10, stateful_step_count=40, derandomize=True)
+settings.register_profile("dev", COMMON, max_examples=8, stateful_step_count=40, derandomize=True)
 settings.register_profile("ci", settings.get_profile("dev"), print_blob=True)
 settings.register_profile(
     "nightly", COMMON, max_examples=1500, stateful_step_count=60, print_blob=True

@@ -22,7 +22,7 @@ KVGRAFT = str(Path(sys.executable).with_name("kvgraft"))
 
 
 def run(
-    *command: str | Path, cwd: Path | None = None, timeout_s: float = 120, **environment: str
+    *command: str | Path, cwd: Path | None = None, timeout_s: float = 120, **environment: str | None
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, for any exit status, without colours."""
     return subprocess.run(
@@ -44,7 +44,8 @@ def run_forked(
 ) -> subprocess.CompletedProcess[str]:
     """As `run(sys.executable, *arguments)`, with torch and the command imported before it begins.
 
-    Not for a test about imports, or of signals and outputs that are closed or full: use `run`.
+    Not for a test about imports, of signals and outputs that are closed or full, or of pytest in
+    several processes: use `run`.
 
     Args:
         arguments: KVGRAFT or another script, `-c` and code, or `-m` and a module; and more.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .commands import ROOT, run
+from .commands import ROOT, run, run_forked
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("kvgraft_transformers") is None, reason="needs Python 3.11"
@@ -22,8 +22,8 @@ def test_the_demo_compares_every_answer_and_a_second_process_hits_stored_data(
     store = tmp_path / "store"
     store.mkdir()
     storage = ("--storage", f"file:{store}?capacity=256MiB")
-    demo = (sys.executable, ROOT / "examples/demo.py", "--html", tmp_path, "--model", "lfm3")
-    done = run(*demo, *storage)
+    demo = (ROOT / "examples/demo.py", "--html", tmp_path, "--model", "lfm3")
+    done = run_forked(*demo, *storage)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (
         "60 of 60 answers equal the model's answers without a cache, token by token" in done.stdout
@@ -38,6 +38,7 @@ def test_the_demo_compares_every_answer_and_a_second_process_hits_stored_data(
     assert "lfm3: full + window + conv" in report
 
 
+@pytest.mark.long
 def test_the_demo_refuses_a_store_it_cannot_open_in_one_line(tmp_path: Path) -> None:
     demo = (sys.executable, ROOT / "examples/demo.py", "--html", tmp_path, "--model", "lfm3")
     done = run(*demo, "--storage", f"file:{tmp_path / 'none'}")

@@ -24,6 +24,9 @@ FOR_EVER = ("kvgraft serve ",)
 REPEATED = ("kvgraft check full",)
 """Commands that take long, and that tests of their own run in a smaller way."""
 
+ALONE = {"plan": ("--processes", "1")}
+"""Further options, by command: processes of their own start Python, and are tested elsewhere."""
+
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -83,7 +86,8 @@ def test_a_documents_python_runs_in_order(document: str, monkeypatch: pytest.Mon
 def test_a_command_runs_and_shows_these_lines(
     document: str, command: str, shown: list[str], tmp_path: Path
 ) -> None:
-    done = run_forked(KVGRAFT, *shlex.split(command)[1:], cwd=tmp_path)
+    _, name, *arguments = shlex.split(command)
+    done = run_forked(KVGRAFT, name, *arguments, *ALONE.get(name, ()), cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     printed = {shape(line) for line in done.stdout.splitlines()}
     missing = [line for line in shown if line != "..." and shape(line) not in printed]

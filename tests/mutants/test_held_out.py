@@ -16,18 +16,15 @@ from .survivors import SURVIVORS
 
 QUICK = (
     "a deferral drops the boundaries to capture",
-    "a deferral forgets the transfers it waits for",
     "a deferral gives up the reservation",
     "overtaking is not counted",
     "a split forgets hits",
-    "namespaces are told apart by their text",
     "falsy namespaces are none",
-    "a request waits for the last transfer it shares",
     "arriving data replaces existing data",
     "a backup does not wait for its source's computation",
     "a request starts before its load-back has arrived",
 )
-"""Core mutants that are found within seconds."""
+"""Core mutants that are found within a second or two."""
 
 DRIVEN = (
     "a load-back moves the bytes itself and returns nothing to copy",

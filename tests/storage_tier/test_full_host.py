@@ -13,8 +13,6 @@ from ..serving.setups import SETUPS, Setup
 from .serving_process import prompt
 from .shelf import drained, open_cache, stocked, tier_of
 
-N_PREFETCHES = 30
-
 
 def prefetched(cache: Cache, tokens: list[int]) -> int:
     """Tokens that a request could resume from after a prefetch; it does not run."""
@@ -23,10 +21,13 @@ def prefetched(cache: Cache, tokens: list[int]) -> int:
     return prefetch.tokens
 
 
+@pytest.mark.parametrize("n_prefetches", [12, pytest.param(30, marks=pytest.mark.long)])
 @pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS)
-def test_prefixes_that_share_pages_come_whole_one_after_the_other(setup: Setup) -> None:
+def test_prefixes_that_share_pages_come_whole_one_after_the_other(
+    setup: Setup, n_prefetches: int
+) -> None:
     chance = random.Random(1)
-    prompts = [prompt(chance) for _ in range(N_PREFETCHES)]
+    prompts = [prompt(chance) for _ in range(n_prefetches)]
     shelf = stocked(setup, *prompts, chunk=4)
     alone = {}
     for tokens in map(tuple, prompts):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from kvgraft.testing.clause import Clause, Undecided
 from kvgraft.testing.machine import Drive
 from kvgraft.testing.subject import Subject
 
+from ..commands import run, run_forked
 from ..mutants.packages import paged
 
 
@@ -67,19 +69,18 @@ class TestFull(ComponentContract):
 """
 
 
-def outcome(directory: Path, rule: str, *options: str) -> subprocess.CompletedProcess[str]:
-    path = directory / "test_contract.py"
-    path.write_text(FOUND_IN_ONE_PROCESS.format(rule=rule))
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, str(path)]
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=directory,
-        env={name: value for name, value in os.environ.items() if "XDIST" not in name},
-        check=False,
-    )
+def pytest_in(directory: Path, *options: str) -> CompletedProcess[str]:
+    """A test run of its own, in several processes with `-n`."""
+    outside: dict[str, Any] = {name: None for name in os.environ if "XDIST" in name}
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *options, str(directory)]
+    if "-n" in options:
+        return run(sys.executable, *command, cwd=directory, **outside)
+    return run_forked(*command, cwd=directory, **outside)
+
+
+def outcome(directory: Path, rule: str, *options: str) -> CompletedProcess[str]:
+    (directory / "test_contract.py").write_text(FOUND_IN_ONE_PROCESS.format(rule=rule))
+    return pytest_in(directory, *options)
 
 
 @pytest.mark.long
@@ -158,10 +159,7 @@ TestLater.test_clause = lambda self: None
 def test_the_seal_is_looked_at_again_when_tests_are_collected(tmp_path: Path) -> None:
     (tmp_path / "test_unsealed.py").write_text(UNSEALED)
     (tmp_path / "test_set_later.py").write_text(SET_LATER)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False
-    )
+    done = pytest_in(tmp_path)
     assert done.returncode != 0
     for name in ("test_unsealed.py", "test_set_later.py"):
         _, _, told = done.stdout.partition(f"ERROR collecting {name}")

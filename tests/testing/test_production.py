@@ -351,6 +351,7 @@ def test_a_suite_whose_process_ends_reports_decided_clauses_and_leaves_the_rest_
     assert second.status is Status.UNDECIDED
 
 
+@pytest.mark.long
 def test_options_that_are_refused_are_said_by_the_process() -> None:
     with pytest.raises(ConfigError, match=r"pools need .* the machine has"):
         SuiteProcess("swa", {"window": 3, "head_dim": 10**15}, "dev", {})

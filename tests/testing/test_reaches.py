@@ -228,22 +228,30 @@ def test_components_of_sound_terms_pass_the_whole_suite(term: Term) -> None:
     assert [str(each) for each in results if each.status is Status.FAILED] == []
 
 
-def test_a_component_with_a_term_of_no_kind_is_refused_by_its_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(("check", "thrown", "--profile", "dev"), marks=pytest.mark.long, id="check"),
+        pytest.param(
+            ("replay", "--synthetic", "chat", "--requests", "3", "--component", "thrown"),
+            id="replay",
+        ),
+    ],
+)
+def test_a_component_with_a_term_of_no_kind_is_refused_by_its_name(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
     """The core must not take an unknown term for one that needs nothing."""
     source = COMPONENT.format(name="thrown").replace(
         "Reach(Everything())", "Reach(type('MyTerm', (), {'tokens': 512})())"
     )
     shelf = Shelf(tmp_path)
     shelf.put("kvgraft-thrown", source)
-    for command in (
-        ("check", "thrown", "--profile", "dev"),
-        ("replay", "--synthetic", "chat", "--requests", "3", "--component", "thrown"),
-    ):
-        done = shelf.run(KVGRAFT, *command)
-        assert done.returncode != 0
-        assert "component 'thrown': reach: " in done.stdout + done.stderr
-        assert "MyTerm" in done.stdout + done.stderr
-        assert "Traceback" not in done.stdout + done.stderr
+    done = shelf.run(KVGRAFT, *command)
+    assert done.returncode != 0
+    assert "component 'thrown': reach: " in done.stdout + done.stderr
+    assert "MyTerm" in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
 
 
 def test_a_head_every_boundary_needs_takes_one_page_of_its_pool() -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,20 +19,15 @@ from kvgraft.packages.registry import load_plugin, select
 from kvgraft.rules import RULES
 from kvgraft.testing import CLAUSES, ComponentContract, Status, check_component
 from kvgraft.testing.checking import Checker
+from kvgraft.testing.machine import Drive
 
 from ..cli.refusals import refused
-from ..commands import KVGRAFT, run
+from ..commands import KVGRAFT, run, run_forked
 from ..mutants.components import MUTANTS
 from ..mutants.packages import paged
 from ..registry.distributions import COMPONENT, Shelf
 
 (FORGETFUL,) = (m for m in MUTANTS if m.name == "host hits are counted twice")
-
-
-def results_of(**expected: str) -> dict[str, Status]:
-    plugin = load_plugin("mutant", FORGETFUL.package.implementation("mutant"))
-    found = check_component("mutant", plugin=plugin, profile="dev", expected_failures=expected)
-    return {result.clause: result.status for result in found}
 
 
 def test_a_failure_names_its_rule_and_the_others_are_decided() -> None:
@@ -45,16 +41,33 @@ def test_a_failure_names_its_rule_and_the_others_are_decided() -> None:
         assert checker.decide(ident).status is status, ident
 
 
-def test_an_expected_failure_is_no_failure_and_an_expectation_that_is_not_met_is_one() -> None:
-    found = results_of(A3="known", P7="was broken once")
+@pytest.mark.parametrize(
+    "idents",
+    [
+        ("A3-host-hits-are-counted-once", "P7-unknown-options-are-refused"),
+        pytest.param(tuple(CLAUSES), marks=pytest.mark.long),
+    ],
+    ids=["two clauses", "every clause"],
+)
+def test_an_expected_failure_is_no_failure_and_an_expectation_that_is_not_met_is_one(
+    idents: tuple[str, ...],
+) -> None:
+    plugin = load_plugin("mutant", FORGETFUL.package.implementation("mutant"))
+    expected = {"A3": "known", "P7": "was broken once"}
+    clauses = [CLAUSES[each] for each in idents]
+    checker = Checker(plugin, None, "dev", expected, clauses=clauses)
+    if len(idents) < len(CLAUSES):
+        vars(checker.subject)["drive"] = lambda ignored: Drive(Counter(admitted=1))
+    found = {result.clause: result.status for result in checker.run()}
     assert found["A3-host-hits-are-counted-once"] is Status.EXPECTED_FAILURE
     assert found["P7-expected"] is Status.UNEXPECTED_PASS
     assert Status.FAILED not in found.values()
 
 
 def test_an_expectation_of_no_rule_is_refused() -> None:
+    plugin = load_plugin("mutant", FORGETFUL.package.implementation("mutant"))
     with pytest.raises(ConfigError, match="'Z9' is no rule"):
-        results_of(Z9="typo")
+        check_component("mutant", plugin=plugin, expected_failures={"Z9": "typo"})
 
 
 @pytest.mark.parametrize("name", ["test_clause", "__test__", "helper"])
@@ -201,7 +214,13 @@ def test_a_component_that_cannot_be_loaded_or_built_is_one_failure_under_its_rul
 
 
 @pytest.mark.parametrize(
-    "given", [{"profile": "slow"}, {"options": ["window"]}, {"expected_failures": {"Z9": "typo"}}]
+    "given",
+    [
+        {"name": "nope"},
+        {"profile": "slow"},
+        {"options": ["window"]},
+        {"expected_failures": {"Z9": "typo"}},
+    ],
 )
 def test_bad_arguments_are_refused_before_a_process_is_started(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
@@ -211,7 +230,7 @@ def test_bad_arguments_are_refused_before_a_process_is_started(
 
     monkeypatch.setattr(subprocess, "Popen", start)
     with pytest.raises(ConfigError):
-        check_component("swa", **given)
+        check_component(**{"name": "swa", **given})
 
 
 MISTAKES = {
@@ -237,7 +256,7 @@ MISTAKES = {
     [
         pytest.param([], ["'nope'", "None", "'swa'; options = ['window']"], id="some"),
         pytest.param([], list(MISTAKES), id="all", marks=pytest.mark.long),
-        pytest.param(["-n", "2"], ["'nope'", "'thrown'"], id="xdist", marks=pytest.mark.long),
+        pytest.param(["-n", "2"], ["'nope'", "None"], id="xdist", marks=pytest.mark.long),
     ],
 )
 def test_a_mistake_in_a_contract_class_is_one_error_of_one_line(
@@ -252,12 +271,36 @@ def test_a_mistake_in_a_contract_class_is_one_error_of_one_line(
     )
     text = f"from kvgraft.testing import ComponentContract\n{classes}del TestMine\n"
     path.write_text(text)
-    done = shelf.start("-m", "pytest", "-q", "-p", "no:cacheprovider", *processes, str(path))
-    assert re.search(rf"^{len(mistakes)} errors in ", done.stdout, re.MULTILINE), done.stdout
+    run_pytest = shelf.start if processes else shelf.run
+    done = run_pytest("-m", "pytest", "-q", "-p", "no:cacheprovider", *processes, str(path))
+    assert f"{len(mistakes)} errors in " in done.stdout, done.stdout
     assert not re.search("passed|failed|skipped|Traceback", done.stdout)
     for mistake in mistakes:
         said = MISTAKES[mistake]
         assert sum(line.startswith(said) for line in done.stdout.splitlines()) == 1
+
+
+@pytest.mark.long
+def test_a_worker_loads_a_component_with_its_first_test_and_tells_once_that_it_cannot(
+    tmp_path: Path,
+) -> None:
+    shelf = Shelf(tmp_path)
+    shelf.put("kvgraft-thrown", BROKEN["misspelt hook"][0])
+    (tmp_path / "test_contract.py").write_text(
+        "from kvgraft.testing import ComponentContract\n"
+        "class TestThrown(ComponentContract):\n    component = 'thrown'\n"
+        "class TestFull(ComponentContract):\n    component = 'full'\n"
+    )
+    one = ("-n", "1", "-k", "TestThrown or P7-unknown", "-p", "no:cacheprovider")
+    done = shelf.start("-m", "pytest", *one, str(tmp_path))
+    counts = f"1 failed, {n_passed(done.stdout)} passed, {len(CLAUSES)} skipped"
+    assert counts in done.stdout
+    assert n_passed(done.stdout) > 0
+    assert MISTAKES["'thrown'"] in done.stdout
+
+
+def n_passed(output: str) -> int:
+    return int(re.findall(r"(\d+) passed", output)[-1])
 
 
 BORROWED = SOUND.replace("from kvgraft import ", "from kvgraft import API_VERSION, ").replace(
@@ -286,7 +329,7 @@ def test_a_version_taken_from_the_core_at_import_is_no_literal(
         assert f"declares '{API_VERSION}', and '0.0' beside another core" in done.stdout
 
 
-@pytest.mark.parametrize("name", ["swa", "mamba", "hisparse"])
+@pytest.mark.parametrize("name", ["swa", "mamba", pytest.param("hisparse", marks=pytest.mark.long)])
 def test_components_whose_hooks_are_asked_are_asked_longer_queries(name: str) -> None:
     checker = Checker(select([name])[0], profile="dev")
     found = checker.check(CLAUSES["P3-queries-may-grow"])
@@ -331,7 +374,7 @@ def test_an_error_about_missing_slots_names_the_admitted_demand() -> None:
 
     package = paged(hooks={"budget_contribution": keeps_nothing_for_later})
     plugin = load_plugin("mutant", package.implementation("mutant"))
-    found = Checker(plugin).check(CLAUSES["A7-driven"])
+    found = Checker(plugin, profile="dev").check(CLAUSES["A7-driven"])
     assert (found.status, found.rule) == (Status.FAILED, "A7")
     assert re.search(r"it was admitted with \d+ now \+ 0 later of mutant", found.evidence)
 
@@ -368,26 +411,40 @@ def test_the_command_lists_a_line_per_clause_and_json_has_them_all() -> None:
     assert {result["status"] for result in found} == {"passed", "not applicable"}
 
 
-def test_pytest_writes_every_result_to_the_report(tmp_path: Path) -> None:
-    path = tmp_path / "test_contract.py"
-    path.write_text(
-        "from kvgraft.testing import ComponentContract\n\n"
-        "class TestFull(ComponentContract):\n"
-        "    component = 'full'\n"
-        "    expected_failures = {'P7': 'it is not'}\n"
-    )
+REPORTED = {
+    "here": """
+from collections import Counter
+from kvgraft.packages.registry import select
+from kvgraft.testing import ComponentContract
+from kvgraft.testing.machine import Drive
+from kvgraft.testing.subject import Subject
+
+Subject.drive = lambda self, ignored: Drive(Counter(admitted=1))
+
+class TestFull(ComponentContract):
+    plugin = select(["full"])[0]
+    expected_failures = {"P7": "it is not"}
+""",
+    "in a process": """
+from kvgraft.testing import ComponentContract
+
+class TestFull(ComponentContract):
+    component = "full"
+    expected_failures = {"P7": "it is not"}
+""",
+}
+"""Contract classes with an expectation that is not met; the first drives nothing."""
+
+
+@pytest.mark.parametrize("where", ["here", pytest.param("in a process", marks=pytest.mark.long)])
+def test_pytest_writes_every_result_to_the_report(tmp_path: Path, where: str) -> None:
+    (tmp_path / "test_contract.py").write_text(REPORTED[where])
     report = tmp_path / "report.json"
     options = ["-q", "-p", "no:cacheprovider", "--contract-profile=dev", "-k", "P7 or expected"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, f"--contract-report={report}", str(path)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=tmp_path,
-        check=False,
-    )
+    done = run_forked("-m", "pytest", *options, f"--contract-report={report}", cwd=tmp_path)
     assert done.returncode == 1, done.stdout
     assert "expected to fail (it is not), and kept; drop the expectation" in done.stdout
     found = json.loads(report.read_text())
     bad = [result["clause"] for result in found if result["status"] == "unexpected pass"]
     assert bad == ["P7-expected"]
+    assert len(found) > 1

@@ -11,7 +11,7 @@ import pytest
 
 from ..commands import ROOT
 from ..documents.test_examples import shape
-from .workshop import Workshop
+from .workshop import CONTRACT, HOOKS_AND_POOLS, Workshop
 
 DOCUMENT = (ROOT / "docs" / "write-a-component.md").read_text(encoding="utf-8")
 
@@ -19,8 +19,8 @@ BLOCK = re.compile(r"(?:^`(?P<path>\S+)`:\n\n)?^```(?P<kind>\w+)\n(?P<body>.*?)^
 """A fenced block, after the name of the file it is to be if a line names one."""
 
 
-REPEATED = ("kvgraft check ",)
-"""Commands that take long and ask again what the document's `pytest` has asked."""
+LONG = ("kvgraft check ", "kvgraft replay ")
+"""Commands that take long, and look at the component that the document's `pytest` has checked."""
 
 
 class Block(NamedTuple):
@@ -53,10 +53,14 @@ def cleared(workshop: Workshop) -> Iterator[Workshop]:
 
 
 @pytest.mark.parametrize(
-    "left_out", [REPEATED, pytest.param((), marks=pytest.mark.long)], ids=["quick", "whole"]
+    ("left_out", "contract"),
+    [
+        pytest.param(LONG, HOOKS_AND_POOLS, id="quick"),
+        pytest.param((), CONTRACT, id="whole", marks=pytest.mark.long),
+    ],
 )
 def test_the_document_runs_from_top_to_bottom(
-    cleared: Workshop, tmp_path: Path, left_out: tuple[str, ...]
+    cleared: Workshop, tmp_path: Path, left_out: tuple[str, ...], contract: str
 ) -> None:
     here = tmp_path
     for block in BLOCKS:
@@ -71,7 +75,8 @@ def test_the_document_runs_from_top_to_bottom(
                 continue
             if left_out and command.startswith(left_out):
                 continue
-            printed = {shape(line) for line in cleared.succeeds(command, here).splitlines()}
+            output = cleared.succeeds(command, here, contract)
+            printed = {shape(line) for line in output.splitlines()}
             missing = [line for line in shown if shape(line) not in printed]
             assert not missing, f"$ {command} does not print {missing}; it prints {printed}"
     assert (tmp_path / "kvgraft-my-layers" / "pyproject.toml").is_file()

@@ -12,7 +12,7 @@ from typing import Any
 from ..commands import run
 from ..packaging.conftest import PIP, Environment
 
-__all__ = ["Workshop"]
+__all__ = ["CONTRACT", "HOOKS_AND_POOLS", "Workshop"]
 
 PIP_PROGRAM = """#!/bin/sh
 command=$1; shift
@@ -23,6 +23,9 @@ exec "{python}" -m pip --disable-pip-version-check --python "{environment}" "$co
 
 CONTRACT = "--contract-profile=dev --hypothesis-seed=0"
 """Contract tests here show that packages work, in seconds; others look harder for broken rules."""
+
+HOOKS_AND_POOLS = f"{CONTRACT} -k 'not driven and not expected'"
+"""The same without the state machine."""
 
 PYTEST_PROGRAM = """#!/bin/sh
 exec "{environment}/bin/python" -m pytest -p no:cacheprovider "$@"
@@ -45,14 +48,16 @@ class Workshop(Environment):
             path.write_text(program.format(python=sys.executable, environment=directory))
             path.chmod(0o755)
 
-    def shell(self, command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-        """Run one command line as its reader would type it."""
+    def shell(
+        self, command: str, cwd: Path, contract: str = CONTRACT
+    ) -> subprocess.CompletedProcess[str]:
+        """Run one command line as its reader would type it; `contract` goes to pytest."""
         path = f"{self.directory / 'bin'}{os.pathsep}{os.environ['PATH']}"
-        return run("bash", "-c", command, cwd=cwd, PATH=path, PYTEST_ADDOPTS=CONTRACT)
+        return run("bash", "-c", command, cwd=cwd, PATH=path, PYTEST_ADDOPTS=contract)
 
-    def succeeds(self, command: str, cwd: Path) -> str:
+    def succeeds(self, command: str, cwd: Path, contract: str = CONTRACT) -> str:
         """Run a command that must succeed; return its output."""
-        done = self.shell(command, cwd)
+        done = self.shell(command, cwd, contract)
         assert done.returncode == 0, f"$ {command}\n{done.stdout}{done.stderr}"
         return done.stdout
 

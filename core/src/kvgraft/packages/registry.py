@@ -29,7 +29,17 @@ from kvgraft.packages.entry_points import Published, import_failure, published
 from kvgraft.packages.validation import implemented_hooks
 from kvgraft.types import ComponentDeclaration
 
-__all__ = ["CURRENT", "HOOKS", "NO_RULE", "Found", "Plugin", "discover", "load_plugin", "select"]
+__all__ = [
+    "CURRENT",
+    "HOOKS",
+    "NO_RULE",
+    "Found",
+    "Plugin",
+    "discover",
+    "expect_installed",
+    "load_plugin",
+    "select",
+]
 
 CURRENT = Contract.read(hookspecs)
 """The contract of this core."""
@@ -254,6 +264,24 @@ def _find(each: Published, contract: Contract) -> Found:
     return Found(name, distribution, version, plugin, error)
 
 
+def expect_installed(name: str) -> None:
+    """Refuse a name that no installed package publishes; nothing is loaded.
+
+    Raises:
+        ConfigError: the component is not installed.
+    """
+    known = {each.name for each in published(ENTRY_POINT_GROUP)}
+    if name not in known:
+        raise _not_installed(name, known)
+
+
+def _not_installed(name: str, known: Collection[str]) -> ConfigError:
+    names = ", ".join(sorted(known)) or "none"
+    return ConfigError(
+        f"component {name!r} is not installed; installed: {names}; see `kvgraft components`"
+    )
+
+
 def select(names: Sequence[str]) -> list[Plugin]:
     """The named components, ready to be built.
 
@@ -268,10 +296,7 @@ def select(names: Sequence[str]) -> list[Plugin]:
     for name in names:
         entry = found.get(name)
         if entry is None:
-            known = ", ".join(sorted(found)) or "none"
-            raise ConfigError(
-                f"component {name!r} is not installed; installed: {known}; see `kvgraft components`"
-            )
+            raise _not_installed(name, found)
         if entry.error is not None:
             raise entry.error
         assert entry.plugin is not None

@@ -28,7 +28,7 @@ from kvgraft.testing.result import Result, Status
 from kvgraft.testing.subject import Subject
 from kvgraft.testing.suite import Suite
 
-__all__ = ["Checker", "check_component", "open_suite", "unusable"]
+__all__ = ["Checker", "check_component", "expect_arguments", "open_suite", "unusable"]
 
 LOADS = "The component can be loaded and built."
 """The precondition of all rules."""
@@ -384,16 +384,24 @@ def open_suite(
         ConfigError: as `check_component` says.
         Unusable: a component that cannot be loaded or built.
     """
-    # Bad arguments are refused before a process is started.
-    _given(options)
-    profile_named(profile)
-    _expectations(expected_failures)
+    expect_arguments(options, profile, expected_failures)
     if plugin is None:
         return SuiteProcess(name, options, profile, expected_failures)
     try:
         return Checker(plugin, options, profile, expected_failures)
     except PluginError as error:
         raise Unusable(unusable(name, error)) from error
+
+
+def expect_arguments(options: object, profile: object, expected_failures: object) -> None:
+    """Refuse what needs no component to be refused, before a process is started.
+
+    Raises:
+        ConfigError: an argument of `open_suite` is none.
+    """
+    _given(options)
+    profile_named(profile)
+    _expectations(expected_failures)
 
 
 def unusable(name: str, error: PluginError) -> Result:

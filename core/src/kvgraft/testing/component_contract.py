@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import pytest
 
 from kvgraft.errors import ConfigError, KvgraftError
-from kvgraft.packages.registry import Plugin
-from kvgraft.testing.checking import open_suite
+from kvgraft.packages.registry import Plugin, expect_installed
+from kvgraft.testing.checking import expect_arguments, open_suite
 from kvgraft.testing.clause import CLAUSES
 from kvgraft.testing.process import Unusable
 from kvgraft.testing.result import BROKEN, Result, Status
@@ -20,8 +20,11 @@ __all__ = ["ComponentContract", "expect_sealed"]
 DATA = frozenset({"component", "options", "expected_failures", "profile", "plugin"})
 """Attributes that a subclass may set."""
 
-SUITES = pytest.StashKey[dict[type, Suite]]()
-"""Where a test session keeps them."""
+SUITES = pytest.StashKey[dict[type, Suite | Exception]]()
+"""Where a test session keeps them, or the reason why there is none."""
+
+UNUSABLE = (KvgraftError, TypeError, Unusable)
+"""Errors of a class or component that cannot be checked."""
 
 TOLD = pytest.StashKey[set[type]]()
 """The classes for which this process has reported why clauses are undecided."""
@@ -56,7 +59,9 @@ class ComponentContract:
             options = {"window": 8, "sinks": 4}
 
     A subclass sets data and nothing else; anything more is a `TypeError` when it is imported. A
-    component that cannot be loaded or built is one error when tests are collected.
+    component that cannot be loaded or built is one error when tests are collected. A worker of
+    pytest-xdist loads it when it runs the first of its tests: there it is one failure, and the
+    others are skipped.
 
     Attributes:
         component: the component's name.
@@ -79,16 +84,22 @@ class ComponentContract:
         expect_sealed(cls)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Load the component; where that is not possible there is one error instead of tests."""
+        """Load the component; where that is not possible there is one error instead of tests.
+
+        Every worker of pytest-xdist collects all tests and runs some of them: it loads later.
+        """
         try:
-            _suite(type(self), metafunc.config)
-        except (KvgraftError, TypeError, Unusable) as error:
+            if hasattr(metafunc.config, "workerinput"):
+                _expect_checkable(type(self), metafunc.config)
+            else:
+                _suite(type(self), metafunc.config)
+        except UNUSABLE as error:
             raise pytest.Collector.CollectError(str(error)) from None
 
     @pytest.mark.parametrize("ident", list(CLAUSES))
     def test_clause(self, ident: str, request: pytest.FixtureRequest, record_property: Any) -> None:
         """One clause."""
-        suite = _suite(type(self), request.config)
+        suite = _loaded(type(self), request.config)
         result = suite.decide(ident)
         if result.status is Status.UNDECIDED and not _told(type(self), suite, request):
             result = suite.finding() or result
@@ -100,7 +111,7 @@ class ComponentContract:
 
     def test_expected_failures(self, request: pytest.FixtureRequest, record_property: Any) -> None:
         """Expected failures fail, and the state machine broke no other rule."""
-        for result in _suite(type(self), request.config).verdict():
+        for result in _loaded(type(self), request.config).verdict():
             _report(result, record_property)
 
 
@@ -135,19 +146,46 @@ def _suite(contract: type[ComponentContract], config: pytest.Config) -> Suite:
     suites = config.stash.setdefault(SUITES, {})
     config.stash.setdefault(TOLD, set())
     if contract not in suites:
-        expect_sealed(contract)
-        name, plugin = _component(contract)
-        suites[contract] = suite = open_suite(
-            name,
-            contract.options,
-            plugin,
-            config.getoption("contract_profile", "ci")
-            if contract.profile is None
-            else contract.profile,
-            contract.expected_failures,
-        )
-        config.add_cleanup(suite.close)
-    return suites[contract]
+        try:
+            suites[contract] = suite = open_suite(*_given(contract, config))
+        except UNUSABLE as error:
+            suites[contract] = error
+        else:
+            config.add_cleanup(suite.close)
+    found = suites[contract]
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def _expect_checkable(contract: type[ComponentContract], config: pytest.Config) -> None:
+    """Refuse all that is refused without loading the component."""
+    name, options, plugin, profile, expected_failures = _given(contract, config)
+    expect_arguments(options, profile, expected_failures)
+    if plugin is None:
+        expect_installed(name)
+
+
+def _given(contract: type[ComponentContract], config: pytest.Config) -> tuple[Any, ...]:
+    """The arguments of `open_suite`."""
+    expect_sealed(contract)
+    name, plugin = _component(contract)
+    profile: object = contract.profile
+    if profile is None:
+        profile = config.getoption("contract_profile", "ci")
+    return name, contract.options, plugin, profile, contract.expected_failures
+
+
+def _loaded(contract: type[ComponentContract], config: pytest.Config) -> Suite:
+    """The same in a test, where a component that cannot be loaded is told once."""
+    try:
+        return _suite(contract, config)
+    except UNUSABLE as error:
+        told = config.stash[TOLD]
+        if contract in told:
+            pytest.skip("the component cannot be loaded, which another test reports")
+        told.add(contract)
+        pytest.fail(str(error), pytrace=False)
 
 
 def _component(contract: type[ComponentContract]) -> tuple[str, Plugin | None]:

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from typing import IO, Any
 
 from kvgraft.errors import ConfigError
+from kvgraft.packages.registry import expect_installed
 from kvgraft.rules import RULES
 from kvgraft.testing.result import Result, Status
 from kvgraft.testing.suite import Suite
@@ -69,13 +70,14 @@ class SuiteProcess(Suite):
         expected_failures: rules it is known to break, with reasons.
 
     Raises:
-        ConfigError: `Checker` refuses the arguments.
+        ConfigError: the component is not installed, or `Checker` refuses the arguments.
         Unusable: a component that cannot be loaded or built.
     """
 
     def __init__(
         self, name: str, options: object, profile: object, expected_failures: object
     ) -> None:
+        expect_installed(name)
         self.name = name
         self._end: str | None = None
         self._process, self._answers = _start()
