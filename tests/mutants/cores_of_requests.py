@@ -16,6 +16,7 @@ from kvgraft.requests.leases import Leases
 from kvgraft.requests.parts import Part
 from kvgraft.requests.state_slots import StateSlots
 from kvgraft.tree import eviction, explaining, inserting, matching, operations, pinning
+from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.eviction import Victim
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import Node
@@ -53,9 +54,11 @@ def a_load_back_starts_from_the_anchor_of_the_base_alone(patch: Patch) -> None:
     """F2: the anchor is where the base has data, even if the window has none."""
     deepest = matching._deepest
 
-    def base_only(tree: Tree, node: Node, boundary: int, *, device_only: bool) -> Any:
+    def base_only(
+        components: Sequence[TreeComponent], node: Node, boundary: int, *, device_only: bool
+    ) -> Any:
         if device_only:
-            return deepest(tree, node, boundary, device_only=True)
+            return deepest(components, node, boundary, device_only=True)
         while node.parent is not None and node.start >= boundary:
             node = node.parent
         return node, boundary
@@ -97,7 +100,9 @@ def the_device_anchor_counts_data_on_host(patch: Patch) -> None:
     patch.setattr(
         matching,
         "_deepest",
-        lambda tree, node, boundary, device_only: deepest(tree, node, boundary, device_only=False),
+        lambda components, node, boundary, device_only: deepest(
+            components, node, boundary, device_only=False
+        ),
     )
 
 

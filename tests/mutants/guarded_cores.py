@@ -57,8 +57,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "the device anchor counts data on HOST": BadCore(
         ("M3",),
         "tree/matching.py",
-        "device_anchor = _deepest(tree, node, end, device_only=True)",
-        "device_anchor = _deepest(tree, node, end, device_only=False)",
+        "device_anchor = _deepest(tree.checks, node, end, device_only=True)",
+        "device_anchor = _deepest(tree.checks, node, end, device_only=False)",
     ),
     "a match follows where the key was found last beyond its limit": BadCore(
         ("M1", "M2"),

@@ -30,6 +30,7 @@ from kvgraft.transfers import (
     TransferEngine,
 )
 from kvgraft.tree.component import ComponentShape
+from kvgraft.tree.eviction import use_policy
 from kvgraft.tree.explaining import Explanation
 from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.ledger import Ledger
@@ -129,14 +130,15 @@ class PartsFactory:
         self, shapes: Sequence[ComponentShape], device: dict[str, Ledger], host: dict[str, Ledger]
     ) -> Tree:
         """The prefix tree over the components' ledgers."""
-        return self.kind(Tree)(
+        tree = self.kind(Tree)(
             self.config.page_size,
             shapes,
             device,
             host,
             prefix_closed_host=self.prefix_closed_host,
-            policy=self.policy,
         )
+        use_policy(tree, self.policy)
+        return tree
 
     @property
     def prefix_closed_host(self) -> bool:

@@ -22,7 +22,6 @@ from kvgraft import (
 )
 from kvgraft.admission.demand import default_demand
 from kvgraft.packages.dispatch import Mounted, mount, parse_options
-from kvgraft.policies.lru import LeastRecentlyUsed
 from kvgraft.pools import BuildContext, SlotAllocator, plane_nbytes
 from kvgraft.pools.copies import pair_planes, run_copy
 from kvgraft.tree.component import ComponentShape, TreeComponent
@@ -182,9 +181,7 @@ QUERIES = [
 @pytest.mark.parametrize("query", QUERIES)
 def test_the_indexer_rows_are_budgeted_as_the_core_budgets_full_reach(query: DemandQuery) -> None:
     ledger = Ledger("hisparse", Tier.DEVICE, SlotAllocator(8))
-    component = TreeComponent(
-        ComponentShape("hisparse", Reach(Everything())), 0, 16, ledger, None, LeastRecentlyUsed()
-    )
+    component = TreeComponent(ComponentShape("hisparse", Reach(Everything())), 0, 16, ledger, None)
     budget = mounted({}).budget_contribution
     assert budget is not None
     default = default_demand(component, query)

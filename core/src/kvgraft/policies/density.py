@@ -19,7 +19,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from kvgraft.policies.policy import Hint, Pool, Use, class_of
+from kvgraft.policies.greedy_dual import GreedyDualQueue
+from kvgraft.policies.policy import Hint, Order, Pool, Use, class_of
 from kvgraft.policies.prefixes import N_BINS, Prefixes, bin_of, bin_width
 from kvgraft.policies.recency import LEFT_BEHIND, RecencyQueue
 from kvgraft.types import Tier
@@ -80,8 +81,10 @@ class Density:
         self.prefixes = Prefixes(1, 1)
         self._n_uses = 0
 
-    def order(self, pool: Pool) -> DensityOrder:
-        """An order that shares what was learnt; its horizon is that of the pool's tier."""
+    def order(self, pool: Pool) -> Order:
+        """By what losing data costs, where that differs; else by what was learnt."""
+        if pool.cost is not None:
+            return GreedyDualQueue(pool.cost)
         order = DensityOrder(self._stays.setdefault(pool.tier, pool.capacity), self.clock)
         self.orders.append(order)
         return order

@@ -55,6 +55,9 @@ class Pool(Protocol):
         component: name of the component.
         tier: DEVICE or HOST.
         capacity: slots in all.
+        cost: what losing a candidate (a node) costs: pages that a hit there would compute again, in
+            1/1024 of a page for each page of it. None where every page is needed: there each costs
+            as much as another. It rises as data before the candidate leaves.
     """
 
     @property
@@ -65,6 +68,9 @@ class Pool(Protocol):
 
     @property
     def capacity(self) -> int: ...
+
+    @property
+    def cost(self) -> Callable[[Any], int] | None: ...
 
 
 class Use(NamedTuple):
@@ -103,7 +109,7 @@ class Order(Protocol):
         """Drop every candidate that is not wanted."""
 
     def score(self, stamp: int) -> float | None:
-        """The score of data with a stamp, the lowest leaves first; None if stamps alone decide."""
+        """The score of data with a stamp, the lowest leaves first; None if it has none."""
 
     def __len__(self) -> int:
         """Candidates."""

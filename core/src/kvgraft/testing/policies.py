@@ -35,6 +35,12 @@ class _Pool(NamedTuple):
     component: str
     tier: Tier
     capacity: int
+    cost: Callable[[Any], int] | None = None
+
+
+def _cost(node: int) -> int:
+    """The cost of losing a candidate; as in a tree, costs differ widely."""
+    return node * 2654435761 % 65536
 
 
 class _Twin:
@@ -45,7 +51,7 @@ class _Twin:
         self.orders: list[Order] = [
             self.policy.order(_Pool("base", Tier.DEVICE, CAPACITY)),
             self.policy.order(_Pool("base", Tier.HOST, 4 * CAPACITY)),
-            self.policy.order(_Pool("state", Tier.DEVICE, CAPACITY // 8)),
+            self.policy.order(_Pool("state", Tier.DEVICE, CAPACITY // 8, _cost)),
         ]
         self.policy.opened(N_TOKENS)
 

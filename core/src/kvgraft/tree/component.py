@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from kvgraft.errors import ConfigError, ContractViolation
-from kvgraft.policies.policy import EvictionPolicy, Order
+from kvgraft.policies.policy import Order
 from kvgraft.policies.recency import RecencyQueue
 from kvgraft.reach import PageReach, Reach
 from kvgraft.tree.ledger import Ledger
@@ -151,7 +151,6 @@ class TreeComponent:
         page_size: int,
         device: Ledger,
         host: Ledger | None,
-        policy: EvictionPolicy,
     ) -> None:
         if shape.home is Tier.HOST and host is None:
             raise ConfigError(f"component {shape.name!r}: its home is HOST but it has no host pool")
@@ -172,8 +171,8 @@ class TreeComponent:
         self.narrower: tuple[int, ...] = (index,)
         self.hangs_from: tuple[int, ...] = ()
         self.behind_queue = RecencyQueue()
-        self.device_queue: Order = policy.order(device)
-        self.host_queue: Order = RecencyQueue() if host is None else policy.order(host)
+        self.device_queue: Order = RecencyQueue()
+        self.host_queue: Order = RecencyQueue()
         self.entries = [0] * (max(PLACES) + 1)
         self.dead = [0] * (max(PLACES) + 1)
         self.device_evictions: dict[Cause, int] = dict.fromkeys(CAUSES, 0)

@@ -8,10 +8,13 @@ component and tier, see `kvgraft.policies.recency`.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
+from kvgraft.policies.policy import EvictionPolicy
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree.component import Cause, TreeComponent
+from kvgraft.tree.matching import recomputed_pages
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
 
@@ -23,6 +26,7 @@ __all__ = [
     "evict_victim",
     "has_left_behind",
     "next_device_victim",
+    "use_policy",
 ]
 
 
@@ -33,6 +37,27 @@ class Victim(NamedTuple):
     component: TreeComponent
     components: list[TreeComponent]
     at_leaf: bool
+
+
+COST_UNIT = 1024
+"""The cost of computing a page again, for each page whose loss makes it necessary."""
+
+
+def use_policy(tree: Tree, policy: EvictionPolicy) -> None:
+    """Let `policy` order what leaves every pool, component by component; the tree is empty."""
+    tree.policy = policy
+    for component in tree.components:
+        cost = None if component.is_prefix_closed else partial(_cost_of_losing, component)
+        component.device.cost = cost
+        component.device_queue = policy.order(component.device)
+        if component.host is not None:
+            component.host.cost = cost
+            component.host_queue = policy.order(component.host)
+
+
+def _cost_of_losing(component: TreeComponent, node: Node) -> int:
+    pages = 1 if component.is_state else node.end - node.start
+    return recomputed_pages(component, node) * COST_UNIT // max(1, pages)
 
 
 def has_left_behind(tree: Tree, component: TreeComponent) -> bool:

@@ -15,7 +15,7 @@ every operation that lowers it checks first, so that a promise can always be kep
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -36,6 +36,7 @@ class Ledger:
     __slots__ = (
         "allocator",
         "component",
+        "cost",
         "evictable",
         "in_flight",
         "pinned",
@@ -48,6 +49,8 @@ class Ledger:
         self.component = component
         self.tier = tier
         self.allocator = allocator
+        self.cost: Callable[[Any], int] | None = None
+        """The cost of losing a candidate, for eviction policies; see `policies.policy.Pool`."""
         self.evictable = 0
         self.pinned = 0
         self.private = 0

@@ -11,7 +11,7 @@ Matching changes nothing and allocates no slot; `kvgraft.tree.pinning` makes a m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from kvgraft.tree.component import TreeComponent
@@ -29,6 +29,7 @@ __all__ = [
     "missing_from",
     "needed_nodes",
     "readable",
+    "recomputed_pages",
     "resolve",
     "walk",
 ]
@@ -250,16 +251,19 @@ def _boundary_before(node: Node, boundary: int, component: TreeComponent) -> int
     return node.start
 
 
-def _deepest(tree: Tree, node: Node, boundary: int, *, device_only: bool) -> tuple[Node, int]:
-    """The node and page of the deepest accepted boundary at most `boundary`, from `node` up.
+def _deepest(
+    components: Sequence[TreeComponent], node: Node, boundary: int, *, device_only: bool
+) -> tuple[Node, int]:
+    """The deepest boundary at most `boundary` that `components` accept, from `node` up.
 
-    The root and 0 if there is none.
+    Returns:
+        Its node and its page; the root and 0 if there is none.
     """
     while node.parent is not None:
         if node.start >= boundary:
             node = node.parent
             continue
-        for component in tree.checks:
+        for component in components:
             gap = _first_gap(node, boundary, component, device_only=device_only)
             if gap is not None:
                 boundary = _boundary_before(gap, boundary, component)
@@ -286,11 +290,23 @@ def resolve(tree: Tree, node: Node, end: int, root: Node) -> Match:
         end: the deepest boundary to consider; the match's `base`.
         root: the namespace's root.
     """
-    device_node, device_anchor = _deepest(tree, node, end, device_only=True)
+    device_node, device_anchor = _deepest(tree.checks, node, end, device_only=True)
     if device_anchor == end:
         return Match(device_node, end, end, end, root)
-    node, anchor = _deepest(tree, node, end, device_only=False)
+    node, anchor = _deepest(tree.checks, node, end, device_only=False)
     return Match(node, anchor, device_anchor, end, root)
+
+
+def recomputed_pages(component: TreeComponent, node: Node) -> int:
+    """Pages computed again at a hit at the end of `node`, were the component's data on it gone.
+
+    Back to the boundary before it at which the component could resume, from any tier. 0 for a node
+    that left the tree.
+    """
+    if node.parent is None:
+        return 0
+    _, boundary = _deepest((component,), node.parent, node.start, device_only=False)
+    return node.end - boundary
 
 
 def anchor_node(tree: Tree, found: Match) -> Node:

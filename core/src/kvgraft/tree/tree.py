@@ -47,7 +47,6 @@ class Tree:
         host: HOST ledger per component name; a component without one is never backed up.
         prefix_closed_host: whether HOST data of a node implies HOST data of its parent
             (true unless the write policy is write-back; T4, T5).
-        policy: orders eviction candidates; least recently used first by default.
 
     Attributes:
         policy: that policy.
@@ -67,18 +66,15 @@ class Tree:
         host: dict[str, Ledger],
         *,
         prefix_closed_host: bool = True,
-        policy: EvictionPolicy | None = None,
     ) -> None:
-        self.policy = policy or LeastRecentlyUsed()
+        self.policy: EvictionPolicy = LeastRecentlyUsed()
         if page_size < 1:
             raise ConfigError(f"page_size {page_size} is below 1; use 1, 16 or 64")
         self.page_size = page_size
         self.page_bytes = page_size * TOKEN_BYTES
         self.prefix_closed_host = prefix_closed_host
         self.components = tuple(
-            TreeComponent(
-                shape, index, page_size, device[shape.name], host.get(shape.name), self.policy
-            )
+            TreeComponent(shape, index, page_size, device[shape.name], host.get(shape.name))
             for index, shape in enumerate(ordered(shapes))
         )
         for component in self.components:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from kvgraft.admission.demand import SLACK_PAGES, default_demand
 from kvgraft.packages.dispatch import Mounted
-from kvgraft.policies.lru import LeastRecentlyUsed
 from kvgraft.reach import PageReach
 from kvgraft.testing.clause import clause, expect
 from kvgraft.testing.production.clocks import clocks_moved
@@ -98,7 +97,7 @@ def _component(mounted: Mounted, page_size: int) -> TreeComponent:
     if component.host is not None:
         host = Ledger(mounted.name, Tier.HOST, component.host.allocator)
     device = Ledger(mounted.name, Tier.DEVICE, component.device.allocator)
-    return TreeComponent(mounted.shape, 0, page_size, device, host, LeastRecentlyUsed())
+    return TreeComponent(mounted.shape, 0, page_size, device, host)
 
 
 def _step(subject: Subject, query: DemandQuery) -> int:
