@@ -19,7 +19,7 @@ PAGE = 16
 SMALL: dict[str, Any] = {"n_layers": 1, "n_kv_heads": 1, "head_dim": 2}
 
 
-@given(st.lists(st.tuples(st.sampled_from("push pop rise keep".split()), st.integers(0, 40))))
+@given(st.lists(st.tuples(st.sampled_from(["push", "pop", "rise", "keep"]), st.integers(0, 40))))
 def test_the_lowest_rank_leaves_though_costs_rise(calls: list[tuple[str, int]]) -> None:
     costs: dict[int, int] = {}
     queue = GreedyDualQueue(costs.__getitem__)
