@@ -376,6 +376,30 @@ def test_after_a_cut_of_its_key_a_request_may_end_that_shared_all_it_computed(en
         cache.check_integrity()
 
 
+@pytest.mark.parametrize("guard", ["off", "on"])
+@pytest.mark.parametrize("end", ["checkpoint", "finish", "retract", "restart"])
+def test_data_does_not_follow_a_key_into_another_namespace(end: str, guard: str) -> None:
+    swa = {"window": 8, "n_layers": 1, "n_kv_heads": 1, "head_dim": 2}
+    with Cache.open({"full": {}, "swa": swa}, page_size=4, device_tokens=96, guard=guard) as cache:
+        other = cache.begin(TokenKey([1], namespace="other"))
+        key = TokenKey(range(40), namespace="one")
+        request = cache.begin(key)
+        assert cache.admit(request).admitted
+        assert cache.allocate(request, 40)
+        cache.computed(request, 20)
+        key.namespace = "other"
+        cache.computed(request, 20)
+        with pytest.raises(LeaseError, match="began in namespace 'one' and its key is in 'other'"):
+            getattr(cache, end)(request)
+        cache.abort(request)
+        cache.abort(other)
+        again = cache.begin(key)
+        assert again.anchor_tokens == 0
+        cache.abort(again)
+        cache.check_integrity()
+        assert not [name for name, root in cache.tree.roots.items() if not root.children]
+
+
 def test_with_storage_it_is_true() -> None:
     storage = {"model": "m", "weights": "1"}
     with Cache.open(["full"], device_tokens=64, host_tokens=64, storage=storage) as cache:

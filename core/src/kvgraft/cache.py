@@ -298,6 +298,7 @@ class Cache:
         self._expect_own(request)
         if request.stage is CLOSED:
             raise LeaseError("request is closed; begin a new one")
+        request.expect_namespace()
         if request.key.n_tokens < request.prompt:
             raise LeaseError(
                 f"key was cut to {request.key.n_tokens} tokens, below the request's prompt of "
@@ -650,4 +651,4 @@ class Cache:
         request.stage, request.waits = CLOSED, []
         del self.requests[id(request)]
         self.leases.unpin(request.receipt)
-        self.tree.let_go(request.key.namespace)
+        self.tree.let_go(request.namespace)

@@ -68,7 +68,7 @@ class Leases:
                 if cell.device is None or cell.device_pins < 1 or index in self._homes:
                     self._check_cell(request, self.tree.components[index], node, Moment.MATCHED)
             node = node.parent
-        namespace = request.key.namespace
+        namespace = request.namespace
         if self.tree.roots.get(namespace) is not node:
             raise ContractViolation(
                 "T11",

@@ -309,7 +309,7 @@ class Leavings:
         """Whether its key does not name the pages (any more), or others' cannot be pinned there."""
         last = int(np.flatnonzero(gone)[-1]) + 1
         named = request.key.n_tokens // self.tree.page_size
-        if request.key.edits != request.key_edits or named < last:
+        if not request.has_same_key() or named < last:
             return True
         for component in self.tree.prefix_closed:
             at_home = (was.own[component.index][:, 0] >= 0) & was.copied[component.index]

@@ -335,12 +335,11 @@ class Shares:
         node = request.receipt.anchor
         while node.parent is not None:
             node = node.parent
-        if self.tree.roots.get(request.key.namespace) is not node:
+        if self.tree.roots.get(request.namespace) is not node:
             raise ContractViolation(
                 "T11",
                 None,
-                f"{_of(request)} of namespace {request.key.namespace!r} is anchored in another's "
-                "tree",
+                f"{_of(request)} of namespace {request.namespace!r} is anchored in another's tree",
             )
 
     def _is_whole(

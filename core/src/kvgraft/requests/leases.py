@@ -146,7 +146,12 @@ class Leases:
         )
 
     def renew(self, request: Request, limit: int) -> None:
-        """Match again, at most `limit` pages; the old pins go once the new ones stand (I8)."""
+        """Match again, at most `limit` pages; the old pins go once the new ones stand (I8).
+
+        Raises:
+            LeaseError: the key is in another namespace than the request.
+        """
+        request.expect_namespace()
         held = request.receipt
         self.lease(request, limit)
         self.unpin(held)

@@ -214,10 +214,11 @@ class Publisher:
         """Refuse data under tokens it was not computed for, before anything changes (I8).
 
         Raises:
-            LeaseError: the key was cut, or lacks tokens.
+            LeaseError: the key was cut, is in another namespace, or lacks tokens.
         """
         key = request.key
-        if key.edits != request.key_edits or page * self.tree.page_bytes > len(key.data):
+        if not request.has_same_key() or page * self.tree.page_bytes > len(key.data):
+            request.expect_namespace()
             raise LeaseError(
                 f"request computed {request.computed} tokens but its key was cut or holds only "
                 f"{key.n_tokens}; append decoded tokens first and cut keys after it ended"
@@ -305,7 +306,7 @@ class Publisher:
         return inserted
 
     def _shareable(self, request: Request) -> int:
-        """Pages whose tokens the request's key names; none if it was cut."""
-        if request.key.edits != request.key_edits:
+        """Pages whose tokens the request's key names; none if it is not the same."""
+        if not request.has_same_key():
             return 0
         return request.key.n_tokens // self.tree.page_size

@@ -119,6 +119,7 @@ class Request:
         published: whether the tree got pages of it that no backup was started for.
         stage: leased, admitted or closed.
         key_edits: the key's edits when the request began.
+        namespace: the key's namespace then; the request works there until it ends.
         load_started: whether `load_back` was called since it was admitted.
         limited: why the match is shorter than the tree's data; None if it is not, and after a
             failed load-back.
@@ -144,6 +145,7 @@ class Request:
         "left",
         "limited",
         "load_started",
+        "namespace",
         "parts",
         "points",
         "points_left_out",
@@ -165,6 +167,7 @@ class Request:
     def __init__(self, key: TokenKey, prompt: int, total: int, chunk: int) -> None:
         self.key = key
         self.key_edits = key.edits
+        self.namespace = key.namespace
         self.load_started = False
         self.prompt = prompt
         self.total = total
@@ -202,6 +205,18 @@ class Request:
             f"<Request {self.stage.value}: {self.computed} of {self.prompt} prompt tokens computed "
             f"or reused, resumed at {self.anchor_tokens}, up to {self.total} tokens>"
         )
+
+    def has_same_key(self) -> bool:
+        """Whether its key was not cut and is in the same namespace; it may have grown."""
+        return self.key.edits == self.key_edits and self.key.namespace == self.namespace
+
+    def expect_namespace(self) -> None:
+        """Refuse to go on in another namespace than it began in (T11)."""
+        if self.key.namespace != self.namespace:
+            raise LeaseError(
+                f"the request began in namespace {self.namespace!r:.60} and its key is in "
+                f"{self.key.namespace!r:.60} now; abort it and begin another"
+            )
 
     def pages_short(self, n_tokens: int, page_size: int) -> int:
         """Pages the next `n_tokens` tokens need beyond those with slots; 0 or less for none.
