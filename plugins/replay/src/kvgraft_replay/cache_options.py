@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -12,10 +12,9 @@ from kvgraft.cli.sizes import TokenCount
 from kvgraft.config import CacheConfig, WritePolicy
 from kvgraft.errors import ConfigError
 from kvgraft.packages.policies import load_policy
+from kvgraft_replay.option_groups import OptionGroup
 
 __all__ = ["cache_options", "parse_components"]
-
-F = TypeVar("F", bound=Callable[..., None])
 
 
 class PolicyList(click.ParamType):  # type: ignore[type-arg] # generic since click 8.3
@@ -40,7 +39,7 @@ class PolicyList(click.ParamType):  # type: ignore[type-arg] # generic since cli
         return names
 
 
-CACHE = (
+cache_options = OptionGroup(
     click.option(
         "--page-size",
         type=TokenCount(min=1),
@@ -65,13 +64,7 @@ CACHE = (
         help="When data is copied to the host.",
     ),
 )
-
-
-def cache_options(command: F) -> F:
-    """Add the options to a command."""
-    for option in reversed(CACHE):
-        command = option(command)
-    return command
+"""The options of the caches."""
 
 
 def parse_components(texts: Sequence[str]) -> dict[str, dict[str, Any]]:

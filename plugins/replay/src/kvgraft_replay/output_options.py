@@ -5,30 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from kvgraft.cli.console import OutputConsole
+from kvgraft_replay.option_groups import OptionGroup
 from kvgraft_replay.report.output import Target, expect_distinct
 
 __all__ = ["open_targets", "output_options", "save", "tables_console"]
 
-F = TypeVar("F", bound=Callable[..., None])
-
-OUTPUT = (
+output_options = OptionGroup(
     click.option(
         "--json", "json_path", metavar="FILE", help="Write the result here, or to stdout (-)."
     ),
     click.option("--html", "html_path", metavar="FILE", help="Write a report here."),
 )
-
-
-def output_options(command: F) -> F:
-    """Add the options to a command."""
-    for option in reversed(OUTPUT):
-        command = option(command)
-    return command
+"""The options that say where a result is written."""
 
 
 def open_targets(options: Mapping[str, Any], trace: Path | None) -> dict[str, Target]:

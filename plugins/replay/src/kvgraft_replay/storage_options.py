@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -11,10 +10,9 @@ from click.core import ParameterSource
 from kvgraft.cli.sizes import ByteCount, TokenCount
 from kvgraft.config import PrefetchPolicy, StorageSettings, StorePolicy
 from kvgraft.errors import ConfigError
+from kvgraft_replay.option_groups import OptionGroup
 
 __all__ = ["storage_options", "storage_settings"]
-
-F = TypeVar("F", bound=Callable[..., None])
 
 PREFETCH = PrefetchPolicy.WAIT_COMPLETE
 """The only policy whose results do not depend on how fast the store is."""
@@ -91,12 +89,8 @@ OPTIONS = {
 }
 """By the setting each gives."""
 
-
-def storage_options(command: F) -> F:
-    """Add the options to a command."""
-    for option in reversed(OPTIONS.values()):
-        command = option(command)
-    return command
+storage_options = OptionGroup(*OPTIONS.values())
+"""The options of the storage tier."""
 
 
 def storage_settings(options: dict[str, Any]) -> dict[str, Any] | None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kvgraft.cli.sizes import TokenCount
 from kvgraft.errors import ConfigError
 from kvgraft_replay.detect import open_workload
+from kvgraft_replay.option_groups import OptionGroup
 from kvgraft_replay.synthetic import synthetic_workload
 from kvgraft_replay.workload import Workload
 
@@ -19,9 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["engine_model", "engine_options", "read_workload", "workload_options"]
 
-F = TypeVar("F", bound=Callable[..., None])
-
-WORKLOAD = (
+workload_options = OptionGroup(
     click.argument("path", required=False, type=click.Path(path_type=Path)),
     click.option(
         "--synthetic",
@@ -43,8 +42,9 @@ WORKLOAD = (
     ),
     click.option("--seed", default=0, show_default=True, help="Seed of everything random."),
 )
+"""The trace's path and the options of workloads, for `read_workload`."""
 
-ENGINE = (
+engine_options = OptionGroup(
     click.option(
         "--chunk-tokens",
         type=TokenCount(min=1),
@@ -81,20 +81,7 @@ ENGINE = (
         help="Output tokens per second and request of the pretended engine.",
     ),
 )
-
-
-def workload_options(command: F) -> F:
-    """Add the trace's path and the options of workloads, for `read_workload`."""
-    for option in reversed(WORKLOAD):
-        command = option(command)
-    return command
-
-
-def engine_options(command: F) -> F:
-    """Add the options of the pretended engine, for `engine_model`."""
-    for option in reversed(ENGINE):
-        command = option(command)
-    return command
+"""The options of the pretended engine, for `engine_model`."""
 
 
 def read_workload(path: Path | None, options: Mapping[str, Any]) -> Workload:
