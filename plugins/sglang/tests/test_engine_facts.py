@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from types import SimpleNamespace as Record
 from typing import Any
@@ -10,10 +12,13 @@ import pytest
 import torch
 
 from kvgraft import ConfigError
+from kvgraft.storage import discover_storage
 from kvgraft_sglang import BackendSettings, Engine
 from kvgraft_sglang.engine import describe_engine, describe_pool, page_parts, tensor_memory
 from kvgraft_sglang.interface import INTERFACE
+from kvgraft_sglang.settings import SGLANGS_OWN
 
+ROOT = Path(__file__).parents[3]
 CONFIG = Record(
     model_name="tiny",
     is_mla_model=False,
@@ -134,3 +139,23 @@ def test_other_versions_are_refused_in_a_line(version: str) -> None:
     with pytest.raises(ConfigError, match=r"is not >=0\.5\.23,<0\.5\.24; pip install") as refused:
         INTERFACE.require_supported(version)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("page", ["docs/sglang.md", "plugins/sglang/README.md"])
+def test_the_entries_in_the_documents_are_accepted(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    drivers = {found.name: found.driver for found in discover_storage()}
+    entries = re.findall(r'\{"backend_name": "kvgraft".*?\}', text, re.DOTALL)
+    assert entries
+    for entry in map(json.loads, entries):
+        assert entry["module_path"] == "kvgraft_sglang.backend"
+        settings = BackendSettings.of(entry, SGLANGS_OWN)
+        driver = drivers[settings.backend]
+        assert driver is not None
+        driver.options.model_validate(settings.options)
+
+
+def test_every_setting_is_documented() -> None:
+    text = (ROOT / "plugins/sglang/README.md").read_text(encoding="utf-8")
+    names = {"path" if name == "location" else name for name in BackendSettings.model_fields}
+    assert {name for name in names - {"options"} if f"| `{name}` |" not in text} == set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from pathlib import Path
 from types import SimpleNamespace as Record
@@ -11,11 +12,12 @@ from typing import Any
 import pytest
 
 from kvgraft import ConfigError
-from kvgraft.storage import weights_of
+from kvgraft.storage import discover_storage, weights_of
 from kvgraft_vllm import TierSettings
 from kvgraft_vllm.engine import describe_engine
 
 SIZE = 9000
+ROOT = Path(__file__).parents[3]
 
 
 def write_weights(directory: Path, *tensors: bytes) -> Path:
@@ -143,3 +145,23 @@ def test_hashes_that_differ_in_every_process_are_told(
     monkeypatch.setenv("PYTHONHASHSEED", "0")
     digest(model, algorithm="xxhash")
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize("page", ["docs/vllm.md", "plugins/vllm/README.md"])
+def test_the_tiers_in_the_documents_are_accepted(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    drivers = {found.name: found.driver for found in discover_storage()}
+    tiers = re.findall(r'\{"type": "KvgraftTier".*?\}', text, re.DOTALL)
+    assert tiers
+    for tier in map(json.loads, tiers):
+        assert (tier.pop("type"), tier.pop("module_path")) == ("KvgraftTier", "kvgraft_vllm.tier")
+        settings = TierSettings.of(tier)
+        driver = drivers[settings.backend]
+        assert driver is not None
+        driver.options.model_validate(settings.options)
+
+
+def test_every_setting_is_documented() -> None:
+    text = (ROOT / "plugins/vllm/README.md").read_text(encoding="utf-8")
+    names = {"path" if name == "location" else name for name in TierSettings.model_fields}
+    assert {name for name in names - {"options"} if f"| `{name}` |" not in text} == set()

@@ -19,8 +19,8 @@ class Metric:
 
 COUNTERS: Mapping[str, Metric] = {
     "kvgraft:chunks": Metric(
-        "Chunks by call of the store (get, set, exists, remove) and status; other than ok is a "
-        "miss, with its reason",
+        "Chunks by call of the store (get, set, exists, touch, remove) and status; other than ok "
+        "is a miss, with its reason",
         ("verb", "status"),
     ),
     "kvgraft:hits_ended": Metric(
