@@ -14,6 +14,10 @@ from kvgraft.types import Span
 __all__ = ["HitCounts"]
 
 
+ANCHORS_AT_ONCE = 256
+"""Anchors whose slots are counted in bulk."""
+
+
 class HitCounts:
     """Hits since the cache was made.
 
@@ -23,36 +27,49 @@ class HitCounts:
         device, host, storage: those of them that need not be computed, by tier.
     """
 
-    __slots__ = ("_slots", "_tree", "admitted", "asked", "device", "host", "storage")
+    __slots__ = ("_anchors", "_slots", "_tree", "admitted", "asked", "device", "host", "storage")
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
         self.admitted = self.asked = self.device = self.host = self.storage = 0
         self._slots = [[0, 0, 0] for _ in tree.components]
+        self._anchors: dict[int, int] = {}
+        """Hits by anchor in pages, whose slots are not counted yet: that is done in bulk."""
 
     def count(self, request: Request) -> None:
         """A request is admitted, and its load-back has not started.
 
-        O(components) where all of its prefix is on DEVICE, else O(nodes of the prefix).
+        O(1) where all of its prefix is on DEVICE, else O(nodes of the prefix).
         """
         self.admitted += 1
         self.asked += request.prompt
         if not request.anchor_tokens:
             return
-        device, size = request.device_tokens, self._tree.page_size
+        device, anchors = request.device_tokens, self._anchors
         self.device += device
-        pages = request.anchor_tokens // size
-        for part, counts in zip(request.parts, self._slots):
-            component = part.component
-            if component.is_prefix_closed:
-                counts[0] += pages * component.slots_per_page
-            elif component.is_state:
-                counts[0] += 1
-            else:
-                needed = sum([end - start for start, end in component.needed_pages(pages)])
-                counts[0] += needed * component.slots_per_page
+        pages = request.anchor_tokens // self._tree.page_size
+        anchors[pages] = anchors.get(pages, 0) + 1
+        if len(anchors) > ANCHORS_AT_ONCE:
+            self._count_anchors()
         if device != request.anchor_tokens:
             self._count_loaded(request)
+
+    def _count_anchors(self) -> None:
+        """Count the slots that the hits so far needed, as if all had been on DEVICE."""
+        for counts, slots in zip(self._slots, self._slots_at_anchors()):
+            counts[0] += slots
+        self._anchors = {}
+
+    def _slots_at_anchors(self) -> list[int]:
+        """Slots per component that hits needed and that are not counted yet; changes nothing."""
+        anchors = list(self._anchors.items())
+        return [
+            sum(
+                hits * _slots_within(component, 0, pages, component.needed_pages(pages))
+                for pages, hits in anchors
+            )
+            for component in self._tree.components
+        ]
 
     def _count_loaded(self, request: Request) -> None:
         """Some of a request's prefix is on HOST alone; it was counted as on DEVICE."""
@@ -75,7 +92,10 @@ class HitCounts:
 
     def of_components(self) -> list[SlotHits]:
         """The hits in slots, per component, in the tree's order."""
-        return [SlotHits(*counts) for counts in self._slots]
+        return [
+            SlotHits(device + slots, host, storage)
+            for (device, host, storage), slots in zip(self._slots, self._slots_at_anchors())
+        ]
 
 
 def _slots_within(component: TreeComponent, start: int, end: int, spans: Sequence[Span]) -> int:
