@@ -219,7 +219,7 @@ class TreeComponent:
 
         None if there is none.
         """
-        node = self.take_behind()
+        node = self.take_behind() if self.entries[BEHIND] else None
         return node if node is not None else self._take(self.device_queue, ON_DEVICE)
 
     def take_behind(self) -> Node | None:

@@ -7,7 +7,7 @@ revived with the incoming slots, which nobody read before (I4).
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
@@ -161,16 +161,8 @@ def _mark(node: Node, start: int, points: Mapping[int, PointKind]) -> list[Point
 
 def _between(runs: list[Run], start: int, end: int) -> list[Run]:
     """Those of `runs`, in order, that may have pages in `[start, end)`."""
-    low = bisect_right(runs, start, key=_end_of)
-    return runs[low : bisect_left(runs, end, low, key=_first_of)]
-
-
-def _first_of(run: Run) -> int:
-    return run.first
-
-
-def _end_of(run: Run) -> int:
-    return run.end
+    low = max(bisect_left(runs, (start + 1,)) - 1, 0)
+    return runs[low : bisect_left(runs, (end,), low)]
 
 
 def _breakpoints(start: int, end: int, holdings: Iterable[Holding]) -> set[int]:
@@ -200,8 +192,10 @@ def _grow(
     """Append new nodes below `node` up to page `end`."""
     page_bytes = tree.page_bytes
     start = node.end
+    grown: list[Node] = []
     for stop in (*sorted(_breakpoints(start, end, holdings)), end):
-        edge = bytes(key.data[start * page_bytes : stop * page_bytes])
+        with memoryview(key.data) as data:
+            edge = bytes(data[start * page_bytes : stop * page_bytes])
         node = tree.new_node(edge, node, start, stop)
         if key.hashed is not None:
             hashes = key.page_hashes(tree, start, stop)
@@ -211,9 +205,11 @@ def _grow(
         for component, holding in zip(tree.components, holdings):
             node.cells[component.index].stamp = tree.clock
             _adopt(tree, node, component, holding)
-        tree.queue_candidates(node)
-        gained.append(node)
+        grown.append(node)
         start = stop
+    for each in grown:  # once all are there: before, each was the last
+        tree.queue_candidates(each)
+    gained += grown
     return node
 
 

@@ -328,8 +328,8 @@ class Tree:
     def lose_points(self, node: Node, component: TreeComponent) -> None:
         """A component's data left its last tier: `node` has no resume points any more."""
         if node.points and not component.is_prefix_closed:
-            for kind in self.lost_points:
-                self.lost_points[kind] += node.count_points(kind)
+            for kind in node.point_kinds():
+                self.lost_points[kind] += 1
             node.points = b""
 
     def detach_device(self, node: Node, component: TreeComponent) -> bytes:
