@@ -301,7 +301,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "left behind data goes last": BadCore(
         ("I9", "T7"),
         "tree/component.py",
-        "        node = self.take_behind()\n        return node if node is not None else "
+        "        node = self.take_behind() if self.entries[BEHIND] else None\n"
+        "        return node if node is not None else "
         "self._take(self.device_queue, ON_DEVICE)\n",
         "        node = self._take(self.device_queue, ON_DEVICE)\n"
         "        return node if node is not None else self.take_behind()\n",
