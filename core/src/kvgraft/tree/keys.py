@@ -11,7 +11,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from numbers import Number
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -115,6 +115,34 @@ def expect_namespace(namespace: object) -> None:
         ) from None
 
 
+def _array_bytes(tokens: npt.NDArray[Any]) -> bytes:
+    """The token ids of an array as int32.
+
+    Raises:
+        ConfigError: they are no integers, or do not fit.
+    """
+    if tokens.dtype != np.int32:
+        if tokens.size and tokens.dtype.kind not in "iu":
+            raise ConfigError(
+                f"token ids of dtype {tokens.dtype} are not integers that fit int32; "
+                "convert them first"
+            )
+        if tokens.size and (tokens.min() < 0 or tokens.max() >= 2**31):
+            raise ConfigError(
+                f"token ids {int(tokens.min())}..{int(tokens.max())} do not fit int32; "
+                "use the model's own vocabulary"
+            )
+        tokens = tokens.astype(np.int32)
+    return tokens.tobytes()
+
+
+def _is_text(tokens: object) -> bool:
+    """Whether iterating over it would give characters or bytes in place of token ids."""
+    if isinstance(tokens, memoryview):
+        return tokens.itemsize == 1
+    return isinstance(tokens, (str, bytes, bytearray))
+
+
 def _shown(value: object) -> str:
     """The start of a value's text; its type where it has none, as an int of 5,000 digits."""
     try:
@@ -171,31 +199,16 @@ class TokenKey:
 
     def extend(self, tokens: Tokens) -> None:
         """Append token ids; O(new tokens). Raises as a new key does, and appends nothing then."""
-        if isinstance(tokens, np.ndarray):
-            if tokens.dtype != np.int32:
-                if tokens.size and tokens.dtype.kind not in "iu":
-                    raise ConfigError(
-                        f"token ids of dtype {tokens.dtype} are not integers that fit int32; "
-                        "convert them first"
-                    )
-                if tokens.size and (tokens.min() < 0 or tokens.max() >= 2**31):
-                    raise ConfigError(
-                        f"token ids {int(tokens.min())}..{int(tokens.max())} do not fit int32; "
-                        "use the model's own vocabulary"
-                    )
-                tokens = tokens.astype(np.int32)
-            self._append(tokens.tobytes())
-            return
-        if isinstance(tokens, (str, bytes, bytearray)) or (
-            isinstance(tokens, memoryview) and tokens.itemsize == 1
-        ):
-            raise ConfigError(
-                f"token ids given as {type(tokens).__name__}; give a list of integers that fit "
-                "int32, such as those of the model's tokenizer"
-            )
         try:
             if isinstance(tokens, (list, tuple)):
                 data = struct.pack(f"{len(tokens)}i", *tokens)  # 3x array()
+            elif isinstance(tokens, np.ndarray):
+                data = _array_bytes(tokens)
+            elif _is_text(tokens):
+                raise ConfigError(
+                    f"token ids given as {type(tokens).__name__}; give a list of integers that fit "
+                    "int32, such as those of the model's tokenizer"
+                )
             else:
                 data = array("i", tokens).tobytes()
         except (OverflowError, TypeError, struct.error) as error:
@@ -203,10 +216,6 @@ class TokenKey:
                 f"token ids must be integers that fit int32: {error}; "
                 "use the model's own vocabulary"
             ) from error
-        self._append(data)
-
-    def _append(self, data: bytes) -> None:
-        """Append int32 `[n]`, none of them negative."""
         if not data[SIGN_BYTE::TOKEN_BYTES].isascii():
             lowest = np.frombuffer(data, dtype=np.int32).min()
             raise ConfigError(
