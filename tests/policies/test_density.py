@@ -2,66 +2,108 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from copy import copy
+
 import numpy as np
 import pytest
 
 from kvgraft import Cache, TokenKey
 from kvgraft.policies.density import Clock, Density
-from kvgraft.policies.policy import Hint, class_of
-from kvgraft.policies.prefixes import PIECE_TOKENS, Prefixes
+from kvgraft.policies.policy import PIECE_TOKENS, Hint, Use, class_of
+from kvgraft.policies.prefixes import N_BINS, Prefixes, Visit
+from kvgraft.policies.rates import Rates
+from kvgraft.policies.sums import prefix_sums
+from kvgraft.pools.allocator import SlotAllocator
+from kvgraft.tree.ledger import Ledger
+from kvgraft.types import Tier
 
-SAMPLED_SUM = 8
+SAMPLED_SUM = 16
 """A checksum that is learnt from."""
 
 
-def test_uses_at_one_time_are_one_sample_that_grows_old_once() -> None:
-    prefixes = Prefixes(64 * 16, 1 << 20)
-    for its_class in (0, 0, 1, 2):
-        prefixes.used([SAMPLED_SUM], its_class, 0)
-    prefixes.ended([SAMPLED_SUM], 3, 0)
-    prefixes.used([], 0, 16)
-    assert {its_class: row[1] for its_class, row in prefixes.reached.items()} == {
-        0: 0,
-        1: 0,
-        2: 0,
-        3: 1,
-    }
-    assert {its_class: row[0] for its_class, row in prefixes.reused.items()} == {0: 2, 1: 1}
+def use(prefixes: Prefixes, sums: Iterable[int], clock: int) -> Visit:
+    visit = prefixes.visit(list(sums))
+    prefixes.used(visit, clock)
+    return visit
 
 
-def test_a_prefix_that_was_used_again_grows_old_from_then_on() -> None:
+def remembered(prefixes: Prefixes, sums: Iterable[int]) -> tuple[int, Visit | None]:
+    visit = prefixes.visit(list(sums))
+    return visit.n_seen, visit.last
+
+
+def test_a_prefix_is_away_from_its_last_end_to_its_next_use() -> None:
     prefixes = Prefixes(64 * 16, 1 << 20)
-    for clock in (0, 16, 40):
-        prefixes.used([SAMPLED_SUM] if clock < 40 else [], 0, clock)
-    assert prefixes.reached == {0: [2, 2, *[0] * 12]}
-    prefixes.used([], 0, 48)
+    visits = [use(prefixes, [SAMPLED_SUM], 0) for _ in range(3)]
+    prefixes.ended(visits[0], [SAMPLED_SUM], 5, 10)
+    prefixes.ended(visits[1], [SAMPLED_SUM], 6, 20)  # the others ran meanwhile
+    prefixes.age(20 + 15)
+    prefixes.ended(visits[2], [SAMPLED_SUM], 7, 40)
+    assert (prefixes.reached[5][0], prefixes.reached[6][0]) == (0, 0)
+    assert prefixes.reused == {}
+    use(prefixes, [SAMPLED_SUM], 40 + 5 * 16)
+    assert prefixes.reached[7] == [1, 1, 1, 1, *[0] * 10]
+    assert prefixes.reused == {7: [0, 0, 0, 1, *[0] * 10]}
+    assert (prefixes.n_reuses, prefixes.n_returns) == (1, 1)
+
+
+def test_prefixes_that_stay_away_count_in_each_bin_they_reach() -> None:
+    prefixes = Prefixes(64 * 16, 1 << 20)
+    for each in (SAMPLED_SUM, 2 * SAMPLED_SUM):
+        prefixes.ended(use(prefixes, [each], 0), [each], 0, 0)
+    prefixes.age(15)
+    assert prefixes.reached == {0: [2, *[0] * 13]}
+    use(prefixes, [SAMPLED_SUM], 17)
+    prefixes.age(33)
     assert prefixes.reached == {0: [2, 2, 1, *[0] * 11]}
+    prefixes.age(1 << 40)
+    assert prefixes.reached == {0: [2, 2, *[1] * 12]}
 
 
 def test_samples_do_not_pile_up_while_nothing_is_given_out() -> None:
     prefixes = Prefixes(64, 1 << 20)
-    for _ in range(100):
-        prefixes.used([SAMPLED_SUM], 0, 5)
-        prefixes.ended([SAMPLED_SUM], 0, 5)
-    assert sum(map(len, prefixes._ageing)) == 1
+    for _ in range(300):
+        prefixes.ended(use(prefixes, [SAMPLED_SUM], 5), [SAMPLED_SUM], 0, 5)
+        prefixes.age(5)
+    assert sum(map(len, prefixes._ageing)) <= 67
 
 
 def test_a_prefix_that_is_used_again_and_again_is_not_forgotten() -> None:
     prefixes = Prefixes(64, 1)  # the directory holds 64
     for number in range(200):
-        prefixes.used([1, 3], 0, number)
-        prefixes.used([1001 + 2 * number], 0, number)
-    assert prefixes.remembered([1, 3]) == (2, 200)
-    assert prefixes.remembered([1001]) == (0, 0)
-    assert prefixes.remembered([1399]) == (1, 1)
+        kept = use(prefixes, [1, 3], number)
+        last = use(prefixes, [1001 + 2 * number], number)
+    assert remembered(prefixes, [1, 3]) == (2, kept)
+    assert remembered(prefixes, [1001]) == (0, None)
+    assert remembered(prefixes, [1399]) == (1, last)
 
 
-def test_the_longest_prefix_of_a_request_is_forgotten_first() -> None:
+def test_the_prefixes_of_the_oldest_use_are_forgotten_but_not_those_used_since() -> None:
     prefixes = Prefixes(64, 1)
-    prefixes.used(range(1, 80, 2), 0, 0)
-    prefixes.used(range(101, 171, 2), 0, 1)
-    assert prefixes.remembered(range(101, 171, 2))[0] == 35
-    assert prefixes.remembered(range(1, 80, 2))[0] == 64 - 35
+    use(prefixes, range(1, 80, 2), 0)
+    use(prefixes, [1, 3, 5], 1)
+    use(prefixes, range(101, 171, 2), 2)
+    assert remembered(prefixes, range(101, 171, 2))[0] == 35
+    assert remembered(prefixes, range(1, 80, 2))[0] == 3
+
+
+def test_a_use_that_is_forgotten_while_its_request_runs_leaves_nothing() -> None:
+    prefixes = Prefixes(64, 1)
+    running = use(prefixes, [1, 3], 0)
+    for number in range(40):
+        use(prefixes, [1001 + 4 * number, 1003 + 4 * number], 1)
+    prefixes.ended(running, [1, 3, 5, SAMPLED_SUM], 0, 2)
+    assert remembered(prefixes, [1, 3, 5, SAMPLED_SUM]) == (0, None)
+    assert not prefixes._away
+
+
+def test_a_sequence_used_for_ever_takes_no_more_memory() -> None:
+    prefixes = Prefixes(64, 1)
+    for clock in range(2000):
+        prefixes.ended(use(prefixes, range(1, 30), clock), list(range(1, 32)), 0, clock)
+    assert len(prefixes._uses) <= 4 * 64
+    assert sum(len(visit.sums) for visit in prefixes._uses) <= 4 * 64
 
 
 @pytest.mark.parametrize(
@@ -69,13 +111,32 @@ def test_the_longest_prefix_of_a_request_is_forgotten_first() -> None:
 )
 def test_namespaces_share_nothing(one: object, other: object) -> None:
     tokens = bytearray(4 * PIECE_TOKENS)
-    assert Prefixes.sums(one, tokens, PIECE_TOKENS) != Prefixes.sums(other, tokens, PIECE_TOKENS)
+    uses = [Use(each, tokens, PIECE_TOKENS, 0, []) for each in (one, other)]
+    assert prefix_sums(uses[0], PIECE_TOKENS) != prefix_sums(uses[1], PIECE_TOKENS)
+
+
+def test_checksums_stay_with_a_key_as_far_as_it_is_not_cut() -> None:
+    key = TokenKey(range(3 * PIECE_TOKENS + 5), "tenant")
+
+    def sums(of: TokenKey) -> list[int]:
+        return prefix_sums(Use(of.namespace, of.data, of.n_tokens, 0, of.sums), of.n_tokens)
+
+    before = sums(key)
+    assert len(before) == 3
+    fork = copy(key)
+    fork.truncate(2 * PIECE_TOKENS + 7)
+    fork.extend([7] * PIECE_TOKENS)
+    assert sums(fork)[:2] == before[:2]
+    assert sums(fork) == sums(TokenKey(fork.tokens(), "tenant"))
+    assert sums(key) == before
 
 
 def test_a_use_before_all_others_was_made_at_the_start() -> None:
     clock = Clock()
+    clock.unit = 10
     clock.note(512, 1000)
-    assert [clock.at(stamp) for stamp in (-5, 0, 511, 512, 9999)] == [0, 0, 0, 1000, 1000]
+    clock.note(768, 1009)
+    assert [clock.at(stamp) for stamp in (-5, 0, 512, 513, 9999)] == [0, 0, 0, 100, 100]
 
 
 def test_data_is_of_age_0_when_its_request_ends_however_long_it_ran() -> None:
@@ -125,6 +186,24 @@ def test_an_explanation_says_how_data_is_ranked() -> None:
         cache.abort(again)
 
 
+def test_a_sequence_that_goes_on_fast_is_of_another_class_than_a_slow_one() -> None:
+    policy = Density()
+    policy.order(Ledger("full", Tier.DEVICE, SlotAllocator(64 * 16)))
+    policy.opened(1 << 20)
+    fast, slow = TokenKey([1] * 4096), TokenKey([2] * 4096)
+    classes: dict[TokenKey, int] = {}
+    for clock in range(0, 20_000, 500):
+        for key, every in ((fast, 500), (slow, 4000)):
+            if clock % every == 0:
+                use = Use(None, key.data, 4096, clock, key.sums)
+                classes[key], memo = policy.classify(use)
+                policy.admitted(use._replace(memo=memo), clock)
+                policy.finished(use._replace(memo=memo), clock, None)
+    words = "half of it seen before, used more than once, within"
+    assert policy.describe(classes[fast]) == f"{words} 512 slots"
+    assert policy.describe(classes[slow]) == f"{words} 4096 slots"
+
+
 def test_data_stays_as_long_as_its_tier_is_large() -> None:
     with Cache.open(
         ["full"], device_tokens=4096, host_tokens=65536, page_size=64, policy="density"
@@ -132,3 +211,33 @@ def test_data_stays_as_long_as_its_tier_is_large() -> None:
         policy = cache.tree.policy
         assert isinstance(policy, Density)
         assert [order.tau for order in policy.orders] == [4096 // 64, 65536 // 64]
+
+
+def sampled(reached: dict[int, list[int]], reused: dict[int, list[int]]) -> Prefixes:
+    prefixes = Prefixes(64 * 16, 1 << 20)
+    prefixes.reached, prefixes.reused = reached, reused
+    return prefixes
+
+
+def test_a_class_with_few_samples_is_taken_to_be_as_the_coarser_one() -> None:
+    many = [10_000] * N_BINS
+    rates = Rates(
+        sampled(
+            {2: many, 6: [10, *[0] * 13], 0: many},
+            {2: [5000] * N_BINS, 6: [0] * N_BINS, 0: [1000] * N_BINS},
+        ),
+        (2,),
+    )
+    assert rates.of(2)[0] == pytest.approx(0.5, abs=0.01)
+    assert rates.of(0)[0] == pytest.approx(0.1, abs=0.01)
+    assert rates.of(6)[0] == pytest.approx(0.4, abs=0.01)  # 40 as of class 2, 10 stayed away
+    assert rates.of(6)[1] == pytest.approx(0.5, abs=0.01)
+
+
+def test_a_score_is_the_reuses_to_expect_per_stay() -> None:
+    late = [0, 0, 0, 9_000, *[0] * 10]
+    rates = Rates(sampled({0: [10_000] * N_BINS}, {0: late}), ())
+    scores = rates.scores(0, 8.0)
+    assert scores[3] == pytest.approx(0.9 / (4 * 0.55 + 4 * 0.1), rel=0.02)
+    assert scores[0] == pytest.approx(0.9 / (4 + 4 * 0.55), rel=0.02)
+    assert scores[4] < 0.01

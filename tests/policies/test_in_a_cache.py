@@ -313,14 +313,33 @@ class Latest(RecencyQueue):
         return ((-stamp, node) for stamp, node in super().__iter__())
 
 
-def test_a_guard_takes_an_order_of_its_own_for_no_recency(opened: Callable[..., Cache]) -> None:
+class LatestByScore(Latest):
+    def score(self, stamp: int) -> float:
+        return -stamp
+
+
+class Untrue(Latest):
+    """Scores that its victims do not follow."""
+
+    def score(self, stamp: int) -> float:
+        return stamp
+
+
+@pytest.mark.parametrize("order", [Latest, LatestByScore, Untrue])
+def test_a_guard_expects_victims_in_the_order_of_the_scores_if_there_are_any(
+    opened: Callable[..., Cache], order: type[RecencyQueue]
+) -> None:
     class Mine(LeastRecentlyUsed):
         def order(self, pool: Pool) -> RecencyQueue:
-            return Latest()
+            return order()
 
     with opened(Mine, guard="on") as cache:
-        serve(cache)
-        assert cache.explain(TokenKey([0] * 64)).anchor == 48
+        if order is Untrue:
+            with pytest.raises(ContractViolation, match=r"T7.*'full'.*under the policy 'lru'"):
+                serve(cache)
+        else:
+            serve(cache)
+            assert cache.explain(TokenKey([0] * 64)).anchor == 48
 
 
 @pytest.mark.parametrize(

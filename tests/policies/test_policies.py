@@ -61,9 +61,23 @@ class Gambling(RecencyQueue):
         return second
 
 
+class Untrue(RecencyQueue):
+    """Scores that its victims do not follow."""
+
+    def score(self, stamp: int) -> float | None:
+        return -stamp
+
+
 @pytest.mark.parametrize(
     ("order", "rule"),
-    [(Forgetful, "K2"), (Doubling, "K2"), (Restamping, "K2"), (Keeping, "K2"), (Gambling, "K3")],
+    [
+        (Untrue, "K2"),
+        (Forgetful, "K2"),
+        (Doubling, "K2"),
+        (Restamping, "K2"),
+        (Keeping, "K2"),
+        (Gambling, "K3"),
+    ],
 )
 def test_a_bad_order_is_found_out(order: type[RecencyQueue], rule: str) -> None:
     class Bad(LeastRecentlyUsed):

@@ -7,12 +7,15 @@ not with the queues of candidates.
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
+from math import inf
 from typing import TYPE_CHECKING
 
 from kvgraft.errors import ContractViolation
 from kvgraft.policies.policy import CLASS_BITS
+from kvgraft.policies.policy import Order as Policy
 from kvgraft.policies.recency import RecencyQueue
 from kvgraft.tree.component import TreeComponent
+from kvgraft.tree.explaining import ranked
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
 
@@ -24,7 +27,10 @@ __all__ = ["Order"]
 NODES_A_LOOK = 1024
 """Nodes for which room is looked at one time in so many: this bounds the cost per call."""
 
-_Entry = tuple[int, int, int, Node]
+_Rank = tuple[float, int]
+"""The policy's score and the stamp: the lowest leaves first."""
+
+_Entry = tuple[_Rank, int, int, Node]
 
 
 class Order:
@@ -36,6 +42,7 @@ class Order:
         self._on_device = True
         self._exact = True
         self._queue: list[_Entry] = []
+        self._entered: dict[int, int] = {}
         self._held: dict[int, list[bool]] = {}
         self._pinned: set[int] = set()
         self._above: list[Node] = []
@@ -71,6 +78,7 @@ class Order:
         self._held = {}
         self._pinned = set()
         self._queue = []
+        self._entered = {id(node): stamp for stamp, node in self._order(component)}
         for node in self.tree.nodes():
             if any(self._pins(node, each) for each in self.tree.components):
                 self._pinned.add(id(node))
@@ -78,7 +86,7 @@ class Order:
                 (cell.device if on_device else cell.host) is not None for cell in node.cells
             ]
             if self._is_legal(node, component):
-                self._queue.append((node.cells[component.index].stamp, node.end, node.ident, node))
+                self._queue.append((self._rank(node, component), node.end, node.ident, node))
         heapify(self._queue)
 
     def end(self, ledger: Ledger, target: int) -> None:
@@ -183,8 +191,31 @@ class Order:
             taken = [each for each in taken if each.index in component.narrower]
         return not any(self._pins(node, each) for each in taken)
 
+    def _order(self, component: TreeComponent) -> Policy:
+        return component.device_queue if self._on_device else component.host_queue
+
+    def _rank(self, node: Node, component: TreeComponent) -> _Rank:
+        """When a candidate is to leave.
+
+        One that was used since it was entered leaves no earlier than by the use it was entered
+        with, and no earlier than by its last one.
+        """
+        stamp = node.cells[component.index].stamp
+        rank = self._ranked(component, stamp)
+        entered = self._entered.get(id(node), stamp)
+        if entered == stamp or stamp < 0:
+            return rank
+        return max(rank, self._ranked(component, entered))
+
+    def _ranked(self, component: TreeComponent, stamp: int) -> _Rank:
+        """The rank of data with a stamp; what was left behind leaves before all other (I9)."""
+        if stamp < 0:
+            return -inf, stamp
+        _, score = ranked(self.tree, self._order(component), stamp)
+        return (0.0 if score is None else score), stamp
+
     def _next(self) -> _Entry | None:
-        """The least recently used of those that may go."""
+        """The first of those that may go."""
         component = self._component
         assert component is not None
         while self._above:
@@ -195,46 +226,52 @@ class Order:
                 and parent.parent is not None
                 and self._is_legal(parent, component)
             ):
-                stamp = parent.cells[component.index].stamp
-                heappush(self._queue, (stamp, parent.end, parent.ident, parent))
+                rank = self._rank(parent, component)
+                heappush(self._queue, (rank, parent.end, parent.ident, parent))
         while self._queue:
-            stamp, _, _, node = self._queue[0]
+            rank, _, _, node = self._queue[0]
             if node.parent is None or not self._is_legal(node, component):
                 heappop(self._queue)
                 continue
-            if node.cells[component.index].stamp != stamp:
+            now = self._rank(node, component)
+            if now != rank:
                 heappop(self._queue)
-                stamp = node.cells[component.index].stamp
-                heappush(self._queue, (stamp, node.end, node.ident, node))
+                heappush(self._queue, (now, node.end, node.ident, node))
                 continue
             return self._queue[0]
         return None
 
     def _check_turn(self, component: TreeComponent, node: Node) -> None:
-        """It was used no later than any other that could have gone (T7).
+        """No other that could have gone is of a lower rank by the policy's own score (T7).
 
-        Where the pool's order is no plain `RecencyQueue`, left-behind data alone goes by age (I9).
+        An order that gives no scores, and is no plain `RecencyQueue`, is looked at for data that
+        was left behind alone (I9).
         """
-        order = component.device_queue if self._on_device else component.host_queue
-        by_recency = type(order) is RecencyQueue
-        cell = node.cells[component.index]
+        stamp = node.cells[component.index].stamp
         first = self._next()
-        if first is not None and first[0] < cell.stamp and (first[0] < 0 or by_recency):
-            if first[0] < 0 and self._on_device:
-                raise ContractViolation(
-                    "I9",
-                    component.name,
-                    f"{node!r}, which is {'used' if cell.stamp >= 0 else 'left behind later'}, is "
-                    f"evicted before {first[3]!r}, left behind "
-                    f"{cell.stamp - first[0] >> CLASS_BITS} earlier",
-                )
+        rank = self._ranked(component, stamp)
+        if first is None or first[0] >= rank:
+            return
+        score, other = first[0]
+        order = self._order(component)
+        if other >= 0 and order.score(stamp) is None and type(order) is not RecencyQueue:
+            return
+        if other < 0 and self._on_device:
             raise ContractViolation(
-                "T7",
+                "I9",
                 component.name,
-                f"{node!r}, used at {cell.stamp >> CLASS_BITS}, is evicted from "
-                f"{'DEVICE' if self._on_device else 'HOST'} before {first[3]!r}, used at "
-                f"{first[0] >> CLASS_BITS}",
+                f"{node!r}, which is {'used' if stamp >= 0 else 'left behind later'}, is "
+                f"evicted before {first[3]!r}, left behind "
+                f"{stamp - other >> CLASS_BITS} earlier",
             )
+        scores = ("", "") if score == rank[0] else (f", score {rank[0]:g}", f", score {score:g}")
+        raise ContractViolation(
+            "T7",
+            component.name,
+            f"{node!r}, used at {stamp >> CLASS_BITS}{scores[0]}, is evicted from "
+            f"{'DEVICE' if self._on_device else 'HOST'} before {first[3]!r}, used at "
+            f"{other >> CLASS_BITS}{scores[1]}, under the policy {self.tree.policy.name!r}",
+        )
 
     def _check_along(
         self, component: TreeComponent, node: Node, was: list[bool], components: list[TreeComponent]

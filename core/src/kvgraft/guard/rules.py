@@ -15,7 +15,7 @@ GUARDED: dict[str, str] = {
     "T4": "Data of a contained reach lies on the containing one's; by every full check.",
     "T5": "Prefix-closed data has no gap above it; by every full check.",
     "T6": "Pins are not negative, the base's at least any contained one's; by every full check.",
-    "T7": "The least recently used candidate goes first; candidates equal their definition.",
+    "T7": "The candidate of the lowest rank goes first; candidates equal their definition.",
     "T8": "Every ledger balances after every operation; it equals the tree at every full check.",
     "T9": "A request's slots change only in its own operations; one owner by every full check.",
     "T10": "A split cuts the node's data and keeps the rest; transfers are shared out.",

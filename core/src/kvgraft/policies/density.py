@@ -1,28 +1,25 @@
 """The policy `density`: data that is expected to come back least per time it stays leaves first.
 
 Data is sorted by the class of its last use, see `Density.classify`, and its age. How likely data
-of a class comes back at an age is learnt while serving (`kvgraft.policies.prefixes`). There is
-nothing to tune, no clock but the slots given out, and no randomness. Until something is learnt, and
-among equals, what was used least recently leaves first.
-
-    q[class, bin] = (reused + 10 * pooled) / (reached + 10)
-    score[class, bin] = expected reuses within tau / expected stay within tau
-
-where `tau` is how long data stays: the capacity of the base component's pool on that tier. For
-each slot given out one is given back, so data stays on average while as many are given out as the
-pool has (Little's law).
+of a class comes back at an age is learnt while serving (`kvgraft.policies.rates`). There is nothing
+to tune, no clock but the slots given out, and no randomness. Until something is learnt, and among
+equals, what was used least recently leaves first.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
+from heapq import heapify, heappop, heappush
+from math import isqrt
 from typing import Any
 
 from kvgraft.policies.greedy_dual import GreedyDualQueue
 from kvgraft.policies.policy import Hint, Order, Pool, Use, class_of
-from kvgraft.policies.prefixes import N_BINS, Prefixes, bin_of, bin_width
-from kvgraft.policies.recency import LEFT_BEHIND, RecencyQueue
+from kvgraft.policies.prefixes import N_BINS, OLDEST, YOUNGEST, Prefixes, Visit, bin_of
+from kvgraft.policies.rates import Rates
+from kvgraft.policies.recency import LEFT_BEHIND
+from kvgraft.policies.sums import prefix_sums
 from kvgraft.types import Tier
 
 __all__ = ["Density", "DensityOrder"]
@@ -30,41 +27,55 @@ __all__ = ["Density", "DensityOrder"]
 AGAIN, RETURNING = 1, 2
 HINTS = {Hint.CONTINUES: 4, Hint.TURN_ENDED: 8, Hint.OVER: 12}
 HINT_BITS = 12
+PACE_SHIFT = 4
+"""Bits above hold one more than the bin of the pace; 0 where there is none."""
 
-LEARN_EVERY = 100
+COARSER = (AGAIN | RETURNING, ~HINT_BITS)
+"""Bits of the coarser classes, see `Rates`: the prompt's, and those with the pace."""
+
+LEARN_EVERY = 400
 """Requests between two computations of the scores."""
 
-PRIOR = 10
-"""How many prefixes the mean of all classes counts for in each."""
+LEARN_AT_FIRST = 100
+"""Requests between those before that."""
 
-USES_KEPT = 1 << 15
-"""Uses whose time is known exactly; of older ones every other is forgotten."""
+AGE_EVERY = 20
+"""Requests between two counts of prefixes that grew older."""
 
-NEVER = 1 << 62
-"""A time that does not come, in slots given out."""
+GENERATIONS_KEPT = 1 << 15
+"""Generations whose stamps are known exactly; of older ones every other is forgotten."""
 
 
 class Clock:
-    """Slots the base pool had given out when each use was made."""
+    """Generations: how often the base pool has given out as many slots as the first bin is wide.
+
+    Attributes:
+        unit: that width, in slots.
+        now: the generation.
+    """
 
     def __init__(self) -> None:
+        self.unit = 1
         self.now = 0
         self._stamps: list[int] = [-LEFT_BEHIND]
-        self._allocated: list[int] = [0]
+        self._generations: list[int] = [0]
 
     def note(self, stamp: int, allocated: int) -> None:
-        """Stamps from here on are made at that time."""
-        self.now = allocated
+        """Stamps after this one are made when so many slots were given out."""
+        now = allocated // self.unit
+        if now == self.now:
+            return
+        self.now = now
         self._stamps.append(stamp)
-        self._allocated.append(allocated)
-        if len(self._stamps) > USES_KEPT:
-            half = USES_KEPT // 2
+        self._generations.append(now)
+        if len(self._stamps) > GENERATIONS_KEPT:
+            half = GENERATIONS_KEPT // 2
             self._stamps[:half] = self._stamps[:half:2]
-            self._allocated[:half] = self._allocated[:half:2]
+            self._generations[:half] = self._generations[:half:2]
 
     def at(self, stamp: int) -> int:
-        """Slots that had been given out when a use was made."""
-        return self._allocated[bisect_right(self._stamps, stamp) - 1]
+        """The generation in which a use was made."""
+        return self._generations[max(0, bisect_left(self._stamps, stamp) - 1)]
 
 
 class Density:
@@ -77,7 +88,7 @@ class Density:
         self.clock = Clock()
         self.orders: list[DensityOrder] = []
         self._stays: dict[Tier, int] = {}
-        """Capacity of the base component's pool by tier."""
+        """Slots of the base component's pool by tier."""
         self.prefixes = Prefixes(1, 1)
         self._n_uses = 0
 
@@ -92,210 +103,241 @@ class Density:
     def opened(self, base_tokens: int) -> None:
         """The cache is open; tokens of the base component that its largest tier holds."""
         self.prefixes = Prefixes(self._stays[Tier.DEVICE], base_tokens)
-        for order in self.orders:
-            order.unit = self.prefixes.unit
+        self.clock.unit = self.prefixes.unit
 
     def classify(self, use: Use) -> tuple[int, Any]:
-        """Whether half of the prompt was seen before, also what was evicted since, and how often.
+        """Whether half of the prompt was seen before, how often, and how fast it goes on.
 
-        How often is that of the longest prefix seen: more than once or not.
+        What was evicted since counts as seen. How often is whether the longest prefix seen was used
+        more than once. How fast is the mean of the slots given out between its uses, once there
+        were three: each counts half as much as the one after it. Its bin is one of age.
         """
-        sums = self.prefixes.sums(use.namespace, use.tokens, use.prompt_tokens)
-        n_seen, n_uses = self.prefixes.remembered(sums)
-        its_class = RETURNING if n_seen and 2 * n_seen >= len(sums) else 0
-        if n_uses > 1:
-            its_class |= AGAIN
-        return its_class, (sums, its_class)
+        visit = self.prefixes.visit(prefix_sums(use, use.prompt_tokens))
+        last, n_seen = visit.last, visit.n_seen
+        if last is not None:
+            its_class = AGAIN if n_seen <= last.n_seen else 0
+            if 2 * n_seen >= len(visit.sums):
+                its_class |= RETURNING
+                visit.pace = max(0, use.allocated - last.clock)
+                if last.pace is not None:
+                    visit.pace = isqrt(visit.pace * last.pace)
+                    its_class |= bin_of(visit.pace // self.prefixes.unit) + 1 << PACE_SHIFT
+            visit.its_class = its_class
+        return visit.its_class, visit
 
     def admitted(self, use: Use, stamp: int) -> None:
         """Count the prefixes of the prompt as used."""
-        sums, its_class = use.memo
         self.clock.note(stamp, use.allocated)
-        self.prefixes.used(sums, its_class, use.allocated)
+        self.prefixes.used(use.memo, use.allocated)
         self._n_uses += 1
-        if self._n_uses % LEARN_EVERY == 0:
-            rates = _rates(self.prefixes)
+        if self._n_uses % AGE_EVERY == 0:
+            self.prefixes.age(use.allocated)
+        every = LEARN_AT_FIRST if self._n_uses <= LEARN_EVERY else LEARN_EVERY
+        if self._n_uses % every == 0 and self.prefixes.reached:
+            rates = Rates(self.prefixes, COARSER)
             for order in self.orders:
                 order.learn(rates)
 
     def finished(self, use: Use, stamp: int, hint: Hint | None) -> int:
         """The request's class, with what the engine said of its future."""
-        sums, its_class = use.memo
+        visit: Visit = use.memo
         self.clock.note(stamp, use.allocated)
-        if hint is not None:
-            its_class |= HINTS[hint]
-        sums = self.prefixes.sums(use.namespace, use.tokens, len(use.tokens) // 4, sums)
-        self.prefixes.ended(sums, its_class, use.allocated)
-        return int(its_class)
+        its_class = visit.its_class if hint is None else visit.its_class | HINTS[hint]
+        sums = prefix_sums(use, len(use.tokens) // 4)
+        self.prefixes.ended(visit, sums, its_class, use.allocated)
+        return its_class
 
     def describe(self, use_class: int) -> str:
         """Tell what was known of the request."""
         words = ["half of it seen before" if use_class & RETURNING else "mostly new"]
         if use_class & AGAIN:
             words.append("used more than once")
+        number = (use_class >> PACE_SHIFT) - 1
+        if number >= 0:
+            unit = self.prefixes.unit
+            words.append(
+                f"every {unit << number} slots or more"
+                if number == N_BINS - 1
+                else f"within {unit << number} slots"
+            )
         words += [hint.value for hint, bits in HINTS.items() if use_class & HINT_BITS == bits]
         return ", ".join(words)
 
 
-def _rates(prefixes: Prefixes) -> dict[int, list[float]]:
-    """How likely data that reached a bin comes back in it, by class; -1 for classes never seen."""
-    reached, reused = prefixes.reached, prefixes.reused
-    none = [0] * N_BINS
-    all_reached = [sum(row[b] for row in reached.values()) for b in range(N_BINS)]
-    all_reused = [sum(row[b] for row in reused.values()) for b in range(N_BINS)]
-    mean = sum(all_reused) / max(1, sum(all_reached))
-    pooled = [(all_reused[b] + PRIOR * mean) / (all_reached[b] + PRIOR) for b in range(N_BINS)]
-    rates = {-1: [min(each, 1.0) for each in pooled]}
-    for its_class, row in reached.items():
-        back = reused.get(its_class, none)
-        rates[its_class] = [
-            min((back[b] + PRIOR * pooled[b]) / (row[b] + PRIOR), 1.0) for b in range(N_BINS)
-        ]
-    return rates
-
-
-def _scores(rates: list[float], tau: float) -> list[float]:
-    """Expected reuses per stay within `tau` units, for data that just reached each bin."""
-    scores = []
-    for first in range(N_BINS):
-        unused, reuses, stay, left = 1.0, 0.0, 0.0, max(tau, 1e-9)
-        number = first
-        while left > 0 and unused > 1e-6:
-            width, rate = float(bin_width(number)), rates[number]
-            if left < width:
-                rate = 1 - (1 - rate) ** (left / width)
-                width = left
-            reuses += unused * rate
-            stay += unused * width * (1 - rate / 2)
-            unused *= 1 - rate
-            left -= width
-            number = min(number + 1, N_BINS - 1)
-        scores.append(reuses / stay)
-    return scores
-
-
-class _Bucket(RecencyQueue):
-    """Candidates of one class and bin of age.
+class _Class:
+    """Candidates of one class by generation.
 
     Attributes:
-        its_class, number: of which class and bin.
-        due: the policy's clock when the first of them grows too old for the bin.
+        entries: pairs of stamp and node by the generation of the stamp.
+        generations: those that have some, in order.
+        heaps: those whose entries are a heap.
     """
 
-    __slots__ = ("due", "its_class", "number")
+    __slots__ = ("entries", "generations", "heaps")
 
-    def __init__(self, its_class: int, number: int) -> None:
-        super().__init__()
-        self.its_class = its_class
-        self.number = number
-        self.due = NEVER
+    def __init__(self) -> None:
+        self.entries: dict[int, list[tuple[int, Any]]] = {}
+        self.generations: list[int] = []
+        self.heaps: set[int] = set()
+
+    def push(self, generation: int, entry: tuple[int, Any]) -> None:
+        """Enter a candidate."""
+        entries = self.entries.get(generation)
+        if entries is None:
+            self.entries[generation] = [entry]
+            insort(self.generations, generation)
+        elif generation in self.heaps:
+            heappush(entries, entry)
+        else:
+            entries.append(entry)
+
+    def bins(self, now: int) -> Iterator[int]:
+        """The bins of age that have candidates."""
+        generations = self.generations
+        at = 0
+        while at < len(generations):
+            number = bin_of(now - generations[at])
+            yield number
+            at = bisect_left(generations, now - YOUNGEST[number] + 1, at)
+
+    def oldest(self, number: int, now: int) -> int | None:
+        """The oldest generation in a bin; None if it has no candidates. Its entries are a heap."""
+        generations = self.generations
+        at = bisect_left(generations, now - OLDEST[number])
+        if at == len(generations) or generations[at] > now - YOUNGEST[number]:
+            return None
+        generation = generations[at]
+        if generation not in self.heaps:
+            heapify(self.entries[generation])
+            self.heaps.add(generation)
+        return generation
+
+    def pop(self, generation: int) -> tuple[int, Any]:
+        """Take the oldest candidate of a generation that is a heap."""
+        entries = self.entries[generation]
+        entry = heappop(entries)
+        if not entries:
+            del self.entries[generation]
+            del self.generations[bisect_left(self.generations, generation)]
+            self.heaps.remove(generation)
+        return entry
 
 
 class DensityOrder:
-    """The candidates of one pool in buckets by class and age.
+    """The candidates of one pool by class and age.
 
-    Those that grow older move from bucket to bucket, at most 13 times in their lives.
+    Ages are told by generations, so that candidates grow older without being moved. Until something
+    is learnt, all are of one class.
 
     Attributes:
-        unit: width of the first bin of age.
         tau: slots that the base pool gives out in the mean stay of data in this pool.
     """
 
     def __init__(self, tau: int, clock: Clock) -> None:
-        self.unit = 1
         self.tau = tau
         self._clock = clock
-        self._buckets: dict[tuple[int, int], _Bucket] = {}
-        self._scores: dict[int, list[float]] = {}
-        self._sorted: list[list[_Bucket]] | None = None
-        """The buckets in groups of one score, lowest first; None where it must be computed."""
-        self._due = NEVER
+        self._rates: Rates | None = None
+        self._classes: dict[int, _Class] = {}
+        self._line: list[tuple[float, int, int]] = []
+        """Score below 0, class and bin of all candidates there are, the lowest score last."""
+        self._listed: set[tuple[int, int]] = set()
+        """Classes and bins in the line."""
+        self._generation = -1
+        """For which the line was made; below 0 where it must be made anew."""
 
     def push(self, stamp: int, node: Any) -> None:
         """Enter a candidate."""
         clock = self._clock
-        at, unit = clock.at(stamp), self.unit
-        place = class_of(stamp), bin_of(clock.now - at, unit)
-        number = place[1]
-        bucket = self._buckets.get(place)
-        if bucket is None:
-            bucket = self._buckets[place] = _Bucket(*place)
-            self._sorted = None
-        if number < N_BINS - 1:
-            due = at + (unit << number)
-            if due < bucket.due:
-                bucket.due = due
-                self._due = min(self._due, due)
-        bucket.push(stamp, node)
+        generation = clock.at(stamp)
+        its_class = 0 if self._rates is None else class_of(stamp)
+        candidates = self._classes.get(its_class)
+        if candidates is None:
+            candidates = self._classes[its_class] = _Class()
+        candidates.push(generation, (stamp, node))
+        if self._generation == clock.now:
+            number = bin_of(clock.now - generation)
+            if (its_class, number) not in self._listed:
+                insort(self._line, (-self._score(its_class, number), its_class, number))
+                self._listed.add((its_class, number))
 
     def pop(self) -> tuple[int, Any] | None:
         """Take the candidate of the lowest score; the oldest one of equal ones."""
-        if self._clock.now >= self._due:
-            self._move_on()
-        if self._sorted is None:
-            self._sorted = self._sort()
-        for group in self._sorted:
-            if len(group) == 1:
-                entry = group[0].pop()
-                if entry is not None:
-                    return entry
+        now = self._clock.now
+        if self._generation != now:
+            self._sort()
+        line = self._line
+        while line:
+            score, its_class, number = line[-1]
+            candidates = self._classes[its_class]
+            generation = candidates.oldest(number, now)
+            if generation is None:
+                line.pop()
+                self._listed.remove((its_class, number))
                 continue
-            heads = [(each.first_stamp(), number) for number, each in enumerate(group)]
-            present = [(head, number) for head, number in heads if head is not None]
-            if present:
-                return group[min(present)[1]].pop()
+            if len(line) > 1 and line[-2][0] == score:
+                candidates, generation = self._oldest(score, candidates, generation)
+            return candidates.pop(generation)
         return None
 
-    def learn(self, rates: dict[int, list[float]]) -> None:
+    def learn(self, rates: Rates) -> None:
         """New rates of reuse by class."""
-        tau = self.tau / self.unit
-        self._scores = {each: _scores(row, tau) for each, row in rates.items()}
-        self._sorted = None
+        unsorted = self._rates is None
+        self._rates = rates
+        if unsorted:
+            self._enter(list(self))
+        self._generation = -1
 
     def keep(self, wanted: Callable[[Any], object]) -> None:
         """Drop every candidate that is not wanted; O(candidates)."""
-        for bucket in self._buckets.values():
-            bucket.keep(wanted)
+        self._enter([entry for entry in self if wanted(entry[1])])
 
     def score(self, stamp: int) -> float:
         """Expected reuses in a stay of `tau`; 0 until something is learnt."""
         age = self._clock.now - self._clock.at(stamp)
-        score = self._score(class_of(stamp), bin_of(age, self.unit))
-        return score * self.tau / self.unit
+        score = self._score(class_of(stamp), bin_of(age))
+        return score * self.tau / self._clock.unit
 
     def __len__(self) -> int:
-        return sum(map(len, self._buckets.values()))
+        return sum(len(found) for each in self._classes.values() for found in each.entries.values())
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         """Every candidate with its stamp, in no order."""
-        for bucket in self._buckets.values():
-            yield from bucket
+        for each in self._classes.values():
+            for entries in each.entries.values():
+                yield from entries
 
     # -- inside
 
+    def _enter(self, entries: list[tuple[int, Any]]) -> None:
+        """Have these candidates and no others."""
+        self._classes = {}
+        self._generation = -1
+        for stamp, node in entries:
+            self.push(stamp, node)
+
+    def _sort(self) -> None:
+        """Make the line anew; classes without candidates are dropped."""
+        now = self._generation = self._clock.now
+        self._classes = {each: found for each, found in self._classes.items() if found.entries}
+        self._line = sorted(
+            (-self._score(its_class, number), its_class, number)
+            for its_class, candidates in self._classes.items()
+            for number in candidates.bins(now)
+        )
+        self._listed = {(its_class, number) for _, its_class, number in self._line}
+
+    def _oldest(self, score: float, candidates: _Class, generation: int) -> tuple[_Class, int]:
+        """Of candidates with the lowest score the oldest."""
+        for other_score, its_class, number in self._line[-2::-1]:
+            if other_score != score:
+                break
+            others = self._classes[its_class]
+            other = others.oldest(number, self._generation)
+            if other is not None and (others.entries[other][0] < candidates.entries[generation][0]):
+                candidates, generation = others, other
+        return candidates, generation
+
     def _score(self, its_class: int, number: int) -> float:
-        if not self._scores:
+        if self._rates is None:
             return 0.0
-        row = self._scores.get(its_class)
-        return (self._scores[-1] if row is None else row)[number]
-
-    def _sort(self) -> list[list[_Bucket]]:
-        by_score: dict[float, list[_Bucket]] = {}
-        for each in self._buckets.values():
-            by_score.setdefault(self._score(each.its_class, each.number), []).append(each)
-        return [by_score[score] for score in sorted(by_score)]
-
-    def _move_on(self) -> None:
-        """Move candidates that grew older to the buckets where they belong now."""
-        clock = self._clock
-        now = clock.now
-        for bucket in [each for each in self._buckets.values() if each.due <= now]:
-            width = self.unit << bucket.number
-            bucket.due = NEVER
-            while (head := bucket.first_stamp()) is not None:
-                due = clock.at(head) + width
-                if due > now:
-                    bucket.due = due
-                    break
-                self.push(*bucket.take())
-        self._due = min([each.due for each in self._buckets.values()], default=NEVER)
+        return self._rates.scores(its_class, self.tau / self._clock.unit)[number]

@@ -11,6 +11,7 @@ from kvgraft.types import Tier
 __all__ = [
     "CLASS_BITS",
     "MAX_CLASSES",
+    "PIECE_TOKENS",
     "Candidate",
     "EvictionPolicy",
     "Hint",
@@ -24,6 +25,9 @@ CLASS_BITS = 8
 """Low bits of a stamp that hold the class of the use; the bits above count uses."""
 
 MAX_CLASSES = 1 << CLASS_BITS
+
+PIECE_TOKENS = 1024
+"""Prefixes that are multiples of so many tokens have checksums, see `prefix_sums`."""
 
 
 def class_of(stamp: int) -> int:
@@ -82,6 +86,8 @@ class Use(NamedTuple):
         prompt_tokens: length of the prompt.
         allocated: slots that the base component's DEVICE pool has given out so far: the policy's
             clock, the same on every rank.
+        sums: checksums of the sequence's prefixes as far as they are known; they stay with its
+            key. Ask `kvgraft.policies.sums.prefix_sums` for them.
         memo: what the policy's `classify` returned for this request, for its own use.
     """
 
@@ -89,6 +95,7 @@ class Use(NamedTuple):
     tokens: bytearray
     prompt_tokens: int
     allocated: int
+    sums: list[int]
     memo: Any = None
 
 
@@ -103,13 +110,20 @@ class Order(Protocol):
         """Enter a candidate; a larger stamp was used later, see also `class_of`."""
 
     def pop(self) -> tuple[int, Any] | None:
-        """Take the next victim with the stamp it was entered with; None if there is none."""
+        """Take the next victim with the stamp it was entered with; None if there is none.
+
+        Where the order has scores it is the candidate of the lowest one, and of equal ones that of
+        the smallest stamp.
+        """
 
     def keep(self, wanted: Callable[[Any], object]) -> None:
         """Drop every candidate that is not wanted."""
 
     def score(self, stamp: int) -> float | None:
-        """The score of data with a stamp, the lowest leaves first; None if it has none."""
+        """The score of data with a stamp; None if it has none.
+
+        It stays as it is while room is made.
+        """
 
     def __len__(self) -> int:
         """Candidates."""

@@ -1,24 +1,19 @@
 """Prefixes that were seen, also those that were evicted since, and how they came back.
 
-A prompt is cut into pieces of 1,024 tokens; the checksum of a piece follows that of the one before,
-so that it names the whole prefix. A bounded directory counts how often each was used. Of one in
-eight the class of its last use and its age are kept: from these the policy learns how likely data
-of a class comes back at an age.
+A bounded directory holds the checksum of each prefix, see `kvgraft.policies.sums`, with its last
+use. Of one in sixteen the class of that use and its age are kept: from these the policy learns how
+likely data of a class comes back at an age.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections import deque
 
-import xxhash
+from kvgraft.policies.policy import PIECE_TOKENS
 
-__all__ = ["N_BINS", "Prefixes", "bin_of", "bin_width"]
+__all__ = ["N_BINS", "OLDEST", "YOUNGEST", "Prefixes", "Visit", "bin_of", "bin_width"]
 
-PIECE_TOKENS = 1024
-PIECE_BYTES = PIECE_TOKENS * 4
-
-SAMPLED = 7
+SAMPLED = 15
 """A prefix whose checksum ends in these bits as zeros is learnt from."""
 
 REMEMBERED_CAPACITIES = 8
@@ -30,10 +25,16 @@ N_BINS = 14
 UNITS = 64
 """Bins of the width of the first one that make the base pool's capacity."""
 
+YOUNGEST = [0 if number == 0 else 1 << number - 1 for number in range(N_BINS)]
+"""The least age of each bin, in units."""
 
-def bin_of(age: int, unit: int) -> int:
-    """The bin of an age, in slots; `unit` is the width of the first two."""
-    return min(N_BINS - 1, (age // unit).bit_length())
+OLDEST = [*[(1 << number) - 1 for number in range(N_BINS - 1)], 1 << 62]
+"""The greatest."""
+
+
+def bin_of(age: int) -> int:
+    """The bin of an age in units."""
+    return min(N_BINS - 1, age.bit_length())
 
 
 def bin_width(number: int) -> int:
@@ -41,36 +42,63 @@ def bin_width(number: int) -> int:
     return 1 if number < 2 else 1 << number - 1
 
 
-class _Sample:
-    """One use of a prefix that is learnt from.
+class Visit:
+    """A request's use of its prefixes.
 
     Attributes:
-        its_class, clock: class and time of the use.
-        is_last: whether it is the last use of a prefix that is remembered.
+        sums: checksums of its prefixes; none once it is forgotten, or a later request used them
+            all.
+        n_seen: how many of them had been used before.
+        last: the last use of the longest of those; None where there is none, and once it is used.
+        clock: when it ended; before that, when it was admitted.
+        pace: slots given out between uses of its sequence, as a mean; None at the first use.
+        its_class: its class before its end.
     """
 
-    __slots__ = ("clock", "is_last", "its_class")
+    __slots__ = ("clock", "its_class", "last", "n_seen", "pace", "sums")
+
+    def __init__(self, sums: list[int], n_seen: int, last: Visit | None) -> None:
+        self.sums = sums
+        self.n_seen = n_seen
+        self.last = last
+        self.clock = 0
+        self.pace: int | None = None
+        self.its_class = 0
+
+
+class _Sample:
+    """A prefix that is learnt from, since its last use.
+
+    Attributes:
+        its_class, clock: class and time of that use.
+        number: the bin of age that it was counted to reach.
+        is_away: whether it was not used again, nor forgotten.
+    """
+
+    __slots__ = ("clock", "is_away", "its_class", "number")
 
     def __init__(self, its_class: int, clock: int) -> None:
         self.its_class = its_class
         self.clock = clock
-        self.is_last = True
+        self.number = 0
+        self.is_away = True
 
 
 class Prefixes:
     """The directory, and how often prefixes of each class came back by age.
 
     Ages are counted in slots of the base component's DEVICE pool: the same on every rank, whatever
-    the traffic's speed.
+    the traffic's speed. Its first bin is a unit wide.
 
     Args:
         capacity: slots of that pool.
         tokens: tokens that the largest tier holds.
 
     Attributes:
-        unit: width of the first bin, in slots.
-        reached: by class, how many prefixes reached each bin.
+        unit: slots.
+        reached: by class, how many prefixes reached each bin; counted by `age`.
         reused: by class, how many of them were used again in it.
+        n_reuses, n_returns: how many were used again, and by how many requests.
     """
 
     def __init__(self, capacity: int, tokens: int) -> None:
@@ -78,106 +106,112 @@ class Prefixes:
         self.most = max(64, REMEMBERED_CAPACITIES * tokens // PIECE_TOKENS)
         self.reached: dict[int, list[int]] = {}
         self.reused: dict[int, list[int]] = {}
-        self._uses: OrderedDict[int, int] = OrderedDict()
-        """Uses of each prefix, the one used least recently first."""
-        self._sampled: dict[int, _Sample] = {}
-        """The last use of each sampled prefix."""
+        self.n_reuses = self.n_returns = 0
+        self._visits: dict[int, Visit] = {}
+        """The last use of each prefix."""
+        self._uses: deque[Visit] = deque()
+        """All uses that are remembered, oldest first."""
+        self._n_sums = 0
+        """Checksums in them."""
+        self._away: dict[int, _Sample] = {}
+        """Sampled prefixes that were not used since."""
         self._ageing: list[deque[_Sample]] = [deque() for _ in range(N_BINS - 1)]
         """Samples in the bin they have reached, but the last one; oldest first."""
 
-    @staticmethod
-    def sums(
-        namespace: object, tokens: bytearray, n_tokens: int, known: Sequence[int] = ()
-    ) -> list[int]:
-        """The checksums of the prefixes of 1,024 tokens, 2,048 and so on; `known` are the first."""
-        sums = list(known)
-        digest = xxhash.xxh3_64_intdigest
-        last = sums[-1] if sums else digest(_named(namespace).encode())
-        end = n_tokens // PIECE_TOKENS * PIECE_BYTES
-        with memoryview(tokens) as data:
-            for start in range(len(sums) * PIECE_BYTES, end, PIECE_BYTES):
-                last = digest(data[start : start + PIECE_BYTES], last)
-                sums.append(last)
-        return sums
+    def visit(self, sums: list[int]) -> Visit:
+        """A use of prefixes, and what is remembered of them; changes nothing. The list is kept."""
+        visits = self._visits
+        for n_seen in range(len(sums), 0, -1):  # of a prefix that was seen the shorter ones were
+            last = visits.get(sums[n_seen - 1])
+            if last is not None:
+                return Visit(sums, n_seen, last)
+        return Visit(sums, 0, None)
 
-    def remembered(self, sums: Sequence[int]) -> tuple[int, int]:
-        """How many of the prefixes were seen before, and how often the longest of them."""
-        uses = self._uses
-        n_seen = n_uses = 0
-        for each in sums:
-            n = uses.get(each)
-            if n is None:
-                break
-            n_seen += 1
-            n_uses = n
-        return n_seen, n_uses
-
-    def used(self, sums: Sequence[int], its_class: int, clock: int) -> None:
+    def used(self, visit: Visit, clock: int) -> None:
         """A request uses prefixes; of those seen before this is a reuse."""
-        self._age(clock)
-        uses = self._uses
-        for each in reversed(sums):  # the longest is forgotten first
-            uses[each] = uses.pop(each, 0) + 1
-            if each & SAMPLED:
-                continue
-            sample = self._sampled.get(each)
-            if sample is not None:
-                self._count(self.reused, sample.its_class, bin_of(clock - sample.clock, self.unit))
-            self._begin(each, its_class, clock)
-        while len(uses) > self.most:
-            oldest, _ = uses.popitem(last=False)
-            sample = self._sampled.pop(oldest, None)
-            if sample is not None:
-                sample.is_last = False
-
-    def ended(self, sums: Sequence[int], its_class: int, clock: int) -> None:
-        """The request ends: its prefixes are of age 0, and of the class that is known by now."""
-        self._age(clock)
-        for each in sums:
-            self._uses.setdefault(each, 1)
-            if each & SAMPLED:
-                continue
-            sample = self._sampled.get(each)
-            if sample is not None:  # it was never away
-                row = self.reached[sample.its_class]
-                for number in range(bin_of(clock - sample.clock, self.unit) + 1):
-                    row[number] -= 1
-            self._begin(each, its_class, clock)
-
-    # -- inside
-
-    def _begin(self, prefix: int, its_class: int, clock: int) -> None:
-        self._count(self.reached, its_class, 0)
-        sample = self._sampled.get(prefix)
-        if sample is not None and sample.clock == clock:
-            sample.its_class = its_class
+        sums, last = visit.sums, visit.last
+        visit.clock, visit.last = clock, None
+        if not sums:
             return
-        if sample is not None:
-            sample.is_last = False
-        sample = self._sampled[prefix] = _Sample(its_class, clock)
-        self._ageing[0].append(sample)
+        self._visits.update(dict.fromkeys(sums, visit))
+        self._uses.append(visit)
+        self._n_sums += 1 + len(sums)
+        if last is not None and len(last.sums) == visit.n_seen:  # all of them are in this one
+            self._n_sums -= visit.n_seen
+            last.sums = []
+        n_reuses = self.n_reuses
+        for each in [each for each in sums if not each & SAMPLED]:
+            sample = self._away.pop(each, None)
+            if sample is not None:
+                self._came_back(sample, clock)
+        self.n_returns += self.n_reuses > n_reuses
+        while len(self._visits) > self.most or self._n_sums > 4 * self.most:
+            self._forget(self._uses.popleft())
 
-    def _age(self, clock: int) -> None:
-        """Move sampled prefixes on to the bins they have reached."""
+    def ended(self, visit: Visit, sums: list[int], its_class: int, clock: int) -> None:
+        """The request ends: its prefixes are of age 0, and of the class that is known by now.
+
+        `sums` are those of the prompt and of more that it computed.
+        """
+        visit.clock = clock
+        new = sums[len(visit.sums) :]
+        if new and visit.sums:  # neither forgotten nor in a later one
+            for each in new:
+                self._visits.setdefault(each, visit)
+            visit.sums = sums
+            self._n_sums += len(new)
+        for each in [each for each in sums if not each & SAMPLED]:
+            if each not in self._visits:
+                continue
+            sample = self._away.get(each)
+            if sample is not None:  # it was never away
+                sample.is_away = False
+                row = self.reached[sample.its_class]
+                for number in range(sample.number + 1):
+                    row[number] -= 1
+            sample = self._away[each] = _Sample(its_class, clock)
+            self._ageing[0].append(sample)
+            _row(self.reached, its_class)[0] += 1
+
+    def age(self, clock: int) -> None:
+        """Count the bins that prefixes have reached while they were away."""
         for number, ageing in enumerate(self._ageing):
             until = clock - (self.unit << number)  # used before that: behind this bin
             while ageing and ageing[0].clock <= until:
                 sample = ageing.popleft()
-                if sample.is_last:
-                    self._count(self.reached, sample.its_class, number + 1)
+                if sample.is_away:
+                    sample.number = number + 1
+                    self.reached[sample.its_class][number + 1] += 1
                     if number + 1 < len(self._ageing):
                         self._ageing[number + 1].append(sample)
+            if len(ageing) > 2 * len(self._away) + 64:
+                self._ageing[number] = deque([each for each in ageing if each.is_away])
 
-    @staticmethod
-    def _count(table: dict[int, list[int]], its_class: int, number: int) -> None:
-        row = table.get(its_class)
-        if row is None:
-            row = table[its_class] = [0] * N_BINS
-        row[number] += 1
+    # -- inside
+
+    def _forget(self, visit: Visit) -> None:
+        visits = self._visits
+        sums, visit.sums = visit.sums, []
+        self._n_sums -= 1 + len(sums)
+        for each in sums:
+            if visits.get(each) is visit:
+                del visits[each]
+                sample = self._away.pop(each, None)
+                if sample is not None:
+                    sample.is_away = False
+
+    def _came_back(self, sample: _Sample, clock: int) -> None:
+        sample.is_away = False
+        self.n_reuses += 1
+        number = bin_of((clock - sample.clock) // self.unit)
+        _row(self.reused, sample.its_class)[number] += 1
+        row = self.reached[sample.its_class]
+        for passed in range(sample.number + 1, number + 1):
+            row[passed] += 1
 
 
-def _named(namespace: object) -> str:
-    """A namespace's text, the same on every rank; of objects that have none it is empty."""
-    if isinstance(namespace, tuple):
-        return f"({','.join(map(_named, namespace))})"
-    return repr(namespace) if isinstance(namespace, (str, int, bytes)) else ""
+def _row(table: dict[int, list[int]], its_class: int) -> list[int]:
+    row = table.get(its_class)
+    if row is None:
+        row = table[its_class] = [0] * N_BINS
+    return row

@@ -8,7 +8,6 @@ from numbers import Integral
 from typing import Any, NamedTuple
 
 from kvgraft.errors import ConfigError, LeaseError
-from kvgraft.policies.policy import Use
 from kvgraft.requests.parts import Part, StatePart
 from kvgraft.transfers.journal import Transfer
 from kvgraft.tree.keys import TokenKey, expect_namespace
@@ -123,7 +122,7 @@ class Request:
         load_started: whether `load_back` was called since it was admitted.
         limited: why the match is shorter than the tree's data; None if it is not, and after a
             failed load-back.
-        use: what the eviction policy knows of it; None for a policy without classes.
+        memo: what the eviction policy keeps with it.
         use_class: class of its data, for the eviction policy.
         use_counted: whether the policy was told that it runs.
     """
@@ -145,6 +144,7 @@ class Request:
         "left",
         "limited",
         "load_started",
+        "memo",
         "namespace",
         "parts",
         "points",
@@ -158,7 +158,6 @@ class Request:
         "state_parts",
         "storage_tokens",
         "total",
-        "use",
         "use_class",
         "use_counted",
         "waits",
@@ -177,7 +176,7 @@ class Request:
         self.resume_at: tuple[int, ...] = ()
         self.skipped = NO_POINTS
         self.stage = LEASED
-        self.use: Use | None = None
+        self.memo: Any = None
         self.use_class = 0
         self.use_counted = False
         # A lease fills these in, also one that takes another's place.

@@ -25,6 +25,7 @@ class Uses:
         self.policy = policy
         self.classifies = policy.classifies
         base = tree.components[0]
+        self.allocator = base.device.allocator
         pools = [base.device] if base.host is None else [base.device, base.host]
         n_pages = max(pool.capacity for pool in pools) // base.slots_per_page
         policy.opened(n_pages * tree.page_size)
@@ -37,46 +38,48 @@ class Uses:
         """
         if not self.classifies:
             return
-        use = self._use(request)
-        its_class, memo = self._ask("classify", use)
+        try:
+            its_class, memo = self.policy.classify(self._use(request, None))
+        except Exception as error:
+            raise self._failed("classify", error) from error
         request.use_class = self.tree.use_class = self._expect_class("classify", its_class)
-        request.use = use._replace(memo=memo)
+        request.memo = memo
 
     def admitted(self, request: Request) -> None:
-        """The request runs: its prompt counts as used, once, also if it is restarted."""
-        if request.use is not None and not request.use_counted:
-            self._ask("admitted", self._use(request, request.use), self.tree.clock)
-            request.use_counted = True
+        """The request runs: its prompt counts as used, once, also if it is restarted.
+
+        Raises:
+            ContractViolation: P5, the policy's code raises.
+        """
+        if not self.classifies or request.use_counted:
+            return
+        try:
+            self.policy.admitted(self._use(request, request.memo), self.tree.clock)
+        except Exception as error:
+            raise self._failed("admitted", error) from error
+        request.use_counted = True
 
     def finish(self, request: Request, hint: Hint | str | None) -> None:
         """The request ends; what it leaves is of the class that the policy says now.
 
         Raises:
             ConfigError: no hint of that name.
-            ContractViolation: K1, the policy gives no class.
+            ContractViolation: K1, the policy gives no class; P5, its code raises.
         """
         if hint is not None:
             hint = _expect_hint(hint)
-        if request.use is not None:
-            use = self._use(request, request.use)
-            its_class = self._ask("finished", use, self.tree.clock, hint)
-            request.use_class = self.tree.use_class = self._expect_class("finished", its_class)
-
-    def _ask(self, call: str, *given: object) -> Any:
-        """The policy's answer.
-
-        Raises:
-            ContractViolation: P5, its code raises.
-        """
+        if not self.classifies:
+            return
+        use = self._use(request, request.memo)
         try:
-            answer = getattr(self.policy, call)(*given)
-            if call == "classify":
-                its_class, memo = answer
-                return its_class, memo
-            return answer
+            its_class = self.policy.finished(use, self.tree.clock, hint)
         except Exception as error:
-            said = f"policy {self.policy.name!r}: `{call}` raised {type(error).__name__}: {error}"
-            raise ContractViolation("P5", None, said) from error
+            raise self._failed("finished", error) from error
+        request.use_class = self.tree.use_class = self._expect_class("finished", its_class)
+
+    def _failed(self, call: str, error: Exception) -> ContractViolation:
+        said = f"policy {self.policy.name!r}: `{call}` raised {type(error).__name__}: {error}"
+        return ContractViolation("P5", None, said)
 
     def _expect_class(self, call: str, its_class: object) -> int:
         if type(its_class) is int and 0 <= its_class < MAX_CLASSES:
@@ -88,11 +91,10 @@ class Uses:
             f"give an int from 0 to {MAX_CLASSES - 1}",
         )
 
-    def _use(self, request: Request, before: Use | None = None) -> Use:
-        allocated = self.tree.components[0].device.allocator.n_allocated
+    def _use(self, request: Request, memo: Any) -> Use:
         key = request.key
-        memo = None if before is None else before.memo
-        return Use(key.namespace, key.data, request.prompt, allocated, memo)
+        allocated = self.allocator.n_allocated
+        return Use(key.namespace, key.data, request.prompt, allocated, key.sums, memo)
 
 
 def _expect_hint(hint: Hint | str) -> Hint:

@@ -23,6 +23,7 @@ from kvgraft.policies.policy import (
     Use,
     class_of,
 )
+from kvgraft.policies.recency import RecencyQueue
 from kvgraft.types import Tier
 
 __all__ = ["check_policy"]
@@ -69,8 +70,8 @@ def check_policy(make: Callable[[], EvictionPolicy], *, n_steps: int = 4000, see
 
     Raises:
         ContractViolation: K1 (what was never entered, is no class or no score, or a member is
-            missing), K2 (a candidate taken twice, or forgotten) or K3 (two instances differ), with
-            the step.
+            missing), K2 (a candidate taken twice, forgotten, or before one of a lower score) or K3
+            (two instances differ), with the step.
     """
     missing = missing_members(make())
     if missing:
@@ -121,7 +122,7 @@ class _Driver:
         sequence = self.chance.randrange(12)
         n_tokens = self.chance.randrange(1, 9) * 1024
         tokens = bytearray(sequence.to_bytes(4, "little") * n_tokens)
-        use = Use("space", tokens, n_tokens, self.allocated)
+        use = Use("space", tokens, n_tokens, self.allocated, [])
         told = [each.policy.classify(use) for each in self.twins]
         its_class = self._expect_class(number, "classify", [answer[0] for answer in told])
         self._tick(its_class)
@@ -207,6 +208,29 @@ class _Driver:
         if stamp != entered.pop(node):
             raise ContractViolation(
                 "K2", None, f"{when}: a candidate comes back with stamp {stamp}, not its own"
+            )
+        self._expect_first(at, stamp, when)
+
+    def _expect_first(self, at: int, taken: int, when: str) -> None:
+        """No candidate left has a lower score, or that score and a smaller stamp.
+
+        Orders without scores go by what they know, but for the plain `RecencyQueue`.
+        """
+        score, other = [each.orders[at].score for each in self.twins]
+        if score(taken) != other(taken):
+            raise ContractViolation(
+                "K3", None, f"{when}: two instances, told the same, rank data differently"
+            )
+        if score(taken) is None and type(self.twins[0].orders[at]) is not RecencyQueue:
+            return
+        first = min(((score(each) or 0, each) for each in self.entered[at].values()), default=None)
+        rank = (score(taken) or 0, taken)
+        if first is not None and first < rank:
+            raise ContractViolation(
+                "K2",
+                None,
+                f"{when}: stamp {taken} of score {rank[0]} is taken before stamp {first[1]} of "
+                f"score {first[0]}",
             )
 
     def _taken(self, at: int) -> tuple[int, Any] | None:

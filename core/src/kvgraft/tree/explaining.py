@@ -14,7 +14,7 @@ from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
 from kvgraft.types import PointKind, Tier
 
-__all__ = ["ComponentReason", "Explanation", "Keeping", "SkippedPoints", "explain"]
+__all__ = ["ComponentReason", "Explanation", "Keeping", "SkippedPoints", "explain", "ranked"]
 
 
 class ComponentReason(NamedTuple):
@@ -175,12 +175,12 @@ def _kept(tree: Tree, nodes: list[Node], anchor: int) -> Iterator[Keeping]:
                 (Tier.HOST, cell.host, cell.host_pins, component.host_queue),
             ):
                 if slots is not None and cell.stamp >= 0:
-                    words, score = _ranked(tree, order, cell.stamp)
+                    words, score = ranked(tree, order, cell.stamp)
                     its_class = class_of(cell.stamp)
                     yield Keeping(component.name, tier, pins > 0, its_class, words, score)
 
 
-def _ranked(tree: Tree, order: Order, stamp: int) -> tuple[str, float | None]:
+def ranked(tree: Tree, order: Order, stamp: int) -> tuple[str, float | None]:
     """The policy's words for a class, and its score.
 
     Raises:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvgraft.errors import ConfigError
+from kvgraft.policies.policy import PIECE_TOKENS
 from kvgraft.sizes import expect_count
 
 if TYPE_CHECKING:
@@ -174,6 +175,7 @@ class TokenKey:
         "edits",
         "hashed",
         "namespace",
+        "sums",
         "trail",
         "trail_end",
         "trail_root",
@@ -195,6 +197,8 @@ class TokenKey:
         """The root that it was below: a key may be used with several trees."""
         self.hashed: PageHashes | None = None
         """Hashes that its pages need not be given again."""
+        self.sums: list[int] = []
+        """Checksums of its prefixes, as far as an eviction policy asked for them."""
         self.extend(tokens)
 
     def extend(self, tokens: Tokens) -> None:
@@ -234,6 +238,7 @@ class TokenKey:
         fork.data += self.data
         fork.trail, fork.trail_end, fork.trail_root = self.trail, self.trail_end, self.trail_root
         fork.hashed = self.hashed
+        fork.sums = self.sums.copy()
         return fork
 
     def found_at(self, node: Node, root: Node) -> None:
@@ -266,6 +271,7 @@ class TokenKey:
         self.data = self.data[: n_tokens * TOKEN_BYTES]
         self.edits += 1
         self.trail = self.trail_root = self.hashed = None
+        del self.sums[n_tokens // PIECE_TOKENS :]
 
     @property
     def n_tokens(self) -> int:

@@ -1,0 +1,100 @@
+"""How likely data of a class comes back at an age, and how much a class of data is worth.
+
+A class is refined in steps: what was known of the prompt, how fast its sequence goes on, the hint
+at its end. A class with few samples is taken to be as the coarser one before it.
+
+    q[class, bin] = (reused + k * q[coarser class, bin]) / (reached + k)
+    score[class, bin] = expected reuses within tau / expected stay within tau
+
+where `k` is as many prefixes as forty requests reuse (the prefixes of one request come back
+together), and `tau` is how long data stays: the capacity of the base component's pool on that tier.
+For each slot given out one is given back, so data stays on average while as many are given out as
+the pool has (Little's law).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvgraft.policies.prefixes import N_BINS, Prefixes, bin_width
+
+__all__ = ["Rates"]
+
+PRIOR_REQUESTS = 40
+"""How many requests the coarser class counts for."""
+
+WIDTHS = [float(bin_width(number)) for number in range(N_BINS)]
+NONE = [0] * N_BINS
+
+
+class Rates:
+    """The rates at one moment.
+
+    Args:
+        prefixes: the samples.
+        masks: bits of a class that its coarser classes have, the coarsest first.
+    """
+
+    def __init__(self, prefixes: Prefixes, masks: tuple[int, ...]) -> None:
+        reached, reused = prefixes.reached, prefixes.reused
+        self._prior = PRIOR_REQUESTS * max(1.0, prefixes.n_reuses / max(1, prefixes.n_returns))
+        self._steps = [(mask, _coarse(reached, mask), _coarse(reused, mask)) for mask in masks]
+        self._steps.append((-1, reached, reused))
+        all_reached, all_reused = _sum(reached.values()), _sum(reused.values())
+        mean = sum(all_reused) / max(1, sum(all_reached))
+        self._pooled = self._refined([mean] * N_BINS, all_reached, all_reused)
+        self._scores: dict[tuple[int, float], list[float]] = {}
+
+    def of(self, its_class: int) -> list[float]:
+        """How likely data of a class that reached a bin comes back in it."""
+        rates = self._pooled
+        for mask, reached, reused in self._steps:
+            key = its_class & mask
+            row = reached.get(key)
+            if row is not None:
+                rates = self._refined(rates, row, reused.get(key, NONE))
+        return rates
+
+    def scores(self, its_class: int, tau: float) -> list[float]:
+        """Expected reuses per unit of age, for data of a class that just reached each bin.
+
+        `tau` is in units.
+        """
+        scores = self._scores.get((its_class, tau))
+        if scores is None:
+            rates = self.of(its_class)
+            scores = [_score(rates, first, tau) for first in range(N_BINS)]
+            self._scores[its_class, tau] = scores
+        return scores
+
+    def _refined(self, prior: list[float], reached: list[int], reused: list[int]) -> list[float]:
+        k = self._prior
+        return [min((r + k * p) / (n + k), 1.0) for r, n, p in zip(reused, reached, prior)]
+
+
+def _score(rates: list[float], first: int, tau: float) -> float:
+    unused, reuses, stay, left = 1.0, 0.0, 0.0, tau
+    number = first
+    while left > 0 and unused > 1e-6:
+        width, rate = WIDTHS[number], rates[number]
+        if left < width:
+            rate = 1 - (1 - rate) ** (left / width)
+            width = left
+        reuses += unused * rate
+        stay += unused * width * (1 - rate / 2)
+        unused *= 1 - rate
+        left -= width
+        number = min(number + 1, N_BINS - 1)
+    return reuses / stay
+
+
+def _sum(rows: Iterable[list[int]]) -> list[int]:
+    return [sum(column) for column in zip(NONE, *rows)]
+
+
+def _coarse(table: dict[int, list[int]], mask: int) -> dict[int, list[int]]:
+    """Rows of the classes that agree in the bits of `mask`, added up."""
+    rows: dict[int, list[list[int]]] = {}
+    for its_class, row in table.items():
+        rows.setdefault(its_class & mask, []).append(row)
+    return {key: _sum(each) for key, each in rows.items()}

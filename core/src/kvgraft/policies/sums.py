@@ -1,0 +1,45 @@
+"""Checksums that name the prefixes of a sequence, for policies that remember what they have seen.
+
+A sequence is cut into pieces of 1,024 tokens; the checksum of a piece follows that of the one
+before, so that it names the whole prefix.
+"""
+
+from __future__ import annotations
+
+import xxhash
+
+from kvgraft.policies.policy import PIECE_TOKENS, Use
+
+__all__ = ["prefix_sums"]
+
+PIECE_BYTES = PIECE_TOKENS * 4
+
+
+def prefix_sums(use: Use, n_tokens: int) -> list[int]:
+    """The checksums of the prefixes of 1,024 tokens, 2,048 and so on, up to `n_tokens`.
+
+    Namespaces share none, but those that are no number, text or bytes, nor a tuple of these, count
+    as one. Only pieces that the key was not asked for before are read. 64 bits each, the same on
+    every rank.
+    """
+    sums = use.sums
+    n_pieces = n_tokens // PIECE_TOKENS
+    n_known = len(sums)
+    if n_known < n_pieces:
+        digest = xxhash.xxh3_64_intdigest
+        last = sums[-1] if sums else 0
+        with memoryview(use.tokens) as data:
+            for start in range(n_known * PIECE_BYTES, n_pieces * PIECE_BYTES, PIECE_BYTES):
+                last = digest(data[start : start + PIECE_BYTES], last)
+                sums.append(last)
+    if use.namespace is None:
+        return sums[:n_pieces]
+    salt = xxhash.xxh3_64_intdigest(_named(use.namespace).encode())
+    return [each ^ salt for each in sums[:n_pieces]]
+
+
+def _named(namespace: object) -> str:
+    """A namespace's text, the same on every rank; of objects that have none it is empty."""
+    if isinstance(namespace, tuple):
+        return f"({','.join(map(_named, namespace))})"
+    return repr(namespace) if isinstance(namespace, (str, int, bytes)) else ""
