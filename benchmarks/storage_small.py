@@ -15,7 +15,8 @@ gets one call a job and is asked for completions.
     mixed     eight jobs at once, payloads drawn from all that were stored, so that no two of a job
               are neighbours; without a bar, since jobs are parts of one prompt, stored in order
 
-Turns alternate. Ratios are of one round: `file` over `fs`, in bytes a second; medians, quartiles.
+The two take turns, with the jobs that are submitted together. Ratios are of one round: `file` over
+`fs`, in bytes a second; medians, quartiles.
 """
 
 from __future__ import annotations
@@ -176,11 +177,14 @@ class Case:
             for ticket in self._done.take():
                 assert set(ticket.statuses) == {Status.OK}
 
-    def forget(self) -> None:
-        np.frombuffer(self._pool, np.uint8).fill(1)
+    def forget(self, jobs: Jobs) -> None:
+        for numbers in jobs:
+            for row in self._rows(self._pool, numbers):
+                np.frombuffer(row, np.uint8).fill(1)
 
-    def check(self) -> None:
-        assert self._pool == self._source
+    def check(self, jobs: Jobs) -> None:
+        for numbers in jobs:
+            assert self._rows(self._pool, numbers) == self._rows(self._source, numbers)
 
     def close(self) -> None:
         assert self.storage.close()
@@ -192,15 +196,15 @@ def measured(case: Case, kind: str, rounds: int) -> Iterator[dict[str, float]]:
     """MiB a second by way, round by round."""
     ways: list[tuple[str, Callable[[Jobs], None]]] = [("fs", case.fs), ("file", case.file)]
     for number in range(rounds):
-        speeds = {}
-        for name, way in ways[:: -1 if number % 2 else 1]:
-            case.forget()
-            start = perf_counter()
-            for jobs in case.jobs(kind, number):
+        seconds = dict.fromkeys(("fs", "file"), 0.0)
+        for turn, jobs in enumerate(case.jobs(kind, number), number):
+            for name, way in ways[:: -1 if turn % 2 else 1]:
+                case.forget(jobs)
+                start = perf_counter()
                 way(jobs)
-            speeds[name] = case.n * case.size / (perf_counter() - start) / (1 << 20)
-            case.check()
-        yield speeds
+                seconds[name] += perf_counter() - start
+                case.check(jobs)
+        yield {name: case.n * case.size / spent / (1 << 20) for name, spent in seconds.items()}
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ class SupervisionLimits:
 
     deadline_s: float = 5.0
     queue_timeout_s: float = 60.0
-    n_workers: int = 6
+    n_workers: int = 8
     max_abandoned: int = 4
     batch_nbytes: int = 8 << 20
     batch_keys: int = 256
