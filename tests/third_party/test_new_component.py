@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ..cli.refusals import refused
-from ..commands import KVGRAFT, ROOT, run
+from ..commands import KVGRAFT, ROOT, run, run_forked
 from .test_sinks import EXAMPLE
 from .workshop import Workshop
 
@@ -75,7 +75,7 @@ def test_new_packages_and_the_example_keep_every_clause_that_is_asked_of_hooks_a
     names = {kind: f"my-{kind}" for kind in KINDS}
     sources = [written(kind, tmp_path, name=name) / "src" for kind, name in names.items()]
     asked = ",".join([*names.values(), "sinks"])
-    done = run(sys.executable, "-c", ASK_EACH, asked, *sources, EXAMPLE / "src")
+    done = run_forked("-c", ASK_EACH, asked, *sources, EXAMPLE / "src")
     assert done.returncode == 0, done.stderr
     for name, answers in json.loads(done.stdout).items():
         statuses = Counter(each["status"] for each in answers)
