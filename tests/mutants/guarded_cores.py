@@ -205,7 +205,7 @@ GUARDED_CORES: dict[str, BadCore] = {
     "pages computed twice are not freed": BadCore(
         ("I1", "T9", "H8", "T8"),
         "tree/inserting.py",
-        "        component.device.give_private(part.device)\n",
+        "        component.device.give_private(slots)\n",
         "        component.device.private -= 0\n",
     ),
     "adjoining runs are joined the wrong way round": BadCore(

@@ -53,10 +53,17 @@ class Run(NamedTuple):
 
     def cut(self, start: int, end: int, *, is_left: bool = False) -> Run:
         """The part inside pages `[start, end)`, both inside the run; left behind if that is."""
-        size = len(self.device) // (self.end - self.first)
-        part = slice((start - self.first) * size, (end - self.first) * size)
-        host = self.host[part] if self.host else None
-        return Run(start, end, self.device[part], host, is_left or self.is_left)
+        host = self.part(self.host, start, end) if self.host else None
+        device = self.part(self.device, start, end)
+        return Run(start, end, device, host, is_left or self.is_left)
+
+    def part(self, slots: bytes, start: int, end: int) -> bytes:
+        """Of `slots`, its own on a tier, those of pages `[start, end)` inside the run."""
+        first = self.first
+        if start == first and end == self.end:
+            return slots
+        size = len(slots) // (self.end - first)
+        return slots[(start - first) * size : (end - first) * size]
 
     def joined(self, run: Run) -> Run:
         """This run and the one that begins where it ends, as one."""
@@ -194,8 +201,7 @@ def _grow(
     start = node.end
     grown: list[Node] = []
     for stop in (*sorted(_breakpoints(start, end, holdings)), end):
-        with memoryview(key.data) as data:
-            edge = bytes(data[start * page_bytes : stop * page_bytes])
+        edge = bytes(memoryview(key.data)[start * page_bytes : stop * page_bytes])
         node = tree.new_node(edge, node, start, stop)
         if key.hashed is not None:
             hashes = key.page_hashes(tree, start, stop)
@@ -302,17 +308,18 @@ def _adopt(tree: Tree, node: Node, component: TreeComponent, holding: Holding) -
         end = run.end if run.end < last else last
         if start >= end:
             continue
-        part = run if start == run.first and end == run.end else run.cut(start, end)
+        slots = run.part(run.device, start, end)
+        host = None if run.host is None else run.part(run.host, start, end)
         if wanted and start == first and end == last:
-            if part.host is not None:
-                _take_host(tree, node, component, part.host)
-            _take(tree, node, component, part.device, is_left=part.is_left)
+            if host is not None:
+                _take_host(tree, node, component, host)
+            _take(tree, node, component, slots, is_left=run.is_left)
             return True
         if not run.is_left:
             tree.touch(node, component)
-        component.device.give_private(part.device)
-        if part.host is not None and component.host is not None:
-            component.host.give_private(part.host)
+        component.device.give_private(slots)
+        if host is not None and component.host is not None:
+            component.host.give_private(host)
     return False
 
 
