@@ -205,8 +205,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "pages computed twice are not freed": BadCore(
         ("I1", "T9", "H8", "T8"),
         "tree/inserting.py",
-        "        component.device.give_private(slots)\n",
-        "        component.device.private -= 0\n",
+        "            tree.touch(node, component)\n        component.device.give_private(slots)\n",
+        "            tree.touch(node, component)\n        component.device.private -= 0\n",
     ),
     "adjoining runs are joined the wrong way round": BadCore(
         ("T9", "I4", "I1"),
