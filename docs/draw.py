@@ -293,7 +293,14 @@ FLOORS: tuple[tuple[str, dict[str, str]], ...] = (
             "guard": "checks rules as it serves",
         },
     ),
-    ("decisions", {"admission": "promises slots", "storage_tier": "data from and for a store"}),
+    (
+        "decisions",
+        {
+            "admission": "promises slots",
+            "storage_tier": "data from and for a store",
+            "events": "tell what is where",
+        },
+    ),
     ("a request's life", {"requests": "match, pin, slots, publish, back up, evict"}),
     ("moving bytes", {"transfers": "copies between tiers", "storage": "a store without a cache"}),
     ("packages", {"packages": "find, validate and bind components"}),

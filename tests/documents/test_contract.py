@@ -93,6 +93,7 @@ def test_the_contracts_families_and_numbers_have_no_gap() -> None:
         "I": 12,
         "L": 8,
         "E": 7,
+        "V": 3,
         "B": 7,
         "R": 8,
         "S": 11,

@@ -25,7 +25,7 @@ CALLS: tuple[tuple[type[Any], tuple[str, ...]], ...] = (
     (Journal, ("submit", "poll", "drain", "settle")),
     (Leases, ("lease", "unpin", "repin")),
     (Prefetching, ("start", "take", "poll", "cancel", "stop")),
-    (Storing, ("poll", "stop", "host_filled", "before_host_drop")),
+    (Storing, ("poll", "stop", "arrived", "leaving")),
     (Tree, ("split", "put_device", "put_host", "detach_device", "drop_host")),
     (Evictor, ("free_device", "free_host")),
 )

@@ -6,6 +6,7 @@ import pytest
 
 from kvgraft.testing import CLAUSES
 
+from . import cores_of_events as _events  # noqa: F401 - fills CORES
 from . import cores_of_points as _points  # noqa: F401 - fills CORES
 from . import cores_of_requests as _more  # noqa: F401 - fills CORES
 from .by_tests import HEADING, TABLE
@@ -23,8 +24,10 @@ QUICK = (
     "pages_are_published_after_they_went",
     "points_are_counted_twice_in_the_demand",
     "left_behind_data_goes_last",
+    "an_arrival_is_told_twice",
+    "an_observer_that_raises_takes_the_cache_down",
 )
-"""Cores that are found within a second or two, about data that requests leave behind."""
+"""Cores that are found within a second or two: data that requests leave behind, and events."""
 
 UNUSUAL = ("it builds its copies itself",)
 """Legal components that every run looks at, seconds each; the long tests look at all."""
@@ -47,7 +50,7 @@ def test_a_component_with_a_defect_is_found_under_its_rule(mutant: ComponentMuta
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_a_core_that_leaves_the_wrong_things_behind_is_found(name: str) -> None:
+def test_a_core_with_a_defect_that_shows_at_once_is_found(name: str) -> None:
     problem = wrongly_killed(find_in_core(CORES[name]), CORES[name].rules)
     assert problem is None, problem
 

@@ -17,7 +17,7 @@ One thread calls it. Nothing here waits, except write-back eviction and `drain`,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ from kvgraft.assembly import build_tree, mount_all, parts_of, size_pools
 from kvgraft.config import CacheConfig, parse_config
 from kvgraft.errors import ConfigError, LeaseError
 from kvgraft.packages.registry import Plugin
-from kvgraft.parts_factory import PartsFactory
+from kvgraft.parts_factory import PartsFactory, optional
 from kvgraft.policies import Hint
 from kvgraft.pools.available import AvailableMemory, available_nbytes
 from kvgraft.requests.backup import Backups
@@ -68,9 +68,13 @@ from kvgraft.tree.keys import TokenKey
 from kvgraft.types import Direction, Span, Tier
 
 if TYPE_CHECKING:
+    from kvgraft.events import Event, EventStream, Recorder
     from kvgraft.storage_tier import Prefetch
 
 __all__ = ["Cache"]
+
+EVENTS = 65_536
+"""Most events that wait for a reader, unless it says otherwise."""
 
 
 class Cache:
@@ -154,6 +158,7 @@ class Cache:
             self.journal,
         )
         self.storage = parts.storage(self.tree, self.mounted, self.evictor)
+        self._recorder: Recorder | None = None
         self.closed = False
         self.guard = parts.ready(self)
 
@@ -272,7 +277,9 @@ class Cache:
             decision = self.budget.decide(request)
         if decision.admitted:
             self.uses.admitted(request)
-            self.hits.count(request)
+            loaded = self.hits.count(request)
+            if self._recorder is not None:
+                self._recorder.hit(request, loaded)
             self.budget.open(request)
             request.stage = ADMITTED
         elif decision.outcome is Outcome.DEFERRED:
@@ -514,6 +521,8 @@ class Cache:
         ended = self.journal.poll()
         if self.storage:
             self.storage.poll()
+        if self._recorder is not None:
+            self._recorder.deliver()
         return ended
 
     def drain(self) -> bool:
@@ -570,6 +579,44 @@ class Cache:
             self.points.stats(),
             self.storage.stats() if self.storage else None,
         )
+
+    def events(self, limit: int = EVENTS) -> EventStream:
+        """A stream of the cache's events, to be read with `take` (V1, V2).
+
+        A reader that takes none while `limit` events come loses them and begins again (V3). With
+        no stream open events cost nothing.
+
+        Raises:
+            ConfigError: a limit below 1.
+        """
+        return self._open_stream(limit, None)
+
+    def observe(
+        self, observer: Callable[[list[Event]], object], limit: int = EVENTS
+    ) -> EventStream:
+        """Give the cache's events to `observer` at every `poll`, until the stream is closed.
+
+        It gets them as a list, on the thread that polls, and calls nothing of the cache. If it
+        raises, the exception is logged, its events are lost and counted, and it begins again after
+        some polls, with a snapshot (V3).
+
+        Raises:
+            ConfigError: a limit below 1.
+        """
+        return self._open_stream(limit, observer)
+
+    def _open_stream(
+        self, limit: int, observer: Callable[[list[Event]], object] | None
+    ) -> EventStream:
+        limit = expect_count("events: limit", limit, 1)
+        if self._recorder is None:
+            recorder: type[Recorder] = optional("events")
+            self._recorder = recorder(self.tree, self._stop_recording)
+        return self._recorder.open(limit, observer)
+
+    def _stop_recording(self) -> None:
+        """The last stream was closed."""
+        self._recorder = None
 
     def check_integrity(self) -> None:
         """Recompute every book from the tree, the pools and the requests; O(cache).

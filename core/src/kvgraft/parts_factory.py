@@ -47,6 +47,7 @@ Part = TypeVar("Part")
 OPTIONAL_PARTS = {
     "storage tier": "kvgraft.storage_tier:StorageTier",
     "guard": "kvgraft.guard:GuardedPartsFactory",
+    "events": "kvgraft.events:Recorder",
     "CUDA transfers": "kvgraft.transfers.cuda:CudaTransferEngine",
 }
 """Parts of a cache that are imported only when a configuration asks for them."""

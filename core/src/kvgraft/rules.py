@@ -23,6 +23,7 @@ FAMILIES = {
     "H": "Host-resident sparse attention",
     "P": "Packaging",
     "K": "Eviction policies",
+    "V": "Events",
 }
 """Families by the letter their rules begin with."""
 
@@ -139,6 +140,9 @@ RULES = {
     "K1": "A policy orders candidates; which of them may leave the tree alone decides.",
     "K2": "Every candidate is taken once or withdrawn, and nothing else is taken.",
     "K3": "A policy has no clock of its own and no randomness: equal calls give equal victims.",
+    "V1": "Events come once each, in the order of the changes, with component, tier and namespace.",
+    "V2": "All events together give exactly the tree's residency.",
+    "V3": "A reader that fails or lags costs the cache a counted loss; it begins again.",
 }
 """Each rule's sentence, by id."""
 

@@ -46,25 +46,29 @@ class GuardedTree(_Guarded, Tree):
         check_split(self, was, upper, node, at)
         return upper
 
-    def put_device(self, node: Node, component: TreeComponent, slots: bytes) -> None:
-        super().put_device(node, component, slots)
+    def put_device(
+        self, node: Node, component: TreeComponent, slots: bytes, source: Tier | None = None
+    ) -> None:
+        super().put_device(node, component, slots, source)
         if self.guard is not None:
             self.guard.watched.contents.arrived(Tier.DEVICE, component, slots)
 
-    def extend_device(self, node: Node, component: TreeComponent, slots: bytes) -> None:
-        super().extend_device(node, component, slots)
+    def extend_device(self, node: Node, component: TreeComponent, slots: bytes, start: int) -> None:
+        super().extend_device(node, component, slots, start)
         if self.guard is not None:
             self.guard.watched.contents.arrived(Tier.DEVICE, component, slots)
 
-    def put_host(self, node: Node, component: TreeComponent, slots: bytes) -> None:
-        super().put_host(node, component, slots)
+    def put_host(
+        self, node: Node, component: TreeComponent, slots: bytes, source: Tier | None = None
+    ) -> None:
+        super().put_host(node, component, slots, source)
         if self.guard is not None:
             self.guard.watched.contents.arrived(Tier.HOST, component, slots)
 
-    def detach_device(self, node: Node, component: TreeComponent) -> bytes:
+    def detach_device(self, node: Node, component: TreeComponent, cause: Cause) -> bytes:
         if self.guard is not None:
             self.guard.moves.leaves(node, component)
-        return super().detach_device(node, component)
+        return super().detach_device(node, component, cause)
 
     def sink_device(self, node: Node, n_cells: int) -> None:
         if self.guard is not None:

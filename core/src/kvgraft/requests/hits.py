@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from kvgraft.requests.request import Request
 from kvgraft.stats import SlotHits
@@ -11,11 +12,37 @@ from kvgraft.tree.operations import load_plan
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Span
 
-__all__ = ["HitCounts"]
+__all__ = ["HitCounts", "Loaded"]
 
 
 ANCHORS_AT_ONCE = 256
 """Anchors whose slots are counted in bulk."""
+
+
+class Loaded(NamedTuple):
+    """The part of a request's prefix that is on HOST alone.
+
+    Attributes:
+        storage: tokens of it that STORAGE brought for the request.
+        slots: per component, in the tree's order, the slots that DEVICE lacks of those it needs,
+            and those that come from the other tiers; empty where there is nothing to load.
+    """
+
+    storage: int
+    slots: Sequence[tuple[int, SlotHits]]
+
+    def hits(self, components: Sequence[TreeComponent], pages: int) -> list[SlotHits]:
+        """The slots per component that a request with a prefix of some pages resumes from."""
+        needed = [_slots_within(each, 0, pages, each.needed_pages(pages)) for each in components]
+        if not self.slots:
+            return [SlotHits(n_slots, 0, 0) for n_slots in needed]
+        return [
+            others._replace(device=n_slots - missing)
+            for n_slots, (missing, others) in zip(needed, self.slots)
+        ]
+
+
+NOTHING = Loaded(0, ())
 
 
 class HitCounts:
@@ -36,23 +63,22 @@ class HitCounts:
         self._anchors: dict[int, int] = {}
         """Hits by anchor in pages, whose slots are not counted yet: that is done in bulk."""
 
-    def count(self, request: Request) -> None:
-        """A request is admitted, and its load-back has not started.
+    def count(self, request: Request) -> Loaded:
+        """A request is admitted, and its load-back has not started; the part that it will load.
 
         O(1) where all of its prefix is on DEVICE, else O(nodes of the prefix).
         """
         self.admitted += 1
         self.asked += request.prompt
         if not request.anchor_tokens:
-            return
+            return NOTHING
         device, anchors = request.device_tokens, self._anchors
         self.device += device
         pages = request.anchor_tokens // self._tree.page_size
         anchors[pages] = anchors.get(pages, 0) + 1
         if len(anchors) > ANCHORS_AT_ONCE:
             self._count_anchors()
-        if device != request.anchor_tokens:
-            self._count_loaded(request)
+        return NOTHING if device == request.anchor_tokens else self._count_loaded(request)
 
     def _count_anchors(self) -> None:
         """Count the slots that the hits so far needed, as if all had been on DEVICE."""
@@ -71,7 +97,7 @@ class HitCounts:
             for component in self._tree.components
         ]
 
-    def _count_loaded(self, request: Request) -> None:
+    def _count_loaded(self, request: Request) -> Loaded:
         """Some of a request's prefix is on HOST alone; it was counted as on DEVICE."""
         tree, fetched = self._tree, request.fetched
         size, anchor = tree.page_size, request.anchor_tokens
@@ -80,15 +106,19 @@ class HitCounts:
         self.host += anchor - request.device_tokens - storage
         self.storage += storage
         plans = load_plan(request.receipt, tree.components)
+        loaded: list[tuple[int, SlotHits]] = []
         for part, nodes, counts in zip(request.parts, plans, self._slots):
             component = part.component
             needed = component.needed_pages(anchor // size)
-            brought = 0
+            missing = brought = 0
             for node in nodes:
-                counts[0] -= _slots_within(component, node.start, node.end, needed)
+                missing += _slots_within(component, node.start, node.end, needed)
                 brought += _slots_within(component, node.start, node.end, (fetched,))
+            loaded.append((missing, SlotHits(0, part.host_slots - brought, brought)))
+            counts[0] -= missing
             counts[1] += part.host_slots - brought
             counts[2] += brought
+        return Loaded(storage, loaded)
 
     def of_components(self) -> list[SlotHits]:
         """The hits in slots, per component, in the tree's order."""

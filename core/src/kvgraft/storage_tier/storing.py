@@ -17,12 +17,16 @@ from kvgraft.storage import TRANSIENT, Access, BreakerState, Status, StorageTick
 from kvgraft.storage.memory import Buffers, aligned, copy, round_up
 from kvgraft.storage_tier.context import TierContext
 from kvgraft.storage_tier.heads import Allowance, HeadsAsked, ask_for_heads
-from kvgraft.tree.component import TreeComponent
+from kvgraft.tree.component import Cause, TreeComponent
 from kvgraft.tree.holding import hold_host, let_go_of_host, parts_of
 from kvgraft.tree.node import Node
+from kvgraft.tree.observer import TreeObserver
 from kvgraft.tree.pinning import Receipt
+from kvgraft.types import Tier
 
 __all__ = ["Storing"]
+
+HOST = Tier.HOST
 
 BACKLOG = 65_536
 """Most nodes that wait to be stored; of more the oldest are let go of, and counted."""
@@ -99,7 +103,7 @@ class _Sent(NamedTuple):
     store: int
 
 
-class Storing:
+class Storing(TreeObserver):
     """Sends nodes to the store, each component's data once.
 
     Attributes:
@@ -143,8 +147,18 @@ class Storing:
 
     # -- events in the cache
 
-    def host_filled(self, node: Node) -> None:
-        """HOST has acknowledged data of a node."""
+    def arrived(
+        self,
+        node: Node,
+        component: TreeComponent,
+        tier: Tier,
+        start: int,
+        source: Tier | None,
+    ) -> None:
+        """Data of a node that came to HOST is stored, where the policy or a use asks for it."""
+        del component, start, source
+        if tier is not HOST:
+            return
         wanted = node.names is not None and node.names.wanted == self.context.client.store_number
         if wanted or self.policy is StorePolicy.WRITE_THROUGH:
             self._queue(node)
@@ -192,9 +206,12 @@ class Storing:
         due = bool(self._resumed) and self._clock() >= self._resumed_at
         return due and self.context.client.attached
 
-    def before_host_drop(self, node: Node, component: TreeComponent) -> None:
+    def leaving(self, node: Node, component: TreeComponent, tier: Tier, cause: Cause) -> None:
         """HOST is about to drop data of a node: copy it, and store the copy."""
-        if self.policy is not StorePolicy.HOST_EVICTION or not self.context.client.attached:
+        del cause
+        if tier is not HOST or self.policy is not StorePolicy.HOST_EVICTION:
+            return
+        if not self.context.client.attached:
             return
         if self._is_stored(node, component) or not self._name_at_once(node):
             return

@@ -137,7 +137,7 @@ class StorageTier:
         self._turns = deque([self.prefetching.step, self.storing.step, self.touching.step])
         self._clearing: StorageTicket | None = None
         self._closed = False
-        tree.observer = self.storing
+        tree.add_observer(self.storing)
         if settings.url is not None:
             self.attach(open_storage(settings.url))
 

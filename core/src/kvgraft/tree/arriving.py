@@ -19,6 +19,7 @@ from kvgraft.tree.keys import HASH_BYTES, TokenKey
 from kvgraft.tree.node import Node, PageNames
 from kvgraft.tree.operations import holds_up, parent_on_host
 from kvgraft.tree.tree import Tree
+from kvgraft.types import Tier
 
 __all__ = ["Arrival", "arrive"]
 
@@ -131,7 +132,7 @@ def _adopt(tree: Tree, node: Node, component: TreeComponent, arrival: Arrival) -
     n_slots = len(slots) // SLOT_BYTES
     ledger.in_flight -= n_slots
     cell.stamp = tree.clock
-    tree.put_host(node, component, slots)
+    tree.put_host(node, component, slots, Tier.STORAGE)
     return n_slots
 
 

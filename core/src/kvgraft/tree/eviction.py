@@ -17,6 +17,7 @@ from kvgraft.tree.component import Cause, TreeComponent
 from kvgraft.tree.matching import recomputed_pages
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
+from kvgraft.types import Tier
 
 __all__ = [
     "Victim",
@@ -106,14 +107,16 @@ def evict_victim(tree: Tree, victim: Victim) -> None:
         cell = node.cells[component.index]
         slots = cell.device
         assert slots is not None
+        cause = along
+        if component is victim.component:
+            cause = "demoted" if cell.is_backed else "deleted"
+        if tree.observer is not None:
+            tree.observer.leaving(node, component, Tier.DEVICE, cause)
         cell.device = None
         n_slots = len(slots) // SLOT_BYTES
         component.device.evictable -= n_slots
         component.device.allocator.free(slots)
-        if component is not victim.component:
-            component.device_evictions[along] += n_slots
-        else:
-            component.device_evictions["demoted" if cell.is_backed else "deleted"] += n_slots
+        component.device_evictions[cause] += n_slots
         if node.points and not cell.is_backed:
             tree.lose_points(node, component)
     tree.sink_device(node, len(victim.components))

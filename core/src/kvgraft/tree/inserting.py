@@ -249,10 +249,12 @@ def _lengthen(tree: Tree, leaf: Node, key: TokenKey, end: int, holdings: list[Ho
             return
     leaf.key += bytes(key.data[start * tree.page_bytes : stop * tree.page_bytes])
     leaf.end = stop
+    if tree.observer is not None:
+        tree.observer.grew(leaf)
     for component, run in parts:
         cell = leaf.cells[component.index]
         component.device.private -= len(run.device) // SLOT_BYTES
-        tree.extend_device(leaf, component, run.device)
+        tree.extend_device(leaf, component, run.device, start)
         if not cell.device_pins:
             cell.stamp = tree.clock - LEFT_BEHIND if run.is_left else tree.clock
 

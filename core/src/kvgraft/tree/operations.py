@@ -14,6 +14,7 @@ from kvgraft.tree.eviction import drop_unreachable
 from kvgraft.tree.node import Node
 from kvgraft.tree.pinning import Receipt, acquire, acquire_node, release
 from kvgraft.tree.tree import Tree
+from kvgraft.types import Tier
 
 __all__ = [
     "Incoming",
@@ -183,15 +184,14 @@ def begin_demotion(
     _fill(operation, node, unbacked, reserved)
     _join(operation)
     for component in victims:
-        slots = tree.detach_device(node, component)
         copied = node.cells[component.index].is_backed
+        cause: Cause = "demoted" if copied else "deleted" if component is short else along
+        slots = tree.detach_device(node, component, cause)
         if component in unbacked:
             component.device.in_flight += len(slots) // SLOT_BYTES
             operation.detached.append((component, slots))
         else:
             component.device.allocator.free(slots)
-        cause: Cause = "demoted" if copied else "deleted" if component is short else along
-        component.device_evictions[cause] += len(slots) // SLOT_BYTES
         if not copied:
             tree.lose_points(node, component)
     return operation
@@ -326,9 +326,9 @@ def commit(tree: Tree, operation: Operation) -> bool:
             assert ledger is not None
             ledger.in_flight -= len(slots) // SLOT_BYTES
             if operation.to_host:
-                tree.put_host(node, component, slots)
+                tree.put_host(node, component, slots, Tier.DEVICE)
             else:
-                tree.put_device(node, component, slots)
+                tree.put_device(node, component, slots, Tier.HOST)
         tree.queue_candidates(node)
     _leave(tree, operation)
     return complete

@@ -9,7 +9,6 @@ and candidates right. Where several components are installed none is named: ever
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 from kvgraft.errors import ConfigError, ContractViolation
 from kvgraft.policies.lru import LeastRecentlyUsed
@@ -19,22 +18,13 @@ from kvgraft.tree.component import Cause, ComponentShape, TreeComponent, ordered
 from kvgraft.tree.keys import HASH_BYTES, TOKEN_BYTES
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import Cell, Node
-from kvgraft.types import PointKind
+from kvgraft.tree.observer import TreeObserver, TreeObservers
+from kvgraft.types import PointKind, Tier
 
-__all__ = ["HostObserver", "Tree"]
+__all__ = ["Tree"]
 
-
-class HostObserver(Protocol):
-    """The next tier's view of HOST: told which data comes, leaves or is used again."""
-
-    def host_filled(self, node: Node) -> None:
-        """A component's data on `node` is on HOST now."""
-
-    def before_host_drop(self, node: Node, component: TreeComponent) -> None:
-        """A component's data on `node` is about to be dropped from HOST."""
-
-    def matched(self, anchor: Node) -> None:
-        """A request resumes at `anchor`."""
+DEVICE, HOST = Tier.DEVICE, Tier.HOST
+"""As globals: before Python 3.12 an enum's attribute takes ten times as long to read."""
 
 
 class Tree:
@@ -53,6 +43,7 @@ class Tree:
         clock: the latest stamp: the number of uses so far and, in its low bits, the class of that
             use, see `kvgraft.policies`.
         use_class: class of the uses that come next.
+        observer: told of every change; None while nobody listens.
 
     Raises:
         ConfigError: page size below 1, no component, or two of one name.
@@ -101,7 +92,8 @@ class Tree:
         )
         self.has_state = bool(self.states)
         self.homes_on_host = any(component.home_is_host for component in self.components)
-        self.observer: HostObserver | None = None
+        self.observer: TreeObserver | None = None
+        self._observers: list[TreeObserver] = []
         self.lost_points: dict[PointKind, int] = dict.fromkeys(PointKind, 0)
         self.roots: dict[object, Node] = {}
         self._namespaces: dict[int, object] = {}
@@ -110,6 +102,20 @@ class Tree:
         self.use_class = 0
         self.n_nodes = 0
         self._next_ident = 0
+
+    def add_observer(self, observer: TreeObserver) -> None:
+        """From now on `observer` is told of every change, after those that were added before."""
+        self._set_observers([*self._observers, observer])
+
+    def remove_observer(self, observer: TreeObserver) -> None:
+        """It is told of nothing any more."""
+        self._set_observers([each for each in self._observers if each is not observer])
+
+    def _set_observers(self, observers: list[TreeObserver]) -> None:
+        self._observers = observers
+        self.observer = TreeObservers(observers) if len(observers) > 1 else None
+        if len(observers) == 1:
+            (self.observer,) = observers
 
     def component(self, name: str) -> TreeComponent:
         """The books of a component.
@@ -178,6 +184,8 @@ class Tree:
         else:
             parent.children = {children.key[:page_bytes]: children, node.key[:page_bytes]: node}
         self.n_nodes += 1
+        if self.observer is not None:
+            self.observer.linked(node)
 
     def nodes(self) -> Iterator[Node]:
         """Every node but the roots, parents before children."""
@@ -238,6 +246,8 @@ class Tree:
             above.host_pins = below.host_pins
             above.stamp = below.stamp
         upper.live_device, upper.live_host = live_device, live_host
+        if self.observer is not None:
+            self.observer.split(upper, node)
         self.queue_candidates(upper)
         return upper
 
@@ -268,18 +278,24 @@ class Tree:
             self.n_nodes -= 1
             for component in self.components:
                 component.forget(node)
+            if self.observer is not None:
+                self.observer.removed(node)
             node = parent
 
     # -- data arriving on a cell
 
-    def put_device(self, node: Node, component: TreeComponent, slots: bytes) -> None:
-        """DEVICE data arrives; pinned on arrival if the cell is pinned (L4)."""
+    def put_device(
+        self, node: Node, component: TreeComponent, slots: bytes, source: Tier | None = None
+    ) -> None:
+        """DEVICE data arrives, from a tier or computed; pinned if the cell is pinned (L4)."""
         cell = node.cells[component.index]
         cell.device = slots
         if cell.device_pins:
             component.device.pinned += len(slots) // SLOT_BYTES
         else:
             component.device.evictable += len(slots) // SLOT_BYTES
+        if self.observer is not None:
+            self.observer.arrived(node, component, DEVICE, node.start, source)
         above: Node | None = node
         while above is not None:
             above.live_device += 1
@@ -287,8 +303,8 @@ class Tree:
                 break
             above = above.parent
 
-    def extend_device(self, node: Node, component: TreeComponent, slots: bytes) -> None:
-        """More DEVICE data arrives on a cell that has some: its node grew in place (L4)."""
+    def extend_device(self, node: Node, component: TreeComponent, slots: bytes, start: int) -> None:
+        """DEVICE data of pages from `start` on arrives: the cell's node grew in place (L4)."""
         cell = node.cells[component.index]
         assert cell.device is not None
         cell.device += slots
@@ -296,9 +312,13 @@ class Tree:
             component.device.pinned += len(slots) // SLOT_BYTES
         else:
             component.device.evictable += len(slots) // SLOT_BYTES
+        if self.observer is not None:
+            self.observer.arrived(node, component, DEVICE, start, None)
 
-    def put_host(self, node: Node, component: TreeComponent, slots: bytes) -> None:
-        """HOST data arrives; pinned on arrival if the cell is pinned (L4)."""
+    def put_host(
+        self, node: Node, component: TreeComponent, slots: bytes, source: Tier | None = None
+    ) -> None:
+        """HOST data arrives, from a tier or computed; pinned if the cell is pinned (L4)."""
         cell = node.cells[component.index]
         assert component.host is not None
         cell.host = slots
@@ -307,7 +327,7 @@ class Tree:
         else:
             component.host.evictable += len(slots) // SLOT_BYTES
         if self.observer is not None:
-            self.observer.host_filled(node)
+            self.observer.arrived(node, component, HOST, node.start, source)
         above: Node | None = node
         while above is not None:
             above.live_host += 1
@@ -332,7 +352,7 @@ class Tree:
                 self.lost_points[kind] += 1
             node.points = b""
 
-    def detach_device(self, node: Node, component: TreeComponent) -> bytes:
+    def detach_device(self, node: Node, component: TreeComponent, cause: Cause) -> bytes:
         """An unpinned cell gives up its DEVICE slots; the caller owns them now."""
         cell = node.cells[component.index]
         slots = cell.device
@@ -341,8 +361,12 @@ class Tree:
             raise ContractViolation(
                 "E1", component.name, f"{node!r} leaves DEVICE while it is pinned"
             )
+        if self.observer is not None:
+            self.observer.leaving(node, component, DEVICE, cause)
         cell.device = None
-        component.device.evictable -= len(slots) // SLOT_BYTES
+        n_slots = len(slots) // SLOT_BYTES
+        component.device.evictable -= n_slots
+        component.device_evictions[cause] += n_slots
         self.sink_device(node, 1)
         return slots
 
@@ -362,9 +386,8 @@ class Tree:
 
     def drop_device(self, node: Node, component: TreeComponent, cause: Cause) -> None:
         """An unpinned cell's DEVICE slots become free."""
-        slots = self.detach_device(node, component)
+        slots = self.detach_device(node, component, cause)
         component.device.allocator.free(slots)
-        component.device_evictions[cause] += len(slots) // SLOT_BYTES
         if node.cells[component.index].host is None:
             self.lose_points(node, component)
 
@@ -379,7 +402,7 @@ class Tree:
             )
         assert component.host is not None
         if self.observer is not None:
-            self.observer.before_host_drop(node, component)
+            self.observer.leaving(node, component, HOST, cause)
         cell.host = None
         component.host.evictable -= len(slots) // SLOT_BYTES
         component.host.allocator.free(slots)

@@ -34,6 +34,7 @@ from kvgraft.testing.machine.resuming import SHARE, Resuming
 from kvgraft.testing.machine.setups import Setup, open_cache
 from kvgraft.testing.machine.sizes import Sizes
 from kvgraft.testing.machine.trace import Trace
+from kvgraft.testing.machine.watching import Watching
 from kvgraft.types import Direction
 
 __all__ = ["Bench"]
@@ -82,6 +83,7 @@ class Bench:
         self.states = [each for each in self.model.components if each.is_state]
         self._check_pools()
         self.payloads = Payloads(self.cache)
+        self.watching = Watching(self.cache, sizes.page_size, judge)
         self.engine.submitted = self._submitted
         self.misread: list[ContractViolation] = []
         self.steps = 0
@@ -221,6 +223,7 @@ class Bench:
         self._check_deliveries(before, after)
         check_flights(self.judge, self.payloads, self.engine, after)
         check_payloads(self.judge, self.model, self.payloads, before, after)
+        self.watching.check(after)
         return result
 
     def _attempt(self, name: str, operation: Callable[[], T]) -> T:

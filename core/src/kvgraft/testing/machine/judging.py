@@ -15,7 +15,7 @@ from kvgraft.errors import (
 )
 from kvgraft.packages.hook_results import HOOK_RESULTS
 
-__all__ = ["HOOK_RULES", "Judge", "Stopped", "as_violation"]
+__all__ = ["HOOK_RULES", "Judge", "ReaderError", "Stopped", "as_violation"]
 
 HOOK_RULES = {
     "create_component": "P7",
@@ -35,6 +35,10 @@ HOOK_RESULT_RULES = frozenset(answer.rule for answer in HOOK_RESULTS.values())
 
 RAISED = {"allocate": "A7", "load back": "A7", "admit": "A7", "explain": "M9"}
 """The rule an operation breaks by raising: for most that it leaves everything as it was."""
+
+
+class ReaderError(Exception):
+    """An observer of events raised it; it must not come out of the core."""
 
 
 class Stopped(Exception):  # noqa: N818 - the end of an example, not an error
@@ -81,6 +85,8 @@ def as_violation(error: Exception, operation: str) -> ContractViolation:
     if isinstance(error, ContractViolation):
         return error
     said = f"{operation}: {error}"
+    if isinstance(error, ReaderError):
+        return ContractViolation("V3", None, said)
     if isinstance(error, PluginHookError):
         return ContractViolation(HOOK_RULES.get(error.hook, "I8"), error.plugin, said)
     if isinstance(error, PluginError):

@@ -1,0 +1,137 @@
+"""Makes events of the tree's changes, and gives them to every stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from kvgraft.events.kinds import Event, Evicted, Hit, Moved, Stored
+from kvgraft.events.pages import Pages, Run
+from kvgraft.events.stream import EventStream, Observe
+from kvgraft.requests.hits import Loaded
+from kvgraft.requests.request import Request
+from kvgraft.tree.component import Cause, TreeComponent
+from kvgraft.tree.node import Node
+from kvgraft.tree.observer import TreeObserver
+from kvgraft.tree.tree import Tree
+from kvgraft.types import Tier
+
+__all__ = ["Recorder"]
+
+
+class Recorder(TreeObserver):
+    """The events of one tree, while somebody listens.
+
+    Nothing is hashed here: an event costs the scheduler's thread about 1 µs, however many pages it
+    is about.
+
+    Args:
+        tree: the tree to observe, from the first stream to the last.
+        ended: called when the last stream was closed.
+    """
+
+    def __init__(self, tree: Tree, ended: Callable[[], object]) -> None:
+        self.tree = tree
+        self._ended = ended
+        self.streams: tuple[EventStream, ...] = ()
+        self._pages: dict[Node, Pages] = {}
+
+    def open(self, limit: int, observer: Observe | None) -> EventStream:
+        """Another stream; it begins with a snapshot."""
+        if not self.streams:
+            for node in self.tree.nodes():
+                self.linked(node)
+            self.tree.add_observer(self)
+        stream = EventStream(limit, observer, self.snapshot, self._close)
+        self.streams = (*self.streams, stream)
+        return stream
+
+    def _close(self, stream: EventStream) -> None:
+        self.streams = tuple(each for each in self.streams if each is not stream)
+        if not self.streams:
+            self.tree.remove_observer(self)
+            self._pages.clear()
+            self._ended()
+
+    def deliver(self) -> None:
+        """Give the streams' observers their events."""
+        for stream in self.streams:
+            stream.deliver()
+
+    def snapshot(self) -> Iterator[Event]:
+        """The tree's residency, parents before children; O(tree)."""
+        for node in self.tree.nodes():
+            for component, cell in zip(self.tree.components, node.cells):
+                for tier, data in ((Tier.DEVICE, cell.device), (Tier.HOST, cell.host)):
+                    if data is not None:
+                        pages = self._pages[node]
+                        if component.is_state:
+                            pages = pages.part(node.end - 1, node.end)
+                        yield Stored(component.name, tier, pages)
+
+    def hit(self, request: Request, loaded: Loaded) -> None:
+        """A request was admitted."""
+        anchor, device, storage = request.anchor_tokens, request.device_tokens, loaded.storage
+        event = Hit(
+            request.key.namespace,
+            request.prompt,
+            device,
+            anchor - device - storage,
+            storage,
+            anchor // self.tree.page_size,
+            loaded,
+            self.tree.components,
+        )
+        for stream in self.streams:
+            stream.add(event)
+
+    # -- changes of the tree
+
+    def linked(self, node: Node) -> None:
+        parent, tree = node.parent, self.tree
+        assert parent is not None
+        follows = self._pages.get(parent)
+        namespace = tree.namespace(parent) if follows is None else follows.namespace
+        self._pages[node] = Run(namespace, follows, node.key, tree.page_bytes, node.start)
+
+    def split(self, upper: Node, node: Node) -> None:
+        pages = self._pages[node]
+        self._pages[upper] = pages.part(upper.start, upper.end)
+        self._pages[node] = pages.part(node.start, node.end)
+
+    def grew(self, node: Node) -> None:
+        was = self._pages[node]
+        known = was.run.known(was.start, was.end)
+        size = self.tree.page_bytes
+        self._pages[node] = Run(was.namespace, was.before, node.key, size, node.start, known)
+
+    def removed(self, node: Node) -> None:
+        del self._pages[node]
+
+    def arrived(
+        self,
+        node: Node,
+        component: TreeComponent,
+        tier: Tier,
+        start: int,
+        source: Tier | None,
+    ) -> None:
+        pages = self._pages[node]
+        if component.is_state:
+            pages = pages.part(node.end - 1, node.end)
+        elif start != node.start:
+            pages = pages.part(start, node.end)
+        event: Stored | Moved
+        if source is None:
+            event = Stored(component.name, tier, pages)
+        else:
+            event = Moved(component.name, tier, source, pages)
+        for stream in self.streams:
+            stream.add(event)
+
+    def leaving(self, node: Node, component: TreeComponent, tier: Tier, cause: Cause) -> None:
+        pages = self._pages[node]
+        if component.is_state:
+            pages = pages.part(node.end - 1, node.end)
+        event = Evicted(component.name, tier, cause, pages)
+        for stream in self.streams:
+            stream.add(event)

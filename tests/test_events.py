@@ -1,0 +1,181 @@
+"""Events tell exactly what is where, and cost the cache nothing when a reader fails (V1 to V3)."""
+
+from __future__ import annotations
+
+import logging
+import random
+from threading import Thread
+
+import pytest
+
+from kvgraft import ConfigError, PrefetchPolicy, TokenKey
+from kvgraft.cache import Cache
+from kvgraft.events import Cleared, Event, Evicted, Hit, Mirror, MirrorError, Moved, Stored
+from kvgraft.stats import CacheStats, SlotHits
+from kvgraft.types import Tier
+
+from .serving.server import Server, tree_dump
+from .serving.setups import SETUPS, Setup, installed
+from .storage_tier.shelf import drained, open_cache, settings, stocked, tier_of
+
+PROMPT = list(range(100, 133))
+
+
+def now(cache: Cache) -> Mirror:
+    """The residency now, as a reader who begins is told it."""
+    mirror, stream = Mirror(), cache.events()
+    mirror.apply(stream.take())
+    stream.close()
+    return mirror
+
+
+def play(cache: Cache, mirror: Mirror | None = None) -> None:
+    """Requests that share prefixes, in small pools; a mirror is compared after each."""
+    server, draw = Server(cache), random.Random(3)
+    stream = None if mirror is None else cache.events()
+    for number in range(14):
+        prompt = [draw.choice((1, 2)) for _ in range(draw.randint(1, 20))]
+        server.serve(prompt, decode=draw.randint(0, 5), chunk=4)
+        if number % 6 == 4:
+            server.empty_device()
+        if mirror is not None and stream is not None:
+            mirror.apply(stream.take())
+            assert mirror.pages == now(cache).pages
+
+
+@pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS)
+def test_all_events_together_give_the_residency_and_change_no_decision(setup: Setup) -> None:
+    seen: list[tuple[CacheStats, object]] = []
+    for mirror in (None, Mirror()):
+        with setup.open(device_tokens=48, host_tokens=64) as cache:
+            play(cache, mirror)
+            seen.append((cache.stats(), tree_dump(cache)))
+    assert seen[0] == seen[1]
+
+
+def test_data_from_storage_comes_as_moved_and_goes_as_evicted() -> None:
+    setup = installed("full", "mamba")
+    shelf = stocked(setup, PROMPT)
+    given = settings(prefetch=PrefetchPolicy.WAIT_COMPLETE)
+    with open_cache(setup, shelf, given, device_tokens=256, host_tokens=512) as cache:
+        stream, key = cache.events(), TokenKey(PROMPT)
+        assert stream.take() == [Cleared(0)]
+        prefetch = drained(cache, tier_of(cache).prefetch(key))
+        came = [each for each in stream.take() if isinstance(each, Moved)]
+        assert {(each.component, each.tier, each.source) for each in came} == {
+            ("full", Tier.HOST, Tier.STORAGE),
+            ("mamba", Tier.HOST, Tier.STORAGE),
+        }
+        request = cache.begin(key, prefetch=prefetch)
+        assert cache.admit(request).admitted
+        (hit,) = (each for each in stream.take() if isinstance(each, Hit))
+        assert (hit.prompt, hit.device, hit.host, hit.storage) == (33, 0, 0, 32)
+        assert hit.slots == {"full": SlotHits(0, 0, 16), "mamba": SlotHits(0, 0, 1)}
+        cache.abort(request)
+        assert cache.evict("full", 512, Tier.HOST) > 0
+        gone = [each for each in stream.take() if isinstance(each, Evicted)]
+        assert {each.tier for each in gone} == {Tier.HOST}
+        assert sum(len(each.pages) for each in gone if each.component == "full") == 16
+
+
+def hashes(events: list[Event]) -> set[bytes]:
+    return {name for each in events if isinstance(each, Stored) for name in each.pages.hashes}
+
+
+def test_a_page_has_one_name_in_every_cache_and_another_in_every_namespace() -> None:
+    found = []
+    for namespace, prompts in ((None, (40, 20)), (None, (20, 40)), ("tenant", (40,))):
+        with installed("full").open() as cache:
+            stream = cache.events()
+            for n_tokens in prompts:
+                request = cache.begin(TokenKey(range(n_tokens), namespace))
+                assert cache.admit(request).admitted
+                chunk = cache.next_chunk(request)
+                assert cache.allocate(request, chunk)
+                cache.computed(request, chunk)
+                cache.finish(request)
+            found.append(hashes(stream.take()))
+    assert found[0] == found[1]
+    assert len(found[0]) == 20
+    assert not found[0] & found[2]
+
+
+def test_an_observer_that_raises_begins_again_and_requests_go_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    told: list[list[Event]] = []
+
+    def observer(events: list[Event]) -> None:
+        told.append(events)
+        if len(told) == 2:
+            raise RuntimeError("no route to host")
+
+    with installed("full").open() as cache, caplog.at_level(logging.WARNING, "kvgraft"):
+        stream = cache.observe(observer)
+        for prompt in ([1] * 8, [2] * 8, [3] * 8, [4] * 8):
+            Server(cache).serve(prompt)
+        cache.poll()
+        assert "no route to host" in caplog.text
+        assert stream.failures == 1
+        assert stream.lost >= len(told[1])
+        assert told[2][0] == Cleared(stream.lost)
+        mirror = Mirror()
+        for events in told[2:]:
+            mirror.apply(events)
+        assert mirror.pages == now(cache).pages
+
+
+def test_a_reader_that_lags_begins_again_with_a_snapshot() -> None:
+    with installed("full").open() as cache:
+        mirror, stream = Mirror(), cache.events(limit=4)
+        mirror.apply(stream.take())
+        for first in range(0, 60, 10):
+            Server(cache).serve(list(range(first, first + 9)))
+        assert stream.lost > 4
+        events = stream.take()
+        assert events[0] == Cleared(stream.lost)
+        mirror.apply(events)
+        assert mirror.pages == now(cache).pages
+        assert stream.take() == []
+
+
+def listens(cache: Cache) -> bool:
+    return cache.tree.observer is not None
+
+
+def test_nobody_is_told_once_all_streams_are_closed() -> None:
+    with installed("full").open() as cache:
+        streams = [cache.events(), cache.events()]
+        assert listens(cache)
+        for stream in streams:
+            stream.close()
+            stream.close()
+        assert not listens(cache)
+        Server(cache).serve(PROMPT)
+        assert streams[0].take() == []
+        with pytest.raises(ConfigError, match="events: limit"):
+            cache.events(limit=0)
+
+
+def test_pages_are_hashed_alike_on_several_threads() -> None:
+    with installed("full").open(device_tokens=256) as cache:
+        stream = cache.events()
+        for end in (40, 90, 120):
+            Server(cache).serve(list(range(end)))
+        events, found = stream.take(), list[set[bytes]]()
+        readers = [Thread(target=lambda: found.append(hashes(events))) for _ in range(4)]
+        for each in readers:
+            each.start()
+        for each in readers:
+            each.join()
+        assert found == [now(cache).pages["full", Tier.DEVICE]] * 4
+
+
+def test_a_mirror_refuses_an_event_that_does_not_fit() -> None:
+    with installed("full").open() as cache:
+        stream, mirror = cache.events(), Mirror()
+        Server(cache).serve(PROMPT)
+        events = stream.take()
+        mirror.apply(events)
+        with pytest.raises(MirrorError, match="there already"):
+            mirror.apply(events[1:])
