@@ -327,7 +327,9 @@ def an_insert_that_frees_what_the_tree_owns(put: Patch) -> None:
         for node in tree.nodes():
             component = tree.components[0]
             if node.cells[0].device is not None and not node.cells[0].device_pins:
-                component.device.allocator.free(tree.detach_device(node, component, "deleted"))
+                slots = tree.detach_device(node, component, "deleted")
+                component.device_evictions["deleted"] -= len(slots) // SLOT_BYTES
+                component.device.allocator.free(slots)
         return insert(tree, *given)
 
     scene = Scene()
