@@ -11,7 +11,7 @@ import pytest
 from kvgraft import Cache, TokenKey
 from kvgraft.policies.density import Clock, Density
 from kvgraft.policies.policy import PIECE_TOKENS, Hint, Use, class_of
-from kvgraft.policies.prefixes import N_BINS, Prefixes, Visit
+from kvgraft.policies.prefixes import N_BINS, Prefixes, Trail, Visit
 from kvgraft.policies.rates import Rates
 from kvgraft.policies.sums import prefix_sums
 from kvgraft.pools.allocator import SlotAllocator
@@ -28,9 +28,9 @@ def use(prefixes: Prefixes, sums: Iterable[int], clock: int) -> Visit:
     return visit
 
 
-def remembered(prefixes: Prefixes, sums: Iterable[int]) -> tuple[int, Visit | None]:
+def remembered(prefixes: Prefixes, sums: Iterable[int]) -> tuple[int, Trail | None]:
     visit = prefixes.visit(list(sums))
-    return visit.n_seen, visit.last
+    return visit.n_seen, visit.trail
 
 
 def test_a_prefix_is_away_from_its_last_end_to_its_next_use() -> None:
@@ -74,9 +74,9 @@ def test_a_prefix_that_is_used_again_and_again_is_not_forgotten() -> None:
     for number in range(200):
         kept = use(prefixes, [1, 3], number)
         last = use(prefixes, [1001 + 2 * number], number)
-    assert remembered(prefixes, [1, 3]) == (2, kept)
+    assert remembered(prefixes, [1, 3]) == (2, kept.trail)
     assert remembered(prefixes, [1001]) == (0, None)
-    assert remembered(prefixes, [1399]) == (1, last)
+    assert remembered(prefixes, [1399]) == (1, last.trail)
 
 
 def test_the_prefixes_of_the_oldest_use_are_forgotten_but_not_those_used_since() -> None:
@@ -102,8 +102,19 @@ def test_a_sequence_used_for_ever_takes_no_more_memory() -> None:
     prefixes = Prefixes(64, 1)
     for clock in range(2000):
         prefixes.ended(use(prefixes, range(1, 30), clock), list(range(1, 32)), 0, clock)
-    assert len(prefixes._uses) <= 4 * 64
-    assert sum(len(visit.sums) for visit in prefixes._uses) <= 4 * 64
+        prefixes.ended(use(prefixes, [], clock), [], 0, clock)
+    assert prefixes._n_sums == sum(1 + len(trail.sums) for trail in prefixes._uses) <= 4 * 64
+
+
+def test_sequences_that_share_a_beginning_are_forgotten_whole() -> None:
+    prefixes = Prefixes(64, 1)
+    for clock in range(0, 400, 2):
+        sums = [16, 32, 1001 + clock, 16 * clock + 48]
+        for _ in range(2):
+            prefixes.ended(use(prefixes, sums, clock), sums, 0, clock)
+    assert len(prefixes._trails) <= 64
+    assert set(prefixes._away) <= set(prefixes._trails)
+    assert prefixes._n_sums == sum(1 + len(trail.sums) for trail in prefixes._uses)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from math import isqrt
 from typing import Any
 
 from kvgraft.policies.greedy_dual import GreedyDualQueue
-from kvgraft.policies.policy import Hint, Order, Pool, Use, class_of
+from kvgraft.policies.policy import PIECE_TOKENS, Hint, Order, Pool, Use, class_of
 from kvgraft.policies.prefixes import N_BINS, OLDEST, YOUNGEST, Prefixes, Visit, bin_of
 from kvgraft.policies.rates import Rates
 from kvgraft.policies.recency import LEFT_BEHIND
@@ -75,6 +75,8 @@ class Clock:
 
     def at(self, stamp: int) -> int:
         """The generation in which a use was made."""
+        if stamp > self._stamps[-1]:
+            return self.now
         return self._generations[max(0, bisect_left(self._stamps, stamp) - 1)]
 
 
@@ -113,7 +115,7 @@ class Density:
         were three: each counts half as much as the one after it. Its bin is one of age.
         """
         visit = self.prefixes.visit(prefix_sums(use, use.prompt_tokens))
-        last, n_seen = visit.last, visit.n_seen
+        last, n_seen = visit.trail, visit.n_seen
         if last is not None:
             its_class = AGAIN if n_seen <= last.n_seen else 0
             if 2 * n_seen >= len(visit.sums):
@@ -143,7 +145,10 @@ class Density:
         visit: Visit = use.memo
         self.clock.note(stamp, use.allocated)
         its_class = visit.its_class if hint is None else visit.its_class | HINTS[hint]
-        sums = prefix_sums(use, len(use.tokens) // 4)
+        n_tokens = len(use.tokens) // 4
+        sums = visit.sums
+        if len(sums) < n_tokens // PIECE_TOKENS:
+            sums = prefix_sums(use, n_tokens)
         self.prefixes.ended(visit, sums, its_class, use.allocated)
         return its_class
 

@@ -7,11 +7,11 @@ likely data of a class comes back at an age.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 
 from kvgraft.policies.policy import PIECE_TOKENS
 
-__all__ = ["N_BINS", "OLDEST", "YOUNGEST", "Prefixes", "Visit", "bin_of", "bin_width"]
+__all__ = ["N_BINS", "OLDEST", "YOUNGEST", "Prefixes", "Trail", "Visit", "bin_of", "bin_width"]
 
 SAMPLED = 15
 """A prefix whose checksum ends in these bits as zeros is learnt from."""
@@ -42,26 +42,45 @@ def bin_width(number: int) -> int:
     return 1 if number < 2 else 1 << number - 1
 
 
+class Trail:
+    """A sequence as it was used last; it grows with the requests that continue it.
+
+    Attributes:
+        sums: checksums of its prefixes; none once it is forgotten.
+        sampled: those of them that are learnt from.
+        n_seen: how many of them had been used before its last use.
+        clock: when that ended; while it runs, when it was admitted.
+        pace: slots given out between its uses, as a mean; None at the first.
+    """
+
+    __slots__ = ("clock", "n_seen", "pace", "sampled", "sums")
+
+    def __init__(self) -> None:
+        self.sums: list[int] = []
+        self.sampled: list[int] = []
+        self.n_seen = 0
+        self.clock = 0
+        self.pace: int | None = None
+
+
 class Visit:
     """A request's use of its prefixes.
 
     Attributes:
-        sums: checksums of its prefixes; none once it is forgotten, or a later request used them
-            all.
-        n_seen: how many of them had been used before.
-        last: the last use of the longest of those; None where there is none, and once it is used.
-        clock: when it ended; before that, when it was admitted.
-        pace: slots given out between uses of its sequence, as a mean; None at the first use.
+        sums: checksums of the prompt's prefixes.
+        n_seen: how many of them were seen before.
+        trail: the last use of the longest of those, None where there is none; once the request is
+            admitted its own.
+        pace: as in `Trail`.
         its_class: its class before its end.
     """
 
-    __slots__ = ("clock", "its_class", "last", "n_seen", "pace", "sums")
+    __slots__ = ("its_class", "n_seen", "pace", "sums", "trail")
 
-    def __init__(self, sums: list[int], n_seen: int, last: Visit | None) -> None:
+    def __init__(self, sums: list[int], n_seen: int, trail: Trail | None) -> None:
         self.sums = sums
         self.n_seen = n_seen
-        self.last = last
-        self.clock = 0
+        self.trail = trail
         self.pace: int | None = None
         self.its_class = 0
 
@@ -107,10 +126,10 @@ class Prefixes:
         self.reached: dict[int, list[int]] = {}
         self.reused: dict[int, list[int]] = {}
         self.n_reuses = self.n_returns = 0
-        self._visits: dict[int, Visit] = {}
+        self._trails: dict[int, Trail] = {}
         """The last use of each prefix."""
-        self._uses: deque[Visit] = deque()
-        """All uses that are remembered, oldest first."""
+        self._uses: OrderedDict[Trail, None] = OrderedDict()
+        """All that are remembered, the one used least recently first."""
         self._n_sums = 0
         """Checksums in them."""
         self._away: dict[int, _Sample] = {}
@@ -120,49 +139,44 @@ class Prefixes:
 
     def visit(self, sums: list[int]) -> Visit:
         """A use of prefixes, and what is remembered of them; changes nothing. The list is kept."""
-        visits = self._visits
+        trails = self._trails
         for n_seen in range(len(sums), 0, -1):  # of a prefix that was seen the shorter ones were
-            last = visits.get(sums[n_seen - 1])
-            if last is not None:
-                return Visit(sums, n_seen, last)
+            trail = trails.get(sums[n_seen - 1])
+            if trail is not None:
+                return Visit(sums, n_seen, trail)
         return Visit(sums, 0, None)
 
     def used(self, visit: Visit, clock: int) -> None:
-        """A request uses prefixes; of those seen before this is a reuse."""
-        sums, last = visit.sums, visit.last
-        visit.clock, visit.last = clock, None
-        if not sums:
-            return
-        self._visits.update(dict.fromkeys(sums, visit))
-        self._uses.append(visit)
-        self._n_sums += 1 + len(sums)
-        if last is not None and len(last.sums) == visit.n_seen:  # all of them are in this one
-            self._n_sums -= visit.n_seen
-            last.sums = []
+        """A request uses prefixes; of those seen before this is a reuse. O(new prefixes)."""
+        sums, trail = visit.sums, visit.trail
+        if trail is None or len(trail.sums) != visit.n_seen:
+            trail = visit.trail = Trail()
+            self._n_sums += bool(sums)
+        if sums:
+            self._extend(trail, sums)
+            self._uses[trail] = None
+            self._uses.move_to_end(trail)
+        trail.n_seen, trail.clock, trail.pace = visit.n_seen, clock, visit.pace
         n_reuses = self.n_reuses
-        for each in [each for each in sums if not each & SAMPLED]:
+        for each in trail.sampled:
             sample = self._away.pop(each, None)
             if sample is not None:
                 self._came_back(sample, clock)
         self.n_returns += self.n_reuses > n_reuses
-        while len(self._visits) > self.most or self._n_sums > 4 * self.most:
-            self._forget(self._uses.popleft())
+        while len(self._trails) > self.most or self._n_sums > 4 * self.most:
+            self._forget(self._uses.popitem(last=False)[0])
 
     def ended(self, visit: Visit, sums: list[int], its_class: int, clock: int) -> None:
         """The request ends: its prefixes are of age 0, and of the class that is known by now.
 
         `sums` are those of the prompt and of more that it computed.
         """
-        visit.clock = clock
-        new = sums[len(visit.sums) :]
-        if new and visit.sums:  # neither forgotten nor in a later one
-            for each in new:
-                self._visits.setdefault(each, visit)
-            visit.sums = sums
-            self._n_sums += len(new)
-        for each in [each for each in sums if not each & SAMPLED]:
-            if each not in self._visits:
-                continue
+        trail = visit.trail
+        assert trail is not None
+        trail.clock = clock
+        if len(trail.sums) == len(visit.sums) < len(sums):  # nobody went on with it, nor forgot it
+            self._extend(trail, sums)
+        for each in trail.sampled:
             sample = self._away.get(each)
             if sample is not None:  # it was never away
                 sample.is_away = False
@@ -189,13 +203,22 @@ class Prefixes:
 
     # -- inside
 
-    def _forget(self, visit: Visit) -> None:
-        visits = self._visits
-        sums, visit.sums = visit.sums, []
+    def _extend(self, trail: Trail, sums: list[int]) -> None:
+        """The trail goes on with those of `sums` that it does not have."""
+        new = sums[len(trail.sums) :]
+        if new:
+            self._trails.update(dict.fromkeys(new, trail))
+            self._n_sums += len(new)
+            trail.sums = sums
+            trail.sampled = trail.sampled + [each for each in new if not each & SAMPLED]
+
+    def _forget(self, trail: Trail) -> None:
+        trails = self._trails
+        sums, trail.sums, trail.sampled = trail.sums, [], []
         self._n_sums -= 1 + len(sums)
         for each in sums:
-            if visits.get(each) is visit:
-                del visits[each]
+            if trails.get(each, trail) is trail:  # no other's
+                trails.pop(each, None)
                 sample = self._away.pop(each, None)
                 if sample is not None:
                     sample.is_away = False
