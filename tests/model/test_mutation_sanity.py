@@ -55,7 +55,7 @@ def test_a_use_of_a_node_is_a_use_of_its_prefix() -> None:
 
 def test_recency_that_is_not_lifted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     recency_is_not_lifted(monkeypatch)
-    with pytest.raises(ContractViolation, match="used less recently stayed"):
+    with pytest.raises(ContractViolation, match="data that was to leave before stayed"):
         use_a_prefix_through_its_continuation()
 
 

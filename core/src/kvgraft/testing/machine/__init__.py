@@ -17,6 +17,7 @@ brute_force     which boundary, which hits: from the definition, token by token
 deriving        the model of a component, from its declaration
 admissions      the expected answers and effects of admission
 comparing       requests and pins compared whole
+keeping         eviction policies that the model knows
 keys            keys of conversations that go on
 line            requests that wait, and how often each is overtaken
 predicting      the expected result of a match
@@ -38,14 +39,18 @@ from __future__ import annotations
 
 from kvgraft.testing.machine.components import paged_plugin, references, state_plugin
 from kvgraft.testing.machine.driving import Drive, drive, search
+from kvgraft.testing.machine.keeping import BY_AGE, BY_NAMESPACE, Keeping
 from kvgraft.testing.machine.machine import CacheMachine, machine_for
 from kvgraft.testing.machine.setups import Setup, setup_for, setups_for
 from kvgraft.testing.machine.sizes import Options, Sizes
 
 __all__ = [
+    "BY_AGE",
+    "BY_NAMESPACE",
     "MACHINE_RULES",
     "CacheMachine",
     "Drive",
+    "Keeping",
     "Options",
     "Setup",
     "Sizes",

@@ -88,7 +88,7 @@ class Bench:
         self.misread: list[ContractViolation] = []
         self.steps = 0
         self.waited_in_vain = self.timed_out = False
-        self.recency = Recency(self.model)
+        self.recency = Recency(self.model, setup.keeping)
         nbytes = {each.name: each.component.device.slot_nbytes for each in self.cache.mounted}
         self.predictor = Predictor(self.model, sizes.load, nbytes)
         self.resuming = self._resuming(nbytes)

@@ -2,7 +2,7 @@
 
 The model does not choose victims; it looks at the evicted data and asks, with nothing but
 prefixes and its own recency counters: was the cell unpinned, was a pool short that explains it,
-were the other components' cells inside the cascade, was there a victim used less recently, and did
+were the other components' cells inside the cascade, was there a victim to leave before it, and did
 it stop in time.
 """
 
@@ -238,19 +238,22 @@ class _Losses:
         )
 
     def _fits(self, view: NodeView, name: str) -> bool:
-        """Whether no victim that was kept had been used before the node."""
+        """Whether no victim that was kept was to leave before the node."""
         return not self._older(view, name)
 
     def _older(self, view: NodeView, name: str) -> list[tuple[int, Prefix]]:
-        """Victims that were kept though they had been used before the node, and when."""
+        """Victims that were kept though they were to leave before the node, and their last use."""
         tier, component = self.tier, self.tier.parts[name]
-        used = self.recency.certain(component, tier.tier, tier.cells_of(view, name))
+        rank, page = self.recency.rank, view.pages[-1]
+        used = rank(page, self.recency.certain(component, tier.tier, tier.cells_of(view, name)))
         latest = [
             (self.recency.latest(component, tier.cells_of(other, name)), other.pages[-1])
             for other in self.kept[name]
             if other.pages[-1] not in self.pressure.passing
         ]
-        return sorted((each for each in latest if each[0] < used), key=lambda each: each[0])
+        return sorted(
+            (each for each in latest if rank(each[1], each[0]) < used), key=lambda each: each[0]
+        )
 
     def _unexplained(self, view: NodeView, possible: list[str], losers: list[str]) -> None:
         """Say which rule does not allow the loss."""
@@ -270,7 +273,7 @@ class _Losses:
                 return
         older = self._older(view, possible[0])
         left = any(used < 0 for used, _ in older)
-        what = "data left behind" if left else "data used less recently"
+        what = "data left behind" if left else "data that was to leave before"
         said = ", ".join(f"{page} at {used}" for used, page in older)
         why = f"of {possible}, which were short, {what} stayed: {said}"
         self.judge.fail("I9" if left else "T7", possible[0], f"{where}; {why}")

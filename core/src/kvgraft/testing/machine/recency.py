@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from kvgraft.testing.machine.brute_force import BruteForce, ModelComponent, Prefix
+from kvgraft.testing.machine.keeping import BY_AGE, Keeping
 from kvgraft.testing.machine.observing import NodeView, Snapshot
 
 __all__ = ["Recency"]
@@ -22,8 +23,9 @@ class Recency:
     and the latest the tier is certain to know of (`known`).
     """
 
-    def __init__(self, model: BruteForce) -> None:
+    def __init__(self, model: BruteForce, keeping: Keeping = BY_AGE) -> None:
         self.model = model
+        self.keeping = keeping
         self.clock = 0
         self.used: dict[str, dict[Prefix, int]] = {each.name: {} for each in model.components}
         self.known: dict[tuple[str, str], dict[Prefix, int]] = {
@@ -116,6 +118,10 @@ class Recency:
                     if component.is_prefix_closed and page not in cells:
                         break
                     self._note(name, tier, page)
+
+    def rank(self, page: Prefix, used: int) -> tuple[int, int]:
+        """When data with that last use is to leave; what was left behind goes before all (I9)."""
+        return (-1 if used < 0 else self.keeping.rank(page[0])), used
 
     def latest(self, component: ModelComponent, pages: tuple[Prefix, ...]) -> int:
         """Last use, this operation's included."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvgraft.assembly import parts_of
 from kvgraft.cache import Cache
 from kvgraft.config import CacheConfig
 from kvgraft.packages.registry import Plugin, select
@@ -15,6 +16,7 @@ from kvgraft.testing.machine.components import (
     references,
 )
 from kvgraft.testing.machine.hooks import Hooks
+from kvgraft.testing.machine.keeping import BY_AGE, Keeping
 from kvgraft.testing.machine.sizes import Options, Sizes
 from kvgraft.transfers import TransferEngine
 
@@ -30,12 +32,14 @@ class Setup:
         options: per component, its options. Their pool sizes override the cache's.
         plugins: the packages; one that is missing here is looked for among those installed.
         page_sizes: tokens per page to try; sizes that components refuse are left out.
+        keeping: the eviction policy.
     """
 
     name: str
     options: Mapping[str, Options]
     plugins: Mapping[str, Plugin] = field(default_factory=dict)
     page_sizes: tuple[int, ...] = (1, 2, 4)
+    keeping: Keeping = BY_AGE
 
 
 def setup_for(
@@ -122,4 +126,6 @@ def open_cache(
     plugins = list(setup.plugins.values())
     if hooks is not None:
         plugins = [hooks.watch(plugin) for plugin in plugins]
-    return Cache(config, plugins=plugins, transfers=engine)
+    parts = parts_of(config)
+    parts.policy = setup.keeping.make()
+    return Cache(config, plugins=plugins, transfers=engine, parts=parts)

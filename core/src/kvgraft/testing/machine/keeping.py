@@ -1,0 +1,93 @@
+"""Eviction policies that the state machine's model knows: by age, and by namespace first.
+
+A policy that learns cannot be told from prefixes alone. One whose classes are a function of the
+namespace can, and shows whether the tree gives every use its class and keeps to the policy's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+from zlib import crc32
+
+from kvgraft.policies.lru import LeastRecentlyUsed
+from kvgraft.policies.policy import EvictionPolicy, Hint, Order, Pool, Use, class_of
+from kvgraft.policies.recency import RecencyQueue
+
+__all__ = ["BY_AGE", "BY_NAMESPACE", "Keeping"]
+
+N_RANKS = 3
+
+
+class Keeping(NamedTuple):
+    """A policy as the machine and its model know it.
+
+    Attributes:
+        make: makes the policy.
+        rank: of a namespace's data; all of a lower one leaves before any of a higher one.
+    """
+
+    make: Callable[[], EvictionPolicy]
+    rank: Callable[[object], int]
+
+
+def _rank(namespace: object) -> int:
+    return (crc32(repr(namespace).encode()) >> 3) % N_RANKS
+
+
+class ByNamespace(LeastRecentlyUsed):
+    """The namespace's rank first, then least recently used."""
+
+    name = "by-namespace"
+    classifies = True
+
+    def order(self, pool: Pool) -> Order:  # type: ignore[override]
+        """A queue for each rank."""
+        del pool
+        return _ByRank()
+
+    def classify(self, use: Use) -> tuple[int, Any]:
+        """The namespace's rank."""
+        return _rank(use.namespace), None
+
+    def finished(self, use: Use, stamp: int, hint: Hint | None) -> int:
+        """The same."""
+        del stamp, hint
+        return _rank(use.namespace)
+
+    def describe(self, use_class: int) -> str:
+        """The rank in words."""
+        return f"rank {use_class}"
+
+
+class _ByRank:
+    def __init__(self) -> None:
+        self.ranks = [RecencyQueue() for _ in range(N_RANKS)]
+
+    def push(self, stamp: int, node: Any) -> None:
+        self.ranks[class_of(stamp)].push(stamp, node)
+
+    def pop(self) -> tuple[int, Any] | None:
+        for queue in self.ranks:
+            entry = queue.pop()
+            if entry is not None:
+                return entry
+        return None
+
+    def keep(self, wanted: Callable[[Any], object]) -> None:
+        for queue in self.ranks:
+            queue.keep(wanted)
+
+    def score(self, stamp: int) -> float | None:
+        return class_of(stamp)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.ranks))
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        for queue in self.ranks:
+            yield from queue
+
+
+BY_AGE = Keeping(LeastRecentlyUsed, lambda namespace: 0)
+BY_NAMESPACE = Keeping(ByNamespace, _rank)
