@@ -8,7 +8,7 @@ from threading import Thread
 
 import pytest
 
-from kvgraft import ConfigError, PrefetchPolicy, TokenKey
+from kvgraft import ConfigError, IntegrityError, PrefetchPolicy, TokenKey
 from kvgraft.cache import Cache
 from kvgraft.events import Cleared, Event, Evicted, Hit, Mirror, MirrorError, Moved, Stored
 from kvgraft.stats import CacheStats, SlotHits
@@ -169,6 +169,21 @@ def test_pages_are_hashed_alike_on_several_threads() -> None:
         for each in readers:
             each.join()
         assert found == [now(cache).pages["full", Tier.DEVICE]] * 4
+
+
+def test_pages_that_events_would_name_wrongly_are_found() -> None:
+    with installed("full").open() as cache:
+        stream = cache.events()
+        Server(cache).serve(PROMPT)
+        cache.check_integrity()
+        node = next(iter(cache.tree.nodes()))
+        cache.tree.observer, unheard = None, cache.tree.observer
+        cache.tree.split(node, 3)
+        cache.tree.observer = unheard
+        with pytest.raises(IntegrityError, match="events know pages of 1 nodes, the tree has 2"):
+            cache.check_integrity()
+        stream.close()
+        cache.check_integrity()
 
 
 def test_a_mirror_refuses_an_event_that_does_not_fit() -> None:

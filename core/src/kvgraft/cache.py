@@ -641,6 +641,8 @@ class Cache:
             arriving = self.storage.owners()
             held += [Held(each, "the storage tier", False) for each in self.storage.receipts()]
         check_integrity(self.tree, owners, arriving, held, operations)
+        if self._recorder is not None:
+            self._recorder.check()
         self.budget.check(self.requests.values())
 
     def close(self) -> None:

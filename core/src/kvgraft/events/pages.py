@@ -7,6 +7,7 @@ Hashes are made when a reader asks for them, each once, on the reader's thread.
 from __future__ import annotations
 
 import hashlib
+from threading import Lock
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,9 @@ from kvgraft.errors import ConfigError
 from kvgraft.storage.keys import HASH_NBYTES, namespace_digest, page_hash
 
 __all__ = ["Pages", "Run", "root_of"]
+
+HASHING = Lock()
+"""Held while a reader hashes pages, on whichever thread it runs."""
 
 
 class Pages:
@@ -64,8 +68,7 @@ class Pages:
         found = self.run.hash_until(self.end)
         base, size = self.run.start, HASH_NBYTES
         return [
-            bytes(found[at * size : (at + 1) * size])
-            for at in range(self.start - base, self.end - base)
+            found[at * size : (at + 1) * size] for at in range(self.start - base, self.end - base)
         ]
 
     @property
@@ -88,8 +91,6 @@ class Pages:
 class Run(Pages):
     """Consecutive pages of one path that came to be known together, with their hashes.
 
-    Two readers may hash its pages at once: they write the same bytes.
-
     Args:
         namespace: the path's.
         follows: pages of which the last comes before its first; None at the start of the sequence.
@@ -99,7 +100,7 @@ class Run(Pages):
         known: the hashes of its first pages, where they are known.
     """
 
-    __slots__ = ("_hashes", "_n_hashed", "_page_bytes", "_tokens", "follows", "key_namespace")
+    __slots__ = ("_hashes", "_page_bytes", "_tokens", "follows", "key_namespace")
 
     def __init__(
         self,
@@ -110,19 +111,14 @@ class Run(Pages):
         start: int,
         known: bytes = b"",
     ) -> None:
-        n_pages = len(tokens) // page_bytes
         self._run = None
         self.start = start
-        self.end = start + n_pages
+        self.end = start + len(tokens) // page_bytes
         self.key_namespace = namespace
         self.follows = follows
         self._tokens = tokens
         self._page_bytes = page_bytes
-        self._hashes = bytearray(n_pages * HASH_NBYTES)
-        self._n_hashed = 0
-        if known:
-            self._hashes[: len(known)] = known
-            self._n_hashed = len(known) // HASH_NBYTES
+        self._hashes = known
 
     @property
     def run(self) -> Run:
@@ -135,41 +131,38 @@ class Run(Pages):
         return self._tokens[(start - self.start) * size : (end - self.start) * size]
 
     def known(self, start: int, end: int) -> bytes:
-        """The hashes of pages `[start, end)`, as far as they are known."""
-        until = min(end - self.start, self._n_hashed)
-        return bytes(self._hashes[(start - self.start) * HASH_NBYTES : until * HASH_NBYTES])
+        """The hashes of the first of pages `[start, end)`, as far as they are known."""
+        first, last = start - self.start, end - self.start
+        return self._hashes[first * HASH_NBYTES : last * HASH_NBYTES]
 
-    def hash_until(self, end: int) -> bytearray:
-        """Hash its pages up to `end`, and those that it follows; the hashes of all of its pages."""
+    def hash_until(self, end: int) -> bytes:
+        """Hash its pages up to `end`, and those that it follows; the hashes of its first pages."""
         unknown: list[tuple[Run, int]] = []
         run, last = self, end
-        while run._n_hashed < last - run.start:
-            unknown.append((run, last))
-            before = run.follows
-            if run._n_hashed or before is None:
-                break
-            run, last = before.run, before.end
-        for each, until in reversed(unknown):
-            each._hash(until)
-        return self._hashes
+        with HASHING:
+            while len(run._hashes) < (last - run.start) * HASH_NBYTES:
+                unknown.append((run, last))
+                before = run.follows
+                if run._hashes or before is None:
+                    break
+                run, last = before.run, before.end
+            for each, until in reversed(unknown):
+                each._hash(until)
+            return self._hashes
 
     def _hash(self, end: int) -> None:
         """Hash its pages up to `end`; those that it follows are hashed."""
-        hashes, at, size = self._hashes, self._n_hashed, self._page_bytes
-        if at:
-            parent = self._hash_of(self.start + at - 1)
+        found, size = [self._hashes], self._page_bytes
+        if self._hashes:
+            parent = self._hashes[-HASH_NBYTES:]
         elif self.follows is None:
             parent = root_of(self.key_namespace)
         else:
-            parent = self.follows.run._hash_of(self.follows.end - 1)
-        for page in range(at, end - self.start):
-            parent = page_hash(parent, self._tokens[page * size : (page + 1) * size])
-            hashes[page * HASH_NBYTES : (page + 1) * HASH_NBYTES] = parent
-        self._n_hashed = max(end - self.start, self._n_hashed)
-
-    def _hash_of(self, page: int) -> bytes:
-        at = page - self.start
-        return bytes(self._hashes[at * HASH_NBYTES : (at + 1) * HASH_NBYTES])
+            parent = self.follows.run.known(self.follows.end - 1, self.follows.end)
+        for at in range(len(self._hashes) // HASH_NBYTES, end - self.start):
+            parent = page_hash(parent, self._tokens[at * size : (at + 1) * size])
+            found.append(parent)
+        self._hashes = b"".join(found)
 
 
 def root_of(namespace: object) -> bytes:
