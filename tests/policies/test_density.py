@@ -180,6 +180,17 @@ def test_hints_are_classes_of_their_own() -> None:
         assert {class_of(node.cells[0].stamp) for node in cache.tree.nodes()} == {0, 4, 8, 12}
 
 
+def test_a_hint_at_the_beginning_holds_unless_the_end_gives_another() -> None:
+    with Cache.open(["full"], device_tokens=8192, page_size=64, policy="density") as cache:
+        for number, (first, last) in enumerate([("over", None), ("over", "continues")]):
+            request = cache.begin(TokenKey([number] * 128), hint=first)
+            assert cache.admit(request).admitted
+            assert cache.allocate(request, 128)
+            cache.computed(request, 128)
+            cache.finish(request, hint=last)
+        assert {class_of(node.cells[0].stamp) for node in cache.tree.nodes()} == {12, 4}
+
+
 def test_an_explanation_says_how_data_is_ranked() -> None:
     with Cache.open(["full"], device_tokens=8192, page_size=64, policy="density") as cache:
         key = TokenKey(range(256))

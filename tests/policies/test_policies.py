@@ -215,3 +215,7 @@ def test_a_hint_that_is_none_is_refused_and_nothing_changes() -> None:
         with pytest.raises(ConfigError, match="finish: hint 'soon'; use one of 'continues'"):
             cache.finish(request, hint="soon")
         cache.abort(request)
+    with Cache.open(["full"], device_tokens=4096) as cache:
+        with pytest.raises(ConfigError, match="begin: hint 7; use one of 'continues'"):
+            cache.begin(TokenKey(range(100), "space"), hint=7)  # type: ignore[arg-type]
+        assert not cache.tree.roots

@@ -57,7 +57,7 @@ from kvgraft.requests.request import (
 from kvgraft.requests.resume_points import ResumePoints, resume_pages
 from kvgraft.requests.state_slots import InnerStates, StateSlots
 from kvgraft.requests.tables import slot_table, state_slot
-from kvgraft.requests.uses import Uses
+from kvgraft.requests.uses import Uses, expect_hint
 from kvgraft.sizes import expect_count
 from kvgraft.stats import CacheStats, ComponentStats, RequestStats, TokenStats
 from kvgraft.transfers import Fence, Transfer, TransferEngine
@@ -208,6 +208,7 @@ class Cache:
         chunk: int | None = None,
         prefetch: Prefetch | None = None,
         resume_at: int | Sequence[int] | None = None,
+        hint: Hint | str | None = None,
     ) -> Request:
         """Match `key` and pin the data found (M1 to M9).
 
@@ -221,10 +222,12 @@ class Cache:
                 are given up.
             resume_at: tokens of the prompt after which others will go on differently: the end of a
                 system prompt, of a document. They are resume points, rounded down to pages (I10).
+            hint: whether the sequence comes back, as in `finish`, where it is known by now: "over"
+                for the only request of a batch job. It holds unless `finish` gives another.
 
         Raises:
             ConfigError: no `TokenKey`, an empty one, a negative reservation, a chunk below one
-                token, or a namespace that storage has no name for.
+                token, no hint of that name, or a namespace that storage has no name for.
             LeaseError: the cache is closed, or the prefetch was cancelled or is none of this cache.
         """
         prompt = expect_key(key).n_tokens
@@ -238,6 +241,8 @@ class Cache:
         request = Request(key, prompt, prompt + reserve, chunk)
         if resume_at is not None:
             request.resume_at = resume_pages(resume_at, prompt, self.tree.page_size)
+        if hint is not None:
+            request.hint = expect_hint("begin", hint)
         self.tree.hold(key.namespace)
         try:
             if self.storage:
@@ -448,7 +453,8 @@ class Cache:
         """End a request and leave its data to the tree; return the tokens cached (I6, I7).
 
         A state component donates its live state if it stands on a page boundary. `hint` tells the
-        eviction policy whether the sequence comes back: "continues", "turn-ended" or "over".
+        eviction policy whether the sequence comes back: "continues", "turn-ended" or "over"; by
+        default it is that of `begin`.
         """
         self._expect(request, ADMITTED)
         self.uses.finish(request, hint)

@@ -8,6 +8,7 @@ from numbers import Integral
 from typing import Any, NamedTuple
 
 from kvgraft.errors import ConfigError, LeaseError
+from kvgraft.policies.policy import Hint
 from kvgraft.requests.parts import Part, StatePart
 from kvgraft.transfers.journal import Transfer
 from kvgraft.tree.keys import TokenKey, expect_namespace
@@ -122,6 +123,7 @@ class Request:
         load_started: whether `load_back` was called since it was admitted.
         limited: why the match is shorter than the tree's data; None if it is not, and after a
             failed load-back.
+        hint: whether its sequence comes back, as the engine knew when it began.
         memo: what the eviction policy keeps with it.
         use_class: class of its data, for the eviction policy.
         use_counted: whether the policy was told that it runs.
@@ -137,6 +139,7 @@ class Request:
         "computed",
         "device_tokens",
         "fetched",
+        "hint",
         "key",
         "key_edits",
         "last_left",
@@ -176,6 +179,7 @@ class Request:
         self.resume_at: tuple[int, ...] = ()
         self.skipped = NO_POINTS
         self.stage = LEASED
+        self.hint: Hint | None = None
         self.memo: Any = None
         self.use_class = 0
         self.use_counted = False

@@ -9,7 +9,7 @@ from kvgraft.policies.policy import MAX_CLASSES, EvictionPolicy, Hint, Use
 from kvgraft.requests.request import Request
 from kvgraft.tree.tree import Tree
 
-__all__ = ["Uses"]
+__all__ = ["Uses", "expect_hint"]
 
 
 class Uses:
@@ -66,8 +66,7 @@ class Uses:
             ConfigError: no hint of that name.
             ContractViolation: K1, the policy gives no class; P5, its code raises.
         """
-        if hint is not None:
-            hint = _expect_hint(hint)
+        hint = request.hint if hint is None else expect_hint("finish", hint)
         if not self.classifies:
             return
         use = self._use(request, request.memo)
@@ -97,9 +96,14 @@ class Uses:
         return Use(key.namespace, key.data, request.prompt, allocated, key.sums, memo)
 
 
-def _expect_hint(hint: Hint | str) -> Hint:
+def expect_hint(call: str, hint: Hint | str) -> Hint:
+    """The hint of that name.
+
+    Raises:
+        ConfigError: there is none.
+    """
     try:
         return Hint(hint)
     except ValueError:
         names = ", ".join(f"{each.value!r}" for each in Hint)
-        raise ConfigError(f"finish: hint {hint!r:.40}; use one of {names}, or None") from None
+        raise ConfigError(f"{call}: hint {hint!r:.40}; use one of {names}, or None") from None

@@ -8,6 +8,7 @@ from typing import TypeVar
 from kvgraft.config import WritePolicy
 from kvgraft.testing.machine.bench import Bench
 from kvgraft.testing.machine.hooks import locks
+from kvgraft.testing.machine.keeping import HINTS
 from kvgraft.testing.machine.legality import Pressure
 from kvgraft.testing.machine.live import Live
 from kvgraft.testing.machine.predicting import Adopted
@@ -116,8 +117,12 @@ class Donations:
                 own.captured.add(live.tracked)
             boundary = min(boundary, max((own.shared, *own.captured), default=0))
         self.bench.live.remove(live)
+        hint = HINTS[live.computed % len(HINTS)]
         cached = self._share(
-            live, boundary, "finish", lambda: self.cache.finish(live.request, self.bench.fence)
+            live,
+            boundary,
+            "finish",
+            lambda: self.cache.finish(live.request, self.bench.fence, hint),
         )
         self.bench.trace.outcome(f"{cached} tokens cached")
         expected = max(boundary, live.cached) * size

@@ -21,6 +21,7 @@ from kvgraft.testing.machine.comparing import check_unchanged, pins, plain
 from kvgraft.testing.machine.donations import Donations
 from kvgraft.testing.machine.hooks import locks
 from kvgraft.testing.machine.judging import Judge, as_violation
+from kvgraft.testing.machine.keeping import HINTS
 from kvgraft.testing.machine.keys import Keys
 from kvgraft.testing.machine.leases import Leases
 from kvgraft.testing.machine.legality import Pressure
@@ -109,6 +110,7 @@ class Harness:
             f"chunk {'all' if chunk is None else chunk}{f', resume at {mark}' if mark else ''}"
         )
         known = self._begun % 2 == 1
+        hint = HINTS[self._begun % len(HINTS)]
         key = self._keys.known(namespace, tokens) if known else TokenKey(tokens, namespace)
         sequence = (namespace, tokens)
         limit = self.leases.limit(len(tokens))
@@ -119,7 +121,13 @@ class Harness:
             self.judge.refuse(error, "explain")
         request = bench.act(
             "begin",
-            lambda: self.cache.begin(key, reserve=reserve, chunk=chunk, resume_at=mark),
+            lambda: self.cache.begin(
+                key,
+                reserve=reserve,
+                chunk=chunk,
+                resume_at=mark,
+                hint=hint,
+            ),
             pressure=self._touched(sequence, limit),
             uses=self._resumed(sequence, before, limit),
         )

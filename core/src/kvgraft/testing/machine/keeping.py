@@ -14,9 +14,12 @@ from kvgraft.policies.lru import LeastRecentlyUsed
 from kvgraft.policies.policy import EvictionPolicy, Hint, Order, Pool, Use, class_of
 from kvgraft.policies.recency import RecencyQueue
 
-__all__ = ["BY_AGE", "BY_NAMESPACE", "Keeping"]
+__all__ = ["BY_AGE", "BY_NAMESPACE", "HINTS", "Keeping"]
 
 N_RANKS = 3
+
+HINTS: tuple[Hint | None, ...] = (None, *Hint)
+"""An engine's hints; these policies ignore them."""
 
 
 class Keeping(NamedTuple):
