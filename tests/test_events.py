@@ -8,7 +8,7 @@ from threading import Thread
 
 import pytest
 
-from kvgraft import ConfigError, IntegrityError, PrefetchPolicy, TokenKey
+from kvgraft import ConfigError, GuardMode, IntegrityError, PrefetchPolicy, TokenKey
 from kvgraft.cache import Cache
 from kvgraft.events import Cleared, Event, Evicted, Hit, Mirror, MirrorError, Moved, Stored
 from kvgraft.stats import CacheStats, SlotHits
@@ -51,6 +51,14 @@ def test_all_events_together_give_the_residency_and_change_no_decision(setup: Se
             play(cache, mirror)
             seen.append((cache.stats(), tree_dump(cache)))
     assert seen[0] == seen[1]
+
+
+def test_a_guarded_cache_tells_the_same() -> None:
+    with SETUPS["full+swa+mamba"].open(
+        device_tokens=48, host_tokens=64, guard=GuardMode.ON
+    ) as cache:
+        play(cache, Mirror())
+        cache.check_integrity()
 
 
 def test_data_from_storage_comes_as_moved_and_goes_as_evicted() -> None:
