@@ -8,7 +8,8 @@ real tensors, small ones; copying states is part of the cost, running a model is
 
 New tokens are drawn before the clock starts; they come as a list of Python integers. A conversation
 keeps its key. The rows "new keys" show the other way: every request comes as an int32 array of its
-whole prompt, a key is built of it and compared from the root.
+whole prompt, a key is built of it and compared from the root. With "events read" a reader takes the
+cache's events after every request, and hashes no pages.
 
 The first passes time whole requests; the last one times each operation, so that its timers are not
 part of the others' numbers.
@@ -76,7 +77,7 @@ class LocalAttention:
 
 
 class Variant(NamedTuple):
-    """A component set and its bar in units."""
+    """A component set and its bar in units; keys may be new, and events may be read."""
 
     name: str
     components: dict[str, dict[str, Any]]
@@ -84,6 +85,7 @@ class Variant(NamedTuple):
     paged: tuple[str, ...]
     plugins: tuple[Plugin, ...] = ()
     keeps_keys: bool = True
+    reads_events: bool = False
 
 
 def variants() -> list[Variant]:
@@ -102,6 +104,14 @@ def variants() -> list[Variant]:
             {**full, "swa": wide, "mamba": states},
             24,
             ("full", "swa"),
+        ),
+        Variant("full, events read", full, None, ("full",), reads_events=True),
+        Variant(
+            "full + swa 128, events read",
+            {**full, "swa": {"window": 128}},
+            None,
+            ("full", "swa"),
+            reads_events=True,
         ),
         Variant("full, new keys", full, None, ("full",), keeps_keys=False),
         Variant(
@@ -165,6 +175,7 @@ def whole_requests(variant: Variant, conversations: int) -> Pass:
     costs: list[float] = []
     hit = total = 0
     paged = variant.paged
+    stream = cache.events() if variant.reads_events else None
     for turn in turns(conversations):
         if len(costs) % UNIT_EVERY == 0:
             unit.sample()
@@ -187,6 +198,8 @@ def whole_requests(variant: Variant, conversations: int) -> Pass:
             cache.computed(request, n_tokens)
         anchor = request.anchor_tokens
         cache.finish(request)
+        if stream is not None:
+            stream.take()
         costs.append(thread_time_ns() - start)
         assert admitted
         keys[turn.conversation] = key
@@ -295,7 +308,8 @@ def main() -> None:
             + ", ".join(f"{ratio:.3f}" for ratio in ratios)
         )
         print()
-    spent = {v.name: by_operation(v, conversations) for v in chosen if v.keeps_keys}
+    told = [v for v in chosen if v.keeps_keys and not v.reads_events]
+    spent = {v.name: by_operation(v, conversations) for v in told}
     grid(
         ["µs by operation, median", *OPERATIONS, "sum"],
         [
