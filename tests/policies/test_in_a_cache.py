@@ -282,7 +282,7 @@ class Stumbling(RecencyQueue):
         super().push(stamp, node)
 
 
-def test_a_candidate_that_could_not_be_entered_is_not_taken_for_one(
+def test_an_order_that_takes_no_candidate_breaks_no_books_and_is_named_when_room_is_made(
     opened: Callable[..., Cache],
 ) -> None:
     class Bad(LeastRecentlyUsed):
@@ -291,12 +291,17 @@ def test_a_candidate_that_could_not_be_entered_is_not_taken_for_one(
 
     with opened(Bad) as cache:
         component = cache.tree.components[0]
-        for number in range(2):
+        for number in range(4):
             cache.finish(started(cache, number, 16))
-        third = started(cache, 2, 16)
-        with pytest.raises(KeyError):
-            cache.finish(third)
-        assert component.entries[1] == len(component.device_queue) == 2
+        assert component.entries[1] == len(component.device_queue) == 3
+        ledger = component.device
+        assert (ledger.evictable, ledger.pinned, ledger.private) == (4, 0, 0)
+        for _ in range(2):
+            with pytest.raises(
+                ContractViolation, match=r"K2.*not take a candidate: KeyError: 'full"
+            ):
+                cache.evict("full", 16)
+        ledger.check()
 
 
 class Latest(RecencyQueue):

@@ -116,6 +116,7 @@ class TreeComponent:
             entry per cell and queue at most, see `Cell.queued`.
         entries: entries by queue, `BEHIND`, `ON_DEVICE` and `ON_HOST`, as the tree counts them.
         dead: how many of them are of nodes that left the tree.
+        refused: the error of an order that did not take a candidate; None if all took theirs.
     """
 
     __slots__ = (
@@ -139,6 +140,7 @@ class TreeComponent:
         "narrower",
         "reach",
         "reach_pages",
+        "refused",
         "slots_per_page",
         "stored_pages",
         "window_pages",
@@ -175,6 +177,7 @@ class TreeComponent:
         self.host_queue: Order = RecencyQueue()
         self.entries = [0] * (max(PLACES) + 1)
         self.dead = [0] * (max(PLACES) + 1)
+        self.refused: Exception | None = None
         self.device_evictions: dict[Cause, int] = dict.fromkeys(CAUSES, 0)
         self.host_evictions: dict[Cause, int] = dict.fromkeys(CAUSES, 0)
 
@@ -198,21 +201,29 @@ class TreeComponent:
         cell = node.cells[self.index]
         if cell.stamp < 0:
             if not cell.queued & BEHIND:
-                self.behind_queue.push(cell.stamp, node)
-                cell.queued |= BEHIND
-                self.entries[BEHIND] += 1
+                self._enter(self.behind_queue, BEHIND, node)
         elif not cell.queued & ON_DEVICE:
-            self.device_queue.push(cell.stamp, node)
-            cell.queued |= ON_DEVICE
-            self.entries[ON_DEVICE] += 1
+            self._enter(self.device_queue, ON_DEVICE, node)
 
     def queue_host(self, node: Node) -> None:
         """Enter a HOST eviction candidate; nothing happens if it is entered already."""
+        if not node.cells[self.index].queued & ON_HOST:
+            self._enter(self.host_queue, ON_HOST, node)
+
+    def _enter(self, queue: Order, place: int, node: Node) -> None:
+        """Enter a candidate in a queue.
+
+        Pins and ledgers are being changed, so an order that fails is told of where room is made
+        next (I8).
+        """
         cell = node.cells[self.index]
-        if not cell.queued & ON_HOST:
-            self.host_queue.push(cell.stamp, node)
-            cell.queued |= ON_HOST
-            self.entries[ON_HOST] += 1
+        try:
+            queue.push(cell.stamp, node)
+        except Exception as error:  # noqa: BLE001 - whatever a policy of others raises
+            self.refused = self.refused or error
+            return
+        cell.queued |= place
+        self.entries[place] += 1
 
     def take_device(self) -> Node | None:
         """The next DEVICE entry, taken off its queue: left behind first, then least recently used.
@@ -238,8 +249,12 @@ class TreeComponent:
 
         Raises:
             ContractViolation: K2, the policy's order gives what is not entered in it, an entry
-                again and again, or fewer than there are; or its code raises.
+                again and again, or fewer than there are; or its code raises, here or as a candidate
+                was entered.
         """
+        if self.refused is not None:
+            said = f"{type(self.refused).__name__}: {self.refused}"
+            raise self._bad_order(f"does not take a candidate: {said}") from self.refused
         entries = self.entries
         left = entries[place]
         while True:
@@ -260,9 +275,7 @@ class TreeComponent:
             cell.queued &= ~place
             entries[place] -= 1
             if there and cell.stamp != stamp and not moved:
-                queue.push(cell.stamp, node)
-                cell.queued |= place
-                entries[place] += 1
+                self._enter(queue, place, node)
                 left -= 1
                 continue
             if there and not moved:
