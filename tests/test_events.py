@@ -10,7 +10,7 @@ import pytest
 
 from kvgraft import ConfigError, GuardMode, IntegrityError, PrefetchPolicy, TokenKey
 from kvgraft.cache import Cache
-from kvgraft.events import Cleared, Event, Evicted, Hit, Mirror, MirrorError, Moved, Stored
+from kvgraft.events import Cleared, Event, Evicted, Hit, Moved, Residency, Stored
 from kvgraft.stats import CacheStats, SlotHits
 from kvgraft.types import Tier
 
@@ -21,34 +21,34 @@ from .storage_tier.shelf import drained, open_cache, settings, stocked, tier_of
 PROMPT = list(range(100, 133))
 
 
-def now(cache: Cache) -> Mirror:
+def now(cache: Cache) -> Residency:
     """The residency now, as a reader who begins is told it."""
-    mirror, stream = Mirror(), cache.events()
-    mirror.apply(stream.take())
+    told_of, stream = Residency(), cache.events()
+    told_of.apply(stream.take())
     stream.close()
-    return mirror
+    return told_of
 
 
-def play(cache: Cache, mirror: Mirror | None = None) -> None:
-    """Requests that share prefixes, in small pools; a mirror is compared after each."""
+def play(cache: Cache, told_of: Residency | None = None) -> None:
+    """Requests that share prefixes, in small pools; a told_of is compared after each."""
     server, draw = Server(cache), random.Random(3)
-    stream = None if mirror is None else cache.events()
+    stream = None if told_of is None else cache.events()
     for number in range(14):
         prompt = [draw.choice((1, 2)) for _ in range(draw.randint(1, 20))]
         server.serve(prompt, decode=draw.randint(0, 5), chunk=4)
         if number % 6 == 4:
             server.empty_device()
-        if mirror is not None and stream is not None:
-            mirror.apply(stream.take())
-            assert mirror.pages == now(cache).pages
+        if told_of is not None and stream is not None:
+            told_of.apply(stream.take())
+            assert told_of.pages == now(cache).pages
 
 
 @pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS)
 def test_all_events_together_give_the_residency_and_change_no_decision(setup: Setup) -> None:
     seen: list[tuple[CacheStats, object]] = []
-    for mirror in (None, Mirror()):
+    for told_of in (None, Residency()):
         with setup.open(device_tokens=48, host_tokens=64) as cache:
-            play(cache, mirror)
+            play(cache, told_of)
             seen.append((cache.stats(), tree_dump(cache)))
     assert seen[0] == seen[1]
 
@@ -57,7 +57,7 @@ def test_a_guarded_cache_tells_the_same() -> None:
     with SETUPS["full+swa+mamba"].open(
         device_tokens=48, host_tokens=64, guard=GuardMode.ON
     ) as cache:
-        play(cache, Mirror())
+        play(cache, Residency())
         cache.check_integrity()
 
 
@@ -127,23 +127,23 @@ def test_an_observer_that_raises_begins_again_and_requests_go_on(
         assert stream.failures == 1
         assert stream.lost >= len(told[1])
         assert told[2][0] == Cleared(stream.lost)
-        mirror = Mirror()
+        told_of = Residency()
         for events in told[2:]:
-            mirror.apply(events)
-        assert mirror.pages == now(cache).pages
+            told_of.apply(events)
+        assert told_of.pages == now(cache).pages
 
 
 def test_a_reader_that_lags_begins_again_with_a_snapshot() -> None:
     with installed("full").open() as cache:
-        mirror, stream = Mirror(), cache.events(limit=4)
-        mirror.apply(stream.take())
+        told_of, stream = Residency(), cache.events(limit=4)
+        told_of.apply(stream.take())
         for first in range(0, 60, 10):
             Server(cache).serve(list(range(first, first + 9)))
         assert stream.lost > 4
         events = stream.take()
         assert events[0] == Cleared(stream.lost)
-        mirror.apply(events)
-        assert mirror.pages == now(cache).pages
+        told_of.apply(events)
+        assert told_of.pages == now(cache).pages
         assert stream.take() == []
 
 
@@ -194,11 +194,11 @@ def test_pages_that_events_would_name_wrongly_are_found() -> None:
         cache.check_integrity()
 
 
-def test_a_mirror_refuses_an_event_that_does_not_fit() -> None:
+def test_an_event_that_does_not_fit_is_refused() -> None:
     with installed("full").open() as cache:
-        stream, mirror = cache.events(), Mirror()
+        stream, told_of = cache.events(), Residency()
         Server(cache).serve(PROMPT)
         events = stream.take()
-        mirror.apply(events)
-        with pytest.raises(MirrorError, match="there already"):
-            mirror.apply(events[1:])
+        told_of.apply(events)
+        with pytest.raises(IntegrityError, match="there already"):
+            told_of.apply(events[1:])

@@ -1,18 +1,18 @@
-"""Events of a cache: its residency, page by page, for routers, reports and mirrors (V1 to V3).
+"""Events of a cache: its residency, page by page, for routers and reports (V1 to V3).
 
 pages       runs of pages, and their hashes, made when they are asked for
 kinds       the events
 recording   makes events of the tree's changes
 stream      keeps them for one reader, which may lag or fail
-mirror      the residency that events tell of
+residency   the pages there are, as events tell
 """
 
 from __future__ import annotations
 
 from kvgraft.events.kinds import Cleared, Event, Evicted, Hit, Moved, Stored
-from kvgraft.events.mirror import Mirror, MirrorError
 from kvgraft.events.pages import Pages
 from kvgraft.events.recording import Recorder
+from kvgraft.events.residency import Residency
 from kvgraft.events.stream import EventStream
 
 __all__ = [
@@ -21,10 +21,9 @@ __all__ = [
     "EventStream",
     "Evicted",
     "Hit",
-    "Mirror",
-    "MirrorError",
     "Moved",
     "Pages",
     "Recorder",
+    "Residency",
     "Stored",
 ]

@@ -24,7 +24,7 @@ predicting      the expected result of a match
 resuming        where requests can be resumed from, and the data they leave there
 publishing      data the tree must adopt of it
 observing       the tree's content, as plain dictionaries
-watching        readers of events, whose mirrors must be the tree
+watching        readers of events, who are told exactly what the tree has
 checks          conditions between two snapshots
 legality        whether evictions were allowed, with tiers and recency
 payloads        bytes that say which tokens they were computed from

@@ -1,6 +1,6 @@
 """Readers of the cache's events beside the tree: a good one, one that lags, one that fails.
 
-The mirrors here are kept by events alone and share no code with `kvgraft.events.Mirror`. The model
+Each keeps what it was told, by code of its own: `kvgraft.events.Residency` is not used. The model
 names pages by namespace and all tokens up to their end; their hashes are made from these.
 """
 
@@ -54,7 +54,7 @@ class Names:
         return hashlib.sha256(parent + array("i", tokens).tobytes()).digest()
 
 
-class ModelMirror:
+class Told:
     """Hashes of pages by component and tier, as events told of them."""
 
     def __init__(self, names: Names, judge: Judge) -> None:
@@ -151,8 +151,8 @@ class Watching:
             self._streams = []
 
     def _listen(self) -> None:
-        mirrors = [ModelMirror(self._names, self.judge) for _ in range(3)]
-        self._good, self._lagging, self._failing = mirrors
+        told = [Told(self._names, self.judge) for _ in range(3)]
+        self._good, self._lagging, self._failing = told
         self._raised, self._begins_again = 0, True
         self._streams = [
             self.cache.events(),

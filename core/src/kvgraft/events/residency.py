@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvgraft.errors import KvgraftError
+from kvgraft.errors import IntegrityError
 from kvgraft.events.kinds import Cleared, Event, Evicted, Moved, Stored
 from kvgraft.types import Tier
 
-__all__ = ["Mirror", "MirrorError"]
+__all__ = ["Residency"]
 
 
-class MirrorError(KvgraftError):
-    """An event that cannot follow those before it."""
-
-
-class Mirror:
+class Residency:
     """Pages by component and tier, kept by events alone.
 
     Attributes:
@@ -30,7 +26,7 @@ class Mirror:
         """Take events in, in their order.
 
         Raises:
-            MirrorError: data comes that is there already, or leaves that is not; listen anew.
+            IntegrityError: data comes that is there already, or leaves that is not (V1).
         """
         for event in events:
             if isinstance(event, Cleared):
@@ -60,8 +56,10 @@ class Mirror:
         return found
 
 
-def _misfit(event: Stored | Moved | Evicted, said: str) -> MirrorError:
-    return MirrorError(
-        f"component {event.component!r}, {event.tier.value}: {type(event).__name__} of "
-        f"{event.pages!r}: a page {said}; start again with a new stream"
+def _misfit(event: Stored | Moved | Evicted, said: str) -> IntegrityError:
+    return IntegrityError(
+        "V1",
+        event.component,
+        f"{type(event).__name__} of {event.pages!r} on {event.tier.value}: a page {said}; begin "
+        "again with a new stream",
     )
