@@ -23,32 +23,32 @@ PROMPT = list(range(100, 133))
 
 def now(cache: Cache) -> Residency:
     """The residency now, as a reader who begins is told it."""
-    told_of, stream = Residency(), cache.events()
-    told_of.apply(stream.take())
+    residency, stream = Residency(), cache.events()
+    residency.apply(stream.take())
     stream.close()
-    return told_of
+    return residency
 
 
-def play(cache: Cache, told_of: Residency | None = None) -> None:
-    """Requests that share prefixes, in small pools; a told_of is compared after each."""
+def play(cache: Cache, residency: Residency | None = None) -> None:
+    """Requests that share prefixes, in small pools; what was told is compared after each."""
     server, draw = Server(cache), random.Random(3)
-    stream = None if told_of is None else cache.events()
+    stream = None if residency is None else cache.events()
     for number in range(14):
         prompt = [draw.choice((1, 2)) for _ in range(draw.randint(1, 20))]
         server.serve(prompt, decode=draw.randint(0, 5), chunk=4)
         if number % 6 == 4:
             server.empty_device()
-        if told_of is not None and stream is not None:
-            told_of.apply(stream.take())
-            assert told_of.pages == now(cache).pages
+        if residency is not None and stream is not None:
+            residency.apply(stream.take())
+            assert residency.pages == now(cache).pages
 
 
 @pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS)
 def test_all_events_together_give_the_residency_and_change_no_decision(setup: Setup) -> None:
     seen: list[tuple[CacheStats, object]] = []
-    for told_of in (None, Residency()):
+    for residency in (None, Residency()):
         with setup.open(device_tokens=48, host_tokens=64) as cache:
-            play(cache, told_of)
+            play(cache, residency)
             seen.append((cache.stats(), tree_dump(cache)))
     assert seen[0] == seen[1]
 
@@ -127,23 +127,23 @@ def test_an_observer_that_raises_begins_again_and_requests_go_on(
         assert stream.failures == 1
         assert stream.lost >= len(told[1])
         assert told[2][0] == Cleared(stream.lost)
-        told_of = Residency()
+        residency = Residency()
         for events in told[2:]:
-            told_of.apply(events)
-        assert told_of.pages == now(cache).pages
+            residency.apply(events)
+        assert residency.pages == now(cache).pages
 
 
 def test_a_reader_that_lags_begins_again_with_a_snapshot() -> None:
     with installed("full").open() as cache:
-        told_of, stream = Residency(), cache.events(limit=4)
-        told_of.apply(stream.take())
+        residency, stream = Residency(), cache.events(limit=4)
+        residency.apply(stream.take())
         for first in range(0, 60, 10):
             Server(cache).serve(list(range(first, first + 9)))
         assert stream.lost > 4
         events = stream.take()
         assert events[0] == Cleared(stream.lost)
-        told_of.apply(events)
-        assert told_of.pages == now(cache).pages
+        residency.apply(events)
+        assert residency.pages == now(cache).pages
         assert stream.take() == []
 
 
@@ -196,9 +196,9 @@ def test_pages_that_events_would_name_wrongly_are_found() -> None:
 
 def test_an_event_that_does_not_fit_is_refused() -> None:
     with installed("full").open() as cache:
-        stream, told_of = cache.events(), Residency()
+        stream, residency = cache.events(), Residency()
         Server(cache).serve(PROMPT)
         events = stream.take()
-        told_of.apply(events)
+        residency.apply(events)
         with pytest.raises(IntegrityError, match="there already"):
-            told_of.apply(events[1:])
+            residency.apply(events[1:])
