@@ -144,11 +144,11 @@ class Publisher:
 
     def publish_states(self, request: Request) -> None:
         """Hand the tree the states captured so far, with the pages before them."""
-        captured = [part.captured for part in request.state_parts if part.captured]
+        captured = [page for part in request.state_parts for page in part.captured]
         if not captured:
             return
         shareable = self._shareable(request)
-        end = max([page for pages in captured for page in pages if page <= shareable], default=0)
+        end = max([page for page in captured if page <= shareable], default=0)
         if end and self.tree.prefix_closed:
             self.publish(request, end, request.computed // self.tree.page_size)
 

@@ -18,7 +18,7 @@ from kvgraft.stats import PointStats
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.explaining import SkippedPoints
 from kvgraft.tree.matching import Match
-from kvgraft.tree.node import Node
+from kvgraft.tree.node import KINDS, Node
 from kvgraft.tree.tree import Tree
 from kvgraft.types import PointKind
 
@@ -133,21 +133,25 @@ class ResumePoints:
         if anchor < last != repeat:
             ahead[last] = PROMPT_END
         has_state = self.tree.has_state
-        if not has_state and not named:
+        if named:
+            ahead = dict(sorted(ahead.items()))
+        if not has_state:
             return ahead, []
-        points: dict[int, PointKind] = {}
+        repeats_alone = repeat if repeat != last and found.base < repeat else -1
         before = anchor
-        for page, kind in sorted(ahead.items()) if named else ahead.items():
+        checkpoints: list[int] = []
+        for page in ahead:
             gain = page - before
-            if has_state and page not in named:
-                if self.cuts and gain < self.cut_pages and page * size != request.prompt:
-                    continue
-                of_use_to_repeats_alone = page == repeat != last and found.base < repeat
-                if of_use_to_repeats_alone and gain < repeat * REPEAT_SHARE:
-                    continue
-            points[page] = kind
+            if page not in named and (
+                (self.cuts and gain < self.cut_pages and page * size != request.prompt)
+                or (page == repeats_alone and gain < repeat * REPEAT_SHARE)
+            ):
+                continue
+            checkpoints.append(page)
             before = page
-        return points, list(points) if has_state else []
+        if len(checkpoints) < len(ahead):
+            ahead = {page: ahead[page] for page in checkpoints}
+        return ahead, checkpoints
 
     def grid_between(self, request: Request, start: int, end: int) -> range:
         """Pages in `(start, end]` of the prompt at which the grid has a point."""
@@ -211,9 +215,9 @@ class ResumePoints:
 
     def used_at(self, anchor: Node) -> None:
         """Count the use of a point: a request was admitted and resumes at the end of `anchor`."""
-        kind = anchor.point_at(anchor.end)
-        if kind is not None:
-            self.used[kind] += 1
+        points = anchor.points
+        if len(points) == anchor.end - anchor.start:  # they end with a point
+            self.used[KINDS[points[-1]]] += 1
 
     def skips(self) -> tuple[SkippedPoints, ...]:
         """Kinds of which points were skipped since the cache was opened, and why the last was."""

@@ -69,7 +69,12 @@ class StateSlots:
         Page 0 stands for no boundary: a state that was due and not kept has been overwritten.
         """
         due_as = DECODED
-        self._skip_overwritten(request)
+        parts = request.state_parts
+        for part in parts:
+            if part.due and part.due_as is POINT:
+                # It was promised and never kept, and the model has written over it (I11).
+                self.points.skip(request, part.due, "the engine computed past it")
+                part.account.forgo(1)
         ahead = request.checkpoints
         while ahead and ahead[0] != page and ahead[0] * self.tree.page_size <= request.computed:
             self._skip_promised(request, ahead.pop(0), "the engine computed past it")
@@ -85,15 +90,8 @@ class StateSlots:
                 page = 0
         elif request.total <= request.prompt:
             page = 0
-        for part in request.state_parts:
+        for part in parts:
             part.due, part.due_as = page, due_as
-
-    def _skip_overwritten(self, request: Request) -> None:
-        """A promised state still due was never kept, and the model has written over it (I11)."""
-        for part in request.state_parts:
-            if part.due and part.due_as is POINT:
-                self.points.skip(request, part.due, "the engine computed past it")
-                part.account.forgo(1)
 
     def check_inner(self, request: Request, end: int, states: InnerStates) -> None:
         """Refuse states of a chunk up to token `end` that have no place, before anything changes.

@@ -14,7 +14,7 @@ from kvgraft.types import PointKind
 if TYPE_CHECKING:
     from kvgraft.tree.operations import Incoming, Operation
 
-__all__ = ["BEHIND", "ON_DEVICE", "ON_HOST", "Cell", "Node", "PageNames"]
+__all__ = ["BEHIND", "KINDS", "ON_DEVICE", "ON_HOST", "Cell", "Node", "PageNames"]
 
 ON_DEVICE = 1
 ON_HOST = 2
