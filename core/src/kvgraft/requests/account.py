@@ -98,7 +98,4 @@ class Account:
     def close(self) -> None:
         """Give the promise back; the slots are given back by their owner."""
         self.ledger.promised -= self.promised
-        self.promised = 0
-        self.load = 0
-        self.peak = 0
-        self.remaining = 0
+        self.promised = self.load = self.peak = self.remaining = 0

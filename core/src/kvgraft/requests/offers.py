@@ -78,8 +78,8 @@ class Offers:
             }
             offered = {p: s for p, s in offered.items() if p not in part.captured}
         if offered:
-            part.shared = max([part.shared, *offered])
-        part.account.release(len(offered))
+            part.shared = max(part.shared, *offered)
+            part.account.release(len(offered))
         return Holding([], offered, request.left)
 
     def _classed(self, request: Request, part: Part, runs: list[Run]) -> list[Run]:

@@ -64,6 +64,8 @@ class Part:
 
     def give_back(self) -> None:
         """Free every slot it holds (H8)."""
+        if not self.runs:
+            return
         for run in self.runs:
             self.component.device.give_private(run.device)
             if self.host_account is not None and run.host is not None:
@@ -167,6 +169,8 @@ class StatePart(Part):
 
     def give_back(self) -> None:
         """Free every state it holds (H8)."""
+        if self.live is None and self.tracked is None and not self.captured:
+            return
         for slots in self.owned():
             self.component.device.give_private(slots)
         self.live = self.tracked = None

@@ -161,10 +161,14 @@ class Tree:
 
     def let_go(self, namespace: object) -> None:
         """They ended; an empty namespace that nobody works in leaves nothing behind."""
-        self._holders[namespace] -= 1
-        if not self._holders[namespace]:
-            del self._holders[namespace]
-            self._forget_empty(self.roots[namespace])
+        left = self._holders[namespace] - 1
+        if left:
+            self._holders[namespace] = left
+            return
+        del self._holders[namespace]
+        root = self.roots[namespace]
+        if root.children is None:
+            self._forget_empty(root)
 
     def _forget_empty(self, root: Node) -> None:
         namespace = self._namespaces[root.ident]
