@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from threading import Thread
+from typing import Any
 
 import pytest
 
@@ -116,14 +117,14 @@ def test_an_observer_that_raises_begins_again_and_requests_go_on(
     def observer(events: list[Event]) -> None:
         told.append(events)
         if len(told) == 2:
-            raise RuntimeError("no route to host")
+            raise RuntimeError("no route\nto host")
 
     with installed("full").open() as cache, caplog.at_level(logging.WARNING, "kvgraft"):
         stream = cache.observe(observer)
         for prompt in ([1] * 8, [2] * 8, [3] * 8, [4] * 8):
             Server(cache).serve(prompt)
         cache.poll()
-        assert "no route to host" in caplog.text
+        assert "RuntimeError: no route to host" in caplog.text
         assert stream.failures == 1
         assert stream.lost >= len(told[1])
         assert told[2][0] == Cleared(stream.lost)
@@ -163,6 +164,18 @@ def test_nobody_is_told_once_all_streams_are_closed() -> None:
         assert streams[0].take() == []
         with pytest.raises(ConfigError, match="events: limit"):
             cache.events(limit=0)
+
+
+async def told_later(events: list[Event]) -> None:
+    raise AssertionError(events)
+
+
+@pytest.mark.parametrize("observer", [None, 3, told_later])
+def test_an_observer_that_nothing_can_call_is_refused(observer: Any) -> None:
+    with installed("full").open() as cache:
+        with pytest.raises(ConfigError, match=r"observe: observer .*; give a function"):
+            cache.observe(observer)
+        assert not listens(cache)
 
 
 def test_pages_are_hashed_alike_on_several_threads() -> None:

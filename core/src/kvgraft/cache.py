@@ -18,6 +18,7 @@ One thread calls it. Nothing here waits, except write-back eviction and `drain`,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from inspect import iscoroutinefunction
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -607,8 +608,9 @@ class Cache:
         some polls, with a snapshot (V3).
 
         Raises:
-            ConfigError: a limit below 1.
+            ConfigError: a limit below 1, or an observer that is no function, or an `async` one.
         """
+        _expect_observer(observer)
         return self._open_stream(limit, observer)
 
     def _open_stream(
@@ -707,3 +709,9 @@ class Cache:
         del self.requests[id(request)]
         self.leases.unpin(request.receipt)
         self.tree.let_go(request.namespace)
+
+
+def _expect_observer(observer: object) -> None:
+    if not callable(observer) or iscoroutinefunction(observer):
+        said = "; give a function, not an async one, of a list of events"
+        raise ConfigError(f"observe: observer {observer!r:.40}{said}")

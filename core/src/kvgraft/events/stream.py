@@ -90,7 +90,7 @@ class EventStream:
             self.failures += 1
             self._start_again(len(events))
             self._rest = self._next_rest = min(2 * self._next_rest + 1, LONGEST_REST)
-            said = f"{type(error).__name__}: {error}"
+            said = f"{type(error).__name__}: {' '.join(str(error).split())}"
             logger.warning("an observer of events raised and begins again later: %s", said)
         else:
             self._next_rest = 0
