@@ -70,6 +70,7 @@ def test_a_touch_is_a_use_of_header_and_payload_and_of_nothing_else(base: str) -
 
 def test_values_that_were_touched_outlive_others() -> None:
     server = shared.evicting()
+    server.ask("FLUSHALL")  # room for all but fewer of these than are old
     old, new = addresses(30), addresses(60, 30)
     with supervised(f"{server.url}?prefix={PREFIX}") as storage:
         assert stored(storage, old, SIZE) == [OK] * 30
