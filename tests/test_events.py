@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from kvgraft import ConfigError, GuardMode, IntegrityError, PrefetchPolicy, TokenKey
+from kvgraft import (
+    ConfigError,
+    GuardMode,
+    IntegrityError,
+    LeaseError,
+    PrefetchPolicy,
+    TokenKey,
+)
 from kvgraft.cache import Cache
 from kvgraft.events import Cleared, Event, Evicted, Hit, Moved, Residency, Stored
 from kvgraft.stats import CacheStats, SlotHits
@@ -176,6 +183,15 @@ def test_an_observer_that_nothing_can_call_is_refused(observer: Any) -> None:
         with pytest.raises(ConfigError, match=r"observe: observer .*; give a function"):
             cache.observe(observer)
         assert not listens(cache)
+
+
+def test_a_closed_cache_opens_no_stream() -> None:
+    with installed("full").open() as cache:
+        pass
+    with pytest.raises(LeaseError, match="the cache is closed; open another"):
+        cache.events()
+    with pytest.raises(LeaseError, match="the cache is closed; open another"):
+        cache.observe(print)
 
 
 def test_pages_are_hashed_alike_on_several_threads() -> None:

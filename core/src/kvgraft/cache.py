@@ -238,7 +238,7 @@ class Cache:
         if prompt < 1:
             raise ConfigError(f"request of {prompt} tokens; give at least 1")
         if self.closed:
-            raise LeaseError("the cache is closed; open another")
+            raise _closed()
         request = Request(key, prompt, prompt + reserve, chunk)
         if resume_at is not None:
             request.resume_at = resume_pages(resume_at, prompt, self.tree.page_size)
@@ -595,6 +595,7 @@ class Cache:
 
         Raises:
             ConfigError: a limit below 1.
+            LeaseError: the cache is closed.
         """
         return self._open_stream(limit, None)
 
@@ -609,6 +610,7 @@ class Cache:
 
         Raises:
             ConfigError: a limit below 1, or an observer that is no function, or an `async` one.
+            LeaseError: the cache is closed.
         """
         _expect_observer(observer)
         return self._open_stream(limit, observer)
@@ -617,6 +619,8 @@ class Cache:
         self, limit: int, observer: Callable[[list[Event]], object] | None
     ) -> EventStream:
         limit = expect_count("events: limit", limit, 1)
+        if self.closed:
+            raise _closed()
         if self._recorder is None:
             recorder: type[Recorder] = optional("events")
             self._recorder = recorder(self.tree, self._stop_recording)
@@ -709,6 +713,10 @@ class Cache:
         del self.requests[id(request)]
         self.leases.unpin(request.receipt)
         self.tree.let_go(request.namespace)
+
+
+def _closed() -> LeaseError:
+    return LeaseError("the cache is closed; open another")
 
 
 def _expect_observer(observer: object) -> None:
