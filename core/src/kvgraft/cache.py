@@ -146,6 +146,7 @@ class Cache:
         self.uses = Uses(self.tree, parts.policy)
         self.hits = HitCounts(self.tree)
         self.requests: dict[int, Request] = {}
+        self._mark = object()
         self.pages = parts.kind(PageSlots)(self.tree, self.evictor)
         self.states = parts.kind(StateSlots)(self.tree, self.mounted, self.evictor, self.points)
         self.offers = parts.kind(Offers)(self.tree)
@@ -239,7 +240,7 @@ class Cache:
             raise ConfigError(f"request of {prompt} tokens; give at least 1")
         if self.closed:
             raise _closed()
-        request = Request(key, prompt, prompt + reserve, chunk)
+        request = Request(key, prompt, prompt + reserve, chunk, self._mark)
         if resume_at is not None:
             request.resume_at = resume_pages(resume_at, prompt, self.tree.page_size)
         if hint is not None:
@@ -676,7 +677,11 @@ class Cache:
                 raise LeaseError("request belongs to another cache; use the one that began it")
 
     def _expect(self, request: Request, stage: Stage) -> None:
-        if self.requests.get(id(request), self) is not request:
+        try:
+            is_own = request.cache_mark is self._mark
+        except AttributeError:
+            raise no_request(request) from None
+        if not is_own:
             self._expect_own(request)
         if request.stage is not stage:
             raise LeaseError(

@@ -118,7 +118,7 @@ class Leases:
             except BaseException:
                 self.unpin(receipt)
                 raise
-        request.receipt = receipt
+        request.receipt, request.root = receipt, found.root
         request.limited = limited
         request.key.found_at(anchor, found.root)
         request.anchor_tokens = found.anchor * tree.page_size

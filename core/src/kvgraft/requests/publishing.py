@@ -168,7 +168,7 @@ class Publisher:
         inserted = self._insert(request, end, Going(position, there))
         if inserted.anchor.end > boundary:
             pinning.advance(self.tree, request.receipt, inserted.anchor, boundary)
-            request.key.found_at(inserted.anchor, self.tree.root(request.key.namespace))
+            request.key.found_at(inserted.anchor, request.root)
         request.published = True
 
     def _there_already(self, request: Request, end: int) -> int | None:
@@ -231,7 +231,7 @@ class Publisher:
             request.points.setdefault(page, END)
         inserted = self._insert(request, page, None)
         request.last_point = max(request.last_point, page)
-        key.found_at(inserted.anchor, self.tree.root(key.namespace))
+        key.found_at(inserted.anchor, request.root)
         return inserted
 
     def share(self, request: Request, page: int, locks: Locks | None) -> None:

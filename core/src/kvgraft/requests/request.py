@@ -12,6 +12,7 @@ from kvgraft.policies.policy import Hint
 from kvgraft.requests.parts import Part, StatePart
 from kvgraft.transfers.journal import Transfer
 from kvgraft.tree.keys import TokenKey, expect_namespace
+from kvgraft.tree.node import Node
 from kvgraft.tree.pinning import Receipt
 from kvgraft.types import PointKind, Span
 
@@ -115,6 +116,9 @@ class Request:
         left: boundaries in pages whose states it left behind, where no resume point is.
         last_point: the deepest of `points` it has passed.
         last_left: the deepest of `left` it has passed.
+        cache_mark: an object of its cache alone; not the cache, which a request kept after its end
+            would keep as well.
+        root: its namespace's root, which stays while it runs.
         cached: the deepest boundary, in pages, that it can leave all components' data at so far.
         published: whether the tree got pages of it that no backup was started for.
         stage: leased, admitted or closed.
@@ -133,6 +137,7 @@ class Request:
         "allocated",
         "anchor_tokens",
         "bounded_parts",
+        "cache_mark",
         "cached",
         "checkpoints",
         "chunk",
@@ -156,6 +161,7 @@ class Request:
         "published",
         "receipt",
         "resume_at",
+        "root",
         "skipped",
         "stage",
         "state_parts",
@@ -166,7 +172,10 @@ class Request:
         "waits",
     )
 
-    def __init__(self, key: TokenKey, prompt: int, total: int, chunk: int) -> None:
+    def __init__(
+        self, key: TokenKey, prompt: int, total: int, chunk: int, cache_mark: object
+    ) -> None:
+        self.cache_mark = cache_mark
         self.key = key
         self.key_edits = key.edits
         self.namespace = key.namespace
@@ -185,6 +194,7 @@ class Request:
         self.use_counted = False
         # A lease fills these in, also one that takes another's place.
         self.receipt: Receipt
+        self.root: Node
         self.limited: Limited | None
         self.anchor_tokens: int
         self.device_tokens: int
