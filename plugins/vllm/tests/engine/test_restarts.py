@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
-import signal
-import socket
-import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +15,7 @@ pytest.importorskip("vllm._custom_ops", reason="this vLLM has no kernels: make t
 
 from plugins.vllm.tests.engine.lives import Life, live, prompts
 from plugins.vllm.tests.engine.models import DTYPES, FAMILIES, write_model
+from plugins.vllm.tests.engine.value_server import value_server
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -58,29 +54,6 @@ def ask(models: Path) -> Ask:
 
 def file_tier(directory: Path, **more: Any) -> dict[str, Any]:
     return {"path": str(directory), "capacity": "64MB", "deadline_s": 1, **more}
-
-
-@contextlib.contextmanager
-def redis(directory: Path) -> Iterator[tuple[str, Callable[[], None]]]:
-    """A server's address, and a way to stop it in its tracks."""
-    program = shutil.which("valkey-server") or shutil.which("redis-server")
-    if program is None:
-        pytest.skip("neither valkey-server nor redis-server is installed")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    server = subprocess.Popen(
-        [program, "--port", str(port), "--dir", str(directory), "--save", ""],
-        stdout=subprocess.DEVNULL,
-    )
-    try:
-        for _ in range(100):
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-                break
-            time.sleep(0.1)
-        yield f"127.0.0.1:{port}", lambda: os.kill(server.pid, signal.SIGKILL)  # in any process
-    finally:
-        server.kill()
-        server.wait()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -173,7 +146,7 @@ def test_other_weights_of_the_same_name_are_not_answered_from_the_store(
 def test_valkey_outlives_the_engine_and_its_own_end_is_misses(
     alone: Callable[[str], Life], ask: Ask, tmp_path: Path
 ) -> None:
-    with redis(tmp_path) as (place, stop):
+    with value_server(tmp_path) as (place, stop):
         tier = {"backend": "valkey", "path": place, "deadline_s": 1}
         ask(tier)
         again = ask(tier)

@@ -24,6 +24,7 @@ pytest.importorskip("vllm._custom_ops", reason="this vLLM has no kernels: make t
 from openai import OpenAI
 from plugins.vllm.tests.engine.lives import ENVIRONMENT, prompts, transfer_config
 from plugins.vllm.tests.engine.models import write_model
+from plugins.vllm.tests.engine.value_server import value_server
 
 ROOT = Path(__file__).parents[4]
 START_S = 600
@@ -121,18 +122,23 @@ def equal(mine: list[Answer], yours: list[Answer]) -> bool:
     return all(a[0] == b[0] and a[1] == pytest.approx(b[1], abs=1e-4) for a, b in zip(mine, yours))
 
 
-def test_a_server_killed_and_started_again_and_a_second_one_answer_from_the_store(
-    tmp_path: Path,
-) -> None:
-    model = write_model("llama", tmp_path)
+@pytest.fixture(params=["file", "valkey"])
+def tier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, Any]]:
+    """The tier's settings, over each kind of store that several servers share."""
+    given = {"type": "KvgraftTier", "module_path": "kvgraft_vllm.tier"}
+    if request.param == "valkey":
+        with value_server(tmp_path) as (place, _):
+            yield {**given, "backend": "valkey", "path": place}
+        return
     store = tmp_path / "store"
     store.mkdir()
-    tier = {
-        "type": "KvgraftTier",
-        "module_path": "kvgraft_vllm.tier",
-        "path": str(store),
-        "capacity": "64MB",
-    }
+    yield {**given, "path": str(store), "capacity": "64MB"}
+
+
+def test_a_server_killed_and_started_again_and_a_second_one_answer_from_the_store(
+    tier: dict[str, Any], tmp_path: Path
+) -> None:
+    model = write_model("llama", tmp_path)
     asked = prompts()
     with serving(model, None, tmp_path / "alone.log") as alone:
         expected = [alone.ask(prompt)[0] for prompt in asked]
