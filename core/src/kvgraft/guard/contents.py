@@ -147,6 +147,10 @@ class Contents:
             total = crc32(lanes[int(rows[at])].cpu().contiguous().numpy().tobytes(), total)
         return total
 
+    def forget(self, transfer: Transfer) -> None:
+        """It ends unseen; another transfer may be at its address later."""
+        self._sources.pop(id(transfer), None)
+
     def ending(self, transfer: Transfer) -> None:
         """The copies have ended: target rows equal the source rows, then and now (B3, R5)."""
         sources = self._sources.pop(id(transfer), [])

@@ -87,6 +87,7 @@ class Moves:
         """`Journal.acknowledge`, if the copies have ended; then check the published data."""
         operation = transfer.operation
         if not self.is_looking() or operation is None:
+            self.watched.contents.forget(transfer)
             acknowledge(transfer)
             return
         if not transfer.ticket.done:
