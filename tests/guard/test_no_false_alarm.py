@@ -69,7 +69,7 @@ def test_a_crowd_of_requests_raises_no_alarm_and_ends_as_without_a_guard(
 @pytest.mark.parametrize("name", SETUPS)
 def test_a_sampled_guard_raises_no_alarm_either(name: str) -> None:
     cache = crowd(name, 0, GuardMode.SAMPLED, guard_sample=0.3, guard_full_check=5).cache
-    assert cache.guard is not None
+    assert isinstance(cache.guard, Guard)
     assert not cache.guard.watched.contents._sources, "of transfers that ended"
     cache.close()
 
