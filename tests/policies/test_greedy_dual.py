@@ -1,4 +1,4 @@
-"""What is dear to compute again outlives what is cheap, but not for ever."""
+"""Data that is dear to compute again outlives data that is cheap, but leaves in the end."""
 
 from __future__ import annotations
 

@@ -110,9 +110,9 @@ class Density:
     def classify(self, use: Use) -> tuple[int, Any]:
         """Whether half of the prompt was seen before, how often, and how fast it goes on.
 
-        What was evicted since counts as seen. How often is whether the longest prefix seen was used
-        more than once. How fast is the mean of the slots given out between its uses, once there
-        were three: each counts half as much as the one after it. Its bin is one of age.
+        Evicted data counts as seen. The class notes whether the longest prefix seen was used more
+        than once, and, from the third use on, the mean of the slots given out between its uses:
+        each counts half as much as the one after it. The bins of that mean are those of ages.
         """
         visit = self.prefixes.visit(prefix_sums(use, use.prompt_tokens))
         last, n_seen = visit.trail, visit.n_seen

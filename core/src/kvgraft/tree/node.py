@@ -161,11 +161,6 @@ class Node:
             return children.values()
         return () if children is None else (children,)
 
-    def point_at(self, page: int) -> PointKind | None:
-        """The kind of the resume point at a boundary of the node, in pages; None if it is none."""
-        at = page - self.start
-        return KINDS[self.points[at - 1]] if 0 < at <= len(self.points) else None
-
     def mark_point(self, page: int, kind: PointKind) -> bool:
         """Boundary `page`, one of the node's, is a resume point; False where it is one already."""
         at, points = page - self.start, self.points
