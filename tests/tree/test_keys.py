@@ -72,6 +72,19 @@ def test_a_token_that_is_no_int32_is_refused_and_the_key_stays_as_it_was(tokens:
 
 
 @pytest.mark.parametrize(
+    ("tokens", "bad"),
+    [
+        ([3, 1.5], "token 1 is 1.5"),
+        ((2**40,), "token 0 is 1099511627776"),
+        ([7, 7, "a"], "2 is 'a'"),
+    ],
+)
+def test_a_refusal_names_the_first_token_that_is_no_int32(tokens: Any, bad: str) -> None:
+    with pytest.raises(ConfigError, match=bad):
+        TokenKey(tokens)
+
+
+@pytest.mark.parametrize(
     "text",
     [b"ab", bytearray(b"ab"), memoryview(b"ab"), "ab", b"", ""],
     ids=["bytes", "bytearray", "memoryview", "str", "no bytes", "no text"],

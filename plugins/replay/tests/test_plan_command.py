@@ -212,17 +212,24 @@ def test_a_closed_loop_has_no_curve_and_says_why(planned: Plan, tmp_path: Path) 
     assert "closed loop" in result["curve"]["reason"]
 
 
-def test_without_a_package_that_reads_models_one_line_names_the_package_to_install() -> None:
+def test_a_model_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent: no such file; give a model's config\.json"):
+        components_of(tmp_path / "absent", [])
+
+
+def test_without_a_package_that_reads_models_one_line_names_the_package_to_install(
+    tmp_path: Path,
+) -> None:
     def broken() -> object:
         raise ImportError("no module named 'transformers'")
 
     advice = "pip install -r plugins/transformers/requirements.txt"
     with pytest.raises(ConfigError, match="no installed package reads a model's") as caught:
-        components_of(Path("config.json"), [])
+        components_of(tmp_path, [])
     assert advice in str(caught.value)
     package = Published("transformers", "kvgraft-transformers", "1", ("one",), broken)
     with pytest.raises(ConfigError, match="no module named 'transformers'") as caught:
-        components_of(Path("config.json"), [package])
+        components_of(tmp_path, [package])
     assert advice in str(caught.value)
 
 

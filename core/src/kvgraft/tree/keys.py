@@ -144,6 +144,17 @@ def _is_text(tokens: object) -> bool:
     return isinstance(tokens, (str, bytes, bytearray))
 
 
+def _first_bad(tokens: object, error: Exception) -> str:
+    """Which token cannot be used; what was raised where the tokens were an iterator."""
+    if isinstance(tokens, (list, tuple)):
+        for index, token in enumerate(tokens):
+            try:
+                struct.pack("i", token)
+            except (TypeError, struct.error):
+                return f"token {index} is {_shown(token)}"
+    return str(error)
+
+
 def _shown(value: object) -> str:
     """The start of a value's text; its type where it has none, as an int of 5,000 digits."""
     try:
@@ -217,7 +228,7 @@ class TokenKey:
                 data = array("i", tokens).tobytes()
         except (OverflowError, TypeError, struct.error) as error:
             raise ConfigError(
-                f"token ids must be integers that fit int32: {error}; "
+                f"token ids must be integers that fit int32: {_first_bad(tokens, error)}; "
                 "use the model's own vocabulary"
             ) from error
         if not data[SIGN_BYTE::TOKEN_BYTES].isascii():

@@ -36,9 +36,13 @@ def components_of(path: Path, readers: Sequence[Published]) -> dict[str, dict[st
         readers: what installed packages publish in `MODELS_GROUP`; the first is asked.
 
     Raises:
-        ConfigError: no installed package reads such files, or the file describes no model that
-            components serve.
+        ConfigError: there is no such file, no installed package reads such files, or the file
+            describes no model that components serve.
     """
+    if not path.exists():
+        raise ConfigError(
+            f"--model {path}: no such file; give a model's config.json or the directory it is in"
+        )
     if not readers:
         raise ConfigError(
             f"--model {path}: no installed package reads a model's configuration; "
