@@ -10,6 +10,7 @@ planes, attention   one tensor's share of a slot
 paged               pool and mirror of a component that keeps pages
 copies              rows to move between a pool and its mirror
 plan, available     memory that pools take, and memory that is available
+resizing, reserved  slots and memory of pools whose boundary moves
 
 Importing this package imports no torch; names that need it load it on first use.
 """

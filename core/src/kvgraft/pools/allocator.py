@@ -31,18 +31,21 @@ class SlotAllocator:
         capacity: number of slots, numbered from 0.
 
     Attributes:
+        end: slot numbers below it are open; the capacity, where that never changes.
+        closing: taken slots that leave the pool when they are freed; see `resizing`.
         n_free: slots nobody owns.
         n_allocated: slots taken so far, again and again.
 
     Not thread safe: the scheduler thread owns it.
     """
 
-    __slots__ = ("_free", "_n_fresh", "capacity", "n_allocated", "n_free")
+    __slots__ = ("_free", "_n_fresh", "capacity", "closing", "end", "n_allocated", "n_free")
 
     def __init__(self, capacity: int) -> None:
         if not 0 <= capacity < 2**31:
             raise ConfigError(f"pool: {capacity} slots do not fit int32; use 0 to {2**31 - 1}")
-        self.capacity = capacity
+        self.capacity = self.end = capacity
+        self.closing = 0
         self._free = array("i")
         # The last ones, never taken so far; they come after everything in the stack.
         self._n_fresh = capacity
@@ -81,11 +84,11 @@ class SlotAllocator:
 
     def free_slots(self) -> list[int]:
         """The free slot numbers, for integrity checks."""
-        return [*range(self.capacity - 1, self.capacity - self._n_fresh - 1, -1), *self._free]
+        return [*range(self.end - 1, self.end - self._n_fresh - 1, -1), *self._free]
 
     def _write_down(self, n: int) -> array[int]:
         """Put the next `n` fresh slots under the stack, the first of them on top."""
-        first = self.capacity - self._n_fresh
+        first = self.end - self._n_fresh
         n = min(n, self._n_fresh)
         fresh = array("i")
         fresh.frombytes(np.arange(first + n - 1, first - 1, -1, dtype=np.int32).tobytes())

@@ -15,6 +15,8 @@ from kvgraft.errors import ConfigError
 from kvgraft.pools.allocator import SLOT_BYTES, SlotAllocator
 from kvgraft.pools.plan import plan_memory
 from kvgraft.pools.planes import PlaneSpec, lane_dtype, plane_nbytes
+from kvgraft.pools.reserved import AddressSpace
+from kvgraft.pools.resizing import ResizableAllocator
 from kvgraft.types import Tier
 
 __all__ = ["DevicePool", "slot_index"]
@@ -42,7 +44,8 @@ class DevicePool:
 
     Attributes:
         device: torch device; `meta` in a cache without payload.
-        allocator: which slots are free.
+        allocator: which slots are free. Where the pool shares one budget with others it is a
+            `ResizableAllocator`, and the tensors have a row for every slot that there can be.
 
     Raises:
         ConfigError: a tensor of another shape, dtype or device than its spec says.
@@ -57,13 +60,15 @@ class DevicePool:
     ) -> None:
         self.specs = tuple(specs)
         self.device = torch.device(device)
-        self.allocator = SlotAllocator(n_slots)
+        self._spaces: list[AddressSpace] = []
         if tensors is None:
             self._memory = plan_memory(
                 Tier.DEVICE, self.device, n_slots * self.slot_nbytes, lambda: self.lanes
             )
             self.device = self._memory.device
+            self.allocator = self._memory.allocator(n_slots, self.slot_nbytes)
         else:
+            self.allocator = SlotAllocator(n_slots)
             self.planes = list(tensors)
             self._check_tensors(n_slots)
 
@@ -82,8 +87,21 @@ class DevicePool:
         return [lanes.numpy() for lanes in self.lanes] if self.device.type == "cpu" else []
 
     def _zeros(self, spec: PlaneSpec) -> torch.Tensor:
-        shape = (self.allocator.capacity, *spec.shape)
-        return torch.zeros(shape, dtype=spec.dtype, device=self.device)
+        allocator = self.allocator
+        if not isinstance(allocator, ResizableAllocator):
+            shape = (allocator.capacity, *spec.shape)
+            return torch.zeros(shape, dtype=spec.dtype, device=self.device)
+        shape = (allocator.limit, *spec.shape)
+        if self.device.type == "meta":
+            return torch.zeros(shape, dtype=spec.dtype, device=self.device)
+        space = AddressSpace(allocator.limit * plane_nbytes(spec))
+        self._spaces.append(space)
+        return space.tensor().view(spec.dtype).view(shape)
+
+    def give_back_closed(self) -> None:
+        """Slots from `allocator.end` on are of no use: give their memory back (K7)."""
+        for spec, space in zip(self.specs, self._spaces):
+            space.give_back(self.allocator.end * plane_nbytes(spec))
 
     def _check_tensors(self, n_slots: int) -> None:
         if len(self.planes) != len(self.specs):

@@ -8,9 +8,11 @@ from functools import cached_property
 import torch
 
 from kvgraft.errors import ConfigError
-from kvgraft.pools.allocator import SlotAllocator
+from kvgraft.pools.device import slot_index
 from kvgraft.pools.plan import CPU, plan_memory
 from kvgraft.pools.planes import PlaneSpec, lane_dtype, plane_nbytes
+from kvgraft.pools.reserved import AddressSpace
+from kvgraft.pools.resizing import ResizableAllocator
 from kvgraft.types import Tier
 
 __all__ = ["SLAB_ALIGNMENT", "HostMirror"]
@@ -55,7 +57,6 @@ class HostMirror:
 
     def __init__(self, specs: Sequence[PlaneSpec], n_slots: int, *, pin: bool = False) -> None:
         self.specs = tuple(specs)
-        self.allocator = SlotAllocator(n_slots)
         self.offsets: list[int] = []
         offset = 0
         for spec in self.specs:
@@ -64,13 +65,22 @@ class HostMirror:
         self._slab_nbytes = _aligned(offset, BLOCK_NBYTES) if offset >= LARGE_NBYTES else offset
         self._pin = pin
         nbytes = n_slots * self.slab_nbytes + BLOCK_NBYTES
-        self._memory = plan_memory(Tier.HOST, CPU, nbytes, lambda: self.lanes)
+        self._memory = plan_memory(Tier.HOST, CPU, nbytes, lambda: self.lanes, is_locked=pin)
+        self.allocator = self._memory.allocator(n_slots, self.slab_nbytes)
+        self._space: AddressSpace | None = None
 
     @cached_property
     def slab(self) -> torch.Tensor:
         """All slots, uint8 `[n_slots, slab_nbytes]`."""
-        memory, shape = self._memory, (self.allocator.capacity, self.slab_nbytes)
-        return memory.take(lambda: _blocks(*shape, memory.device, pin=self._pin))
+        memory, allocator = self._memory, self.allocator
+        n_slots, stride = allocator.capacity, self.slab_nbytes
+        if isinstance(allocator, ResizableAllocator):
+            n_slots = allocator.limit
+            if memory.device.type != "meta":
+                self._space = AddressSpace(n_slots * stride)  # it begins at a block
+                reserved = self._space.tensor().view(n_slots, stride)
+                return memory.take(lambda: reserved)
+        return memory.take(lambda: _blocks(n_slots, stride, memory.device, pin=self._pin))
 
     @cached_property
     def lanes(self) -> list[torch.Tensor]:
@@ -94,6 +104,16 @@ class HostMirror:
     def capacity(self) -> int:
         """Number of slots."""
         return self.allocator.capacity
+
+    def copy_slots(self, source: bytes, target: bytes) -> None:
+        """Copy whole slots within the mirror."""
+        if self._memory.device.type != "meta":
+            self.slab[slot_index(target)] = self.slab[slot_index(source)]
+
+    def give_back_closed(self) -> None:
+        """Slots from `allocator.end` on are of no use: give their memory back (K7)."""
+        if self._space is not None:
+            self._space.give_back(self.allocator.end * self.slab_nbytes)
 
     def plane(self, layer: int, name: str) -> torch.Tensor:
         """One layer's plane as a strided view `[n_slots, *shape]` into the slabs."""

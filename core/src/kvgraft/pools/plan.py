@@ -7,7 +7,7 @@ are built, and take memory when the plan is settled, or when something looks at 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 import torch
 
 from kvgraft.errors import ConfigError
+from kvgraft.pools.allocator import SlotAllocator
 from kvgraft.pools.available import AvailableMemory, available_nbytes
+from kvgraft.pools.resizing import ResizableAllocator, slots_within
 from kvgraft.sizes import format_nbytes
 from kvgraft.types import Tier
 
@@ -36,6 +38,7 @@ class PlannedMemory:
         device: where the memory is; torch's `meta` for a pool without payload.
         nbytes: how much.
         plan: the plan it is a part of.
+        limit_nbytes: the most that it may become, where its boundary can move; else None.
     """
 
     component: str
@@ -43,6 +46,14 @@ class PlannedMemory:
     device: torch.device
     nbytes: int
     plan: PoolPlan
+    limit_nbytes: int | None = None
+
+    def allocator(self, n_slots: int, slot_nbytes: int) -> SlotAllocator:
+        """The slots of the pool: `n_slots`, and room for more where its boundary can move."""
+        if self.limit_nbytes is None:
+            return SlotAllocator(n_slots)
+        limit = max(n_slots, slots_within(self.limit_nbytes, slot_nbytes))
+        return ResizableAllocator(n_slots, limit)
 
     def take(self, allocate: Callable[[], torch.Tensor]) -> torch.Tensor:
         """A tensor of this memory; all that is planned so far must fit first.
@@ -65,10 +76,12 @@ class PoolPlan:
     Args:
         available: says how much memory there is.
         payload: false for pools of shapes without memory, on torch's device `meta`.
+        budgets: by tier, the bytes that its pools share behind boundaries that can move.
     """
 
     available: AvailableMemory = available_nbytes
     payload: bool = True
+    budgets: Mapping[Tier, int] = field(default_factory=dict)
     pools: list[PlannedMemory] = field(default_factory=list)
     takers: list[Callable[[], object]] = field(default_factory=list)
     _component: str = ""
@@ -84,10 +97,14 @@ class PoolPlan:
         finally:
             _open_plan.reset(token)
 
-    def add(self, tier: Tier, device: torch.device, nbytes: int) -> PlannedMemory:
-        """One pool more."""
+    def add(
+        self, tier: Tier, device: torch.device, nbytes: int, *, is_locked: bool = False
+    ) -> PlannedMemory:
+        """One pool more; page-locked memory, and that of other devices than the CPU, stays."""
         where = device if self.payload else NO_PAYLOAD
-        pool = PlannedMemory(self._component, tier, where, nbytes, self)
+        can_move = where == NO_PAYLOAD or (where.type == "cpu" and not is_locked)
+        limit = self.budgets.get(tier) if can_move else None
+        pool = PlannedMemory(self._component, tier, where, nbytes, self, limit)
         self.pools.append(pool)
         return pool
 
@@ -156,7 +173,12 @@ _open_plan: ContextVar[PoolPlan | None] = ContextVar("kvgraft pool plan", defaul
 
 
 def plan_memory(
-    tier: Tier, device: torch.device, nbytes: int, take: Callable[[], object]
+    tier: Tier,
+    device: torch.device,
+    nbytes: int,
+    take: Callable[[], object],
+    *,
+    is_locked: bool = False,
 ) -> PlannedMemory:
     """Report a pool to the plan that is open, which calls `take` to make it take its memory.
 
@@ -166,4 +188,4 @@ def plan_memory(
     if plan is None:
         return PoolPlan().add(tier, device, nbytes)
     plan.takers.append(take)
-    return plan.add(tier, device, nbytes)
+    return plan.add(tier, device, nbytes, is_locked=is_locked)
