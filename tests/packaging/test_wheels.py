@@ -28,7 +28,7 @@ def listed(environment: Environment) -> list[dict[str, Any]]:
 
 
 def test_there_is_a_wheel_of_every_distribution_and_version(wheels: dict[str, Path]) -> None:
-    names = (*COMPONENTS, *STORES, "replay", "transformers", "vllm", "sglang")
+    names = (*COMPONENTS, *STORES, "replay", "observe", "transformers", "vllm", "sglang")
     assert wheels.keys() == {"kvgraft", *(f"kvgraft-{name}" for name in names)}
     assert {path.name.split("-")[1] for path in wheels.values()} == {kvgraft.__version__}
 

@@ -1,0 +1,373 @@
+"""The metrics of a cache, in one table that every exporter reads.
+
+Names are those of OpenTelemetry, with dots. Prometheus' names are the same with underscores, and
+`_total` behind those of counters, as OpenTelemetry's own exporter writes them.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from kvgraft.stats import CacheStats, PoolStats, StorageStats, TransferStats
+
+__all__ = ["METRICS", "Kind", "Metric", "Sample"]
+
+
+class Kind(enum.Enum):
+    """How a metric's numbers behave."""
+
+    COUNTER = "counter"
+    """It only grows."""
+    GAUGE = "gauge"
+    """It is that of the moment; its samples can be added up."""
+
+
+class Sample(NamedTuple):
+    """One number of a metric.
+
+    Attributes:
+        labels: the values of the metric's labels, in their order.
+        value: the number.
+    """
+
+    labels: tuple[str, ...]
+    value: float
+
+
+Read = Callable[[CacheStats], Iterable[Sample]]
+"""Reads the samples of a metric."""
+
+
+class Metric(NamedTuple):
+    """One metric of a cache.
+
+    Attributes:
+        name: its name with dots.
+        kind: whether it grows only.
+        unit: of its numbers, as UCUM writes it.
+        text: its meaning, for people.
+        labels: names of its labels.
+        read: its samples now, from a cache's counts.
+    """
+
+    name: str
+    kind: Kind
+    unit: str
+    text: str
+    labels: tuple[str, ...]
+    read: Read
+
+
+def _tokens(stats: CacheStats) -> Iterator[Sample]:
+    tokens = stats.tokens
+    yield Sample(("device",), tokens.device)
+    yield Sample(("host",), tokens.host)
+    yield Sample(("storage",), tokens.storage)
+    yield Sample(("none",), tokens.asked - tokens.reused)
+
+
+def _hits(stats: CacheStats) -> Iterator[Sample]:
+    for name, component in stats.components.items():
+        for tier, slots in component.hits._asdict().items():
+            yield Sample((name, tier), slots)
+
+
+def _pools(stats: CacheStats) -> Iterator[tuple[str, str, PoolStats]]:
+    """Component, tier and books of every pool; private pools are numbered."""
+    for name, component in stats.components.items():
+        yield name, "device", component.device
+        if component.host is not None:
+            yield name, "host", component.host
+        for number, pool in enumerate(component.private):
+            yield name, f"private {number}", pool
+
+
+def _owners(stats: CacheStats) -> Iterator[Sample]:
+    for name, tier, pool in _pools(stats):
+        for owner, slots in pool.owners.items():
+            yield Sample((name, tier, owner), slots)
+
+
+def _promised(stats: CacheStats) -> Iterator[Sample]:
+    for name, tier, pool in _pools(stats):
+        yield Sample((name, tier), pool.promised)
+
+
+def _evicted(stats: CacheStats) -> Iterator[Sample]:
+    for name, tier, pool in _pools(stats):
+        for cause, slots in pool.evicted.items():
+            yield Sample((name, tier, cause), slots)
+
+
+def _requests(stats: CacheStats) -> Iterator[Sample]:
+    yield Sample(("leased",), stats.requests.leased)
+    yield Sample(("running",), stats.requests.running)
+
+
+def _checkpoints(stats: CacheStats) -> Iterator[Sample]:
+    yield Sample(("shared",), stats.requests.checkpoints)
+    yield Sample(("declined",), stats.requests.declined_checkpoints)
+
+
+def _directions(stats: CacheStats) -> Iterator[tuple[str, TransferStats]]:
+    yield "load_back", stats.load_backs
+    yield "backup", stats.backups
+
+
+def _transfers(stats: CacheStats) -> Iterator[Sample]:
+    for direction, transfers in _directions(stats):
+        yield Sample((direction, "completed"), transfers.completed)
+        yield Sample((direction, "failed"), transfers.failed)
+
+
+def _transfers_in_flight(stats: CacheStats) -> Iterator[Sample]:
+    for direction, transfers in _directions(stats):
+        yield Sample((direction,), transfers.in_flight)
+
+
+def _transferred(stats: CacheStats) -> Iterator[Sample]:
+    for direction, transfers in _directions(stats):
+        for component, slots in transfers.slots.items():
+            yield Sample((direction, component), slots)
+
+
+def _points(stats: CacheStats) -> Iterator[Sample]:
+    for kind, points in stats.points.items():
+        for event, count in points._asdict().items():
+            yield Sample((kind.value, event), count)
+
+
+def _by_event(counts: Callable[[StorageStats], Mapping[str, int]]) -> Read:
+    """Reads counts of the storage tier that have one label."""
+
+    def read(stats: CacheStats) -> Iterator[Sample]:
+        if stats.storage is not None:
+            for event, count in counts(stats.storage).items():
+                yield Sample((event,), count)
+
+    return read
+
+
+def _abandoned(stats: CacheStats) -> Iterator[Sample]:
+    if stats.storage is not None:
+        yield Sample((), stats.storage.abandoned_threads)
+
+
+def _storage_keys(stats: CacheStats) -> Iterator[Sample]:
+    if stats.storage is not None:
+        for verb, by_status in stats.storage.keys.items():
+            for status, count in by_status.items():
+                yield Sample((verb, status), count)
+
+
+def _storage_in_flight(stats: CacheStats) -> Iterator[Sample]:
+    if stats.storage is not None:
+        yield Sample(("prefetch",), stats.storage.prefetches_in_flight)
+        yield Sample(("store",), stats.storage.stores_in_flight)
+
+
+def _breaker(stats: CacheStats) -> Iterator[Sample]:
+    if stats.storage is not None:
+        from kvgraft.storage import BreakerState
+
+        for state in BreakerState:
+            yield Sample((state.value,), stats.storage.breaker == state.value)
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric(
+        "kvgraft.tokens",
+        Kind.COUNTER,
+        "{token}",
+        "prompt tokens of admitted requests, by the tier that had them; none: to be computed",
+        ("tier",),
+        _tokens,
+    ),
+    Metric(
+        "kvgraft.computed_tokens",
+        Kind.COUNTER,
+        "{token}",
+        "tokens computed, of prompts and decoded",
+        (),
+        lambda stats: [Sample((), stats.tokens.computed)],
+    ),
+    Metric(
+        "kvgraft.hit_slots",
+        Kind.COUNTER,
+        "{slot}",
+        "slots that admitted requests resume from, by the tier that had them",
+        ("component", "tier"),
+        _hits,
+    ),
+    Metric(
+        "kvgraft.slots",
+        Kind.GAUGE,
+        "{slot}",
+        "slots of each pool by owner; together they are its capacity",
+        ("component", "tier", "owner"),
+        _owners,
+    ),
+    Metric(
+        "kvgraft.promised_slots",
+        Kind.GAUGE,
+        "{slot}",
+        "slots promised to admitted requests that have not taken them yet",
+        ("component", "tier"),
+        _promised,
+    ),
+    Metric(
+        "kvgraft.evicted_slots",
+        Kind.COUNTER,
+        "{slot}",
+        "slots that left a tier, by cause",
+        ("component", "tier", "cause"),
+        _evicted,
+    ),
+    Metric(
+        "kvgraft.cache_requests",
+        Kind.GAUGE,
+        "{request}",
+        "requests that have begun and not ended, by stage",
+        ("stage",),
+        _requests,
+    ),
+    Metric(
+        "kvgraft.admitted_requests",
+        Kind.COUNTER,
+        "{request}",
+        "requests admitted",
+        (),
+        lambda stats: [Sample((), stats.requests.admitted)],
+    ),
+    Metric(
+        "kvgraft.checkpoints",
+        Kind.COUNTER,
+        "{checkpoint}",
+        "checkpoints that shared data, and those declined for want of headroom",
+        ("result",),
+        _checkpoints,
+    ),
+    Metric(
+        "kvgraft.copies_on_write",
+        Kind.COUNTER,
+        "{copy}",
+        "states copied for a request that writes to them",
+        (),
+        lambda stats: [Sample((), stats.requests.copies_on_write)],
+    ),
+    Metric(
+        "kvgraft.shared_loads",
+        Kind.COUNTER,
+        "{transfer}",
+        "load-backs of others that requests waited for",
+        (),
+        lambda stats: [Sample((), stats.requests.shared_loads)],
+    ),
+    Metric(
+        "kvgraft.skipped_loads",
+        Kind.COUNTER,
+        "{request}",
+        "prefixes computed again because loading them was estimated slower",
+        (),
+        lambda stats: [Sample((), stats.requests.skipped_loads)],
+    ),
+    Metric(
+        "kvgraft.transfers",
+        Kind.COUNTER,
+        "{transfer}",
+        "transfers between device and host that ended",
+        ("direction", "result"),
+        _transfers,
+    ),
+    Metric(
+        "kvgraft.transfers_in_flight",
+        Kind.GAUGE,
+        "{transfer}",
+        "transfers between device and host under way",
+        ("direction",),
+        _transfers_in_flight,
+    ),
+    Metric(
+        "kvgraft.transferred_slots",
+        Kind.COUNTER,
+        "{slot}",
+        "slots whose copies between device and host were started",
+        ("direction", "component"),
+        _transferred,
+    ),
+    Metric(
+        "kvgraft.resume_points",
+        Kind.COUNTER,
+        "{point}",
+        "resume points made, used, skipped and lost, by kind",
+        ("kind", "event"),
+        _points,
+    ),
+    Metric(
+        "kvgraft.prefetches",
+        Kind.COUNTER,
+        "{event}",
+        "prefetches of queued requests by event, and the tokens they brought",
+        ("event",),
+        _by_event(lambda storage: storage.prefetches),
+    ),
+    Metric(
+        "kvgraft.prefetches_in_vain",
+        Kind.COUNTER,
+        "{prefetch}",
+        "prefetches that brought nothing, by reason",
+        ("reason",),
+        _by_event(lambda storage: storage.in_vain),
+    ),
+    Metric(
+        "kvgraft.stores",
+        Kind.COUNTER,
+        "{event}",
+        "nodes, slots and bytes on their way to storage, by event",
+        ("event",),
+        _by_event(lambda storage: storage.stores),
+    ),
+    Metric(
+        "kvgraft.touches",
+        Kind.COUNTER,
+        "{event}",
+        "uses that storage was told of, by event",
+        ("event",),
+        _by_event(lambda storage: storage.touches),
+    ),
+    Metric(
+        "kvgraft.storage_keys",
+        Kind.COUNTER,
+        "{key}",
+        "keys asked of storage",
+        ("verb", "status"),
+        _storage_keys,
+    ),
+    Metric(
+        "kvgraft.storage_in_flight",
+        Kind.GAUGE,
+        "{operation}",
+        "prefetches, and nodes to store, under way",
+        ("direction",),
+        _storage_in_flight,
+    ),
+    Metric(
+        "kvgraft.storage_breaker",
+        Kind.GAUGE,
+        "1",
+        "1 for the state of storage's circuit breaker",
+        ("state",),
+        _breaker,
+    ),
+    Metric(
+        "kvgraft.storage_abandoned_threads",
+        Kind.GAUGE,
+        "{thread}",
+        "threads that hang in a call of the store",
+        (),
+        _abandoned,
+    ),
+)
+"""All metrics that are read from counts."""
