@@ -18,6 +18,7 @@ from kvgraft_transformers.engine import (
     EngineSettings,
     FinishReason,
     GenerationRequest,
+    NewToken,
     Sampling,
 )
 from kvgraft_transformers.probing import cache_argument
@@ -305,7 +306,7 @@ def test_a_pass_that_fails_ends_its_requests_and_no_others(
     broken.remove()
     assert doomed.finish is FinishReason.FAILED
     assert str(doomed.error) == "the device fell over"
-    assert (doomed, None, FinishReason.FAILED) in seen
+    assert NewToken(doomed, None, FinishReason.FAILED) in seen
     assert other.tokens == expected, "no token of the others is lost"
     assert [new.token for new in seen if new.generation is other] == expected[3:]
     (again,) = engine.generate([GenerationRequest(tokens(50, seed=3), 4, ignore_end=True)])
@@ -324,7 +325,8 @@ def test_tokens_computed_before_an_error_of_the_engine_come_with_the_next_step(
         with pytest.raises(RuntimeError, match="a book is wrong"):
             engine.step()
     assert done.finish is FinishReason.LENGTH
-    assert (done, done.tokens[1], FinishReason.LENGTH) in list(engine.run())
+    ended = [(new.generation, new.token, new.finish) for new in engine.run()]
+    assert (done, done.tokens[1], FinishReason.LENGTH) in ended
 
 
 def _raise(*_: object) -> None:

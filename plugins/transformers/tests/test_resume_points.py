@@ -254,9 +254,7 @@ def test_a_completion_names_where_others_go_on(post: Any, tokens: Callable[..., 
     document = tokens(NAMED)
     prompts = [document + tokens(150, seed) for seed in (2, 3)]
     hits = [
-        cached(
-            post("/v1/completions", {"prompt": each, "resume_at": named, "prompt_cache_key": at})
-        )
+        cached(post("/v1/completions", {"prompt": each, "resume_at": named, "cache_salt": at}))
         for at, named in (("a", None), ("b", NAMED), ("c", [NAMED, 480]))
         for each in prompts
     ]

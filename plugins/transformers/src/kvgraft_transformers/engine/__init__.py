@@ -2,6 +2,7 @@
 
 generation   a request and its progress
 sampling     from logits to a token
+line         waiting requests, by priority
 schedule     which requests run next, and which make room
 settings     limits and counts
 engine       the loop around the model
@@ -18,10 +19,18 @@ from kvgraft_transformers.engine.generation import (
     GenerationRequest,
     NewToken,
 )
-from kvgraft_transformers.engine.sampling import Sampler, Sampling
+from kvgraft_transformers.engine.sampling import (
+    Choice,
+    Constraint,
+    Sampler,
+    Sampling,
+    TokenLogprob,
+)
 from kvgraft_transformers.engine.settings import EngineSettings, EngineTotals
 
 __all__ = [
+    "Choice",
+    "Constraint",
     "Engine",
     "EngineSettings",
     "EngineTotals",
@@ -31,4 +40,5 @@ __all__ = [
     "NewToken",
     "Sampler",
     "Sampling",
+    "TokenLogprob",
 ]

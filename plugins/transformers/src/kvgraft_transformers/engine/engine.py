@@ -42,6 +42,7 @@ class Engine:
 
     Attributes:
         totals: counts since it was opened.
+        end_tokens: those with which the model ends its answers.
 
     One thread calls it. A step decodes one token of every running request, computes chunks of
     prompts, and waits at most 50 ms where nothing can run; eviction under write-back waits for
@@ -56,7 +57,7 @@ class Engine:
         self.schedule = Schedule(memory, self.settings, self.totals)
         self._out: list[NewToken] = []
         self._cache: SessionCache | None = None
-        self._end = _end_tokens(self.model)
+        self.end_tokens = _end_tokens(self.model)
         self._argument = cache_argument(self.model)
         self._takes_positions = takes_positions(self.model)
         known = inspect.signature(self.model.forward).parameters
@@ -238,19 +239,20 @@ class Engine:
 
     def _take(self, generation: Generation, logits: torch.Tensor) -> None:
         try:
-            token = generation.sampler.pick(logits)
+            choice = generation.sampler.pick(logits)
         except (ValueError, RuntimeError) as error:
             self._fail(generation, error)
             return
+        token = choice.token
         finish = generation.accept(token)
         self.totals.generated_tokens += 1
-        if token in self._end and not generation.request.ignore_end:
+        if token in self.end_tokens and not generation.request.ignore_end:
             finish = FinishReason.STOP
         if finish is not None:
             self.schedule.leave(generation, finished=True)
             generation.finish = finish
             self.totals.finished += 1
-        self._out.append(NewToken(generation, token, finish))
+        self._out.append(NewToken(generation, token, finish, choice))
 
     def _fail(self, generation: Generation, error: Exception) -> None:
         self.schedule.leave(generation, finished=False)

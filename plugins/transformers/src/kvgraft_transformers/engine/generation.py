@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvgraft import Decision, Prefetch, TokenKey
-from kvgraft_transformers.engine.sampling import Sampler, Sampling
+from kvgraft_transformers.engine.sampling import Choice, Constraint, Sampler, Sampling
 from kvgraft_transformers.session import Session
 
 __all__ = ["FinishReason", "Generation", "GenerationRequest", "NewToken"]
@@ -40,6 +40,9 @@ class GenerationRequest:
         stop_tokens: tokens that end it, besides the model's own.
         ignore_end: go on behind the model's end-of-sequence token.
         namespace: separates requests that must not share cache.
+        priority: requests with a lower number are admitted and computed first, and make room last;
+            they interrupt no pass, and retract none to be admitted.
+        constraint: decides which tokens may come, for this request alone.
         resume_at: tokens of the prompt after which other requests will go on differently, such as
             the end of a system prompt; they resume there from the second one on.
     """
@@ -51,6 +54,8 @@ class GenerationRequest:
     ignore_end: bool = False
     namespace: object = None
     resume_at: int | Sequence[int] | None = ()
+    priority: int = 0
+    constraint: Constraint | None = None
 
 
 class NewToken(NamedTuple):
@@ -60,11 +65,13 @@ class NewToken(NamedTuple):
         generation: whose.
         token: its id; None where a generation ended without one.
         finish: None while more may come.
+        choice: the token with its log-probabilities; None where a generation ended without one.
     """
 
     generation: Generation
     token: int | None
     finish: FinishReason | None
+    choice: Choice | None = None
 
 
 class Generation:
@@ -100,7 +107,7 @@ class Generation:
         self.error: Exception | None = None
         self.loading_since = 0.0
         self.session: Session | None = None
-        self.sampler = Sampler(request.sampling, device)
+        self.sampler = Sampler(request.sampling, device, request.tokens, request.constraint)
 
     @property
     def remaining(self) -> int:
@@ -116,6 +123,6 @@ class Generation:
         """Take a new token; whether it is the last one."""
         self.key.extend([token])
         self.tokens.append(token)
-        if token in self.request.stop_tokens:
+        if token in self.request.stop_tokens or self.sampler.ended:
             return FinishReason.STOP
         return FinishReason.LENGTH if self.remaining <= 0 else None

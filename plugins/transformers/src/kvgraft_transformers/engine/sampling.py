@@ -1,13 +1,19 @@
-"""From logits to a token: greedy, or drawn after transformers' own warpers."""
+"""From logits to a token: greedy, or drawn after transformers' own warpers.
+
+The order is vLLM's: penalties, the grammar, then temperature, `min_p`, `top_k` and `top_p`.
+Log-probabilities are those of the model's own logits, before all of these.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt
 from transformers import (
     LogitsProcessorList,
+    MinPLogitsWarper,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -15,7 +21,7 @@ from transformers import (
 
 from kvgraft import SettingsModel
 
-__all__ = ["Sampler", "Sampling"]
+__all__ = ["Choice", "Constraint", "Sampler", "Sampling", "TokenLogprob"]
 
 COLDEST = 1e-5
 """Temperatures below divide logits into infinity; they mean the most likely token."""
@@ -28,25 +34,83 @@ class Sampling(SettingsModel):
         temperature: 0 takes the most likely token; otherwise logits are divided by it.
         top_k: draw among this many most likely tokens; 0 for all.
         top_p: draw among the fewest tokens whose probabilities add up to this much.
+        min_p: draw among tokens at least this many times as likely as the most likely one.
+        presence_penalty: taken off the logit of each token that was produced before.
+        frequency_penalty: taken off it for each time it was produced.
+        repetition_penalty: divides positive logits of tokens of the prompt and of those produced,
+            and multiplies negative ones; 1 for none.
         seed: of the draws; with the same seed and logits the same tokens come.
+        logprobs: how many most likely tokens to return with their log-probabilities, beside the
+            chosen one; 0 for the chosen one alone, None for none.
     """
 
     temperature: NonNegativeFloat = 0.0
     top_k: NonNegativeInt = 0
     top_p: float = Field(default=1.0, gt=0, le=1)
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
+    repetition_penalty: float = Field(default=1.0, ge=0.01, le=100)
     seed: int | None = None
+    logprobs: NonNegativeInt | None = None
+
+
+class TokenLogprob(NamedTuple):
+    """A token and the logarithm of its probability, by the model's own logits."""
+
+    token: int
+    logprob: float
+
+
+class Choice(NamedTuple):
+    """A chosen token.
+
+    Attributes:
+        token: its id.
+        logprob: the logarithm of its probability; None where none were asked for.
+        top: the most likely tokens, best first; as many as were asked for.
+    """
+
+    token: int
+    logprob: float | None = None
+    top: tuple[TokenLogprob, ...] = ()
+
+
+class Constraint(Protocol):
+    """Decides which tokens one answer may go on with, such as a grammar."""
+
+    def allowed(self) -> torch.Tensor:
+        """Which tokens may come next, `bool [n]`; tokens of the model from `n` on may not."""
+
+    def accept(self, token: int) -> None:
+        """The token that came."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the answer is complete and must not go on."""
 
 
 class Sampler:
-    """Chooses tokens for one request.
+    """Chooses the tokens of one request.
 
     Args:
         sampling: how.
         device: where the logits are.
+        prompt: the prompt's tokens, for `repetition_penalty`.
+        constraint: of this answer; None if any token may come.
     """
 
-    def __init__(self, sampling: Sampling, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        sampling: Sampling,
+        device: torch.device | str = "cpu",
+        prompt: Sequence[int] = (),
+        constraint: Constraint | None = None,
+    ) -> None:
         self.sampling = sampling
+        self._constraint = constraint
+        self._prompt = prompt
+        self._penalties = _Penalties.of(sampling)
         self._warpers: Any = LogitsProcessorList()
         self._greedy = sampling.temperature < COLDEST
         if self._greedy:
@@ -58,21 +122,101 @@ class Sampler:
             self._generator.manual_seed(sampling.seed)
         if sampling.temperature != 1.0:
             self._warpers.append(TemperatureLogitsWarper(sampling.temperature))
+        if sampling.min_p:
+            self._warpers.append(MinPLogitsWarper(sampling.min_p))
         if sampling.top_k:
             self._warpers.append(TopKLogitsWarper(sampling.top_k))
         if sampling.top_p < 1.0:
             self._warpers.append(TopPLogitsWarper(sampling.top_p))
 
-    def pick(self, logits: torch.Tensor) -> int:
-        """The next token, from logits `[vocabulary]`.
+    @property
+    def ended(self) -> bool:
+        """Whether the constraint lets no token follow."""
+        return self._constraint is not None and self._constraint.ended
+
+    def pick(self, logits: torch.Tensor) -> Choice:
+        """The next token, from logits `[vocabulary]`; later calls count it as produced.
 
         Raises:
-            ValueError: logits that are no numbers.
+            ValueError: logits that are no numbers, or no token that the constraint allows.
         """
         if bool(logits.isnan().any()):
             raise ValueError(f"{int(logits.isnan().sum())} of {len(logits)} logits are NaN")
+        scores = logits
+        if self._penalties is not None:
+            scores = self._penalties.apply(scores, self._prompt)
+        if self._constraint is not None:
+            scores = _only(scores, self._constraint.allowed())
+        token = self._draw(scores)
+        if self._penalties is not None:
+            self._penalties.count(token)
+        if self._constraint is not None:
+            self._constraint.accept(token)
+        return _with_logprobs(token, logits, self.sampling.logprobs)
+
+    def _draw(self, scores: torch.Tensor) -> int:
         if self._greedy:
-            return int(logits.argmax())
-        warped = self._warpers(None, logits[None].float())
+            return int(scores.argmax())
+        warped = self._warpers(None, scores[None].float())
         weights = torch.softmax(warped, dim=-1)[0]
         return int(torch.multinomial(weights, 1, generator=self._generator))
+
+
+class _Penalties:
+    """Lowers the logits of tokens that came before.
+
+    Args:
+        sampling: has the three penalties.
+    """
+
+    def __init__(self, sampling: Sampling) -> None:
+        self._sampling = sampling
+        self._produced: torch.Tensor | None = None  # times each token was, [vocabulary]
+        self._seen: torch.Tensor | None = None  # in the prompt or produced, [vocabulary]
+
+    @classmethod
+    def of(cls, sampling: Sampling) -> _Penalties | None:
+        """The penalties of these settings; None if they have none."""
+        asked = sampling.presence_penalty or sampling.frequency_penalty
+        return cls(sampling) if asked or sampling.repetition_penalty != 1.0 else None
+
+    def apply(self, logits: torch.Tensor, prompt: Sequence[int]) -> torch.Tensor:
+        """Lowered logits, `[vocabulary]`, in a tensor of their own."""
+        if self._produced is None or self._seen is None:
+            self._produced = torch.zeros(len(logits), device=logits.device)
+            self._seen = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
+            self._seen[list(prompt)] = True
+        sampling = self._sampling
+        scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        strength = sampling.repetition_penalty
+        repeated = torch.where(scores > 0, scores / strength, scores * strength)
+        scores = torch.where(self._seen, repeated, scores)
+        scores = scores - sampling.frequency_penalty * self._produced
+        return scores - sampling.presence_penalty * (self._produced > 0)
+
+    def count(self, token: int) -> None:
+        """A token was produced."""
+        assert self._produced is not None
+        assert self._seen is not None
+        self._produced[token] += 1
+        self._seen[token] = True
+
+
+def _only(scores: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
+    """The scores with all tokens ruled out but the allowed ones."""
+    keep = torch.zeros(len(scores), dtype=torch.bool, device=scores.device)
+    known = min(len(scores), len(allowed))
+    keep[:known] = allowed[:known].to(scores.device)
+    if not bool(keep.any()):
+        raise ValueError("the grammar allows no token of the model")
+    return scores.masked_fill(~keep, -torch.inf)
+
+
+def _with_logprobs(token: int, logits: torch.Tensor, n_top: int | None) -> Choice:
+    """A choice with the log-probabilities that were asked for."""
+    if n_top is None:
+        return Choice(token)
+    logprobs = torch.log_softmax(logits.float(), dim=-1)
+    best = logprobs.topk(min(n_top, len(logprobs)))
+    top = map(TokenLogprob, best.indices.tolist(), best.values.tolist())
+    return Choice(token, float(logprobs[token]), tuple(top))

@@ -6,9 +6,9 @@
 
 With a storage tier a request is fetching until the prefetch policy lets it go: outside of the
 line, so that it holds up nobody. One that does not fit now gives its lease back and waits;
-`WaitingQueue` bounds how often it is overtaken. A running one that needs a page when none is left
-makes the youngest other one give up its memory: that one's data stays as cache, so it comes back to
-a hit.
+`WaitingQueue` bounds how often it is overtaken by others of its priority. A running one that needs
+a page when none is left makes the youngest one of the highest number of `priority` give up its
+memory: that one's data stays as cache, so it comes back to a hit.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from kvgraft import Outcome, Prefetch, WaitingQueue
+from kvgraft import Outcome, Prefetch
 from kvgraft_transformers.engine.generation import Generation
+from kvgraft_transformers.engine.line import PriorityLine
 from kvgraft_transformers.engine.settings import EngineSettings, EngineTotals
 from kvgraft_transformers.memory import ModelMemory
 from kvgraft_transformers.session import Session
@@ -48,7 +49,7 @@ class Schedule:
         self.settings = settings
         self.totals = totals
         self.fetching: list[Generation] = []
-        self.waiting: WaitingQueue[Generation] = WaitingQueue()
+        self.waiting = PriorityLine()
         self.loading: list[Generation] = []
         self.running: list[Generation] = []
         self._pause = 0
@@ -226,17 +227,21 @@ class Schedule:
 
     def decoding(self) -> Iterator[Generation]:
         """Running requests with one token to compute, each with the slot for it."""
-        for generation in list(self.running):
+        for generation in self._by_priority():
             if generation.prefilled and self._page_for(generation):
                 yield generation
 
     def _page_for(self, generation: Generation) -> bool:
-        """A slot for the next token, if need be from the youngest; False if it had to go itself."""
+        """A slot for the next token, if need be from another; False if it had to go itself."""
         while generation.session is not None:
             if self.memory.cache.allocate(generation.session.request, 1):
                 return True
-            self.retract(self.running[-1])
+            self.retract(self._by_priority()[-1])
         return False
+
+    def _by_priority(self) -> list[Generation]:
+        """Running requests: lower numbers of `priority` first, equal ones oldest first."""
+        return sorted(self.running, key=lambda each: each.request.priority)
 
     def prefilling(self, budget_tokens: int) -> Iterator[tuple[Generation, int]]:
         """Running requests with a chunk of their prompt to compute, each with its slots.
@@ -245,7 +250,7 @@ class Schedule:
             budget_tokens: most tokens over all of them.
         """
         cache = self.memory.cache
-        for generation in list(self.running):
+        for generation in self._by_priority():
             if generation.session is None or generation.prefilled or budget_tokens <= 0:
                 continue
             request = generation.session.request

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
 from kvgraft import ConfigError
-from kvgraft_transformers.engine import FinishReason, GenerationRequest
+from kvgraft_transformers.engine import Choice, FinishReason, GenerationRequest
 from kvgraft_transformers.serving.protocol import ApiError, shutdown_refusal
 from kvgraft_transformers.serving.replies import Usage
 from kvgraft_transformers.serving.text import TextStream, Tokenizer
@@ -26,11 +26,14 @@ class Piece(NamedTuple):
         answer: its number.
         text: its next text.
         reason: why it ended, as the API names it; None while it goes on.
+        choices: its tokens since its last piece, where log-probabilities were asked for; without
+            the model's own token for the end.
     """
 
     answer: int
     text: str
     reason: str | None
+    choices: tuple[Choice, ...] = ()
 
 
 class Answers:
@@ -107,6 +110,8 @@ class Answers:
         tokens = self._worker.generate(request)
         reason = FinishReason.STOP
         counted = False
+        choices: list[Choice] = []
+        ends = self._worker.engine.end_tokens
         try:
             async for new in tokens:
                 generation = new.generation
@@ -119,11 +124,16 @@ class Answers:
                     counted = True
                     self._count_prompt(index, generation.prompt_tokens, generation.cached_tokens)
                 assert new.token is not None
+                assert new.choice is not None
                 self._usage.completion_tokens += 1
-                ended_by_token = new.finish is FinishReason.STOP
-                said = "" if ended_by_token else text.push(new.token)
+                if new.finish is FinishReason.STOP and new.token in ends:
+                    break
+                if new.choice.logprob is not None:
+                    choices.append(new.choice)
+                said = text.push(new.token)
                 if said:
-                    self._pieces.put_nowait(Piece(index, said, None))
+                    self._pieces.put_nowait(Piece(index, said, None, tuple(choices)))
+                    choices.clear()
                 if text.stopped:
                     break
                 if new.finish is not None:
@@ -132,9 +142,10 @@ class Answers:
             await tokens.aclose()  # type: ignore[attr-defined]
         rest = text.finish()
         if rest:
-            self._pieces.put_nowait(Piece(index, rest, None))
+            self._pieces.put_nowait(Piece(index, rest, None, tuple(choices)))
+            choices.clear()
         ended = FinishReason.STOP if text.stopped else reason
-        self._pieces.put_nowait(Piece(index, "", ended.value))
+        self._pieces.put_nowait(Piece(index, "", ended.value, tuple(choices)))
 
     def _count_prompt(self, index: int, prompt_tokens: int, cached_tokens: int | None) -> None:
         if index % self._per_prompt == 0:

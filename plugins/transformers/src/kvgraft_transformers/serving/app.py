@@ -30,7 +30,7 @@ from kvgraft_transformers.serving.protocol import (
     parse_completion,
     shutdown_refusal,
 )
-from kvgraft_transformers.serving.replies import Reply
+from kvgraft_transformers.serving.replies import Reply, WholeAnswer
 from kvgraft_transformers.serving.text import Tokenizer
 from kvgraft_transformers.serving.worker import EngineWorker
 
@@ -157,7 +157,7 @@ class _Endpoints:
             await run_in_threadpool(tokenizer.encode, each) if isinstance(each, str) else each
             for each in asked.prompts()
         ]
-        reply = Reply(asked.model, chat=False)
+        reply = self._open_reply(asked, chat=False)
         return await self._reply(
             request, asked, prompts, asked.max_tokens or COMPLETION_TOKENS, reply
         )
@@ -169,8 +169,12 @@ class _Endpoints:
         prompt, resume_at = await run_in_threadpool(self._encode_chat, asked)
         room = min(self.served.context_tokens, self.served.room_tokens) - len(prompt)
         limit = asked.limit_tokens or max(1, min(CHAT_TOKENS, room))
-        reply = Reply(asked.model, chat=True)
+        reply = self._open_reply(asked, chat=True)
         return await self._reply(request, asked, [prompt], limit, reply, resume_at)
+
+    def _open_reply(self, asked: CompletionRequest | ChatRequest, *, chat: bool) -> Reply:
+        logprobs = asked.n_logprobs is not None
+        return Reply(asked.model, chat, self.served.tokenizer, logprobs)
 
     def _encode_chat(self, asked: ChatRequest) -> tuple[list[int], list[int]]:
         """The prompt of a chat, and where its system messages end: others will go on there.
@@ -178,8 +182,9 @@ class _Endpoints:
         Short ones are not worth a pass of the model.
         """
         tokenizer = self.served.tokenizer
-        prompt = tokenizer.encode_chat(asked.messages)
-        system = tokenizer.system_tokens(asked.messages, prompt)
+        variables = asked.chat_template_kwargs
+        prompt = tokenizer.encode_chat(asked.messages, variables)
+        system = tokenizer.system_tokens(asked.messages, prompt, variables)
         least = self.served.worker.engine.memory.cache.config.cut_tokens
         return prompt, [system] if system >= max(1, least) else []
 
@@ -244,8 +249,10 @@ class _Endpoints:
                 tokens=prompt,
                 max_new_tokens=limit_tokens,
                 sampling=asked.sampling(index),
-                namespace=asked.prompt_cache_key,
+                ignore_end=asked.ignore_eos,
+                namespace=asked.cache_salt,
                 resume_at=(*asked.resume_at, *resume_at),
+                priority=asked.priority,
             )
             for prompt in prompts
             for index in range(asked.n)
@@ -354,17 +361,17 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-async def _collect(
-    n_answers: int, first: Piece, pieces: AsyncIterator[Piece]
-) -> list[tuple[str, str]]:
-    """All answers' texts, each with the reason why it ended."""
-    texts, reasons = [""] * n_answers, [""] * n_answers
+async def _collect(n_answers: int, first: Piece, pieces: AsyncIterator[Piece]) -> list[WholeAnswer]:
+    """All answers."""
+    answers = [WholeAnswer() for _ in range(n_answers)]
     piece: Piece | None = first
     while piece is not None:
-        texts[piece.answer] += piece.text
-        reasons[piece.answer] = piece.reason or reasons[piece.answer]
+        answer = answers[piece.answer]
+        answer.text += piece.text
+        answer.reason = piece.reason or answer.reason
+        answer.choices += piece.choices
         piece = await anext(pieces, None)
-    return list(zip(texts, reasons))
+    return answers
 
 
 async def _events(
@@ -379,9 +386,9 @@ async def _events(
     try:
         while piece is not None:
             if piece.text:
-                yield _event(reply.piece(piece.answer, piece.text))
+                yield _event(reply.piece(piece.answer, piece.text, piece.choices))
             if piece.reason is not None:
-                yield _event(reply.ending(piece.answer, piece.reason))
+                yield _event(reply.ending(piece.answer, piece.reason, piece.choices))
             piece = await anext(pieces, None)
     except ApiError as error:
         yield _event(error.body)

@@ -32,33 +32,38 @@ __all__ = [
 MOST_STOPS = 4
 """Stop strings per request, as in OpenAI's API."""
 
+MOST_LOGPROBS = 20
+"""Most likely tokens per position, as in OpenAI's chats and by default in vLLM."""
+
 RETRY_AFTER_S = 1
 """Seconds after which a client may ask another server, or the next one at this address."""
 
 LONGEST_ECHO = 80
 """Characters of a wrong value that are repeated to the client."""
 
-IGNORED = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier"})
+IGNORED = frozenset(
+    {
+        *("user", "metadata", "store", "service_tier", "safety_identifier"),
+        # a hint for routers between servers; `cache_salt` is what separates prompts
+        "prompt_cache_key",
+    }
+)
 """Fields that change no answer; accepted and left alone."""
 
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "best_of": (None, 1),
     "echo": (None, False),
-    "frequency_penalty": (None, 0, 0.0),
     "function_call": (None,),
     "functions": (None, []),
     "logit_bias": (None, {}),
-    "logprobs": (None, False, 0),
     "modalities": (None, ["text"]),
     "parallel_tool_calls": (None, True),
     "prediction": (None,),
-    "presence_penalty": (None, 0, 0.0),
     "reasoning_effort": (None, "none"),
     "response_format": (None, {"type": "text"}),
     "suffix": (None, ""),
     "tool_choice": (None, "none", "auto"),
     "tools": (None, []),
-    "top_logprobs": (None, 0),
 }
 """Fields that are not served, with the values that ask for nothing."""
 
@@ -95,10 +100,15 @@ def shutdown_refusal(message: str) -> ApiError:
 
 
 class _Request(SettingsModel):
-    """Fields of both endpoints.
+    """Fields of both endpoints; some of them are vLLM's, not OpenAI's.
 
     Attributes:
-        resume_at: not in OpenAI's API: tokens of the prompt after which other prompts will go on
+        cache_salt: keeps prompts apart that must not share cache (vLLM's).
+        priority: lower numbers go first (vLLM's).
+        ignore_eos: go on behind the model's end-of-sequence token (vLLM's).
+        min_p: draw among tokens at least this many times as likely as the likeliest (vLLM's).
+        repetition_penalty: divides positive logits of tokens that came before (vLLM's).
+        resume_at: in neither API: tokens of the prompt after which other prompts will go on
             differently; one position or several.
     """
 
@@ -107,16 +117,24 @@ class _Request(SettingsModel):
     temperature: float = Field(default=1.0, ge=0, le=2)
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
+    repetition_penalty: float = Field(default=1.0, ge=0.01, le=100)
+    ignore_eos: bool = False
     n: int = Field(default=1, ge=1, le=16)
     seed: int | None = None
     stop: list[Annotated[str, Field(min_length=1)]] = Field(default=[], max_length=MOST_STOPS)
     stream: bool = False
     stream_options: StreamOptions | None = None
-    prompt_cache_key: str | None = None
+    cache_salt: Annotated[str, Field(min_length=1)] | None = None
+    priority: int = 0
     resume_at: list[Annotated[StrictInt, Field(ge=0)]] = Field(default=[])
 
     @field_validator(
-        *("temperature", "top_p", "top_k", "n", "stream", "stop", "resume_at"), mode="before"
+        *("temperature", "top_p", "top_k", "min_p", "n", "stream", "stop", "resume_at"),
+        *("presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos", "priority"),
+        mode="before",
     )
     @classmethod
     def _null_is_default(cls, value: object, info: ValidationInfo) -> object:
@@ -135,8 +153,22 @@ class _Request(SettingsModel):
 
     def sampling(self, index: int) -> Sampling:
         """The sampling of the answer with this number."""
-        seed = None if self.seed is None else (self.seed + index) % 2**63
-        return Sampling(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, seed=seed)
+        return Sampling(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            seed=None if self.seed is None else (self.seed + index) % 2**63,
+            logprobs=self.n_logprobs,
+        )
+
+    @property
+    def n_logprobs(self) -> int | None:
+        """Most likely tokens to return per position; None where no log-probabilities are."""
+        raise NotImplementedError
 
     @field_validator("stream_options")
     @classmethod
@@ -165,9 +197,16 @@ class CompletionRequest(_Request):
 
     Attributes:
         prompt: one or several, as text or as token ids.
+        logprobs: return the log-probability of each token, and this many likeliest ones.
     """
 
     prompt: str | list[str] | list[StrictInt] | list[list[StrictInt]]
+    logprobs: Annotated[StrictInt, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+
+    @property
+    def n_logprobs(self) -> int | None:
+        """As in `_Request`."""
+        return self.logprobs
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts one by one."""
@@ -204,10 +243,36 @@ class TextPart(BaseModel):
 
 
 class ChatRequest(_Request):
-    """`POST /v1/chat/completions`."""
+    """`POST /v1/chat/completions`.
+
+    Attributes:
+        logprobs: return the log-probability of each token.
+        top_logprobs: and this many likeliest ones.
+        chat_template_kwargs: variables for the model's chat template (vLLM's).
+    """
 
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: PositiveInt | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[StrictInt, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default={})
+
+    @field_validator("logprobs", "chat_template_kwargs", mode="before")
+    @classmethod
+    def _none_is_default(cls, value: object, info: ValidationInfo) -> object:
+        return cls._null_is_default(value, info)
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _only_with_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value and not info.data.get("logprobs"):
+            raise ValueError("only with logprobs=true")
+        return value
+
+    @property
+    def n_logprobs(self) -> int | None:
+        """As in `_Request`."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def limit_tokens(self) -> int | None:

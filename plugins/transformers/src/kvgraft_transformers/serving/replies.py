@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Reply", "Usage"]
+from kvgraft_transformers.engine import Choice
+from kvgraft_transformers.serving.logprobs import (
+    chat_logprobs,
+    completion_logprobs,
+    count_characters,
+)
+from kvgraft_transformers.serving.text import Tokenizer
+
+__all__ = ["Reply", "Usage", "WholeAnswer"]
 
 
 @dataclass(slots=True)
@@ -35,16 +45,36 @@ class Usage:
 
 
 @dataclass(slots=True)
+class WholeAnswer:
+    """One answer from its beginning to its end.
+
+    Attributes:
+        text: of all its tokens.
+        reason: why it ended.
+        choices: its tokens, where log-probabilities were asked for.
+    """
+
+    text: str = ""
+    reason: str | None = None
+    choices: list[Choice] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class Reply:
     """The frame of one request's answers.
 
     Attributes:
         model: as the client named it.
         chat: whether messages were asked for.
+        tokenizer: for the text of single tokens.
+        logprobs: whether log-probabilities were asked for.
     """
 
     model: str
     chat: bool
+    tokenizer: Tokenizer
+    logprobs: bool
+    _offsets: Counter[int] = field(default_factory=Counter)
     usage: Usage = field(default_factory=Usage)
     ident: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
@@ -59,16 +89,19 @@ class Reply:
             "choices": choices,
         }
 
-    def whole(self, answers: list[tuple[str, str]]) -> dict[str, Any]:
-        """Everything at once; answers are texts with the reason why each ended."""
+    def whole(self, answers: Sequence[WholeAnswer]) -> dict[str, Any]:
+        """Everything at once."""
         choices = []
-        for index, (text, reason) in enumerate(answers):
+        for index, answer in enumerate(answers):
             said: dict[str, Any] = (
-                {"message": {"role": "assistant", "content": text, "refusal": None}}
+                {"message": {"role": "assistant", "content": answer.text, "refusal": None}}
                 if self.chat
-                else {"text": text}
+                else {"text": answer.text}
             )
-            choices.append({"index": index, **said, "logprobs": None, "finish_reason": reason})
+            logprobs = self._logprobs(index, answer.choices) if self.logprobs else None
+            choices.append(
+                {"index": index, **said, "logprobs": logprobs, "finish_reason": answer.reason}
+            )
         kind = "chat.completion" if self.chat else "text_completion"
         return {**self._frame(kind, choices), "usage": self.usage.as_json()}
 
@@ -78,25 +111,39 @@ class Reply:
             return None
         return self._chunk(index, {"role": "assistant", "content": ""}, None)
 
-    def piece(self, index: int, text: str) -> dict[str, Any]:
-        """A chunk of text."""
-        return self._chunk(index, {"content": text}, None)
+    def piece(self, index: int, text: str, choices: Sequence[Choice]) -> dict[str, Any]:
+        """A chunk of text, with the log-probabilities of its tokens if there are any."""
+        return self._chunk(index, {"content": text}, None, choices)
 
-    def ending(self, index: int, reason: str) -> dict[str, Any]:
-        """The chunk that says why an answer ended."""
-        return self._chunk(index, {}, reason)
+    def ending(self, index: int, reason: str, choices: Sequence[Choice]) -> dict[str, Any]:
+        """The chunk that says why an answer ended; with those of tokens that added no text."""
+        return self._chunk(index, {}, reason, choices)
 
     def totals(self) -> dict[str, Any]:
         """The last chunk of a stream whose usage was asked for."""
         kind = "chat.completion.chunk" if self.chat else "text_completion"
         return {**self._frame(kind, []), "usage": self.usage.as_json()}
 
-    def _chunk(self, index: int, delta: dict[str, str], reason: str | None) -> dict[str, Any]:
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, str],
+        reason: str | None,
+        choices: Sequence[Choice] = (),
+    ) -> dict[str, Any]:
         if self.chat:
             said: dict[str, Any] = {"delta": delta}
             kind = "chat.completion.chunk"
         else:
             said = {"text": delta.get("content", "")}
             kind = "text_completion"
-        choice = {"index": index, **said, "logprobs": None, "finish_reason": reason}
+        logprobs = self._logprobs(index, choices) if choices else None
+        choice = {"index": index, **said, "logprobs": logprobs, "finish_reason": reason}
         return self._frame(kind, [choice])
+
+    def _logprobs(self, index: int, choices: Sequence[Choice]) -> dict[str, Any]:
+        if self.chat:
+            return chat_logprobs(self.tokenizer, choices)
+        before = self._offsets[index]
+        self._offsets[index] += count_characters(self.tokenizer, choices)
+        return completion_logprobs(self.tokenizer, choices, before)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from jinja2 import TemplateError
+from tokenizers.pre_tokenizers import ByteLevel
 
 from kvgraft_transformers.serving.protocol import ApiError, Message
 
@@ -46,23 +49,47 @@ class Tokenizer:
         """Token ids of a prompt, with the model's own special tokens."""
         return self._ids(text, add_special_tokens=True)
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None
+    ) -> list[int]:
         """Token ids of a conversation, up to where the model's turn begins.
 
+        Args:
+            messages: the conversation.
+            variables: more of the chat template's variables, such as `enable_thinking`.
+
         Raises:
-            ApiError: the model has no chat template, or it refuses the messages.
+            ApiError: the model has no chat template, or it refuses the messages; or a variable's
+                name is an argument of the tokenizer's own.
         """
         if not getattr(self._tokenizer, "chat_template", None):
             raise ApiError("this model has no chat template; use /v1/completions", param="messages")
+        variables = variables or {}
+        self._check_variables(variables)
         try:
-            text = self._render(_turns(messages))
-        except (TemplateError, ValueError) as error:
+            text = self._render(_turns(messages), variables)
+        except (TemplateError, TypeError, ValueError) as error:
             raise ApiError(
                 f"the model's chat template refuses the messages: {error}", param="messages"
             ) from error
         return self._ids(text, add_special_tokens=False)
 
-    def system_tokens(self, messages: Sequence[Message], prompt: Sequence[int]) -> int:
+    def _check_variables(self, variables: Mapping[str, Any]) -> None:
+        own = inspect.signature(self._tokenizer.apply_chat_template).parameters
+        for name in variables:
+            if name in own:
+                raise ApiError(
+                    f"chat_template_kwargs.{name} is an argument of the tokenizer, no variable of "
+                    "a chat template; leave it out",
+                    param="chat_template_kwargs",
+                )
+
+    def system_tokens(
+        self,
+        messages: Sequence[Message],
+        prompt: Sequence[int],
+        variables: Mapping[str, Any] | None = None,
+    ) -> int:
         """Tokens of a chat's prompt that come from its system messages alone; 0 if none do.
 
         Other chats with the same system messages begin with the same tokens. They are the tokens in
@@ -72,6 +99,7 @@ class Tokenizer:
         Args:
             messages: the conversation.
             prompt: its token ids, as `encode_chat` gives them.
+            variables: those it was given.
         """
         turns = _turns(messages)
         n_system = next((i for i, each in enumerate(turns) if each["role"] != "system"), 0)
@@ -80,16 +108,17 @@ class Tokenizer:
         other = dict(turns[n_system])
         other["content"] = "1" if other["content"][:1] != "1" else "2"
         try:
-            ids = self._ids(self._render([*turns[:n_system], other]), add_special_tokens=False)
-        except (TemplateError, ValueError, ApiError):
+            text = self._render([*turns[:n_system], other], variables or {})
+            ids = self._ids(text, add_special_tokens=False)
+        except (TemplateError, TypeError, ValueError, ApiError):
             return 0
         pairs = enumerate(zip(prompt, ids))
         return next((at for at, (one, another) in pairs if one != another), 0)
 
-    def _render(self, turns: list[dict[str, str]]) -> str:
+    def _render(self, turns: list[dict[str, str]], variables: Mapping[str, Any]) -> str:
         """A conversation as text, up to where the model's turn begins."""
         text = self._tokenizer.apply_chat_template(
-            turns, tokenize=False, add_generation_prompt=True
+            turns, tokenize=False, add_generation_prompt=True, **variables
         )
         return str(text)
 
@@ -116,9 +145,38 @@ class Tokenizer:
         name = self._name(token)
         return name is not None and BYTE_TOKEN.fullmatch(name) is not None
 
+    def token_text(self, token: int) -> str:
+        """The text of one token alone, special ones too; U+FFFD for parts of characters."""
+        return str(self._tokenizer.decode([token], skip_special_tokens=False))
+
+    def token_bytes(self, token: int) -> bytes | None:
+        """The UTF-8 bytes of one token alone; None where the vocabulary does not show them."""
+        text, name = self.token_text(token), self._name(token) or ""
+        if PARTIAL not in text:
+            return text.encode()
+        if BYTE_TOKEN.fullmatch(name):
+            return bytes([int(name[3:5], 16)])
+        known = _byte_level()
+        if not all(character in known for character in name):
+            return None
+        data = bytes(known[character] for character in name)
+        return data if data.decode(errors="replace") == text else None
+
     def _name(self, token: int) -> str | None:
         name = self._tokenizer.convert_ids_to_tokens(token)
         return None if name is None else str(name)
+
+
+@lru_cache(maxsize=1)
+def _byte_level() -> dict[str, int]:
+    """The byte that each character of a byte-level vocabulary stands for."""
+    # printable bytes of Latin-1 stand for themselves, the others for the characters from 256 on
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    known = {chr(byte): byte for byte in printable}
+    known |= {chr(256 + index): byte for index, byte in enumerate(others)}
+    assert set(known) == set(ByteLevel.alphabet())
+    return known
 
 
 def _turns(messages: Sequence[Message]) -> list[dict[str, str]]:

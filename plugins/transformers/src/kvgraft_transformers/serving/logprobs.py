@@ -1,0 +1,78 @@
+"""Log-probabilities of tokens, in the two shapes of OpenAI's API."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvgraft_transformers.engine import Choice
+from kvgraft_transformers.serving.text import Tokenizer
+
+__all__ = ["chat_logprobs", "completion_logprobs", "count_characters"]
+
+CONTINUATION = range(0x80, 0xC0)
+"""Bytes of UTF-8 that begin no character."""
+
+
+def chat_logprobs(tokenizer: Tokenizer, choices: Sequence[Choice]) -> dict[str, Any]:
+    """`logprobs` of a chat's choice: an entry per token, with its bytes."""
+    content = []
+    for choice in choices:
+        top = [_entry(tokenizer, token, logprob) for token, logprob in choice.top]
+        content.append({**_entry(tokenizer, choice.token, choice.logprob), "top_logprobs": top})
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(
+    tokenizer: Tokenizer, choices: Sequence[Choice], offset: int
+) -> dict[str, Any]:
+    """`logprobs` of a completion's choice: lists with a place per token.
+
+    Args:
+        tokenizer: gives the tokens' text.
+        choices: the tokens.
+        offset: characters of the text before the first of them.
+    """
+    offsets, top_logprobs = [], []
+    for choice in choices:
+        offsets.append(offset)
+        offset += count_characters(tokenizer, [choice])
+        top: dict[str, float | None] = {}
+        for token, logprob in (*choice.top, (choice.token, choice.logprob)):
+            top.setdefault(_name(tokenizer, token), logprob)
+        top_logprobs.append(top)
+    return {
+        "tokens": [_name(tokenizer, choice.token) for choice in choices],
+        "token_logprobs": [choice.logprob for choice in choices],
+        "top_logprobs": top_logprobs,
+        "text_offset": offsets,
+    }
+
+
+def count_characters(tokenizer: Tokenizer, choices: Sequence[Choice]) -> int:
+    """Characters that begin in these tokens."""
+    n_characters = 0
+    for choice in choices:
+        data = tokenizer.token_bytes(choice.token)
+        if data is None:
+            n_characters += len(tokenizer.token_text(choice.token))
+        else:
+            n_characters += sum(byte not in CONTINUATION for byte in data)
+    return n_characters
+
+
+def _entry(tokenizer: Tokenizer, token: int, logprob: float | None) -> dict[str, Any]:
+    data = tokenizer.token_bytes(token)
+    return {
+        "token": tokenizer.token_text(token),
+        "logprob": logprob,
+        "bytes": None if data is None else list(data),
+    }
+
+
+def _name(tokenizer: Tokenizer, token: int) -> str:
+    """A token's text; of one that is a part of characters its bytes in hexadecimal."""
+    text, data = tokenizer.token_text(token), tokenizer.token_bytes(token)
+    if data is None or text.encode() == data:
+        return text
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
