@@ -175,9 +175,7 @@ def test_a_stream_gives_each_tokens_log_probability_once(
     parts = [each["logprobs"] for each in inside.stream(path, {**fields, "max_tokens": 20})]
     parts = [part for part in parts if part]
     assert len(parts) > 1
-    for name in (
-        ["content"] if chat else ["tokens", "token_logprobs", "top_logprobs", "text_offset"]
-    ):
+    for name in lists:
         assert [entry for part in parts for entry in part[name]] == whole[name]
 
 
