@@ -37,7 +37,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("transfers", "storage"),
     ("requests",),
     ("admission", "storage_tier", "events"),
-    ("no_storage",),
+    ("no_storage", "tracing"),
     ("parts_factory",),
     ("guard",),
     ("assembly",),
@@ -67,6 +67,7 @@ OPEN_TO_PLUGINS = {
     "kvgraft.stats",
     "kvgraft.storage",
     "kvgraft.testing",
+    "kvgraft.tracing",
     "kvgraft.transfers",
 }
 """The modules whose names are a plugin's to use."""

@@ -18,6 +18,7 @@ One thread calls it. Nothing here waits, except write-back eviction and `drain`,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from inspect import iscoroutinefunction
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -61,6 +62,7 @@ from kvgraft.requests.tables import slot_table, state_slot
 from kvgraft.requests.uses import Uses, expect_hint
 from kvgraft.sizes import expect_count
 from kvgraft.stats import CacheStats, ComponentStats, RequestStats, TokenStats
+from kvgraft.tracing import Tracer, Tracers
 from kvgraft.transfers import Fence, Transfer, TransferEngine
 from kvgraft.tree import pinning
 from kvgraft.tree.explaining import Explanation, explain
@@ -161,6 +163,7 @@ class Cache:
         )
         self.storage = parts.storage(self.tree, self.mounted, self.evictor)
         self._recorder: Recorder | None = None
+        self._tracers: Tracers | None = None
         self.closed = False
         self.guard = parts.ready(self)
 
@@ -240,6 +243,8 @@ class Cache:
             raise ConfigError(f"request of {prompt} tokens; give at least 1")
         if self.closed:
             raise _closed()
+        if self._tracers is not None:
+            self._tracers.tell("beginning", key)
         request = Request(key, prompt, prompt + reserve, chunk, self._mark)
         if resume_at is not None:
             request.resume_at = resume_pages(resume_at, prompt, self.tree.page_size)
@@ -264,6 +269,8 @@ class Cache:
             size = self.tree.page_size
             request.fetched = Span(prefetch.anchor_tokens // size, prefetch.tokens // size)
         self.requests[id(request)] = request
+        if self._tracers is not None:
+            self._tracers.tell("begun", request)
         return request
 
     def admit(self, request: Request) -> Decision:
@@ -291,6 +298,8 @@ class Cache:
             request.stage = ADMITTED
         elif decision.outcome is Outcome.DEFERRED:
             decision = decision._replace(waits_for=self._waits_for(request))
+        if self._tracers is not None:
+            self._tracers.tell("decided", request, decision)
         return decision
 
     def load_back(self, request: Request, fence: Fence | None = None) -> list[Transfer]:
@@ -302,7 +311,10 @@ class Cache:
         self._expect(request, ADMITTED)
         if request.load_failed or request.load_started:
             return request.waits
-        return self.load_backs.start(request, fence)
+        waits = self.load_backs.start(request, fence)
+        if self._tracers is not None and waits:
+            self._tracers.tell("loading", request)
+        return waits
 
     def restart(self, request: Request) -> None:
         """Match again, as if new; after a failed load-back as deep as DEVICE alone allows (R5).
@@ -321,6 +333,8 @@ class Cache:
         limit = (max(request.prompt, request.key.n_tokens) - 1) // self.tree.page_size
         if request.load_failed:
             limit = min(limit, request.device_tokens // self.tree.page_size)
+        if self._tracers is not None:
+            self._tracers.tell("beginning", request.key)
         held, parts, prompt = request.receipt, request.parts, request.prompt
         request.prompt = max(prompt, request.key.n_tokens)
         self.tree.use_class = request.use_class
@@ -336,6 +350,8 @@ class Cache:
         request.load_started = False
         self._give_up(parts)
         self.leases.unpin(held)
+        if self._tracers is not None:
+            self._tracers.tell("begun", request)
 
     def next_chunk(self, request: Request, limit: int | None = None) -> int:
         """Prefill tokens the next step may compute; 0 defers it, unchanged (A5, A6).
@@ -462,6 +478,8 @@ class Cache:
         self.uses.finish(request, hint)
         n_pages = self.publisher.finish(request, fence)
         self._end(request)
+        if self._tracers is not None:
+            self._tracers.tell("finished", request)
         return n_pages * self.tree.page_size
 
     def retract(self, request: Request, fence: Fence | None = None) -> int:
@@ -474,6 +492,8 @@ class Cache:
         if request.stage is CLOSED:
             raise LeaseError("request is closed; it was finished or aborted before")
         self._end(request)
+        if self._tracers is not None:
+            self._tracers.tell("aborted", request)
 
     def explain(self, key: TokenKey, prefetch: Prefetch | None = None) -> Explanation:
         """Per component, why the anchor of `key` is not deeper (M9); and the result of a prefetch.
@@ -531,6 +551,8 @@ class Cache:
             self.storage.poll()
         if self._recorder is not None:
             self._recorder.deliver()
+        if self._tracers is not None:
+            self._tracers.tell("polled")
         return ended
 
     def drain(self) -> bool:
@@ -538,6 +560,8 @@ class Cache:
         ended = self.journal.drain(self.config.transfer_timeout_s)
         if self.storage:
             ended = self.storage.drain(self.config.transfer_timeout_s) and ended
+        if self._tracers is not None:
+            self._tracers.tell("polled")
         return ended
 
     def evict(self, component: str, n_slots: int, tier: Tier = Tier.DEVICE) -> int:
@@ -615,6 +639,30 @@ class Cache:
         """
         _expect_observer(observer)
         return self._open_stream(limit, observer)
+
+    def add_tracer(self, tracer: Tracer) -> None:
+        """Tell a tracer of every step of requests' lives from now on.
+
+        It is called in the midst of the engine's calls. With no tracer a step costs a comparison.
+
+        Raises:
+            ConfigError: it is no `Tracer`.
+        """
+        tracers = self._tracers or Tracers()
+        tracers.add(tracer)
+        self._use_tracers(tracers)
+
+    def remove_tracer(self, tracer: Tracer) -> None:
+        """Tell a tracer nothing more; one that was never added is none."""
+        if self._tracers is not None:
+            self._tracers.remove(tracer)
+            self._use_tracers(self._tracers)
+
+    def _use_tracers(self, tracers: Tracers) -> None:
+        self._tracers = tracers if tracers else None
+        if self.storage:
+            tell = partial(tracers.tell, "prefetching")
+            self.storage.on_prefetch = tell if tracers else None
 
     def _open_stream(
         self, limit: int, observer: Callable[[list[Event]], object] | None

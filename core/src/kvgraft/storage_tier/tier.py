@@ -99,6 +99,7 @@ class StorageTier:
         storing: nodes on their way to the store.
         prefetching: prefixes on their way back.
         touching: tells the store which pages are used while DEVICE or HOST serves them.
+        on_prefetch: called with every prefetch of a queued request that starts; None for nobody.
 
     Raises:
         ConfigError: a store that cannot be opened, or components that cannot be stored.
@@ -137,6 +138,7 @@ class StorageTier:
         self._turns = deque([self.prefetching.step, self.storing.step, self.touching.step])
         self._clearing: StorageTicket | None = None
         self._closed = False
+        self.on_prefetch: Callable[[Prefetch], object] | None = None
         tree.add_observer(self.storing)
         if settings.url is not None:
             self.attach(open_storage(settings.url))
@@ -186,6 +188,8 @@ class StorageTier:
         """
         expect_key(key)
         prefetch = self.prefetching.start(key)
+        if self.on_prefetch is not None:
+            self.on_prefetch(prefetch)
         self.prefetching.go_on(prefetch, self.pace.slice())
         return prefetch
 

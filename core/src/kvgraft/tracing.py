@@ -1,0 +1,104 @@
+"""Tracers are told of the steps of requests' lives, as the engine's calls take them.
+
+Events tell where data is; tracers are for durations and spans, and for the reasons of one request.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Literal
+
+from kvgraft.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kvgraft.admission.decision import Decision
+    from kvgraft.requests.request import Request
+    from kvgraft.storage_tier import Prefetch
+    from kvgraft.tree.keys import TokenKey
+
+__all__ = ["Step", "Tracer", "Tracers"]
+
+logger = logging.getLogger("kvgraft")
+
+Step = Literal[
+    "beginning",
+    "begun",
+    "decided",
+    "loading",
+    "finished",
+    "aborted",
+    "prefetching",
+    "polled",
+]
+"""The methods of a tracer."""
+
+
+class Tracer:
+    """Is told of every step; a subclass overrides the methods of those it is about.
+
+    The cache's thread calls it inside the engine's calls, so it must be quick. Of the cache it may
+    call `explain` and `stats` alone. If it raises, the error is logged, the engine's call goes on,
+    and it is told nothing more.
+    """
+
+    def beginning(self, key: TokenKey) -> None:
+        """`begin` or `restart` begins to match a prompt."""
+
+    def begun(self, request: Request) -> None:
+        """It has matched and pinned the prefix that was found."""
+
+    def decided(self, request: Request, decision: Decision) -> None:
+        """`admit` decided; `decision.admitted` says whether the request may run."""
+
+    def loading(self, request: Request) -> None:
+        """`load_back` started copies; the request waits until it is `ready`."""
+
+    def finished(self, request: Request) -> None:
+        """`finish` or `retract` ended it, and its data is cached."""
+
+    def aborted(self, request: Request) -> None:
+        """`abort` ended it."""
+
+    def prefetching(self, prefetch: Prefetch) -> None:
+        """A queued request's data is asked of STORAGE."""
+
+    def polled(self) -> None:
+        """`poll` or `drain` took in the transfers and prefetches that have ended."""
+
+
+class Tracers:
+    """The tracers of one cache, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._tracers: tuple[Tracer, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self._tracers)
+
+    def add(self, tracer: Tracer) -> None:
+        """Tell it too, from now on; once a step, however often it is added.
+
+        Raises:
+            ConfigError: it is no tracer.
+        """
+        if not isinstance(tracer, Tracer):
+            raise ConfigError(
+                f"add_tracer: {tracer!r:.40} is no tracer; derive its class from "
+                "kvgraft.tracing.Tracer"
+            )
+        self.remove(tracer)
+        self._tracers = (*self._tracers, tracer)
+
+    def remove(self, tracer: Tracer) -> None:
+        """Tell it nothing more."""
+        self._tracers = tuple([each for each in self._tracers if each is not tracer])
+
+    def tell(self, step: Step, *about: object) -> None:
+        """Tell all of them of a step; one that raises is let go."""
+        for tracer in self._tracers:
+            try:
+                getattr(tracer, step)(*about)
+            except Exception as error:  # noqa: BLE001 - it costs the cache nothing, as in V3
+                self.remove(tracer)
+                said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                logger.warning("tracer %r raised and is told no more: %s", tracer, said)
