@@ -5,6 +5,7 @@ app        routes
 protocol   clients' requests, checked
 replies    the responses
 text       prompts to tokens, tokens to text, stop strings
+grammar    answers that follow a JSON schema
 logprobs   log-probabilities of tokens
 worker     the thread that runs the engine
 shutdown   how the server ends

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import hmac
 import json
 import time
@@ -21,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 from kvgraft_transformers.engine import GenerationRequest
 from kvgraft_transformers.serving.answers import Answers, Piece
+from kvgraft_transformers.serving.grammar import Grammars
 from kvgraft_transformers.serving.metrics import render_metrics
 from kvgraft_transformers.serving.protocol import (
     ApiError,
@@ -144,6 +146,7 @@ class _Endpoints:
     def __init__(self, served: ServedModel) -> None:
         self.served = served
         self.created = int(time.time())
+        self._grammars = Grammars(served.tokenizer.backend, served.worker.engine.end_tokens)
         self._most_bytes = BODY_BYTES + BODY_BYTES_PER_TOKEN * served.context_tokens
 
     # -- answers
@@ -197,7 +200,13 @@ class _Endpoints:
         reply: Reply,
         resume_at: Sequence[int] = (),
     ) -> Response:
-        generations = self._generations(asked, prompts, limit_tokens, resume_at)
+        grammar = None
+        if (schema := asked.schema_of_answer) is not None:
+            grammar = await run_in_threadpool(self._grammars.compile, schema)
+        generations = [
+            dataclasses.replace(each, constraint=grammar and grammar.copy())
+            for each in self._generations(asked, prompts, limit_tokens, resume_at)
+        ]
         answers = Answers(
             self.served.worker,
             self.served.tokenizer,

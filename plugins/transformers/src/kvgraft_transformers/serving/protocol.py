@@ -14,6 +14,7 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 
 from kvgraft import SettingsModel
@@ -60,7 +61,6 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "parallel_tool_calls": (None, True),
     "prediction": (None,),
     "reasoning_effort": (None, "none"),
-    "response_format": (None, {"type": "text"}),
     "suffix": (None, ""),
     "tool_choice": (None, "none", "auto"),
     "tools": (None, []),
@@ -108,6 +108,7 @@ class _Request(SettingsModel):
         ignore_eos: go on behind the model's end-of-sequence token (vLLM's).
         min_p: draw among tokens at least this many times as likely as the likeliest (vLLM's).
         repetition_penalty: divides positive logits of tokens that came before (vLLM's).
+        response_format: text, any JSON object, or JSON that follows a schema.
         resume_at: in neither API: tokens of the prompt after which other prompts will go on
             differently; one position or several.
     """
@@ -127,6 +128,7 @@ class _Request(SettingsModel):
     stop: list[Annotated[str, Field(min_length=1)]] = Field(default=[], max_length=MOST_STOPS)
     stream: bool = False
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
     priority: int = 0
     resume_at: list[Annotated[StrictInt, Field(ge=0)]] = Field(default=[])
@@ -166,6 +168,11 @@ class _Request(SettingsModel):
         )
 
     @property
+    def schema_of_answer(self) -> dict[str, Any] | None:
+        """The JSON schema that answers follow; None for any text."""
+        return None if self.response_format is None else self.response_format.schema_of_answer
+
+    @property
     def n_logprobs(self) -> int | None:
         """Most likely tokens to return per position; None where no log-probabilities are."""
         raise NotImplementedError
@@ -183,6 +190,35 @@ class _Request(SettingsModel):
     def wants_usage(self) -> bool:
         """Whether a stream ends with a chunk that holds the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
+
+
+class ResponseFormat(SettingsModel):
+    """Text, any JSON object, or JSON that follows a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+    @model_validator(mode="after")
+    def _schema_where_one_is_named(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("give json_schema with type json_schema, and only then")
+        return self
+
+    @property
+    def schema_of_answer(self) -> dict[str, Any] | None:
+        """The JSON schema that answers follow; None for any text."""
+        if self.json_schema is not None:
+            return self.json_schema.schema_of_answer
+        return {"type": "object"} if self.type == "json_object" else None
+
+
+class NamedSchema(SettingsModel):
+    """A JSON schema; name, description and `strict` change nothing, since it is always kept."""
+
+    name: str
+    description: str | None = None
+    schema_of_answer: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
 
 
 class StreamOptions(SettingsModel):

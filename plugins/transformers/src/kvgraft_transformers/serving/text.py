@@ -33,9 +33,13 @@ class Tokenizer:
 
     Args:
         tokenizer: a transformers tokenizer with a `tokenizers` backend.
+
+    Attributes:
+        backend: the same.
     """
 
     def __init__(self, tokenizer: Any) -> None:
+        self.backend = tokenizer
         self._tokenizer = tokenizer
         self._added = dict(getattr(tokenizer, "added_tokens_decoder", {}))
 
