@@ -30,11 +30,12 @@ from kvgraft.admission.decision import Decision, Outcome, Waiting
 from kvgraft.admission.promises import Budget
 from kvgraft.assembly import build_tree, mount_all, parts_of, size_pools
 from kvgraft.config import CacheConfig, parse_config
-from kvgraft.errors import ConfigError, LeaseError
+from kvgraft.errors import ConfigError, LeaseError, TransferError
 from kvgraft.packages.registry import Plugin
 from kvgraft.parts_factory import PartsFactory, optional
 from kvgraft.policies import Hint
 from kvgraft.pools.available import AvailableMemory, available_nbytes
+from kvgraft.requests.awaiting import until
 from kvgraft.requests.backup import Backups
 from kvgraft.requests.hits import HitCounts
 from kvgraft.requests.leases import Leases
@@ -563,6 +564,43 @@ class Cache:
         if self._tracers is not None:
             self._tracers.tell("polled")
         return ended
+
+    async def ready(self, awaited: Request | Prefetch) -> None:
+        """Wait for a request's load-back, or a prefetch; the loop's other tasks run meanwhile.
+
+        For engines on asyncio: await it on the scheduler's thread. It polls the cache, at growing
+        pauses of at most 10 ms, and starts no thread. Any number may wait at once, the loop may
+        poll as well, and a wait that is cancelled changes nothing. Afterwards `awaited.ready` is
+        true, also of a load-back that failed: look at `request.load_failed`.
+
+        Args:
+            awaited: a request after `load_back`, or a prefetch of this cache.
+
+        Raises:
+            LeaseError: the request is not admitted, or ended or was restarted meanwhile; or its
+                load-back has not started.
+            TransferError: it took longer than `transfer_timeout_s`; nothing has changed.
+        """
+        if self.storage and not isinstance(awaited, Request):
+            self.storage.prefetching.expect(awaited)
+            waits_for, instead = "prefetch", "begin without it"
+        else:
+            self._expect(awaited, ADMITTED)  # type: ignore[arg-type]  # it may be no request
+            if not awaited.load_started and awaited.needs_load_back:  # type: ignore[union-attr]
+                raise LeaseError("ready before load_back: no copy is under way; call load_back")
+            waits_for, instead = "load-back", "abort the request"
+
+        def ended() -> bool:
+            if isinstance(awaited, Request) and awaited.stage is not ADMITTED:
+                self._expect(awaited, ADMITTED)
+            return awaited.ready
+
+        timeout_s = self.config.transfer_timeout_s
+        if not await until(ended, self.poll, timeout_s):
+            raise TransferError(
+                f"the {waits_for} has not ended in {timeout_s:g} s; await it again, or {instead}: "
+                "see transfer_timeout_s"
+            )
 
     def evict(self, component: str, n_slots: int, tier: Tier = Tier.DEVICE) -> int:
         """Free at least `n_slots` more slots of one pool; returns how many it freed (E6)."""

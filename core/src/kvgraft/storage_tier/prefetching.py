@@ -221,7 +221,7 @@ class Prefetching:
         Raises:
             LeaseError: it was cancelled, or is of another sequence or cache.
         """
-        self._expect(prefetch)
+        self.expect(prefetch)
         mine = prefetch.key
         if prefetch.cancelled:
             raise LeaseError("the prefetch was cancelled; begin without it, or prefetch again")
@@ -248,7 +248,7 @@ class Prefetching:
 
     def cancel(self, prefetch: Prefetch, time: Slice) -> None:
         """The request is given up: nothing is published for it any more."""
-        self._expect(prefetch)
+        self.expect(prefetch)
         if prefetch.fetch is not None:
             self._leave(prefetch, "cancelled", time)
         prefetch.cancelled = True
@@ -294,9 +294,8 @@ class Prefetching:
         """Pins on HOST, for integrity checks."""
         return [receipt for fetch in self.in_flight.values() for receipt in fetch.receipts()]
 
-    # -- inside
-
-    def _expect(self, prefetch: object) -> None:
+    def expect(self, prefetch: object) -> None:
+        """Refuse other objects than prefetches, and other caches' prefetches (`LeaseError`)."""
         if not isinstance(prefetch, Prefetch):
             raise LeaseError(
                 f"a {type(prefetch).__name__} is no prefetch; give the one that "
@@ -304,6 +303,8 @@ class Prefetching:
             )
         if prefetch._owner is not self:
             raise LeaseError("the prefetch belongs to another cache; use the one that started it")
+
+    # -- inside
 
     def _budget(self) -> int:
         return self.settings.prefetch_nbytes - self.nbytes_in_flight
