@@ -5,6 +5,7 @@ sampling     from logits to a token
 line         waiting requests, by priority
 schedule     which requests run next, and which make room
 settings     limits and counts
+latencies    how long requests wait
 engine       the loop around the model
 
 Read `engine.Engine.step` first: it is the order of calls an engine on kvgraft makes.
@@ -19,6 +20,7 @@ from kvgraft_transformers.engine.generation import (
     GenerationRequest,
     NewToken,
 )
+from kvgraft_transformers.engine.latencies import Histogram, Latencies
 from kvgraft_transformers.engine.sampling import (
     Choice,
     Constraint,
@@ -37,6 +39,8 @@ __all__ = [
     "FinishReason",
     "Generation",
     "GenerationRequest",
+    "Histogram",
+    "Latencies",
     "NewToken",
     "Sampler",
     "Sampling",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from kvgraft_transformers.engine.generation import (
     GenerationRequest,
     NewToken,
 )
+from kvgraft_transformers.engine.latencies import Latencies
 from kvgraft_transformers.engine.schedule import Schedule
 from kvgraft_transformers.engine.settings import EngineSettings, EngineTotals
 from kvgraft_transformers.memory import ModelMemory
@@ -39,9 +40,11 @@ class Engine:
     Args:
         memory: the model and its pools.
         settings: limits; defaults are for a small machine.
+        clock: seconds that never go back.
 
     Attributes:
         totals: counts since it was opened.
+        latencies: how long its requests waited.
         end_tokens: those with which the model ends its answers.
 
     One thread calls it. A step decodes one token of every running request, computes chunks of
@@ -49,12 +52,19 @@ class Engine:
     copies, up to the cache's `transfer_timeout_s`.
     """
 
-    def __init__(self, memory: ModelMemory, settings: EngineSettings | None = None) -> None:
+    def __init__(
+        self,
+        memory: ModelMemory,
+        settings: EngineSettings | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.memory = memory
         self.model: PreTrainedModel = memory.model
         self.settings = settings or EngineSettings()
         self.totals = EngineTotals()
-        self.schedule = Schedule(memory, self.settings, self.totals)
+        self.latencies = Latencies()
+        self.schedule = Schedule(memory, self.settings, self.totals, self.latencies, clock)
+        self._clock = clock
         self._out: list[NewToken] = []
         self._cache: SessionCache | None = None
         self.end_tokens = _end_tokens(self.model)
@@ -105,7 +115,7 @@ class Engine:
                     f"resume_at {each!r} is no position in a prompt of {len(request.tokens)} "
                     "tokens; give tokens from its start"
                 )
-        generation = Generation(request, str(self.memory.device))
+        generation = Generation(request, str(self.memory.device), self._clock())
         self.schedule.append(generation)
         self.totals.requests += 1
         return generation
@@ -248,11 +258,23 @@ class Engine:
         self.totals.generated_tokens += 1
         if token in self.end_tokens and not generation.request.ignore_end:
             finish = FinishReason.STOP
+        self._record(generation, finish)
         if finish is not None:
             self.schedule.leave(generation, finished=True)
             generation.finish = finish
             self.totals.finished += 1
         self._out.append(NewToken(generation, token, finish, choice))
+
+    def _record(self, generation: Generation, finish: FinishReason | None) -> None:
+        """Note the times of a token that came just now."""
+        now, before, latencies = self._clock(), generation.token_at, self.latencies
+        if before is None:
+            latencies.first_token.record(now - generation.submitted_at)
+        else:
+            latencies.between_tokens.record(now - before)
+        if finish is not None:
+            latencies.whole.record(now - generation.submitted_at)
+        generation.token_at = now
 
     def _fail(self, generation: Generation, error: Exception) -> None:
         self.schedule.leave(generation, finished=False)

@@ -89,11 +89,15 @@ class Generation:
         retractions: how often it made room for others.
         decision: admission's last one.
         error: why it failed; None otherwise.
+        submitted_at: the engine's clock when it came, in seconds.
+        token_at: the same at its newest token; None before the first.
         session: while it holds memory.
     """
 
-    def __init__(self, request: GenerationRequest, device: str) -> None:
+    def __init__(self, request: GenerationRequest, device: str, submitted_at: float = 0.0) -> None:
         self.request = request
+        self.submitted_at = submitted_at
+        self.token_at: float | None = None
         self.key = TokenKey(list(request.tokens), namespace=request.namespace)
         self.prompt_tokens = self.key.n_tokens
         self.tokens: list[int] = []
@@ -105,6 +109,7 @@ class Generation:
         self.retractions = 0
         self.decision: Decision | None = None
         self.error: Exception | None = None
+        self.was_admitted = False
         self.loading_since = 0.0
         self.session: Session | None = None
         self.sampler = Sampler(request.sampling, device, request.tokens, request.constraint)

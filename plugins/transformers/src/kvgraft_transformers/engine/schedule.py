@@ -13,11 +13,11 @@ memory: that one's data stays as cache, so it comes back to a hit.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 
 from kvgraft import Outcome, Prefetch
 from kvgraft_transformers.engine.generation import Generation
+from kvgraft_transformers.engine.latencies import Latencies
 from kvgraft_transformers.engine.line import PriorityLine
 from kvgraft_transformers.engine.settings import EngineSettings, EngineTotals
 from kvgraft_transformers.memory import ModelMemory
@@ -36,6 +36,8 @@ class Schedule:
         memory: the memory they share.
         settings: how many run and how much is promised to each.
         totals: counts of events.
+        latencies: how long requests waited.
+        clock: seconds that never go back.
 
     Attributes:
         fetching: requests that storage is asked for, in the order in which they came.
@@ -44,7 +46,14 @@ class Schedule:
         running: requests the model works on, oldest first.
     """
 
-    def __init__(self, memory: ModelMemory, settings: EngineSettings, totals: EngineTotals) -> None:
+    def __init__(
+        self,
+        memory: ModelMemory,
+        settings: EngineSettings,
+        totals: EngineTotals,
+        latencies: Latencies,
+        clock: Callable[[], float],
+    ) -> None:
         self.memory = memory
         self.settings = settings
         self.totals = totals
@@ -52,6 +61,8 @@ class Schedule:
         self.waiting = PriorityLine()
         self.loading: list[Generation] = []
         self.running: list[Generation] = []
+        self._latencies = latencies
+        self._clock = clock
         self._pause = 0
 
     @property
@@ -150,7 +161,10 @@ class Schedule:
             session.abort()
             return decision.outcome
         generation.session, generation.prefetch = session, None
-        generation.loading_since = time.monotonic()
+        now = generation.loading_since = self._clock()
+        if not generation.was_admitted:
+            generation.was_admitted = True
+            self._latencies.queue.record(now - generation.submitted_at)
         session.load_back()
         return decision.outcome
 
@@ -194,7 +208,7 @@ class Schedule:
         Args:
             give_up: called with requests whose copies do not end in the cache's time.
         """
-        deadline = time.monotonic() - self.memory.cache.config.transfer_timeout_s
+        deadline = self._clock() - self.memory.cache.config.transfer_timeout_s
         for generation in list(self.loading):
             session = generation.session
             assert session is not None
@@ -211,6 +225,8 @@ class Schedule:
             self.loading.remove(generation)
             if generation.decision is not None and generation.decision.admitted:
                 self._note_hit(generation, session)
+                if session.request.waits:
+                    self._latencies.load_back.record(self._clock() - generation.loading_since)
                 self.running.append(generation)
             else:
                 session.abort()

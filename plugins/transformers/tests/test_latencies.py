@@ -1,0 +1,107 @@
+"""How long requests wait, by a clock that the test turns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from kvgraft.transfers import SteppedTransferEngine
+from kvgraft_transformers import ModelMemory
+from kvgraft_transformers.engine import Engine, EngineSettings, GenerationRequest, Histogram
+from kvgraft_transformers.tiny import build_tiny_model
+
+from .serving_inside import serve_inside
+
+
+class Clock:
+    """Seconds, as the test says."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_each_wait_is_measured_where_it_is(tiny: Any, tokens: Callable[..., list[int]]) -> None:
+    bus, clock = SteppedTransferEngine(), Clock()
+    memory = ModelMemory.open(
+        tiny("llama", torch.float64),
+        page_size=16,
+        device_tokens=128,
+        host_tokens=256,
+        probe_tokens=0,
+        load=None,
+        transfers=bus,
+    )
+    engine = Engine(memory, EngineSettings(max_running=1), clock)
+    seen = engine.latencies
+
+    def step_until(done: Callable[[], bool], seconds: float) -> None:
+        """Steps of so many seconds."""
+        while not done():
+            clock.now += seconds
+            engine.step()
+
+    prompt = tokens(60)
+    first = engine.submit(GenerationRequest(prompt, 3, ignore_end=True))
+    waits = engine.submit(GenerationRequest(tokens(60, 2), 1))
+    step_until(lambda: first.finish is not None, 1.0)
+    assert (seen.queue.n, seen.queue.total_s) == (1, 1.0)
+    assert (seen.first_token.n, seen.first_token.total_s) == (1, 1.0)
+    assert (seen.between_tokens.n, seen.between_tokens.total_s) == (2, 2.0)
+    assert (seen.whole.n, seen.whole.total_s) == (1, 3.0)
+    assert seen.load_back.n == 0
+    step_until(lambda: waits.finish is not None, 10.0)
+    assert seen.queue.total_s == 1.0 + 13.0  # it waited for the first one's place
+
+    bus.run_all()
+    memory.cache.poll()
+    memory.cache.evict("full", 8)
+    again = engine.submit(GenerationRequest(prompt, 1))
+    clock.now += 0.5
+    engine.step()
+    assert again in engine.schedule.loading
+    clock.now += 4.0
+    bus.run_all()
+    step_until(lambda: again.finish is not None, 0.0)
+    assert again.host_tokens == 48
+    assert (seen.load_back.n, seen.load_back.total_s) == (1, 4.0)
+    assert seen.queue.total_s == 14.0 + 0.5
+    assert seen.first_token.n == seen.whole.n == 3
+    engine.close()
+
+
+def test_buckets_are_cumulative_and_a_bound_is_part_of_its_own() -> None:
+    histogram = Histogram()
+    for seconds in (0.001, 0.0011, 0.3, 1e6):
+        histogram.record(seconds)
+    counts = {float(bound): count for bound, count in histogram.cumulative()}
+    assert (counts[0.001], counts[0.0025], counts[0.25], counts[0.5]) == (1, 2, 2, 3)
+    assert (counts[250.0], counts[math.inf]) == (3, 4)
+    assert histogram.total_s == pytest.approx(1000000.3021)
+
+
+def test_the_server_shows_histograms_and_hits() -> None:
+    with serve_inside(build_tiny_model("gemma3_text"), host_tokens=1024) as inside:
+        prompt = list(range(3, 203))
+        for _ in range(2):
+            inside.complete(prompt, max_tokens=4, ignore_eos=True)
+        lines = inside.get("/metrics").text.splitlines()
+    samples = {
+        name: float(value)
+        for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")
+    }
+    assert samples["kvgraft_time_to_first_token_seconds_count"] == 2
+    assert samples["kvgraft_inter_token_latency_seconds_count"] == 6
+    assert samples["kvgraft_e2e_request_latency_seconds_count"] == 2
+    assert samples["kvgraft_request_queue_time_seconds_count"] == 2
+    assert samples["kvgraft_load_back_time_seconds_count"] == 0
+    assert samples['kvgraft_time_to_first_token_seconds_bucket{le="+Inf"}'] == 2
+    assert samples["kvgraft_time_to_first_token_seconds_sum"] > 0
+    assert samples['kvgraft_hit_slots_total{component="full",tier="device"}'] == 12
+    assert samples['kvgraft_hit_slots_total{component="swa",tier="device"}'] > 0
+    assert "# TYPE kvgraft_time_to_first_token_seconds histogram" in lines
