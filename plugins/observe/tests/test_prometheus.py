@@ -18,6 +18,10 @@ from tests.commands import ROOT
 
 from .counts import distinct_counts, leaves
 
+SUFFIX = {Kind.COUNTER: "_total", Kind.GAUGE: "", Kind.HISTOGRAM: "_seconds"}
+READ = {metric.name: metric.read for metric in METRICS if metric.read is not None}
+COUNTED = [metric for metric in METRICS if metric.name in READ]
+
 
 def serve(cache: Cache, n_tokens: int) -> None:
     """One request, to its end."""
@@ -60,14 +64,14 @@ def value(samples: dict[str, float], name: str, **labels: str) -> float:
 
 def test_every_count_of_a_cache_is_in_some_metric() -> None:
     stats = distinct_counts()
-    shown = {sample.value for metric in METRICS for sample in metric.read(stats)}
+    shown = {sample.value for metric in COUNTED for sample in READ[metric.name](stats)}
     assert set(leaves(stats)) - shown == set()
 
 
 def test_no_metric_has_two_samples_with_the_same_labels() -> None:
     stats = distinct_counts()
-    for metric in METRICS:
-        samples = [sample.labels for sample in metric.read(stats)]
+    for metric in COUNTED:
+        samples = [sample.labels for sample in READ[metric.name](stats)]
         assert samples, metric.name
         assert len(set(samples)) == len(samples), metric.name
         assert {len(labels) for labels in samples} == {len(metric.labels)}, metric.name
@@ -91,6 +95,27 @@ def test_a_scrape_shows_the_counts_of_the_moment(cache: Cache) -> None:
     assert not any(name.startswith("kvgraft_storage") for name in samples)
     serve(cache, 200)
     assert value(scraped(collector), "kvgraft_admitted_requests_total") == 3
+
+
+def test_durations_and_reasons_are_counted_from_when_the_collector_is_made(cache: Cache) -> None:
+    collector = CacheCollector(cache, explain_every=2)
+    assert value(scraped(collector), "kvgraft_match_duration_seconds_count") == 0
+    for _ in range(3):
+        serve(cache, 300)
+    samples = scraped(collector)
+    for name in ("match_duration", "admission_wait"):
+        assert value(samples, f"kvgraft_{name}_seconds_count") == 3
+        assert value(samples, f"kvgraft_{name}_seconds_bucket", le="+Inf") == 3
+        assert value(samples, f"kvgraft_{name}_seconds_sum") > 0
+    outcome = {"outcome": "reused", "component": ""}
+    assert value(samples, "kvgraft_explained_tokens_total", **outcome) == 192 + 288
+    outcome = {"outcome": "unknown", "component": ""}
+    assert value(samples, "kvgraft_explained_tokens_total", **outcome) == 96
+    collector.close()
+    serve(cache, 300)
+    samples = scraped(collector)
+    assert value(samples, "kvgraft_match_duration_seconds_count") == 3
+    assert value(samples, "kvgraft_admitted_requests_total") == 6
 
 
 def test_caches_with_names_have_a_label_of_their_own(cache: Cache) -> None:
@@ -131,7 +156,7 @@ def test_the_readme_lists_every_metric_with_its_labels() -> None:
     listed = re.findall(r"^\| `(kvgraft_\w+)` \| (.*?) ?\| \w", readme, re.MULTILINE)
     assert listed == [
         (
-            metric.name.replace(".", "_") + "_total" * (metric.kind is Kind.COUNTER),
+            metric.name.replace(".", "_") + SUFFIX[metric.kind],
             ", ".join(f"`{label}`" for label in metric.labels),
         )
         for metric in METRICS

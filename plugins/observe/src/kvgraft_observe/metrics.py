@@ -12,7 +12,17 @@ from typing import NamedTuple
 
 from kvgraft.stats import CacheStats, PoolStats, StorageStats, TransferStats
 
-__all__ = ["METRICS", "Kind", "Metric", "Sample"]
+__all__ = [
+    "ADMISSION_WAIT",
+    "EXPLAINED",
+    "LOAD_BACK",
+    "MATCH",
+    "METRICS",
+    "PREFETCH",
+    "Kind",
+    "Metric",
+    "Sample",
+]
 
 
 class Kind(enum.Enum):
@@ -22,6 +32,8 @@ class Kind(enum.Enum):
     """It only grows."""
     GAUGE = "gauge"
     """It is that of the moment; its samples can be added up."""
+    HISTOGRAM = "histogram"
+    """Durations, counted by their size."""
 
 
 class Sample(NamedTuple):
@@ -49,7 +61,9 @@ class Metric(NamedTuple):
         unit: of its numbers, as UCUM writes it.
         text: its meaning, for people.
         labels: names of its labels.
-        read: its samples now, from a cache's counts.
+        read: its samples now, from a cache's counts; None of a metric that is measured step by
+            step.
+        bounds: upper bounds of a histogram's buckets, in seconds.
     """
 
     name: str
@@ -57,7 +71,8 @@ class Metric(NamedTuple):
     unit: str
     text: str
     labels: tuple[str, ...]
-    read: Read
+    read: Read | None = None
+    bounds: tuple[float, ...] = ()
 
 
 def _tokens(stats: CacheStats) -> Iterator[Sample]:
@@ -175,6 +190,56 @@ def _breaker(stats: CacheStats) -> Iterator[Sample]:
         for state in BreakerState:
             yield Sample((state.value,), stats.storage.breaker == state.value)
 
+
+def _bounds(least: float, decades: int) -> tuple[float, ...]:
+    """1, 2.5, 5 and so on from `least` over some powers of ten."""
+    steps = [
+        float(f"{least * 10**decade * step:.3g}") for decade in range(decades) for step in STEPS
+    ]
+    return (*steps, least * 10**decades)
+
+
+STEPS = (1, 2.5, 5)
+
+MATCH = Metric(
+    "kvgraft.match_duration",
+    Kind.HISTOGRAM,
+    "s",
+    "time to match and pin a prompt's prefix",
+    (),
+    bounds=_bounds(1e-5, 4),
+)
+ADMISSION_WAIT = Metric(
+    "kvgraft.admission_wait",
+    Kind.HISTOGRAM,
+    "s",
+    "time from a prompt's first match to its request's admission",
+    (),
+    bounds=_bounds(1e-4, 6),
+)
+LOAD_BACK = Metric(
+    "kvgraft.load_back_duration",
+    Kind.HISTOGRAM,
+    "s",
+    "time that a request waited for copies from the host",
+    (),
+    bounds=_bounds(1e-4, 5),
+)
+PREFETCH = Metric(
+    "kvgraft.prefetch_duration",
+    Kind.HISTOGRAM,
+    "s",
+    "time to bring a queued request's data from storage, or to find that there is none",
+    ("result",),
+    bounds=_bounds(1e-3, 5),
+)
+EXPLAINED = Metric(
+    "kvgraft.explained_tokens",
+    Kind.COUNTER,
+    "{token}",
+    "prompt tokens of a sample of requests that were reused, and the rest by the reason",
+    ("outcome", "component"),
+)
 
 METRICS: tuple[Metric, ...] = (
     Metric(
@@ -369,5 +434,10 @@ METRICS: tuple[Metric, ...] = (
         (),
         _abandoned,
     ),
+    EXPLAINED,
+    MATCH,
+    ADMISSION_WAIT,
+    LOAD_BACK,
+    PREFETCH,
 )
-"""All metrics that are read from counts."""
+"""All metrics."""

@@ -2,62 +2,153 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
 from prometheus_client.registry import Collector
 
 from kvgraft import Cache, ConfigError
-from kvgraft_observe import metrics
-from kvgraft_observe.metrics import METRICS, Kind
+from kvgraft_observe.metrics import EXPLAINED, METRICS, Kind, Metric
+from kvgraft_observe.steps import EXPLAIN_EVERY, Outcome, Steps
 
 __all__ = ["CacheCollector"]
 
-Family = CounterMetricFamily | GaugeMetricFamily
+Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
 
 class CacheCollector(Collector):
     """Metrics of one cache, or of several by name: `REGISTRY.register(CacheCollector(cache))`.
 
-    A scrape calls `stats()` of every cache, on the scraping thread, and nothing else costs
-    anything.
+    A scrape calls `stats()` of every cache, on the scraping thread. Durations are measured on the
+    caches' own threads, until `close`.
 
     Args:
         caches: a cache, or caches by name: then every sample has its name as the label `cache`.
+        explain_every: explain the first of so many admitted requests, for the reasons why prefixes
+            were not longer; 0 for none.
 
     Raises:
-        ConfigError: neither.
+        ConfigError: neither a cache nor caches, or a negative number.
     """
 
-    def __init__(self, caches: Cache | Mapping[str, Cache]) -> None:
+    def __init__(
+        self, caches: Cache | Mapping[str, Cache], *, explain_every: int = EXPLAIN_EVERY
+    ) -> None:
         named = isinstance(caches, Mapping)
-        self._caches = dict(caches) if isinstance(caches, Mapping) else {"": caches}
-        for each in self._caches.values():
+        self._prefix = ("cache",) if named else ()
+        found = dict(caches) if isinstance(caches, Mapping) else {"": caches}
+        for each in found.values():
             if not isinstance(each, Cache):
                 raise ConfigError(
                     f"CacheCollector: a {type(each).__name__} is no cache; give a Cache, or a "
                     "mapping from names to caches"
                 )
-        self._prefix = ("cache",) if named else ()
+        self._watched = [
+            _Watched((name,) if named else (), cache, explain_every)
+            for name, cache in found.items()
+        ]
 
-    def describe(self) -> Iterator[Metric]:
+    def close(self) -> None:
+        """Measure no more durations; counts can still be scraped."""
+        for each in self._watched:
+            each.steps.close()
+
+    def describe(self) -> Iterator[Family]:
         """The metrics' names, without numbers."""
         for metric in METRICS:
             yield self._family(metric)
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Family]:
         """The numbers now."""
         families = [(metric, self._family(metric)) for metric in METRICS]
-        for name, cache in self._caches.items():
-            stats, prefix = cache.stats(), (name,) if self._prefix else ()
-            for metric, family in families:
-                for labels, value in metric.read(stats):
-                    family.add_metric((*prefix, *labels), value)
+        for watched in self._watched:
+            watched.add_to(families)
         for _, family in families:
             if family.samples:
                 yield family
 
-    def _family(self, metric: metrics.Metric) -> Family:
+    def _family(self, metric: Metric) -> Family:
         name, labels = metric.name.replace(".", "_"), (*self._prefix, *metric.labels)
+        if metric.kind is Kind.HISTOGRAM:
+            return HistogramMetricFamily(f"{name}_seconds", metric.text, labels=labels)
         family = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
         return family(name, metric.text, labels=labels)
+
+
+class _Watched:
+    """One cache, and the measurements of its steps.
+
+    Args:
+        prefix: values of the labels that come before a metric's own.
+        cache: the cache.
+        explain_every: as for `Steps`.
+    """
+
+    def __init__(self, prefix: tuple[str, ...], cache: Cache, explain_every: int) -> None:
+        self._prefix = prefix
+        self._cache = cache
+        self._durations: dict[tuple[str, tuple[str, ...]], _Durations] = {
+            (metric.name, ()): _Durations(metric.bounds)
+            for metric in METRICS
+            if metric.kind is Kind.HISTOGRAM and not metric.labels
+        }
+        self._explained: dict[tuple[str, ...], int] = {}
+        self.steps = Steps(cache, self, explain_every)
+
+    def record(self, metric: Metric, seconds: float, *labels: str) -> None:
+        durations = self._durations.get((metric.name, labels))
+        if durations is None:
+            durations = self._durations[metric.name, labels] = _Durations(metric.bounds)
+        durations.add(seconds)
+
+    def count(self, outcome: Outcome) -> None:
+        labels = (outcome.outcome, outcome.component)
+        self._explained[labels] = self._explained.get(labels, 0) + outcome.tokens
+
+    def add_to(self, families: list[tuple[Metric, Family]]) -> None:
+        """Add its samples, on any thread."""
+        stats = self._cache.stats()
+        durations = list(self._durations.items())
+        for metric, family in families:
+            if isinstance(family, HistogramMetricFamily):
+                for (name, labels), found in durations:
+                    if name == metric.name:
+                        buckets, total = found.buckets()
+                        family.add_metric((*self._prefix, *labels), buckets, total)
+            elif metric is EXPLAINED:
+                for labels, tokens in list(self._explained.items()):
+                    family.add_metric((*self._prefix, *labels), tokens)
+            elif metric.read is not None:
+                for labels, value in metric.read(stats):
+                    family.add_metric((*self._prefix, *labels), value)
+
+
+class _Durations:
+    """Counts of durations by size: one thread adds them, any reads.
+
+    Args:
+        bounds: upper bounds of the buckets, in seconds.
+    """
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._total = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count one."""
+        self._total += seconds
+        self._counts[bisect_left(self._bounds, seconds)] += 1
+
+    def buckets(self) -> tuple[list[tuple[str, float]], float]:
+        """How many there are up to every bound, and their sum."""
+        counts, total, found, number = list(self._counts), self._total, [], 0
+        for bound, count in zip((*map(repr, self._bounds), "+Inf"), counts):
+            number += count
+            found.append((bound, float(number)))
+        return found, total
