@@ -10,16 +10,18 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from kvgraft_transformers import serving
 from kvgraft_transformers.engine import GenerationRequest
 from kvgraft_transformers.serving.answers import Answers, Piece
 from kvgraft_transformers.serving.grammar import Grammars
@@ -44,6 +46,12 @@ CLIENT_CLOSED = 499
 
 BODY_BYTES, BODY_BYTES_PER_TOKEN = 2**16, 32
 """Largest body: this much, and for each token of the context a long word in escapes."""
+
+PAGE_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "img-src data:; connect-src 'self'; frame-ancestors 'none'"
+)
+"""What the page may load: itself, and this server's answers."""
 
 NO_BUFFERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """Headers of streams: nobody on the way keeps parts back."""
@@ -112,6 +120,7 @@ def build_app(served: ServedModel) -> Starlette:
             Route("/v1/models/{name:path}", endpoints.model, methods=["GET"]),
             Route("/health", endpoints.health, methods=["GET"]),
             Route("/metrics", endpoints.metrics, methods=["GET"]),
+            Route("/", endpoints.page, methods=["GET"]),
             Route("/cache", endpoints.cache, methods=["GET"]),
             Route("/explain", endpoints.explain, methods=["POST"]),
             Route("/events", endpoints.events, methods=["GET"]),
@@ -161,6 +170,7 @@ class _Endpoints:
         self.served = served
         self.created = int(time.time())
         self._grammars = Grammars(served.tokenizer.backend, served.worker.engine.end_tokens)
+        self._page = resources.files(serving).joinpath("page.html").read_text("utf-8")
         self._inspection = Inspection(served.worker)
         self._most_bytes = BODY_BYTES + BODY_BYTES_PER_TOKEN * served.context_tokens
 
@@ -288,6 +298,10 @@ class _Endpoints:
         """`GET /cache`: what its pools hold, and the requests that were hit lately."""
         self._check_key(request)
         return JSONResponse(await self._inspection.state())
+
+    async def page(self, _: Request) -> Response:
+        """`GET /`: a page that shows `/cache`, for people."""
+        return HTMLResponse(self._page, headers={"Content-Security-Policy": PAGE_POLICY})
 
     async def explain(self, request: Request) -> Response:
         """`POST /explain`: of the body of a completion or a chat, why it would not hit deeper."""
