@@ -299,6 +299,7 @@ FLOORS: tuple[tuple[str, dict[str, str]], ...] = (
             "admission": "promises slots",
             "storage_tier": "data from and for a store",
             "events": "tell what is where",
+            "arena": "moves memory",
         },
     ),
     ("a request's life", {"requests": "match, pin, slots, publish, back up, evict"}),

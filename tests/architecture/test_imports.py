@@ -36,7 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("packages",),
     ("transfers", "storage"),
     ("requests",),
-    ("admission", "storage_tier", "events"),
+    ("admission", "storage_tier", "events", "arena"),
     ("no_storage", "tracing"),
     ("parts_factory",),
     ("guard",),

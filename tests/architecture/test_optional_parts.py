@@ -15,7 +15,13 @@ from .sources import CORE, modules
 
 NOT_TO_SERVE = (
     *("kvgraft.storage.", "kvgraft.storage_tier.", "kvgraft.guard.", "kvgraft.testing."),
-    *("kvgraft.events.", "kvgraft.transfers.cuda.", "kvgraft.scaffold.", "kvgraft.cli."),
+    *(
+        "kvgraft.events.",
+        "kvgraft.arena.",
+        "kvgraft.transfers.cuda.",
+        "kvgraft.scaffold.",
+        "kvgraft.cli.",
+    ),
     *("xxhash.", "click.", "rich.", "jinja2.", "hypothesis.", "pytest."),
 )
 """Packages that a plain cache on the CPU never needs."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from kvgraft import Chunk, ChunkedLocal, Everything, Leading, Reach, Trailing
+from kvgraft.packages.registry import Plugin
 from kvgraft.testing.machine import (
     Options,
     Setup,
@@ -67,6 +69,13 @@ LEAN = state_plugin("lean")
 UNMIRRORED = paged_plugin("unmirrored", Reach(Trailing(3)), mirrored=False)
 UNCOPIED = state_plugin("uncopied", can_copy=False)
 
+
+def shared(*components: str | Plugin) -> Setup:
+    """A set whose pools share one budget a tier."""
+    setup = setup_for(components, OPTIONS)
+    return replace(setup, name=f"{setup.name} share", shared=True)
+
+
 SETUPS: dict[str, Setup] = {
     setup.name: setup
     for setup in (
@@ -99,5 +108,9 @@ SETUPS: dict[str, Setup] = {
         setup_for(["full", STRIDED, BLOCKS], OPTIONS),
         setup_for(["mamba", BLOCKS], OPTIONS),
         setup_for([UNCOPIED], beside=references()),
+        shared("full", "mamba"),
+        shared("full", "swa", "mamba"),
+        shared("full", QUARTERED, LEAN),
+        shared("hisparse", "swa", "mamba"),
     )
 }

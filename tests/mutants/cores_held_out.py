@@ -249,8 +249,8 @@ change(
     TWO,
     "A8 A2",
     Budget._never,
-    "if shortage.needed + pinned > shortage.capacity and (",
-    "if shortage.needed > shortage.capacity and (",
+    "if shortage.needed + pinned <= shortage.capacity or (",
+    "if shortage.needed <= shortage.capacity or (",
 )
 change(
     "a shrunk chunk is a page too long",

@@ -12,16 +12,24 @@ from kvgraft.errors import ConfigError, KvgraftError
 from kvgraft.packages.dispatch import Mounted, mount
 from kvgraft.packages.registry import Plugin, select
 from kvgraft.parts_factory import OPTIONAL_PARTS, PartsFactory, optional
-from kvgraft.pools import BuildContext
+from kvgraft.pools import BuildContext, SlotAllocator
 from kvgraft.pools.available import AvailableMemory, available_nbytes
 from kvgraft.pools.plan import PoolPlan
+from kvgraft.pools.resizing import ResizableAllocator
 from kvgraft.sizes import format_nbytes
 from kvgraft.tree.component import ordered
-from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.ledger import Ledger, MovableLedger
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
 
-__all__ = ["OPTIONAL_PARTS", "build_tree", "mount_all", "parts_of", "size_pools"]
+__all__ = [
+    "OPTIONAL_PARTS",
+    "build_tree",
+    "mount_all",
+    "parts_of",
+    "planned_nbytes",
+    "size_pools",
+]
 
 MOST_PAGES = 2**31
 """Slots are numbered with int32."""
@@ -60,7 +68,7 @@ def mount_all(
         PluginError: one that cannot be used.
     """
     _check_device(config)
-    plan = PoolPlan(available, payload=config.payload)
+    plan = PoolPlan(available, payload=config.payload, budgets=_budgets(config))
     mounted = _build(config, _chosen(config, plugins), plan, parts or PartsFactory(config))
     plan.settle()
     return [mounted[shape.name] for shape in ordered([each.shape for each in mounted.values()])]
@@ -86,6 +94,17 @@ def size_pools(config: CacheConfig, plugins: Sequence[Plugin] = ()) -> CacheConf
         elif limit is not None:
             config = _largest(config, chosen, tier, limit)
     return config
+
+
+def planned_nbytes(config: CacheConfig, plugins: Sequence[Plugin] = ()) -> dict[Tier, int]:
+    """Bytes that the pools of DEVICE and HOST will take; no memory is taken to find them.
+
+    Raises:
+        PluginError: a component that cannot be used.
+    """
+    plan = PoolPlan(payload=False)
+    _build(config, _chosen(config, plugins), plan, PartsFactory(config))
+    return {tier: plan.nbytes(tier) for tier in (Tier.DEVICE, Tier.HOST)}
 
 
 def _largest(
@@ -124,6 +143,8 @@ def _largest(
             f"take, {format_nbytes(fewest)}; give more"
         )
     if nbytes(2 * n_pages) == fewest == nbytes(64 * n_pages):
+        if _budgets(config).get(tier):
+            return sized(n_pages)
         raise ConfigError(
             f"setting {tier.value}_bytes: every component has a pool size of its own, so nothing "
             "follows it; leave one of them out"
@@ -166,6 +187,14 @@ def _build(
     return mounted
 
 
+def _budgets(config: CacheConfig) -> dict[Tier, int]:
+    """Bytes of the tiers whose pools share one budget; a store reads HOST where it is."""
+    budgets = {Tier.DEVICE: config.device_memory or 0}
+    if config.storage is None:
+        budgets[Tier.HOST] = config.host_memory or 0
+    return {tier: nbytes for tier, nbytes in budgets.items() if nbytes}
+
+
 def _package(name: str) -> str:
     """The package of a component; the text after an @ tells its instances apart."""
     package, at, label = name.partition("@")
@@ -195,11 +224,11 @@ def build_tree(
 ) -> tuple[Tree, list[tuple[Ledger, ...]]]:
     """The tree over the components' pools, and the ledgers of their private pools."""
     device = {
-        each.name: Ledger(each.name, Tier.DEVICE, each.component.device.allocator)
+        each.name: _ledger(each.name, Tier.DEVICE, each.component.device.allocator)
         for each in mounted
     }
     host = {
-        each.name: Ledger(each.name, Tier.HOST, each.component.host.allocator)
+        each.name: _ledger(each.name, Tier.HOST, each.component.host.allocator)
         for each in mounted
         if each.component.host is not None
     }
@@ -209,3 +238,9 @@ def build_tree(
     ]
     tree = parts.tree([each.shape for each in mounted], device, host)
     return tree, private
+
+
+def _ledger(name: str, tier: Tier, allocator: SlotAllocator) -> Ledger:
+    """The books of a pool, and of one whose boundary moves."""
+    kind = MovableLedger if isinstance(allocator, ResizableAllocator) else Ledger
+    return kind(name, tier, allocator)

@@ -99,6 +99,7 @@ class Cache:
             pools kernels read and write.
         tree: the prefix tree, with the ledgers of every component.
         storage: the storage tier; false without one.
+        arenas: the budgets that pools share; None without one.
         points: counts resume points by kind: `made`, `used`, `skipped`, `lost`.
         guard: the checker of rules while it serves; None when the guard is off.
         requests: requests that have begun and not ended, by their `id()`.
@@ -132,6 +133,10 @@ class Cache:
         engine = transfers if transfers is not None else parts.engine()
         self.journal = parts.journal(self.tree, self.mounted, engine)
         self.evictor = parts.evictor(self.tree, self.journal)
+        self.requests: dict[int, Request] = {}
+        self.arenas = parts.arenas(
+            self.tree, self.mounted, self.evictor, self.journal, self.requests
+        )
         self.backups = parts.kind(Backups)(
             self.tree, self.journal, self.evictor, config.write_policy
         )
@@ -145,10 +150,11 @@ class Cache:
             self.tree, self.mounted, self.backups, config.load, self.points
         )
         self.load_backs = parts.kind(LoadBacks)(self.tree, self.journal, self.evictor, self.leases)
-        self.budget = parts.kind(Budget)(self.tree, self.mounted, self.private, self.points)
+        self.budget = parts.kind(Budget)(
+            self.tree, self.mounted, self.private, self.points, self.arenas
+        )
         self.uses = Uses(self.tree, parts.policy)
         self.hits = HitCounts(self.tree)
-        self.requests: dict[int, Request] = {}
         self._mark = object()
         self.pages = parts.kind(PageSlots)(self.tree, self.evictor)
         self.states = parts.kind(StateSlots)(self.tree, self.mounted, self.evictor, self.points)
@@ -298,6 +304,8 @@ class Cache:
             self.budget.open(request)
             request.stage = ADMITTED
         elif decision.outcome is Outcome.DEFERRED:
+            if self.arenas is not None:
+                self.arenas.wish(self.budget.needs(request))
             decision = decision._replace(waits_for=self._waits_for(request))
         if self._tracers is not None:
             self._tracers.tell("decided", request, decision)
@@ -546,8 +554,15 @@ class Cache:
     # -- transfers, checks, the end
 
     def poll(self) -> int:
-        """Take in transfers that ended; call once per scheduler step. Never waits."""
+        """Take in transfers that ended; call once per scheduler step. Never waits.
+
+        With one budget for several pools (`device_memory`), slots may move here, and only here and
+        in `move_memory`: call it between two steps of the model, and read tables and state slots
+        after it. What it evicts for that may wait for copies under write-back.
+        """
         ended = self.journal.poll()
+        if self.arenas is not None:
+            self.arenas.poll()
         if self.storage:
             self.storage.poll()
         if self._recorder is not None:
@@ -608,6 +623,25 @@ class Cache:
         if tier is not Tier.DEVICE and tier is not Tier.HOST:
             raise ConfigError(f"evict: tier {tier!r:.40}; give Tier.DEVICE or Tier.HOST")
         return self.evictor.evict(self.tree.component(component), n_slots, tier)
+
+    def move_memory(self, giver: str, taker: str, tier: Tier = Tier.DEVICE) -> bool:
+        """Move an extent of a tier's budget from one component's pool to another's (K7).
+
+        It is done at once, or at the end of transfers that use its slots, as `poll` takes them in.
+        Tables and state slots that were read before are of no use afterwards.
+
+        Returns:
+            Whether it moves: not if promised slots would lack, the pool has no other extent, or
+            another one is on its way.
+
+        Raises:
+            ConfigError: the components do not share a budget on that tier.
+        """
+        if self.arenas is None:
+            raise ConfigError(
+                "move_memory: the cache has no budget that pools share; open it with device_memory"
+            )
+        return self.arenas.move(giver, taker, tier)
 
     def stats(self) -> CacheStats:
         """Everything counted since the cache was opened, and who owns its slots now.
@@ -742,6 +776,8 @@ class Cache:
         check_integrity(self.tree, owners, arriving, held, operations)
         if self._recorder is not None:
             self._recorder.check()
+        if self.arenas is not None:
+            self.arenas.check()
         self.budget.check(self.requests.values())
 
     def close(self) -> None:
@@ -785,6 +821,7 @@ class Cache:
             len(stages) - running,
             self.journal.n_in_flight,
             self.storage.n_in_flight if self.storage else 0,
+            self.arenas.n_pending if self.arenas is not None else 0,
         )
 
     def _limit(self, request: Request) -> int:

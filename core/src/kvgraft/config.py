@@ -153,8 +153,11 @@ class CacheConfig(SettingsModel):
             bytes, such as `"40GB"`, is taken as `device_bytes`.
         device_bytes: size in bytes of all components' device pools together, instead of tokens;
             the tokens are filled in when the cache is opened.
+        device_memory: one budget in bytes for all device pools, whose shares follow their use;
+            `device_bytes` fixes them. With `device_tokens` too, they begin at that size.
         host_tokens: size of each host mirror in tokens; no host tier with 0.
         host_bytes: size in bytes of all host mirrors together, instead of tokens.
+        host_memory: one budget in bytes for all host mirrors, as `device_memory`.
         payload: false for pools of any size that take no memory: all decisions are the same, and
             there is nothing to read, to copy or to store. For simulations.
         policy: the eviction policy: which data is kept, see `kvgraft.policies`.
@@ -176,8 +179,10 @@ class CacheConfig(SettingsModel):
     page_size: Tokens = Field(default=64, gt=0)
     device: str = "cpu"
     device_tokens: Tokens = Field(gt=0, examples=["4M"])
+    device_memory: Nbytes | None = None
     device_bytes: Nbytes | None = None
     host_tokens: Tokens = Field(default=0, ge=0)
+    host_memory: Nbytes | None = None
     host_bytes: Nbytes | None = None
     payload: StrictBool = True
     policy: str = "lru"
@@ -199,11 +204,16 @@ class CacheConfig(SettingsModel):
             return settings
         settings = dict(settings)
         for tier in ("device", "host"):
-            tokens, nbytes = f"{tier}_tokens", f"{tier}_bytes"
+            tokens, nbytes, memory = f"{tier}_tokens", f"{tier}_bytes", f"{tier}_memory"
             if is_nbytes(settings.get(tokens)):
                 if settings.get(nbytes) is not None:
                     raise _sized_twice(settings, tokens, nbytes)
                 settings[nbytes] = settings.pop(tokens)
+            if settings.get(memory) is not None:
+                if settings.get(nbytes) is not None:
+                    raise _sized_twice(settings, nbytes, memory)
+                if tokens not in settings:
+                    settings[nbytes] = settings[memory]
             if settings.get(nbytes) is not None:
                 if tokens in settings:
                     raise _sized_twice(settings, tokens, nbytes)

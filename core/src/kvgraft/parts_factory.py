@@ -7,12 +7,13 @@ such a factory: its parts are those below with checks around them (`kvgraft.guar
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
+from kvgraft.admission.promises import Budget
 from kvgraft.config import CacheConfig, WritePolicy
 from kvgraft.no_storage import NoStorage
 from kvgraft.packages.dispatch import Mounted
@@ -37,6 +38,7 @@ from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.tree import Tree
 
 if TYPE_CHECKING:
+    from kvgraft.arena import Arenas
     from kvgraft.storage_tier import StorageTier
     from kvgraft.transfers.cuda import CudaTransferEngine
 
@@ -48,6 +50,7 @@ OPTIONAL_PARTS = {
     "storage tier": "kvgraft.storage_tier:StorageTier",
     "guard": "kvgraft.guard:GuardedPartsFactory",
     "events": "kvgraft.events:Recorder",
+    "one budget": "kvgraft.arena:Arenas",
     "CUDA transfers": "kvgraft.transfers.cuda:CudaTransferEngine",
 }
 """Parts of a cache that are imported only when a configuration asks for them."""
@@ -72,8 +75,10 @@ class CacheParts(Protocol):
     journal: Journal
     backups: Backups
     points: ResumePoints
+    budget: Budget
     publisher: Publisher
     requests: dict[int, Request]
+    arenas: Arenas | None
     storage: StorageTier | NoStorage
 
     def explain(self, key: TokenKey) -> Explanation:
@@ -176,6 +181,25 @@ class PartsFactory:
             return NoStorage()
         storage_tier: type[StorageTier] = optional("storage tier")
         return storage_tier(tree, mounted, evictor, self.config.storage, self.clock)
+
+    def arenas(
+        self,
+        tree: Tree,
+        mounted: Sequence[Mounted],
+        evictor: Evictor,
+        journal: Journal,
+        requests: Mapping[int, Request],
+    ) -> Arenas | None:
+        """The boundaries between pools that share one budget, where the settings have one.
+
+        Raises:
+            ConfigError: a budget that is too small.
+        """
+        config = self.config
+        if config.device_memory is None and config.host_memory is None:
+            return None
+        arenas: type[Arenas] = optional("one budget")
+        return arenas(config, tree, mounted, evictor, journal, requests)
 
     def operations(self, plain: type[Any]) -> type[Any]:
         """The class of the cache itself: `plain`, or a subclass of it."""

@@ -140,6 +140,7 @@ RULES = {
     "K1": "A policy orders candidates; which of them may leave the tree alone decides.",
     "K2": "Every candidate is taken once or withdrawn, and nothing else is taken.",
     "K3": "A policy has no clock of its own and no randomness: equal calls give equal victims.",
+    "K7": "A boundary between pools moves by whole extents; promises hold, data keeps its places.",
     "V1": "Events come once each, in the order of the changes, with component, tier and namespace.",
     "V2": "All events together give exactly the tree's residency.",
     "V3": "A reader that fails or lags costs the cache a counted loss; it begins again.",

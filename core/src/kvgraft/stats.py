@@ -80,6 +80,8 @@ class PoolStats(NamedTuple):
         evicted: slots that left the tree so far, by cause: `demoted` and `deleted` where this pool
             was short, with and without a copy on another tier; `cascade` and `leaf` along with
             others. Empty of a private pool.
+        closing: slots in use that are about to leave the pool for another: the headroom keeps one
+            free for each. Always 0 without one budget for several pools.
     """
 
     capacity: int
@@ -90,11 +92,12 @@ class PoolStats(NamedTuple):
     in_flight: int
     promised: int
     evicted: Mapping[str, int]
+    closing: int = 0
 
     @property
     def headroom(self) -> int:
         """Slots that may be given away without breaking a promise."""
-        return self.free + self.evictable - self.promised
+        return self.free + self.evictable - self.promised - self.closing
 
     @property
     def owners(self) -> dict[str, int]:

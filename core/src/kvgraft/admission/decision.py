@@ -56,12 +56,15 @@ class Waiting(NamedTuple):
         transfers: copies in flight, such as backups of data that a finished request left behind.
             `poll` takes in those that ended, `drain` waits for them.
         storage: prefetches and writes of the storage tier that have not ended.
+        memory: pools that are to get memory of others, with one budget for several; `poll` moves
+            it.
     """
 
     running: int
     leased: int
     transfers: int
     storage: int
+    memory: int = 0
 
     def __str__(self) -> str:
         parts = (
@@ -69,6 +72,7 @@ class Waiting(NamedTuple):
             (self.leased, "begun and not admitted"),
             (self.transfers, "transfers in flight"),
             (self.storage, "storage calls"),
+            (self.memory, "pools that get memory of others"),
         )
         named = [f"{name}: {count}" for count, name in parts if count]
         return f"waits for {', '.join(named)}" if named else "waits for nothing"

@@ -7,7 +7,8 @@ are not free are evictable. That is soundness (A7) without looking at any compon
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 from kvgraft.admission.decision import Decision, Outcome, Shortage
 from kvgraft.admission.demand import SLACK_PAGES, default_demand, pages_up
@@ -23,13 +24,28 @@ from kvgraft.tree.operations import segment_nodes
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Demand, DemandQuery
 
-__all__ = ["Budget"]
+__all__ = ["Boundaries", "Budget"]
 
 _ADMITTED = Decision(Outcome.ADMITTED)
 
 
+class Boundaries(Protocol):
+    """The boundaries between pools that share a budget, as admission sees them."""
+
+    def could_hold(self, name: str, needs: Mapping[str, int]) -> bool:
+        """Whether the DEVICE pools of `name` and others could have so many slots each, at once."""
+
+
 class Budget:
-    """Admission over the pools of one cache."""
+    """Admission over the pools of one cache.
+
+    Args:
+        tree: the books of the pools.
+        mounted: the components.
+        private: the books of their private pools.
+        points: the states a request keeps.
+        boundaries: the boundaries between pools that can move; None where all stay.
+    """
 
     def __init__(
         self,
@@ -37,8 +53,10 @@ class Budget:
         mounted: Sequence[Mounted],
         private: Sequence[tuple[Ledger, ...]],
         points: ResumePoints,
+        boundaries: Boundaries | None = None,
     ) -> None:
         self.tree = tree
+        self.boundaries = boundaries
         self.points = points
         self.mounted = mounted
         self.private = private
@@ -210,11 +228,27 @@ class Budget:
                 pinned = _own_slots(request, component, host=False)
             elif shortage.pool == "host":
                 pinned = _own_slots(request, component, host=True)
-            if shortage.needed + pinned > shortage.capacity and (
-                found is None or component.is_state
+            if shortage.needed + pinned <= shortage.capacity or (
+                shortage.pool == "device" and self._could_move(request, component)
             ):
+                continue
+            if found is None or component.is_state:
                 found = shortage
         return found
+
+    def _could_move(self, request: Request, component: TreeComponent) -> bool:
+        """Whether the request fits once the boundary between pools is elsewhere."""
+        boundaries = self.boundaries
+        return boundaries is not None and boundaries.could_hold(component.name, self.needs(request))
+
+    def needs(self, request: Request) -> dict[str, int]:
+        """DEVICE slots that a request demands or pins, by component."""
+        return {
+            part.component.name: part.demand.now
+            + part.demand.later
+            + _own_slots(request, part.component, host=False)
+            for part in request.parts
+        }
 
     def open(self, request: Request) -> None:
         """Promise an admitted request the demand it was decided on, and its private slots."""

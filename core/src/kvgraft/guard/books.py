@@ -27,7 +27,10 @@ __all__ = [
 ]
 
 Counts = tuple[int, int, int, int, int, int]
-"""A ledger's terms: free, evictable, pinned, private, in flight, and the slots promised of them."""
+"""A ledger's terms: free, evictable, pinned, private, in flight, and the slots promised of them.
+
+Slots in use that leave the pool for another keep a free one each: so many count as free no more.
+"""
 
 FREE, EVICTABLE, PINNED, PRIVATE, IN_FLIGHT, PROMISED = range(6)
 
@@ -114,7 +117,7 @@ class Books:
     def _counts(self) -> list[Counts]:
         return [
             (
-                allocator.n_free,
+                allocator.n_free - allocator.closing,
                 ledger.evictable,
                 ledger.pinned,
                 ledger.private,

@@ -81,6 +81,24 @@ class Contents:
         if found is not None:
             self._kept[tier, component.index, slot] = found
 
+    def moved(self, tier: Tier, component: TreeComponent, source: bytes, target: bytes) -> None:
+        """Slots moved: their bytes came along (K7)."""
+        if not self._payload:
+            return
+        pairs = list(zip(memoryview(source).cast("i"), memoryview(target).cast("i")))
+        kept = [self._kept.pop((tier, component.index, old), None) for old, _ in pairs]
+        for (old, new), known in zip(pairs, kept):
+            self._kept.pop((tier, component.index, new), None)
+            if known is not None:
+                self._kept[tier, component.index, new] = known
+            there, was = self._sum(tier, component, new), self._sum(tier, component, old)
+            if there != was or known not in (None, there):
+                raise ContractViolation(
+                    "K7",
+                    component.name,
+                    f"{tier.value} slot {old} moved to {new}, which has other bytes",
+                )
+
     def check_path(self, request: Request) -> None:
         """Matched pages hold the bytes they were shared with (B3, T9)."""
         node, left = request.receipt.anchor, NODES

@@ -107,6 +107,10 @@ class Leavings:
             for component in bounded
         )
         self.cost = (pages + states, states)
+        # The core decides by the pools' sizes as the cache is opened.
+        base = self.tree.components[0]
+        self._room = base.device.capacity / base.slots_per_page
+        self._n_states = [component.device.capacity for component in self._stateful]
         self.spacing = next(n for n in count(1) if self.affords(n, states_only=False))
         self._newest = [-DEEPEST_STAMP] * len(cache.tree.components)
 
@@ -123,9 +127,7 @@ class Leavings:
 
         A point's share of the state slots is no larger than its share of the base's slots.
         """
-        base = self.tree.components[0]
-        room = base.device.capacity / base.slots_per_page
-        few = any(n_pages * each.device.capacity < GRID_SHARE * room for each in self._stateful)
+        few = any(n_pages * n_states < GRID_SHARE * self._room for n_states in self._n_states)
         return n_pages * self.base >= GRID_SHARE * self.cost[states_only] and (
             states_only or not few
         )

@@ -76,7 +76,7 @@ class GuardedOperations(_Operations):
 
     def poll(self) -> int:
         # A poll has nothing to do, and is not looked at, where nothing is in flight.
-        if not any(self.guard.watched.queues):
+        if self.arenas is None and not any(self.guard.watched.queues):
             return super().poll()
         ended: int = self.guard.look("poll", super().poll)
         return ended
@@ -84,6 +84,10 @@ class GuardedOperations(_Operations):
     def drain(self) -> bool:
         all_ended: bool = self.guard.look("drain", super().drain)
         return all_ended
+
+    def move_memory(self, giver: str, taker: str, tier: Tier = Tier.DEVICE) -> bool:
+        moves: bool = self.guard.look("move_memory", super().move_memory, giver, taker, tier)
+        return moves
 
     def evict(self, component: str, n_slots: int, tier: Tier = Tier.DEVICE) -> int:
         freed: int = self.guard.look("evict", super().evict, component, n_slots, tier)

@@ -176,6 +176,8 @@ class GuardedPartsFactory(PartsFactory):
         guard = Guard(cache, hooks)
         for part in self._watched:
             part.guard = guard
+        if cache.arenas is not None:
+            cache.arenas.mover.told = guard.watched.moved
         if self._tier is not None:
             self._tier.watch(Tiering(cache, self._tier, guard))
         return guard

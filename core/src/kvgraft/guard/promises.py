@@ -160,7 +160,8 @@ class Promises:
         def compare(
             component: TreeComponent, ledger: Ledger, name: str, need: int, mine: int
         ) -> None:
-            room = ledger.free + ledger.evictable - ledger.promised + mine
+            kept = ledger.promised + ledger.allocator.closing
+            room = ledger.free + ledger.evictable - kept + mine
             if need > room:
                 found.append(Shortage(component.name, name, need, max(0, room), ledger.capacity))
 
@@ -208,7 +209,16 @@ class Promises:
                 if inside and slots is not None:
                     pinned += len(slots) // SLOT_BYTES
                 node = node.parent
-        return shortage.needed + pinned > shortage.capacity
+        return shortage.needed + pinned > shortage.capacity and not self._could_move(
+            request, shortage
+        )
+
+    def _could_move(self, request: Request, shortage: Shortage) -> bool:
+        """Whether it fits with the boundaries between pools elsewhere."""
+        arenas = self.cache.arenas
+        if arenas is None or shortage.pool != "device":
+            return False
+        return arenas.could_hold(shortage.component, self.cache.budget.needs(request))
 
     def _check_line(self, request: Request, decision: Decision) -> None:
         """Count the requests admitted before a waiting one (A13)."""

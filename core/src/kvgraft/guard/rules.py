@@ -83,5 +83,6 @@ GUARDED: dict[str, str] = {
     "A13": "A request that waits is not passed for ever.",
     "H4": "HOST slots of a running request are pinned.",
     "H8": "A request's own and promised slots come back at its end.",
+    "K7": "Boundaries move by whole extents; slots that move keep bytes, and places in all tables.",
 }
 """By rule, the condition that the guard checks."""

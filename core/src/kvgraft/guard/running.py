@@ -429,9 +429,25 @@ class Running:
     # -- between requests
 
     def poll(self) -> After:
-        """Transfers end; nothing is evicted."""
-        self.watched.rooms.expect(self.watched.nothing, host_too=False)
+        """Transfers end; nothing is evicted but for slots that move (K7)."""
+        self._expect_moves()
         return _nothing
+
+    def move_memory(self, giver: str, taker: str, tier: Tier = Tier.DEVICE) -> After:
+        """An extent changes hands: as many slots move as it has (K7)."""
+        del giver, taker, tier
+        self._expect_moves()
+        return _nothing
+
+    def _expect_moves(self) -> None:
+        """Room is made for the slots of an extent."""
+        watched, arenas = self.watched, self.watched.cache.arenas
+        if arenas is None:
+            watched.rooms.expect(watched.nothing, host_too=False)
+            return
+        needs = [arenas.extent_of(each.name, Tier.DEVICE) for each in self.tree.components]
+        host_too = Tier.HOST in arenas.by_tier or watched.write_back
+        watched.rooms.expect(needs, host_too=host_too)
 
     def drain(self) -> After:
         """Transfers end; if it says that all did, they did (R2)."""
@@ -459,6 +475,7 @@ class Running:
             else tree_component.host
         )
         needs = list(watched.nothing)
+        closing = 0 if ledger is None else ledger.allocator.closing
         if tree_component is not None and ledger is not None and device:
             needs[tree_component.index] = ledger.free + n_slots
         watched.rooms.expect(needs, host_too=not device or watched.write_back)
@@ -468,7 +485,8 @@ class Running:
                 return
             at = tree_component.index if device else self.books.host[tree_component.index]
             before, later = was.counts[at], now.counts[at]
-            if freed != later[FREE] - before[FREE]:
+            gone = closing - ledger.allocator.closing
+            if freed != later[FREE] - before[FREE] - gone:
                 raise ContractViolation(
                     "E6",
                     component,

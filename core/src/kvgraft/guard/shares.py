@@ -20,7 +20,7 @@ from kvgraft.parts_factory import CacheParts
 from kvgraft.pools import DevicePool
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.parts import Due
-from kvgraft.requests.request import Request
+from kvgraft.requests.request import CLOSED, Request
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
 
@@ -146,6 +146,23 @@ class Shares:
     def _note(self, request: Request, tables: dict[int, Table]) -> None:
         if self.follows:
             self._seen[id(request)] = _Seen(request, tables)
+
+    def moved(self, component: TreeComponent, source: bytes, target: bytes) -> None:
+        """DEVICE slots of a component moved: every request that reads them follows (K7)."""
+        index = component.index
+        new_of = dict(zip(memoryview(source).cast("i"), memoryview(target).cast("i")))
+        for seen in self._seen.values():
+            if index not in seen.tables or seen.request.stage is CLOSED:
+                continue
+            was = [new_of.get(slot, slot) for slot in seen.tables[index].tolist()]
+            seen.tables[index] = before = np.array(was, np.int32)
+            after = self._read(seen.request)[index][: len(before)]
+            if len(after) < len(before) or np.any((before != after) & (before >= 0)):
+                raise ContractViolation(
+                    "K7",
+                    component.name,
+                    f"{_of(seen.request)} reads other slots than its data moved to",
+                )
 
     def forget(self, request: Request) -> None:
         """It ended."""

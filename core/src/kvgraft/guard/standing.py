@@ -13,13 +13,16 @@ from kvgraft.requests.request import Request
 
 __all__ = ["Standing"]
 
+MOVES_MEMORY = frozenset({"poll", "move_memory"})
+"""Operations in which the boundary between two pools may move."""
+
 BRINGS_DATA = frozenset({"poll", "drain", "checkpoint", "finish"})
 """Operations in which data may arrive in the tree: acknowledged transfers, inserts."""
 
 HANDS_OVER = frozenset({"computed", "allocate"})
 """Operations in which a request's own slots may become the tree's (I9)."""
 
-KEEPS_PROMISES = frozenset({"begin", "next_chunk", "evict", "poll", "drain"})
+KEEPS_PROMISES = frozenset({"begin", "next_chunk", "evict", "poll", "drain", "move_memory"})
 """Operations that change no promise and no request's slots."""
 
 LEASES_EVERY = 4
@@ -36,13 +39,15 @@ class Standing:
         self.watched = watched
         self.cache = watched.cache
         self.books = watched.books
-        self._capacities = [pool.ledger.capacity for pool in self.books.pools]
+        self._ends = [pool.ledger.allocator.end for pool in self.books.pools]
         self._queues = watched.queues
         self._evicting = 0
         self._next_lease = 0
 
     def check(self, name: str, was: Reading, now: Reading) -> None:
         """Compare the pools whose books changed; O(pools)."""
+        if self.cache.arenas is not None:
+            self._check_boundaries(name)
         nobody = not self.cache.requests
         if was is now and not nobody:
             return
@@ -71,14 +76,36 @@ class Standing:
                     self._left_over(at, name, "pinned", pinned),
                 )
 
+    def _check_boundaries(self, name: str) -> None:
+        """Boundaries move in two operations, by whole extents (K7)."""
+        ends = [pool.ledger.allocator.end for pool in self.books.pools]
+        if ends == self._ends:
+            return
+        arenas = self.cache.arenas
+        assert arenas is not None
+        for pool, before, after in zip(self.books.pools, self._ends, ends):
+            extent = arenas.extent_of(pool.component, pool.ledger.tier)
+            if before == after:
+                continue
+            if name not in MOVES_MEMORY or not extent or (after - before) % extent:
+                raise ContractViolation(
+                    "K7",
+                    pool.component,
+                    f"{name} changed the {pool.name} pool from {before} to {after} slots, with "
+                    f"extents of {extent}",
+                )
+        arenas.check()
+        self._ends = ends
+
     def _check_change(self, at: int, name: str, was: Reading, now: Reading) -> None:
         """One pool's books changed: they balance, and every moved slot is accounted for."""
         before, after = was.counts[at], now.counts[at]
         free, evictable, pinned, private, in_flight, promised = after
         total = free + evictable + pinned + private + in_flight
+        allocator = self.books.pools[at].ledger.allocator
         # One negative term makes the union negative.
-        negative = (free | evictable | pinned | private | in_flight | promised) < 0
-        if negative or total != self._capacities[at]:
+        negative = (allocator.n_free | evictable | pinned | private | in_flight | promised) < 0
+        if negative or total != allocator.end:
             self._raise_unbalanced(at, name)
         if free + evictable < promised:
             self._check_headroom(at, name)
@@ -95,7 +122,9 @@ class Standing:
     def check_balance(self, name: str, now: Reading) -> None:
         """Every ledger's equation (T8)."""
         for at, counts in enumerate(now.counts):
-            if sum(counts[:PROMISED]) != self._capacities[at] or min(counts) < 0:
+            allocator = self.books.pools[at].ledger.allocator
+            negative = min(allocator.n_free, *counts[1:]) < 0
+            if sum(counts[:PROMISED]) != allocator.end or negative:
                 self._raise_unbalanced(at, name)
 
     def _raise_unbalanced(self, at: int, name: str) -> NoReturn:

@@ -17,7 +17,9 @@ from kvgraft.guard.shares import Shares
 from kvgraft.parts_factory import CacheParts
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.request import Request
+from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.operations import Operation
+from kvgraft.types import Tier
 
 __all__ = ["After", "Holdings", "Watched", "holdings"]
 
@@ -84,6 +86,12 @@ class Watched:
             return None
         spans = [len(component.reach_pages.spans(boundary)) for component in self.tree.components]
         return 2 + 2 * sum(spans)
+
+    def moved(self, tier: Tier, component: TreeComponent, source: bytes, target: bytes) -> None:
+        """Slots of a pool moved, with the data in them (K7)."""
+        self.contents.moved(tier, component, source, target)
+        if tier is Tier.DEVICE and not component.is_state:
+            self.shares.moved(component, source, target)
 
     def operations(self) -> Iterator[Operation]:
         """Transfers in flight; O(transfers)."""

@@ -124,6 +124,7 @@ class Guard:
             "poll": running.poll,
             "drain": running.drain,
             "evict": running.evict,
+            "move_memory": running.move_memory,
         }
 
     def look(self, name: str, operation: Callable[..., Any], *given: Any, **named: Any) -> Any:

@@ -13,7 +13,7 @@ import torch
 
 from kvgraft.errors import ConfigError
 from kvgraft.pools.allocator import SLOT_BYTES, SlotAllocator
-from kvgraft.pools.plan import plan_memory
+from kvgraft.pools.plan import PlannedMemory, plan_memory
 from kvgraft.pools.planes import PlaneSpec, lane_dtype, plane_nbytes
 from kvgraft.pools.reserved import AddressSpace
 from kvgraft.pools.resizing import ResizableAllocator
@@ -44,6 +44,7 @@ class DevicePool:
 
     Attributes:
         device: torch device; `meta` in a cache without payload.
+        planned: the memory that it takes; None over tensors of an engine.
         allocator: which slots are free. Where the pool shares one budget with others it is a
             `ResizableAllocator`, and the tensors have a row for every slot that there can be.
 
@@ -60,13 +61,13 @@ class DevicePool:
     ) -> None:
         self.specs = tuple(specs)
         self.device = torch.device(device)
+        self.planned: PlannedMemory | None = None
         self._spaces: list[AddressSpace] = []
         if tensors is None:
-            self._memory = plan_memory(
-                Tier.DEVICE, self.device, n_slots * self.slot_nbytes, lambda: self.lanes
-            )
-            self.device = self._memory.device
-            self.allocator = self._memory.allocator(n_slots, self.slot_nbytes)
+            nbytes = n_slots * self.slot_nbytes
+            memory = plan_memory(Tier.DEVICE, self.device, nbytes, lambda: self.lanes)
+            self.planned, self.device = memory, memory.device
+            self.allocator = memory.allocator(n_slots, self.slot_nbytes)
         else:
             self.allocator = SlotAllocator(n_slots)
             self.planes = list(tensors)
@@ -75,7 +76,8 @@ class DevicePool:
     @cached_property
     def planes(self) -> list[torch.Tensor]:
         """Tensors `[n_slots, *shape]` in the order of `specs`."""
-        return [self._memory.take(partial(self._zeros, spec)) for spec in self.specs]
+        assert self.planned is not None
+        return [self.planned.take(partial(self._zeros, spec)) for spec in self.specs]
 
     @cached_property
     def lanes(self) -> list[torch.Tensor]:

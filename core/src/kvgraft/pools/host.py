@@ -52,6 +52,7 @@ class HostMirror:
         pin: page-lock the memory, for copies that overlap with compute on a CUDA device.
 
     Attributes:
+        planned: the memory that it takes.
         allocator: which slots are free.
     """
 
@@ -65,14 +66,14 @@ class HostMirror:
         self._slab_nbytes = _aligned(offset, BLOCK_NBYTES) if offset >= LARGE_NBYTES else offset
         self._pin = pin
         nbytes = n_slots * self.slab_nbytes + BLOCK_NBYTES
-        self._memory = plan_memory(Tier.HOST, CPU, nbytes, lambda: self.lanes, is_locked=pin)
-        self.allocator = self._memory.allocator(n_slots, self.slab_nbytes)
+        self.planned = plan_memory(Tier.HOST, CPU, nbytes, lambda: self.lanes, is_locked=pin)
+        self.allocator = self.planned.allocator(n_slots, self.slab_nbytes)
         self._space: AddressSpace | None = None
 
     @cached_property
     def slab(self) -> torch.Tensor:
         """All slots, uint8 `[n_slots, slab_nbytes]`."""
-        memory, allocator = self._memory, self.allocator
+        memory, allocator = self.planned, self.allocator
         n_slots, stride = allocator.capacity, self.slab_nbytes
         if isinstance(allocator, ResizableAllocator):
             n_slots = allocator.limit
@@ -107,7 +108,7 @@ class HostMirror:
 
     def copy_slots(self, source: bytes, target: bytes) -> None:
         """Copy whole slots within the mirror."""
-        if self._memory.device.type != "meta":
+        if self.planned.device.type != "meta":
             self.slab[slot_index(target)] = self.slab[slot_index(source)]
 
     def give_back_closed(self) -> None:

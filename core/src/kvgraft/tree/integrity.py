@@ -318,7 +318,15 @@ def _check_candidates(tree: Tree, component: TreeComponent, nodes: list[Node]) -
 
 def _check_free(ledger: Ledger, owner: dict[int, str]) -> None:
     """Free slots are nobody's, and free once."""
-    free = ledger.allocator.free_slots()
+    free, end = ledger.allocator.free_slots(), ledger.allocator.end
+    n_closed = sum(slot >= end for slot in owner)
+    if n_closed != ledger.allocator.closing or (free and max(free) >= end):
+        raise IntegrityError(
+            "K7",
+            ledger.component,
+            f"{ledger.tier.value} pool of {end} slots: {n_closed} closed ones are owned, "
+            f"{ledger.allocator.closing} counted, the largest free one is {max(free, default=-1)}",
+        )
     once = set(free)
     if len(once) == len(free) and once.isdisjoint(owner):
         return

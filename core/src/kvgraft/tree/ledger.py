@@ -24,7 +24,7 @@ from kvgraft.pools.allocator import SLOT_BYTES, SlotAllocator
 from kvgraft.stats import PoolStats
 from kvgraft.types import Tier
 
-__all__ = ["Ledger"]
+__all__ = ["Ledger", "MovableLedger"]
 
 
 NONE_EVICTED: Mapping[Any, int] = MappingProxyType({})
@@ -103,7 +103,9 @@ class Ledger:
 
     def stats(self, evicted: Mapping[Any, int] = NONE_EVICTED) -> PoolStats:
         """A copy of the books, with the slots that left the pool's tier by cause."""
-        return PoolStats(promised=self.promised, evicted=dict(evicted), **self.counts())
+        closing = self.allocator.closing
+        evicted = dict(evicted)
+        return PoolStats(promised=self.promised, evicted=evicted, closing=closing, **self.counts())
 
     def counts(self) -> dict[str, int]:
         """The equation's terms by name."""
@@ -138,3 +140,19 @@ class Ledger:
                 self.component,
                 f"{self.tier.value} pool: promised({self.promised}) < 0, more was taken than that",
             )
+
+
+class MovableLedger(Ledger):
+    """The books of a pool whose boundary moves (K7).
+
+    Closed slots that are taken leave the pool when they are freed. Headroom counts for each a slot
+    that is kept for it, so a promise is covered while data moves, and after.
+    """
+
+    __slots__ = ()
+
+    @property
+    def headroom(self) -> int:
+        """Slots that may be given away without breaking a promise."""
+        allocator = self.allocator
+        return allocator.n_free + self.evictable - self.promised - allocator.closing

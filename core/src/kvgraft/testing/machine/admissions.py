@@ -99,7 +99,7 @@ class Admissions:
         """
         live.count_skipped(live.due - kept)
         live.own.points -= live.due - kept
-        if kept != live.due:
+        if kept != live.due and self.cache.arenas is None:
             demands = {part.component.name: part.demand for part in live.request.parts}
             spare = [
                 self.bench.seen.books[state.name, "device"].capacity
@@ -134,6 +134,9 @@ class Admissions:
                 chunk=live.chunk,
             )
             outcome = self._empty.admit(request).outcome
+            if outcome is Outcome.DEFERRED and self._empty.arenas is not None:
+                self._empty.poll()
+                outcome = self._empty.admit(request).outcome
             self._empty.abort(request)
         except Exception as error:
             raise as_violation(error, "admit in an empty cache") from error

@@ -27,15 +27,18 @@ class Pressure:
     """The pools in which an operation may make room.
 
     Attributes:
-        device: slots asked for per component; a pool is short if it has fewer free.
+        device: slots asked for per component; a pool is short if it has fewer free. None where
+            an unknown number of slots moves (K7).
         host: components whose HOST pool may be short; slots where known, else None.
         passing: pages pinned only while the operation ran, so it may have passed them over.
+        unpins: transfers may end, and with them their pins, before room is made.
         delayed: a wait for copies of evicted data ran out, so others had to go as well (E4).
     """
 
-    device: dict[str, int] = field(default_factory=dict)
-    host: dict[str, int | None] = field(default_factory=dict)
+    device: Mapping[str, int | None] = field(default_factory=dict)
+    host: Mapping[str, int | None] = field(default_factory=dict)
     passing: set[Prefix] = field(default_factory=set)
+    unpins: bool = False
     delayed: bool = False
 
 
@@ -130,18 +133,24 @@ def _check_losses(
     if not any(devices.lost.values()) and not any(hosts.lost.values()):
         return
     device_short: dict[str, int | None] = {
-        name: None if pressure.delayed else needed - before.books[name, "device"].free
+        name: None if pressure.delayed else _short(before, name, "device", needed)
         for name, needed in pressure.device.items()
-        if needed > before.books[name, "device"].free
+        if needed is None or needed > before.books[name, "device"].free
     }
     host_short = {
-        name: None if needed is None else needed - before.books[name, "host"].free
+        name: _short(before, name, "host", needed)
         for name, needed in pressure.host.items()
         if (name, "host") in before.books
         and (needed is None or needed > before.books[name, "host"].free)
     }
     _Losses(judge, devices, hosts, device_short, pressure, recency).check()
     _Losses(judge, hosts, devices, host_short, pressure, recency).check()
+
+
+def _short(before: Snapshot, name: str, tier: str, needed: int | None) -> int | None:
+    """Slots that lack at most: a closed slot that is evicted leaves the pool."""
+    books = before.books[name, tier]
+    return None if needed is None else needed - books.free + books.closing
 
 
 class _Losses:
@@ -200,11 +209,12 @@ class _Losses:
                 )
 
     def _check_pins(self, view: NodeView, losers: list[str]) -> None:
-        """Pinned cells are no victims; on HOST a load-back's pins may end within a call."""
+        """Pinned cells are no victims; pins may end within a call, a load-back's on HOST."""
         tier = self.tier
         for name in losers:
+            stays = tier.tier == "device" and not self.pressure.unpins
             if tier.pinned(tier.before, name, view) and (
-                tier.tier == "device" or tier.pinned(tier.after, name, view)
+                stays or tier.pinned(tier.after, name, view)
             ):
                 self.judge.fail("E1", name, f"lost a pinned cell on {tier.tier}: {view.pages[-1]}")
 

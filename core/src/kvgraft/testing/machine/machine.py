@@ -282,6 +282,28 @@ class CacheMachine(Scenes):
         self.harness.quiesce(picked(deferred, index), finish=finish)
 
 
+class MovingMachine(CacheMachine):
+    """The same while boundaries between pools move (K7)."""
+
+    @rule(
+        giver=picks,
+        taker=picks,
+        tier=st.sampled_from((Tier.DEVICE, Tier.DEVICE, Tier.HOST)),
+        times=st.integers(1, 4),
+    )
+    @unless_over
+    def move_memory(self, giver: int, taker: int, tier: Tier, times: int) -> None:
+        for _ in range(times):
+            self.harness.rooms.move_memory(giver, taker, tier)
+
+    @precondition(lambda self: not self.over and self.harness.cache.arenas is not None)
+    @rule()
+    @unless_over
+    def settle_memory(self) -> None:
+        """Extents on their way arrive."""
+        self.harness.rooms.settle_memory()
+
+
 def machine_for(setup: Setup, ignored: frozenset[str] = frozenset()) -> type[CacheMachine]:
     """The state machine over one component set.
 
@@ -300,4 +322,5 @@ def machine_for(setup: Setup, ignored: frozenset[str] = frozenset()) -> type[Cac
         "total": Counter(),
         "failures": [],
     }
-    return type(f"CacheMachine_{setup.name}", (CacheMachine,), body)
+    kind = MovingMachine if setup.shared else CacheMachine
+    return type(f"CacheMachine_{setup.name}", (kind,), body)

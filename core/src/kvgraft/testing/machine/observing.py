@@ -23,11 +23,12 @@ class Books(NamedTuple):
     free: int
     evictable: int
     promised: int
+    closing: int = 0
 
     @property
     def headroom(self) -> int:
         """Slots that may be given away without breaking a promise."""
-        return self.free + self.evictable - self.promised
+        return self.free + self.evictable - self.promised - self.closing
 
 
 class NodeView(NamedTuple):
@@ -148,7 +149,8 @@ def observe(cache: Cache, model: BruteForce) -> Snapshot:
     for name, tree_component in tree_components.items():
         for tier, ledger in (("device", tree_component.device), ("host", tree_component.host)):
             if ledger is not None:
+                closing = ledger.allocator.closing
                 books[name, tier] = Books(
-                    ledger.capacity, ledger.free, ledger.evictable, ledger.promised
+                    ledger.capacity, ledger.free, ledger.evictable, ledger.promised, closing
                 )
     return Snapshot(held, nodes, books)

@@ -25,6 +25,8 @@ from kvgraft.pools.allocator import SlotAllocator
 from kvgraft.testing.machine.brute_force import ModelComponent, Prefix
 from kvgraft.testing.machine.engines import Point, Submission
 from kvgraft.transfers import Fence, PlaneCopy
+from kvgraft.tree.component import TreeComponent
+from kvgraft.types import Tier
 
 __all__ = ["Payloads", "Wrong"]
 
@@ -143,8 +145,8 @@ class Payloads:
                     owners = self._storages.setdefault(_storage(lanes), set())
                     owners.add((mounted.name, tier))
                 self._allocators[mounted.name, tier] = pool.allocator
-                capacity = pool.allocator.capacity
-                self._computed[mounted.name, tier] = np.zeros(capacity, dtype=np.int64)
+                rows = max((len(lanes) for lanes in pool.lanes), default=pool.allocator.capacity)
+                self._computed[mounted.name, tier] = np.zeros(rows, dtype=np.int64)
 
     @staticmethod
     def _number_planes(mounted: Sequence[Mounted]) -> dict[tuple[str, int, str], int]:
@@ -286,9 +288,20 @@ class Payloads:
         """Slots of a pool that nobody owns."""
         return set(self._allocators[name, tier].free_slots())
 
+    def moved(self, tier: Tier, component: TreeComponent, source: bytes, target: bytes) -> None:
+        """Slots moved: nobody owns their old rows (K7)."""
+        old, new = (np.frombuffer(slots, np.int32) for slots in (source, target))
+        computed = self._computed[component.name, tier.value]
+        computed[new] = computed[old]
+        for rows in self._planes[component.name, tier.value]:
+            rows.view[old] = rows.poison
+
     def poison(self) -> None:
         """Overwrite every row that nobody owns."""
         for key, planes in self._planes.items():
-            free = self._allocators[key].free_slots()
+            allocator = self._allocators[key]
+            free = allocator.free_slots()
+            if not allocator.closing and len(planes):
+                free += range(allocator.end, len(planes[0].view))
             for rows in planes:
                 rows.view[free] = rows.poison

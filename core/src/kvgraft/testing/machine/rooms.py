@@ -23,8 +23,57 @@ class Rooms:
     def poll(self) -> None:
         """Take in transfers that ended."""
         self.bench.trace.call("poll")
-        ended = self.bench.act("poll", self.cache.poll, acknowledges=True)
+        ended = self.bench.act(
+            "poll",
+            self.cache.poll,
+            pressure=self._moving(),
+            acknowledges=True,
+            moves=self.cache.arenas is not None,
+        )
         self.bench.trace.outcome(f"{ended} transfers ended")
+
+    def _moving(self) -> Pressure:
+        """The pools in which a boundary that moves makes room."""
+        arenas = self.cache.arenas
+        needs: dict[Tier, dict[str, int | None]] = {Tier.DEVICE: {}, Tier.HOST: {}}
+        for tier, arena in arenas.by_tier.items() if arenas is not None else ():
+            needs[tier] = dict.fromkeys(arena.by_name)
+        return Pressure(needs[Tier.DEVICE], needs[Tier.HOST], unpins=arenas is not None)
+
+    def move_memory(self, giver: int, taker: int, tier: Tier) -> None:
+        """Move an extent from one pool to another; it may take some polls (K7)."""
+        arenas, bench = self.cache.arenas, self.bench
+        arena = arenas.by_tier.get(tier) if arenas is not None else None
+        if arena is None:
+            return
+        names = list(arena.by_name)
+        source, target = names[giver % len(names)], names[taker % len(names)]
+        bench.trace.call(f"move an extent of {tier.value} from {source} to {target}")
+        before = bench.seen.books[source, tier.value]
+        free = arena.moving is None and arena.by_name[source].leased > 1 and source != target
+        extent = arena.by_name[source].extent
+        moves = bench.act(
+            f"move {tier.value} memory",
+            lambda: self.cache.move_memory(source, target, tier),
+            pressure=self._moving(),
+            moves=True,
+        )
+        bench.trace.outcome("it moves" if moves else "refused")
+        bench.counts["boundaries moved"] += moves
+        self.judge.expect(
+            moves == (free and before.headroom >= extent),
+            "K7",
+            source,
+            lambda: f"an extent of {extent} slots {'moves' if moves else 'stays'} with {before}",
+        )
+
+    def settle_memory(self) -> None:
+        """Extents on their way arrive, and those that a request waits for."""
+        arenas = self.cache.arenas
+        for _ in range(len(self.bench.seen.books) if arenas is not None else 0):
+            if arenas is not None and arenas.n_pending:
+                self.drain()
+                self.poll()
 
     def step(self, index: int, *, fails: bool) -> None:
         """Run one pending copy, or let it fail."""

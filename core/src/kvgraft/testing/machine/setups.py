@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvgraft.assembly import parts_of
+from kvgraft.assembly import parts_of, planned_nbytes
 from kvgraft.cache import Cache
 from kvgraft.config import CacheConfig
 from kvgraft.packages.registry import Plugin, select
@@ -19,6 +19,7 @@ from kvgraft.testing.machine.hooks import Hooks
 from kvgraft.testing.machine.keeping import BY_AGE, Keeping
 from kvgraft.testing.machine.sizes import Options, Sizes
 from kvgraft.transfers import TransferEngine
+from kvgraft.types import Tier
 
 __all__ = ["Setup", "open_cache", "setup_for", "setups_for"]
 
@@ -33,6 +34,7 @@ class Setup:
         plugins: the packages; one that is missing here is looked for among those installed.
         page_sizes: tokens per page to try; sizes that components refuse are left out.
         keeping: the eviction policy.
+        shared: whether the pools of a tier share one budget, so that boundaries move (K7).
     """
 
     name: str
@@ -40,6 +42,7 @@ class Setup:
     plugins: Mapping[str, Plugin] = field(default_factory=dict)
     page_sizes: tuple[int, ...] = (1, 2, 4)
     keeping: Keeping = BY_AGE
+    shared: bool = False
 
 
 def setup_for(
@@ -124,8 +127,17 @@ def open_cache(
         transfer_timeout_s=1e-3,
     )
     plugins = list(setup.plugins.values())
+    if setup.shared:
+        config = _sharing(config, plugins)
     if hooks is not None:
         plugins = [hooks.watch(plugin) for plugin in plugins]
     parts = parts_of(config)
     parts.policy = setup.keeping.make()
     return Cache(config, plugins=plugins, transfers=engine, parts=parts)
+
+
+def _sharing(config: CacheConfig, plugins: Sequence[Plugin]) -> CacheConfig:
+    """The same pools at first, under one budget for each tier with a little more to give."""
+    nbytes = planned_nbytes(config, plugins)
+    budgets = {f"{tier.value}_memory": nbytes[tier] * 5 // 4 for tier in (Tier.DEVICE, Tier.HOST)}
+    return config.model_copy(update={name: room for name, room in budgets.items() if room})

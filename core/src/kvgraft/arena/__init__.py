@@ -1,0 +1,13 @@
+"""One byte budget per tier: pools lease extents of it, and the boundary between them moves (K7).
+
+extents     an arena: which pool leases how much, and moves from one to another
+moving      slots of closed extents move to open ones
+holders     the node that holds each slot
+"""
+
+from __future__ import annotations
+
+from kvgraft.arena.extents import Arena, Lessee
+from kvgraft.arena.tiers import Arenas
+
+__all__ = ["Arena", "Arenas", "Lessee"]
