@@ -11,11 +11,25 @@ from kvgraft.guard import GUARDED
 from kvgraft.rules import RULES
 
 from ..commands import ROOT
-from . import books_defects, hook_defects, request_defects, shadow_defects, storage_defects
+from . import (
+    books_defects,
+    hook_defects,
+    keeping_defects,
+    request_defects,
+    shadow_defects,
+    storage_defects,
+)
 from .defect import DEFECTS
 from .scene import Patched, Unpatched
 
-REGISTERED = (books_defects, hook_defects, request_defects, shadow_defects, storage_defects)
+REGISTERED = (
+    books_defects,
+    hook_defects,
+    keeping_defects,
+    request_defects,
+    shadow_defects,
+    storage_defects,
+)
 
 RAISED = (
     r'(?:ContractViolation|IntegrityError|_check_copy)\(\s*"([A-Z]\d+)"(?: if [^"]*"[A-Z]\d+")?'

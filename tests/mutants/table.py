@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 from . import cores_of_events as _events  # noqa: F401 - fills CORES
+from . import cores_of_keeping as _keeping  # noqa: F401 - fills CORES
 from . import cores_of_points as _points  # noqa: F401 - fills CORES
 from . import cores_of_requests as _more  # noqa: F401 - fills CORES
 from .by_tests import HEADING, TABLE

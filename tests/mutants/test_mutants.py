@@ -7,6 +7,7 @@ import pytest
 from kvgraft.testing import CLAUSES
 
 from . import cores_of_events as _events  # noqa: F401 - fills CORES
+from . import cores_of_keeping as _keeping  # noqa: F401 - fills CORES
 from . import cores_of_points as _points  # noqa: F401 - fills CORES
 from . import cores_of_requests as _more  # noqa: F401 - fills CORES
 from .by_tests import HEADING, TABLE

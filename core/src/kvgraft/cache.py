@@ -62,14 +62,15 @@ from kvgraft.requests.state_slots import InnerStates, StateSlots
 from kvgraft.requests.tables import slot_table, state_slot
 from kvgraft.requests.uses import Uses, expect_hint
 from kvgraft.sizes import expect_count
-from kvgraft.stats import CacheStats, ComponentStats, RequestStats, TokenStats
+from kvgraft.stats import CacheStats, ClearStats, ComponentStats, RequestStats, TokenStats
 from kvgraft.tracing import Tracer, Tracers
 from kvgraft.transfers import Fence, Transfer, TransferEngine
 from kvgraft.tree import pinning
+from kvgraft.tree.clearing import held_slots, sweep
 from kvgraft.tree.explaining import Explanation, explain
 from kvgraft.tree.integrity import Held, SlotOwner, check_integrity
-from kvgraft.tree.keys import TokenKey
-from kvgraft.types import Direction, Span, Tier
+from kvgraft.tree.keys import TokenKey, expect_namespace
+from kvgraft.types import Direction, Namespaces, Span, Tier
 
 if TYPE_CHECKING:
     from kvgraft.events import Event, EventStream, Recorder
@@ -257,7 +258,7 @@ class Cache:
             request.resume_at = resume_pages(resume_at, prompt, self.tree.page_size)
         if hint is not None:
             request.hint = expect_hint("begin", hint)
-        self.tree.hold(key.namespace)
+        request.root = root = self.tree.hold(key.namespace)
         try:
             if self.storage:
                 self.storage.before_begin(key, prefetch)
@@ -269,7 +270,7 @@ class Cache:
             self.uses.begin(request)
             self.leases.lease(request, self._limit(request))
         except BaseException:
-            self.tree.let_go(key.namespace)
+            self.tree.let_go(root)
             raise
         if prefetch is not None:
             request.storage_tokens = prefetch.gained_of(request.anchor_tokens)
@@ -289,7 +290,9 @@ class Cache:
         """
         self._expect(request, LEASED)
         # None first: most requests are not limited, and reading an enum's attribute is slow
-        if request.limited is not None and request.limited is Limited.CROWDED:
+        if (request.limited is not None and request.limited is Limited.CROWDED) or (
+            not self._may_share(request)
+        ):
             self.leases.renew(request, self._limit(request))
         decision = self.budget.decide(request)
         if decision.outcome is Outcome.NEVER_FITS and request.anchor_tokens:
@@ -468,11 +471,12 @@ class Cache:
         """Share the data computed so far, up to the deepest legal boundary (I5, I6).
 
         Afterwards `table` may name other slots for pages another request had inserted before.
-        Declined, returning False and changing nothing, when there is nothing new, or when the
-        shared pages could not be replaced out of the headroom (A12).
+        Declined, returning False and changing nothing, when there is nothing new, when the shared
+        pages could not be replaced out of the headroom (A12), or when the request's namespace was
+        cleared since it began.
         """
         self._expect(request, ADMITTED)
-        return self.publisher.checkpoint(request, fence)
+        return self._may_share(request) and self.publisher.checkpoint(request, fence)
 
     def finish(
         self, request: Request, fence: Fence | None = None, hint: Hint | str | None = None
@@ -481,11 +485,12 @@ class Cache:
 
         A state component donates its live state if it stands on a page boundary. `hint` tells the
         eviction policy whether the sequence comes back: "continues", "turn-ended" or "over"; by
-        default it is that of `begin`.
+        default it is that of `begin`. If the request's namespace was cleared since it began,
+        nothing of it is cached, and the result is 0.
         """
         self._expect(request, ADMITTED)
         self.uses.finish(request, hint)
-        n_pages = self.publisher.finish(request, fence)
+        n_pages = self.publisher.finish(request, fence) if self._may_share(request) else 0
         self._end(request)
         if self._tracers is not None:
             self._tracers.tell("finished", request)
@@ -513,11 +518,11 @@ class Cache:
         Raises:
             ContractViolation: K1, the eviction policy cannot say how it ranks data.
         """
-        self.tree.hold(expect_key(key).namespace)
+        root = self.tree.hold(expect_key(key).namespace)
         try:
             found = explain(self.tree, key, max(0, key.n_tokens - 1) // self.tree.page_size)
         finally:
-            self.tree.let_go(key.namespace)
+            self.tree.let_go(root)
         lost = tuple((kind, n) for kind, n in self.points.lost.items() if n)
         found = found._replace(skipped=self.points.skips(), lost=lost)
         return found if prefetch is None else found._replace(storage=str(prefetch))
@@ -565,6 +570,8 @@ class Cache:
             self.arenas.poll()
         if self.storage:
             self.storage.poll()
+        if self.tree.cleared:
+            sweep(self.tree)
         if self._recorder is not None:
             self._recorder.deliver()
         if self._tracers is not None:
@@ -576,6 +583,7 @@ class Cache:
         ended = self.journal.drain(self.config.transfer_timeout_s)
         if self.storage:
             ended = self.storage.drain(self.config.transfer_timeout_s) and ended
+        sweep(self.tree)
         if self._tracers is not None:
             self._tracers.tell("polled")
         return ended
@@ -642,6 +650,51 @@ class Cache:
                 "move_memory: the cache has no budget that pools share; open it with device_memory"
             )
         return self.arenas.move(giver, taker, tier)
+
+    def clear(self, namespace: object = Namespaces.ALL) -> ClearStats:
+        """Forget all data of one namespace, or of all, on DEVICE and HOST, while requests run.
+
+        From now on no request finds it: after new weights were loaded, none resumes from the old
+        ones' data. What nobody holds is freed at once, the rest at the first `poll` after its
+        holders let go. Admitted requests go on with what they have and share nothing: to compute
+        them anew, `retract` them first. Requests begun and not admitted are matched again when they
+        are. Prefetches under way end. STORAGE keeps its data, and a later prefetch brings it back:
+        `storage.clear()` removes it there. O(nodes), and O(held nodes) more in each `poll`
+        while some stay.
+
+        Args:
+            namespace: clear this one alone. None is the namespace of keys without any.
+
+        Raises:
+            ConfigError: a namespace that no key can have.
+            LeaseError: the cache is closed.
+        """
+        if self.closed:
+            raise _closed()
+        tree = self.tree
+        if namespace is Namespaces.ALL:
+            namespaces = list(tree.roots)
+        else:
+            expect_namespace(namespace)
+            namespaces = [namespace] if namespace in tree.roots else []
+        if self.storage:
+            self.storage.cleared(None if namespace is Namespaces.ALL else namespaces)
+        pools = [(component, component.device, component.host) for component in tree.components]
+        was = [(device.free, 0 if host is None else host.free) for _, device, host in pools]
+        roots = tree.set_aside(namespaces)
+        sweep(self.tree)
+        held = held_slots(tree, roots)
+        freed = list(zip(pools, was))
+        return ClearStats(
+            len(roots),
+            {each.name: device.free - before for (each, device, _), (before, _) in freed},
+            {
+                each.name: 0 if host is None else host.free - before
+                for (each, _, host), (_, before) in freed
+            },
+            *held,
+            sum(each.root in roots for each in self.requests.values()),
+        )
 
     def stats(self) -> CacheStats:
         """Everything counted since the cache was opened, and who owns its slots now.
@@ -812,6 +865,11 @@ class Cache:
             )
         self.tree.use_class = request.use_class
 
+    def _may_share(self, request: Request) -> bool:
+        """Whether its namespace was not cleared since it was matched."""
+        cleared = self.tree.cleared
+        return not cleared or request.root not in cleared
+
     def _waits_for(self, request: Request) -> Waiting:
         """The holders of slots beside a deferred request."""
         stages = [each.stage for each in self.requests.values() if each is not request]
@@ -840,7 +898,7 @@ class Cache:
         request.stage, request.waits = CLOSED, []
         del self.requests[id(request)]
         self.leases.unpin(request.receipt)
-        self.tree.let_go(request.namespace)
+        self.tree.let_go(request.root)
 
 
 def _closed() -> LeaseError:

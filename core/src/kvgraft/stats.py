@@ -13,6 +13,7 @@ from kvgraft.types import PointKind
 
 __all__ = [
     "CacheStats",
+    "ClearStats",
     "ComponentStats",
     "PointStats",
     "PoolStats",
@@ -79,7 +80,7 @@ class PoolStats(NamedTuple):
         promised: promised to admitted requests that have not taken them yet, beside the equation.
         evicted: slots that left the tree so far, by cause: `demoted` and `deleted` where this pool
             was short, with and without a copy on another tier; `cascade` and `leaf` along with
-            others. Empty of a private pool.
+            others; `cleared` by `Cache.clear`. Empty of a private pool.
         closing: slots in use that are about to leave the pool for another: the headroom keeps one
             free for each. Always 0 without one budget for several pools.
     """
@@ -211,6 +212,26 @@ class StorageStats(NamedTuple):
     breaker: str
     abandoned_threads: int
     last_error: str
+
+
+class ClearStats(NamedTuple):
+    """The outcome of `Cache.clear`; slots by component, in each pool's own units.
+
+    Attributes:
+        namespaces: namespaces that there were, of those it was asked to clear.
+        device: slots freed on DEVICE.
+        host: slots freed on HOST; 0 of a component without a HOST pool.
+        held_device: slots on DEVICE that stay until requests and transfers let go of them.
+        held_host: the same on HOST.
+        requests: requests begun before, and not ended: they share nothing any more.
+    """
+
+    namespaces: int
+    device: Mapping[str, int]
+    host: Mapping[str, int]
+    held_device: Mapping[str, int]
+    held_host: Mapping[str, int]
+    requests: int
 
 
 class CacheStats(NamedTuple):

@@ -18,6 +18,7 @@ __all__ = [
     "Kind",
     "LockQuery",
     "MatchView",
+    "Namespaces",
     "PointKind",
     "Span",
     "Tier",
@@ -31,6 +32,12 @@ class Tier(enum.Enum):
     DEVICE = "device"
     HOST = "host"
     STORAGE = "storage"
+
+
+class Namespaces(enum.Enum):
+    """Stands for namespaces where one may be named: None is one, that of keys without any."""
+
+    ALL = "all"
 
 
 class Kind(enum.Enum):

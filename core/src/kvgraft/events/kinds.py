@@ -50,7 +50,7 @@ class Evicted(NamedTuple):
     Attributes:
         component: whose.
         tier: DEVICE or HOST.
-        cause: why: `demoted`, `deleted`, `cascade`, `leaf`, as in `PoolStats.evicted`.
+        cause: why: `demoted`, `deleted`, `cascade`, `leaf`, `cleared`, as in `PoolStats.evicted`.
         pages: of which pages; a state is that of the last page before its boundary.
     """
 
@@ -91,9 +91,10 @@ class Hit(NamedTuple):
 
 
 class Cleared(NamedTuple):
-    """Forget everything: a snapshot follows, a `Stored` for all data on every tier.
+    """Forget everything; a `Stored` follows for all data there is.
 
-    The first event of every stream, and the first one after a loss.
+    The first event of every stream, and the first one after a loss. `Cache.clear` gives one where
+    it leaves no data to be found; otherwise an `Evicted` for all that it clears.
 
     Attributes:
         lost: events that the reader will never get, so far.

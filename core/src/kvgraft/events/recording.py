@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from kvgraft.errors import IntegrityError
 from kvgraft.events.kinds import Event, Evicted, Hit, Moved, Stored
@@ -43,7 +43,7 @@ class Recorder(TreeObserver):
     def open(self, limit: int, observer: Observe | None) -> EventStream:
         """Another stream; it begins with a snapshot."""
         if not self.streams:
-            for node in self.tree.nodes():
+            for node in self._nodes():
                 self.linked(node)
             self.tree.add_observer(self)
         stream = EventStream(limit, observer, self.snapshot, self._close)
@@ -72,14 +72,22 @@ class Recorder(TreeObserver):
 
     def snapshot(self) -> Iterator[Event]:
         """The tree's residency, parents before children; O(tree)."""
-        for node in self.tree.nodes():
-            for component, cell in zip(self.tree.components, node.cells):
-                for tier, data in ((Tier.DEVICE, cell.device), (Tier.HOST, cell.host)):
-                    if data is not None:
-                        pages = self._pages[node]
-                        if component.is_state:
-                            pages = pages.part(node.end - 1, node.end)
-                        yield Stored(component.name, tier, pages)
+        for node in self._nodes():
+            for component, tier, pages in self._residency(node):
+                yield Stored(component.name, tier, pages)
+
+    def _nodes(self) -> Iterator[Node]:
+        """Nodes that a match may find; data of a cleared namespace is as good as gone."""
+        return self.tree.nodes(self.tree.roots.values())
+
+    def _residency(self, node: Node) -> Iterator[tuple[TreeComponent, Tier, Pages]]:
+        for component, cell in zip(self.tree.components, node.cells):
+            for tier, data in ((Tier.DEVICE, cell.device), (Tier.HOST, cell.host)):
+                if data is not None:
+                    pages = self._pages[node]
+                    if component.is_state:
+                        pages = pages.part(node.end - 1, node.end)
+                    yield component, tier, pages
 
     def hit(self, request: Request, loaded: Loaded) -> None:
         """A request was admitted."""
@@ -102,7 +110,7 @@ class Recorder(TreeObserver):
         Raises:
             IntegrityError: a node with other pages, or pages of a node that left the tree (V2).
         """
-        n_nodes, nodes = len(self._pages), dict.fromkeys(self.tree.nodes())
+        n_nodes, nodes = len(self._pages), dict.fromkeys(self._nodes())
         if self._pages.keys() != nodes.keys():
             raise IntegrityError(
                 "V2", None, f"events know pages of {n_nodes} nodes, the tree has {len(nodes)}"
@@ -128,7 +136,9 @@ class Recorder(TreeObserver):
         self._pages[node] = Run(namespace, follows, node.key, tree.page_bytes, node.start)
 
     def split(self, upper: Node, node: Node) -> None:
-        pages = self._pages[node]
+        pages = self._pages.get(node)
+        if pages is None:
+            return  # it was cleared
         self._pages[upper] = pages.part(upper.start, upper.end)
         self._pages[node] = pages.part(node.start, node.end)
 
@@ -139,7 +149,18 @@ class Recorder(TreeObserver):
         self._pages[node] = Run(was.namespace, was.before, node.key, size, node.start, known)
 
     def removed(self, node: Node) -> None:
-        del self._pages[node]
+        self._pages.pop(node, None)
+
+    def cleared(self, roots: Sequence[Node]) -> None:
+        if not self.tree.roots:
+            self._pages.clear()
+            for stream in self.streams:
+                stream.clear()
+            return
+        for node in self.tree.nodes(roots):
+            for component, tier, pages in self._residency(node):
+                self._tell(Evicted(component.name, tier, "cleared", pages))
+            del self._pages[node]
 
     def arrived(
         self,
@@ -149,7 +170,9 @@ class Recorder(TreeObserver):
         start: int,
         source: Tier | None,
     ) -> None:
-        pages = self._pages[node]
+        pages = self._pages.get(node)
+        if pages is None:
+            return
         if component.is_state:
             pages = pages.part(node.end - 1, node.end)
         elif start != node.start:
@@ -160,7 +183,9 @@ class Recorder(TreeObserver):
             self._tell(new(Moved, (component.name, tier, source, pages)))
 
     def leaving(self, node: Node, component: TreeComponent, tier: Tier, cause: Cause) -> None:
-        pages = self._pages[node]
+        pages = self._pages.get(node)
+        if pages is None:
+            return
         if component.is_state:
             pages = pages.part(node.end - 1, node.end)
         self._tell(new(Evicted, (component.name, tier, cause, pages)))

@@ -64,6 +64,10 @@ class EventStream:
         else:
             self._start_again(len(self._events) + 1)
 
+    def clear(self) -> None:
+        """Nothing that the reader was told of is there any more."""
+        self.add(Cleared(self.lost))
+
     def take(self) -> list[Event]:
         """Take all events that wait; the first is `Cleared` where the stream begins (again)."""
         if self._closed:

@@ -320,6 +320,8 @@ class Admitting:
     ) -> After:
         """No more is cached than was computed (I6), and everything is given back (H8)."""
         del fence, hint
+        if request.root in self.tree.cleared:
+            return self.abort(request)
         self.watched.rooms.expect(self.watched.nothing, host_too=True)
         before, had = holdings(self.watched, request), request.cached
         shares = self.watched.shares
@@ -354,6 +356,10 @@ class Admitting:
             self.watched.shares.forget(request)
             self.watched.promises.ended(request)
             self._check_given_back("abort", before, was, now)
+            if result:
+                raise ContractViolation(
+                    "I6", None, f"{result} tokens cached of a request that was cleared"
+                )
 
         return after
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 
 from kvgraft.errors import ContractViolation
+from kvgraft.guard.paths import is_root_of
 from kvgraft.parts_factory import CacheParts
 from kvgraft.requests.request import Request
 from kvgraft.tree.component import TreeComponent
@@ -69,7 +70,7 @@ class Leases:
                     self._check_cell(request, self.tree.components[index], node, Moment.MATCHED)
             node = node.parent
         namespace = request.namespace
-        if self.tree.roots.get(namespace) is not node:
+        if not is_root_of(self.tree, node, namespace):
             raise ContractViolation(
                 "T11",
                 None,

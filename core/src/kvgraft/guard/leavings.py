@@ -137,7 +137,7 @@ class Leavings:
     def see(self, request: Request) -> Belongings:
         """Its own slots and the tree's of its sequence, now; O(pages)."""
         n_pages = request.allocated
-        nodes, end = follow(self.tree, request.key, n_pages)
+        nodes, end = follow(self.tree, request.key, n_pages, request.root)
         own: dict[int, Pages] = {}
         tree: dict[int, Pages] = {}
         stamps: dict[int, npt.NDArray[np.int64]] = {}
@@ -308,10 +308,10 @@ class Leavings:
     def _may_give_back(
         self, request: Request, was: Belongings, gone: npt.NDArray[np.bool_]
     ) -> bool:
-        """Whether its key does not name the pages (any more), or others' cannot be pinned there."""
+        """Whether the pages are no longer named or found, or others' cannot be pinned there."""
         last = int(np.flatnonzero(gone)[-1]) + 1
         named = request.key.n_tokens // self.tree.page_size
-        if not request.has_same_key() or named < last:
+        if not request.has_same_key() or named < last or request.root in self.tree.cleared:
             return True
         for component in self.tree.prefix_closed:
             at_home = (was.own[component.index][:, 0] >= 0) & was.copied[component.index]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from kvgraft.guard.watching import Guard
-from kvgraft.types import Tier
+from kvgraft.types import Namespaces, Tier
 
 if TYPE_CHECKING:
     from kvgraft.admission.decision import Decision
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kvgraft.policies import Hint
     from kvgraft.requests.request import Request
     from kvgraft.requests.state_slots import InnerStates
+    from kvgraft.stats import ClearStats
     from kvgraft.transfers import Fence, Transfer
     from kvgraft.tree.keys import TokenKey
 else:
@@ -75,8 +76,9 @@ class GuardedOperations(_Operations):
         self.guard.look("abort", super().abort, request)
 
     def poll(self) -> int:
-        # A poll has nothing to do, and is not looked at, where nothing is in flight.
-        if self.arenas is None and not any(self.guard.watched.queues):
+        # A poll has nothing to do, and is not looked at, where nothing is in flight or cleared.
+        idle = not any(self.guard.watched.queues) and not self.tree.cleared
+        if self.arenas is None and idle:
             return super().poll()
         ended: int = self.guard.look("poll", super().poll)
         return ended
@@ -92,6 +94,10 @@ class GuardedOperations(_Operations):
     def evict(self, component: str, n_slots: int, tier: Tier = Tier.DEVICE) -> int:
         freed: int = self.guard.look("evict", super().evict, component, n_slots, tier)
         return freed
+
+    def clear(self, namespace: object = Namespaces.ALL) -> ClearStats:
+        cleared: ClearStats = self.guard.look("clear", super().clear, namespace)
+        return cleared
 
     def close(self) -> None:
         super().close()

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvgraft.config import CacheConfig, GuardMode
+from kvgraft.errors import ContractViolation
 from kvgraft.guard.hooks import HookGuard
 from kvgraft.guard.operations import guarded_operations
 from kvgraft.guard.splits import check_split, read_node
@@ -68,6 +69,7 @@ class GuardedTree(_Guarded, Tree):
     def detach_device(self, node: Node, component: TreeComponent, cause: Cause) -> bytes:
         if self.guard is not None:
             self.guard.moves.leaves(node, component)
+        self._expect_cleared(node, component, cause)
         return super().detach_device(node, component, cause)
 
     def sink_device(self, node: Node, n_cells: int) -> None:
@@ -78,7 +80,15 @@ class GuardedTree(_Guarded, Tree):
     def drop_host(self, node: Node, component: TreeComponent, cause: Cause) -> None:
         if self.guard is not None:
             self.guard.watched.rooms.drops(node)
+        self._expect_cleared(node, component, cause)
         super().drop_host(node, component, cause)
+
+    def _expect_cleared(self, node: Node, component: TreeComponent, cause: Cause) -> None:
+        """Only data of a cleared namespace is cleared (E2)."""
+        if cause == "cleared" and not self.is_cleared(node):
+            raise ContractViolation(
+                "E2", component.name, f"{node!r} is dropped as cleared, and its namespace is not"
+            )
 
     def remove_dead(self, node: Node) -> None:
         if self.guard is not None:

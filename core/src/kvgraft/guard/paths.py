@@ -16,7 +16,17 @@ from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
 
-__all__ = ["NONE", "Pages", "Shelf", "deepest", "follow", "look", "needed", "slots_of"]
+__all__ = [
+    "NONE",
+    "Pages",
+    "Shelf",
+    "deepest",
+    "follow",
+    "is_root_of",
+    "look",
+    "needed",
+    "slots_of",
+]
 
 Pages = Sequence[tuple[int, int]]
 """Ranges of pages `[start, end)`, in order and disjoint."""
@@ -77,9 +87,22 @@ def _readable(node: Node, component: TreeComponent) -> tuple[bool, bool]:
     return device, device or host
 
 
-def follow(tree: Tree, key: TokenKey, limit: int) -> tuple[list[Node], int]:
-    """The nodes that follow a key from the root for at most `limit` pages, and how far they do."""
-    root = tree.roots.get(key.namespace)
+def is_root_of(tree: Tree, node: Node, namespace: object) -> bool:
+    """Whether a root is the namespace's, or was until that was cleared."""
+    if node in tree.cleared:
+        return tree.cleared[node] == namespace
+    return tree.roots.get(namespace) is node
+
+
+def follow(
+    tree: Tree, key: TokenKey, limit: int, root: Node | None = None
+) -> tuple[list[Node], int]:
+    """The nodes that follow a key from the root for at most `limit` pages, and how far they do.
+
+    The root is that of the key's namespace, unless another is given: a cleared one.
+    """
+    if root is None:
+        root = tree.roots.get(key.namespace)
     data, size = bytes(key.data), tree.page_bytes
     nodes: list[Node] = []
     page, node = 0, root

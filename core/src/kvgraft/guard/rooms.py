@@ -32,9 +32,10 @@ __all__ = ["MakeRoom", "Rooms"]
 MakeRoom = Callable[[TreeComponent, int], bool]
 """Frees slots of one pool until so many are free; whether they are."""
 
-DEMOTED, DELETED, CASCADE, LEAF = (
-    CAUSES.index(cause) for cause in ("demoted", "deleted", "cascade", "leaf")
-)
+DEMOTED, DELETED, CASCADE, LEAF, CLEARED = map(CAUSES.index, CAUSES)
+
+CLEARS = frozenset({"clear", "poll", "drain"})
+"""Operations in which cleared data leaves."""
 
 
 class Rooms:
@@ -297,7 +298,8 @@ class Rooms:
         for at, (then, left) in enumerate(zip(was.left, now.left)):
             if then == left:
                 continue
-            grown = sum(left) - left[CASCADE] - sum(then) + then[CASCADE]
+            cleared = left[CLEARED] - then[CLEARED] if name in CLEARS else 0
+            grown = sum(left) - left[CASCADE] - sum(then) + then[CASCADE] - cleared
             accounted = evicted[at] if evicted is not None else 0
             if grown != accounted:
                 pool = self.books.pools[at]

@@ -307,7 +307,7 @@ class Running:
         """Boundaries at which the tree has all states of a request that may hand some over."""
         if left is None:
             return set()
-        nodes, end = follow(self.tree, request.key, request.allocated)
+        nodes, end = follow(self.tree, request.key, request.allocated, request.root)
         states = [component.index for component in self.tree.components if component.is_state]
         return {
             node.end
@@ -404,7 +404,9 @@ class Running:
         return after
 
     def _check_declined(self, request: Request, offer: Offer) -> None:
-        """There was nothing new to share, or it was declined for want of headroom (I6)."""
+        """Nothing new could be shared, or it was declined for want of headroom (I6)."""
+        if request.root in self.tree.cleared:
+            return
         if self.watched.cache.publisher.declined_checkpoints > offer.declined:
             return
         if offer.at_least > offer.cached and offer.anything:

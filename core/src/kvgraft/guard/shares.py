@@ -15,7 +15,7 @@ import numpy.typing as npt
 from kvgraft.config import WritePolicy
 from kvgraft.errors import ContractViolation
 from kvgraft.guard.leavings import SMALL_TOKENS, Belongings, Leavings
-from kvgraft.guard.paths import Shelf, deepest, look, needed
+from kvgraft.guard.paths import Shelf, deepest, is_root_of, look, needed
 from kvgraft.parts_factory import CacheParts
 from kvgraft.pools import DevicePool
 from kvgraft.pools.allocator import SLOT_BYTES
@@ -352,7 +352,7 @@ class Shares:
         node = request.receipt.anchor
         while node.parent is not None:
             node = node.parent
-        if self.tree.roots.get(request.namespace) is not node:
+        if not is_root_of(self.tree, node, request.namespace):
             raise ContractViolation(
                 "T11",
                 None,

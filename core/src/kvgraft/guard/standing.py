@@ -22,7 +22,9 @@ BRINGS_DATA = frozenset({"poll", "drain", "checkpoint", "finish"})
 HANDS_OVER = frozenset({"computed", "allocate"})
 """Operations in which a request's own slots may become the tree's (I9)."""
 
-KEEPS_PROMISES = frozenset({"begin", "next_chunk", "evict", "poll", "drain", "move_memory"})
+KEEPS_PROMISES = frozenset(
+    {"begin", "next_chunk", "evict", "poll", "drain", "move_memory", "clear"}
+)
 """Operations that change no promise and no request's slots."""
 
 LEASES_EVERY = 4

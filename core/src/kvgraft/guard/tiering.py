@@ -6,7 +6,7 @@ held to the changes it may make itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
@@ -54,6 +54,10 @@ class GuardedTier(StorageTier):
     def clear(self) -> StorageTicket:
         with self._step():
             return super().clear()
+
+    def cleared(self, namespaces: Collection[object] | None) -> None:
+        with self._step():
+            super().cleared(namespaces)
 
     def prefetch(self, key: TokenKey) -> Prefetch:
         with self._step():

@@ -10,6 +10,7 @@ from kvgraft.config import GuardMode
 from kvgraft.errors import ContractViolation
 from kvgraft.guard.admitting import Admitting
 from kvgraft.guard.books import Reading
+from kvgraft.guard.clearing import Clearing
 from kvgraft.guard.failing import Attempt, Failing
 from kvgraft.guard.hooks import HookGuard
 from kvgraft.guard.moves import Moves
@@ -125,6 +126,7 @@ class Guard:
             "drain": running.drain,
             "evict": running.evict,
             "move_memory": running.move_memory,
+            "clear": Clearing(self.watched).clear,
         }
 
     def look(self, name: str, operation: Callable[..., Any], *given: Any, **named: Any) -> Any:

@@ -118,16 +118,16 @@ class Leases:
             except BaseException:
                 self.unpin(receipt)
                 raise
-        request.receipt, request.root = receipt, found.root
-        request.limited = limited
+        request.receipt, request.limited = receipt, limited
+        if request.root is not found.root:
+            self._move(request)
         request.key.found_at(anchor, found.root)
         request.anchor_tokens = found.anchor * tree.page_size
         request.device_tokens = found.device_anchor * tree.page_size
         request.computed = request.anchor_tokens
         request.allocated = found.anchor
         request.cached = request.last_point = request.last_left = found.anchor
-        request.left, request.points_left_out = NO_PAGES, None
-        request.published = False
+        request.left, request.points_left_out, request.published = NO_PAGES, None, False
         self._set_parts(request)
         if host_from is not None:
             plan = operations.load_plan(receipt, tree.components)
@@ -144,6 +144,12 @@ class Leases:
         request.points, request.checkpoints = (
             self.points.ahead(request, found, asked) if self.points.matter else ({}, [])
         )
+
+    def _move(self, request: Request) -> None:
+        """The request's namespace was cleared since it began: it goes on in the new tree."""
+        root = self.tree.hold(request.namespace)
+        self.tree.let_go(request.root)
+        request.root = root
 
     def renew(self, request: Request, limit: int) -> None:
         """Match again, at most `limit` pages; the old pins go once the new ones stand (I8).

@@ -306,7 +306,7 @@ class Publisher:
         return inserted
 
     def _shareable(self, request: Request) -> int:
-        """Pages whose tokens the request's key names; none if it is not the same."""
-        if not request.has_same_key():
+        """Pages of it that may be shared: its key names their tokens, and it was not cleared."""
+        if not request.has_same_key() or self.tree.is_cleared(request.root):
             return 0
         return request.key.n_tokens // self.tree.page_size

@@ -168,6 +168,7 @@ class Fetch:
         self._counted_on: Receipt | None = None
         self._tip_held: Receipt | None = None
         self.tip = node
+        self._root = found.root
         self._steps: Steps = self._run()
 
     def begin(self) -> bool:
@@ -177,7 +178,7 @@ class Fetch:
         if self.receipt is None:
             self.reason = "holding its prefix on HOST would take slots promised to requests"
             return False
-        tree.hold(self.key.namespace)
+        self._root = tree.hold(self.key.namespace)
         self.phase = Phase.LOOKING
         n_pages = self.limit - self.start
         for component in tree.components:
@@ -615,7 +616,7 @@ class Fetch:
         for receipt in (self._tip_held, self._counted_on, self.receipt):
             if receipt is not None:
                 let_go_of_host(self.context.tree, receipt)
-        self.context.tree.let_go(self.key.namespace)
+        self.context.tree.let_go(self._root)
 
     def _free_wanted(self) -> None:
         """Free the reserved slots whose data did not come."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import NamedTuple
 
 from kvgraft.config import PrefetchPolicy, StorageSettings
@@ -271,12 +271,18 @@ class Prefetching:
                 return True
         return False
 
-    def stop(self, reason: str) -> None:
-        """End everything under way; nothing more is published."""
-        for prefetch in [each.prefetch for each in self._told]:
-            self._finish(prefetch, reason)
+    def stop(self, reason: str, namespaces: Container[object] | None = None) -> None:
+        """End what is under way, in some namespaces or in all; nothing more of it is published."""
+        told = list(self._told)
         self._told.clear()
+        for each in told:
+            if namespaces is None or each.prefetch.key.namespace in namespaces:
+                self._finish(each.prefetch, reason)
+            else:
+                self._told.append(each)
         for fetch in list(self.in_flight.values()):
+            if namespaces is not None and fetch.key.namespace not in namespaces:
+                continue
             for prefetch in list(self._waiting.get(fetch, ())):
                 self._note(prefetch, fetch)
                 self._finish(prefetch, reason)
@@ -316,7 +322,7 @@ class Prefetching:
         prefetch.fetch = None
         prefetch.limit = min(prefetch.limit, key.n_tokens // tree.page_size)  # it may have been cut
         self.context.naming.namespace(key.namespace)
-        tree.hold(key.namespace)
+        root = tree.hold(key.namespace)
         try:
             found = matching.match(tree, key, prefetch.limit)
             tokens = found.anchor * tree.page_size
@@ -342,7 +348,7 @@ class Prefetching:
                 self._finish(prefetch, fetch.reason)
                 return
         finally:
-            tree.let_go(key.namespace)
+            tree.let_go(root)
         if not prefetch.joined:
             self.in_flight[id(fetch)] = self._by_page[fetch.first] = fetch
             self._turns.append(fetch)
@@ -459,7 +465,7 @@ class Prefetching:
         """
         tree, key, limit = self.context.tree, prefetch.key, prefetch.limit
         agreed = prefetch.agreed_nbytes // tree.page_bytes
-        tree.hold(key.namespace)
+        root = tree.hold(key.namespace)
         try:
             node: Node | None = fetch.tip
             while node is not None and node.end > agreed:
@@ -468,7 +474,7 @@ class Prefetching:
                 key.found_at(node, tree.root(key.namespace))
             anchor = matching.match(tree, key, limit).anchor
         finally:
-            tree.let_go(key.namespace)
+            tree.let_go(root)
         reached = min(anchor, agreed, fetch.boundary, limit) * tree.page_size
         prefetch.tokens = max(prefetch.tokens, reached)
         planned = min(agreed, fetch.planned, limit) * tree.page_size

@@ -208,8 +208,9 @@ class Storing(TreeObserver):
 
     def leaving(self, node: Node, component: TreeComponent, tier: Tier, cause: Cause) -> None:
         """HOST is about to drop data of a node: copy it, and store the copy."""
-        del cause
         if tier is not HOST or self.policy is not StorePolicy.HOST_EVICTION:
+            return
+        if cause == "cleared":
             return
         if not self.context.client.attached:
             return
@@ -482,6 +483,9 @@ class Storing(TreeObserver):
         """
         components = self._unsent(node, components)
         if not components:
+            return True
+        if self.context.tree.is_cleared(node):
+            self.counts["dropped, cleared"] += 1
             return True
         receipt = hold_host(self.context.tree, node)
         if receipt is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from kvgraft.config import StorageSettings
@@ -226,6 +226,17 @@ class StorageTier:
 
     # -- for the cache
 
+    def cleared(self, namespaces: Collection[object] | None) -> None:
+        """The cache drops some namespaces, or all: nothing more of theirs is brought for now.
+
+        The store keeps its data. A prefetch that begins later finds it.
+        """
+        reason = "the cache was cleared"
+        if namespaces is None:
+            self._stop_fetching(reason)
+        else:
+            self.prefetching.stop(reason, namespaces)
+
     def before_begin(self, key: TokenKey, prefetch: Prefetch | None) -> None:
         """A request begins, with the pages that arrived for it.
 
@@ -233,13 +244,13 @@ class StorageTier:
             ConfigError: its namespace has no name in storage.
             LeaseError: its prefetch was cancelled, or is of another sequence or cache.
         """
-        self.tree.hold(key.namespace)
+        root = self.tree.hold(key.namespace)
         try:
             self.context.naming.namespace(key.namespace)
             if prefetch is not None:
                 self.prefetching.take(prefetch, key, self.pace.slice())
         finally:
-            self.tree.let_go(key.namespace)
+            self.tree.let_go(root)
 
     def poll(self) -> None:
         """Go on with everything under way, for a slice of time; never waits.

@@ -19,16 +19,17 @@ PLACES = (ON_DEVICE, ON_HOST, BEHIND)
 __all__ = ["Cause", "ComponentShape", "TreeComponent", "ordered"]
 
 
-Cause = Literal["demoted", "deleted", "cascade", "leaf"]
+Cause = Literal["demoted", "deleted", "cascade", "leaf", "cleared"]
 """Why slots left a tier.
 
     demoted    the pool was short; a copy stays on another tier
     deleted    the pool was short; no copy was left
     cascade    a component of wider or equal reach lost its data on the node (E3)
     leaf       another component's pool was short, at a leaf, where everything goes (E3)
+    cleared    its namespace was cleared, and nobody holds it (any more)
 """
 
-CAUSES: tuple[Cause, ...] = ("demoted", "deleted", "cascade", "leaf")
+CAUSES: tuple[Cause, ...] = ("demoted", "deleted", "cascade", "leaf", "cleared")
 
 
 class ComponentShape(NamedTuple):

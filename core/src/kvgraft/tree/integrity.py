@@ -56,7 +56,7 @@ def check_integrity(
     """
     nodes = list(tree.nodes())
     private, reserved = list(owners), list(arriving)
-    for root in tree.roots.values():
+    for root in (*tree.roots.values(), *tree.cleared):
         if root.parent is not None or root.key or root.start or root.end:
             raise IntegrityError("T1", None, f"the root is {root!r}")
         _check_live(root)

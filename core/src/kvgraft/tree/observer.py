@@ -29,6 +29,9 @@ class TreeObserver:
     def removed(self, node: Node) -> None:
         """A node without data left the tree."""
 
+    def cleared(self, roots: Sequence[Node]) -> None:
+        """Nothing below these roots is found any more; it leaves when nobody holds it."""
+
     def arrived(
         self,
         node: Node,
@@ -70,6 +73,10 @@ class TreeObservers(TreeObserver):
     def removed(self, node: Node) -> None:
         for each in self._observers:
             each.removed(node)
+
+    def cleared(self, roots: Sequence[Node]) -> None:
+        for each in self._observers:
+            each.cleared(roots)
 
     def arrived(
         self,

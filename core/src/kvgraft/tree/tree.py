@@ -8,7 +8,7 @@ and candidates right. Where several components are installed none is named: ever
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from kvgraft.errors import ConfigError, ContractViolation
 from kvgraft.policies.lru import LeastRecentlyUsed
@@ -44,6 +44,9 @@ class Tree:
             use, see `kvgraft.policies`.
         use_class: class of the uses that come next.
         observer: told of every change; None while nobody listens.
+        roots: by namespace.
+        cleared: roots of cleared namespaces with their namespaces, while anything below them is
+            held; no match finds it.
 
     Raises:
         ConfigError: page size below 1, no component, or two of one name.
@@ -96,8 +99,9 @@ class Tree:
         self._observers: list[TreeObserver] = []
         self.lost_points: dict[PointKind, int] = dict.fromkeys(PointKind, 0)
         self.roots: dict[object, Node] = {}
+        self.cleared: dict[Node, object] = {}
         self._namespaces: dict[int, object] = {}
-        self._holders: dict[object, int] = {}
+        self._holders: dict[Node, int] = {}
         self.clock = 0
         self.use_class = 0
         self.n_nodes = 0
@@ -154,26 +158,51 @@ class Tree:
         """The namespace a root is of."""
         return self._namespaces[root.ident]
 
-    def hold(self, namespace: object) -> None:
+    def hold(self, namespace: object) -> Node:
         """A request works in `namespace`: its root stays, even if all below it is evicted (T1)."""
-        self.root(namespace)
-        self._holders[namespace] = self._holders.get(namespace, 0) + 1
+        root = self.root(namespace)
+        self._holders[root] = self._holders.get(root, 0) + 1
+        return root
 
-    def let_go(self, namespace: object) -> None:
+    def let_go(self, root: Node) -> None:
         """They ended; an empty namespace that nobody works in leaves nothing behind."""
-        left = self._holders[namespace] - 1
+        left = self._holders[root] - 1
         if left:
-            self._holders[namespace] = left
+            self._holders[root] = left
             return
-        del self._holders[namespace]
-        root = self.roots[namespace]
+        del self._holders[root]
         if root.children is None:
             self._forget_empty(root)
 
     def _forget_empty(self, root: Node) -> None:
-        namespace = self._namespaces[root.ident]
-        if root.children is None and namespace not in self._holders:
-            del self.roots[namespace], self._namespaces[root.ident]
+        if root.children is None and root not in self._holders:
+            namespace = self._namespaces.pop(root.ident)
+            if root in self.cleared:
+                del self.cleared[root]
+            else:
+                del self.roots[namespace]
+
+    def set_aside(self, namespaces: Sequence[object]) -> list[Node]:
+        """Give namespaces an empty tree; returns the roots they had, which go when they are empty.
+
+        Below those nothing is found any more.
+        """
+        roots = [self.roots.pop(namespace) for namespace in namespaces if namespace in self.roots]
+        for root in roots:
+            self.cleared[root] = self._namespaces[root.ident]
+        if self.observer is not None and roots:
+            self.observer.cleared(roots)
+        for root in roots:
+            self._forget_empty(root)
+        return roots
+
+    def is_cleared(self, node: Node) -> bool:
+        """Whether `node` is of a tree that was cleared; O(depth), O(1) where none is."""
+        if not self.cleared:
+            return False
+        while node.parent is not None:
+            node = node.parent
+        return node in self.cleared
 
     def link(self, node: Node) -> None:
         """List `node` among its parent's children."""
@@ -191,9 +220,9 @@ class Tree:
         if self.observer is not None:
             self.observer.linked(node)
 
-    def nodes(self) -> Iterator[Node]:
-        """Every node but the roots, parents before children."""
-        stack = list(self.roots.values())
+    def nodes(self, roots: Iterable[Node] | None = None) -> Iterator[Node]:
+        """Every node below some roots, by default all there are, parents before children."""
+        stack = [*self.roots.values(), *self.cleared] if roots is None else list(roots)
         while stack:
             node = stack.pop()
             if node.parent is not None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar, cast
 
 from kvgraft.config import WritePolicy
 from kvgraft.errors import ContractViolation, KvgraftError, TransferError
-from kvgraft.testing.machine.brute_force import BruteForce, Prefix
+from kvgraft.testing.machine.brute_force import BruteForce, Gone, Prefix
 from kvgraft.testing.machine.checks import (
     Gains,
     check_accounts,
@@ -43,6 +43,9 @@ T = TypeVar("T")
 
 MAY_GIVE_UP = frozenset({"allocate", "load back", "checkpoint"})
 """Operations that wait for copies of evicted data, and report copies that do not end."""
+
+SWEEPS = frozenset({"clear", "poll", "drain"})
+"""Operations after which cleared data that nobody holds is gone."""
 
 GOES_ON = frozenset({"allocate", "computed"})
 """Operations of a request that runs on and leaves something behind (I9)."""
@@ -149,6 +152,16 @@ class Bench:
             gone |= before.readable(component) - there
             gone -= there
 
+    def clear(self, gone: Mapping[object, Gone]) -> None:
+        """From here on the data of some namespaces is that of cleared ones."""
+        self.seen = self.seen.cleared(gone)
+        self.recency.cleared(gone)
+        for pages in self.gone.values():
+            for page in [page for page in pages if page[0] in gone]:
+                pages.discard(page)
+        for live in self.live:
+            live.namespace = gone.get(live.namespace, live.namespace)
+
     @property
     def fence(self) -> Point:
         """When everything computed so far exists."""
@@ -229,6 +242,9 @@ class Bench:
         check_flights(self.judge, self.payloads, self.engine, after)
         check_payloads(self.judge, self.model, self.payloads, before, after)
         self.watching.check(after)
+        if name in SWEEPS:
+            for (part, tier), pages in after.left_over().items():
+                self.judge.fail("T3", part, f"{name} leaves cleared data on {tier}: {pages}")
         return result
 
     def _attempt(self, name: str, operation: Callable[[], T]) -> T:

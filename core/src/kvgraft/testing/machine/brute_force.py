@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
-__all__ = ["BruteForce", "ModelComponent", "Part", "Prefix", "needed_tokens", "needs"]
+__all__ = ["BruteForce", "Gone", "ModelComponent", "Part", "Prefix", "needed_tokens", "needs"]
+
+
+class Gone(NamedTuple):
+    """A namespace as it was until it was cleared; a number tells it from later ones."""
+
+    namespace: object
+    number: int
+
 
 Prefix = tuple[object, tuple[int, ...]]
 """A namespace and all tokens up to a page's end: the identity of a page, or of a state."""

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from kvgraft.config import WritePolicy
+from kvgraft.requests.request import Request
 from kvgraft.testing.machine.bench import Bench
+from kvgraft.testing.machine.engines import Point
 from kvgraft.testing.machine.hooks import locks
 from kvgraft.testing.machine.keeping import HINTS
 from kvgraft.testing.machine.legality import Pressure
@@ -73,6 +75,9 @@ class Donations:
     def checkpoint(self, live: Live) -> None:
         """Share the data computed so far; declined only for a reason (I5, I6, A12)."""
         bench, own = self.bench, live.own
+        if live.cleared:
+            self._share_nothing(live, "checkpoint", self.cache.checkpoint)
+            return
         boundary = live.computed // self.model.page_size
         if bench.states:
             due = {live.standing} if bench.publishing.keeps(live, bench.seen) else set()
@@ -106,6 +111,16 @@ class Donations:
             live.locked = {}
         return moved
 
+    def _share_nothing(
+        self, live: Live, name: str, operation: Callable[[Request, Point], int]
+    ) -> None:
+        """A request whose namespace was cleared shares nothing."""
+        bench = self.bench
+        shared = bench.act(name, lambda: operation(live.request, bench.fence))
+        self.judge.expect(
+            not shared, "I6", None, lambda: f"{name} of {live.name}, cleared, shares {shared}"
+        )
+
     def finish(self, live: Live) -> None:
         """End a request; all data that can be cached is cached (I6, I7)."""
         size, own = self.model.page_size, live.own
@@ -117,6 +132,9 @@ class Donations:
                 own.captured.add(live.tracked)
             boundary = min(boundary, max((own.shared, *own.captured), default=0))
         self.bench.live.remove(live)
+        if live.cleared:
+            self._share_nothing(live, "finish", self.cache.finish)
+            return
         hint = HINTS[live.computed % len(HINTS)]
         cached = self._share(
             live,

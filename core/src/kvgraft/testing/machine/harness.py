@@ -16,7 +16,7 @@ from kvgraft.errors import LeaseError
 from kvgraft.requests.request import Limited
 from kvgraft.testing.machine.admissions import Admissions
 from kvgraft.testing.machine.bench import Bench
-from kvgraft.testing.machine.brute_force import Prefix
+from kvgraft.testing.machine.brute_force import Gone, Prefix
 from kvgraft.testing.machine.comparing import check_unchanged, pins, plain
 from kvgraft.testing.machine.donations import Donations
 from kvgraft.testing.machine.hooks import locks
@@ -35,7 +35,7 @@ from kvgraft.testing.machine.sizes import Sizes
 from kvgraft.testing.machine.steps import Steps
 from kvgraft.testing.machine.trace import demanded, shown
 from kvgraft.tree.keys import TokenKey
-from kvgraft.types import Direction
+from kvgraft.types import Direction, Namespaces
 
 __all__ = ["Harness"]
 
@@ -155,6 +155,8 @@ class Harness:
 
     def begin_again(self, live: Live) -> None:
         """The same match, of which components are told the same, ends at the same anchor (M2)."""
+        if live.cleared:
+            return
         again = self.begin(live.namespace, live.tuple, live.reserve, live.chunk)
         crowded = Limited.CROWDED in (live.request.limited, again.request.limited)
         anchor, first = again.request.anchor_tokens, live.request.anchor_tokens
@@ -171,7 +173,8 @@ class Harness:
         """Ask for admission; check that the answer is fair and leaves no trace unless yes."""
         bench, request, before = self.bench, live.request, self.bench.seen
         bench.trace.call(f"admit {live.name}")
-        crowded = request.limited is Limited.CROWDED
+        crowded = live.cleared or request.limited is Limited.CROWDED
+        live.found_again()
         anchored, held = request.anchor_tokens, request.receipt
         standing, pinned = plain(request), pins(self.cache)
         limit = self.leases.limit(live.prompt)
@@ -276,6 +279,7 @@ class Harness:
         """Match again from scratch."""
         bench, size, request = self.bench, self.model.page_size, live.request
         bench.trace.call(f"restart {live.name}")
+        live.found_again()
         live.prompt = max(live.prompt, len(live.tuple))
         live.reserve = max(live.reserve, request.total - live.prompt, 0)
         before = bench.seen
@@ -366,6 +370,7 @@ class Harness:
         """End a request, leaving its data."""
         self.bench.trace.call(f"finish {live.name}")
         self.donations.finish(live)
+        live.found_again()
         self.ended.append(live.sequence)
         self._keys.note(live)
 
@@ -374,6 +379,33 @@ class Harness:
         self.bench.trace.call(f"abort {live.name}")
         self.live.remove(live)
         self.bench.act("abort", lambda: self.cache.abort(live.request))
+
+    def clear(self, namespace: object) -> None:
+        """Nothing of some namespaces is found any more; held data stays until it is let go of."""
+        bench, roots = self.bench, self.cache.tree.roots
+        everything = namespace is Namespaces.ALL
+        gone = {
+            each: Gone(each, root.ident)
+            for each, root in roots.items()
+            if everything or each == namespace
+        }
+        bench.trace.call("clear" if everything else f"clear namespace {namespace!r}")
+        bench.clear(gone)
+        before = bench.seen
+        told = bench.act("clear", lambda: self.cache.clear(namespace))
+        bench.trace.outcome(f"{told.device} freed on DEVICE, {told.held_device} held")
+        requests = sum(live.namespace in gone.values() for live in self.live)
+        self.judge.expect(
+            (told.namespaces, told.requests) == (len(gone), requests),
+            "M1",
+            None,
+            lambda: f"{told} of {len(gone)} namespaces with {requests} requests",
+        )
+        for (name, tier), books in bench.seen.books.items():
+            freed = (told.device if tier == "device" else told.host)[name]
+            more = books.free - before.books[name, tier].free
+            if freed != more:
+                self.judge.fail("E6", name, f"clear says {freed} freed on {tier}, {more} are")
 
     def unseen(self, n_tokens: int) -> tuple[int, ...]:
         """Tokens that no request had so far."""

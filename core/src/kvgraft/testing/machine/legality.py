@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from kvgraft.errors import ContractViolation
-from kvgraft.testing.machine.brute_force import BruteForce, ModelComponent, Prefix
+from kvgraft.testing.machine.brute_force import BruteForce, Gone, ModelComponent, Prefix
 from kvgraft.testing.machine.judging import Judge
 from kvgraft.testing.machine.observing import NodeView, Snapshot
 from kvgraft.testing.machine.recency import Recency
@@ -168,7 +168,12 @@ class _Losses:
         self.judge, self.tier, self.other = judge, tier, other
         self.short, self.pressure, self.recency = short, pressure, recency
         self.live_before, self.live = tier.live_before(), tier.live_throughout()
-        self.kept = {name: tier.candidates(name) for name in tier.parts}
+        self.kept = {
+            name: [
+                view for view in tier.candidates(name) if not isinstance(view.pages[-1][0], Gone)
+            ]
+            for name in tier.parts
+        }
         self.sole: dict[str, list[int]] = defaultdict(list)
 
     def check(self) -> None:
@@ -177,6 +182,9 @@ class _Losses:
         for view in tier.before.nodes:
             losers = tier.losers(view, self.judge)
             if not losers:
+                continue
+            if isinstance(view.pages[-1][0], Gone):
+                self._check_cleared(view, losers)
                 continue
             self._check_pins(view, losers)
             reasons = _unreachable(tier, self.other, view) or (
@@ -207,6 +215,14 @@ class _Losses:
                 self.judge.fail(
                     "E2", name, f"was short of {wanted} {tier.tier} slots and evicted {sizes}"
                 )
+
+    def _check_cleared(self, view: NodeView, losers: list[str]) -> None:
+        """Nobody finds cleared data: it may go, unless somebody holds it."""
+        tier = self.tier
+        for name in losers:
+            if tier.pinned(tier.before, name, view) and tier.pinned(tier.after, name, view):
+                said = f"lost a cell of a cleared namespace that is pinned on {tier.tier}"
+                self.judge.fail("E1", name, f"{said}: {view.pages[-1]}")
 
     def _check_pins(self, view: NodeView, losers: list[str]) -> None:
         """Pinned cells are no victims; pins may end within a call, a load-back's on HOST."""
@@ -260,6 +276,7 @@ class _Losses:
             (self.recency.latest(component, tier.cells_of(other, name)), other.pages[-1])
             for other in self.kept[name]
             if other.pages[-1] not in self.pressure.passing
+            and not isinstance(other.pages[-1][0], Gone)
         ]
         return sorted(
             (each for each in latest if rank(each[1], each[0]) < used), key=lambda each: each[0]

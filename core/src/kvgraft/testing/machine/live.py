@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from kvgraft.requests.request import Request
-from kvgraft.testing.machine.brute_force import Prefix
+from kvgraft.testing.machine.brute_force import Gone, Prefix
 from kvgraft.testing.machine.resuming import Progress
 from kvgraft.types import MatchView, PointKind
 
@@ -68,6 +68,16 @@ class Live:
     tracked: int = 0
     locked: dict[str, set[int]] = field(default_factory=dict)
     views: list[MatchView] = field(default_factory=list)
+
+    @property
+    def cleared(self) -> bool:
+        """Whether its namespace was cleared since it was matched."""
+        return isinstance(self.namespace, Gone)
+
+    def found_again(self) -> None:
+        """It is matched again, in its namespace as that is now."""
+        if isinstance(self.namespace, Gone):
+            self.namespace = self.namespace.namespace
 
     @property
     def sequence(self) -> Prefix:

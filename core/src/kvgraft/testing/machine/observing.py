@@ -5,12 +5,12 @@ The only part of the model that reads the tree's nodes; it calls none of the tre
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvgraft.cache import Cache
-from kvgraft.testing.machine.brute_force import BruteForce, ModelComponent, Prefix
+from kvgraft.testing.machine.brute_force import BruteForce, Gone, ModelComponent, Prefix
 from kvgraft.tree.node import Node
 
 __all__ = ["Books", "Held", "NodeView", "Snapshot", "observe"]
@@ -88,6 +88,52 @@ class Snapshot:
             return held.device.keys() & held.host.keys()
         return set(held.device)
 
+    def cleared(self, gone: Mapping[object, Gone]) -> Snapshot:
+        """The same, with namespaces named as those that they become when they are cleared."""
+
+        def name(page: Prefix) -> Prefix:
+            return (gone.get(page[0], page[0]), page[1])
+
+        held = {
+            each: Held(
+                {name(page): slots for page, slots in held.device.items()},
+                {name(page): slots for page, slots in held.host.items()},
+                *(
+                    set(map(name, pages))
+                    for pages in (
+                        held.arriving,
+                        held.backing_up,
+                        held.device_pinned,
+                        held.host_pinned,
+                    )
+                ),
+            )
+            for each, held in self.held.items()
+        }
+        nodes = [view._replace(pages=tuple(map(name, view.pages))) for view in self.nodes]
+        return Snapshot(held, nodes, self.books)
+
+    def left_over(self) -> dict[tuple[str, str], set[Prefix]]:
+        """Data of cleared namespaces that nobody holds, by component and tier.
+
+        Of a namespace with a transfer under way nothing counts: other data may have to wait for it.
+        """
+        moving = {
+            page[0] for held in self.held.values() for page in (*held.arriving, *held.backing_up)
+        }
+        found = {}
+        for name, held in self.held.items():
+            for tier, cells, pinned in (
+                ("device", held.device, held.device_pinned),
+                ("host", held.host, held.host_pinned | held.device_pinned),
+            ):
+                found[name, tier] = {
+                    page
+                    for page in cells.keys() - pinned
+                    if isinstance(page[0], Gone) and page[0] not in moving
+                }
+        return {where: pages for where, pages in found.items() if pages}
+
     def readable(self, component: ModelComponent) -> set[Prefix]:
         """Pages the component can read at once or after a load-back."""
         held = self.held[component.name]
@@ -102,7 +148,9 @@ def _numbers(data: bytes) -> list[int]:
 
 def _walk(cache: Cache, page_size: int) -> Iterator[tuple[Node, NodeView]]:
     count = 0
-    for namespace, root in cache.tree.roots.items():
+    roots = list(cache.tree.roots.items())
+    roots += [(Gone(name, root.ident), root) for root, name in cache.tree.cleared.items()]
+    for namespace, root in roots:
         stack: list[tuple[Node, tuple[int, ...], int]]
         stack = [(child, (), -1) for child in root.each_child()]
         while stack:

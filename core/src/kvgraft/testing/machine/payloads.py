@@ -22,7 +22,7 @@ from kvgraft.cache import Cache
 from kvgraft.errors import ContractViolation
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.pools.allocator import SlotAllocator
-from kvgraft.testing.machine.brute_force import ModelComponent, Prefix
+from kvgraft.testing.machine.brute_force import Gone, ModelComponent, Prefix
 from kvgraft.testing.machine.engines import Point, Submission
 from kvgraft.transfers import Fence, PlaneCopy
 from kvgraft.tree.component import TreeComponent
@@ -159,6 +159,8 @@ class Payloads:
         return numbers
 
     def _stamp(self, prefix: Prefix) -> int:
+        if isinstance(prefix[0], Gone):
+            prefix = (prefix[0].namespace, prefix[1])
         return self._numbers.setdefault(prefix, len(self._numbers) + 1) * self._sub_slots
 
     def write(

@@ -141,7 +141,7 @@ class Publishing:
                 crowded = (
                     prefix in there.device_pinned or self._prefix(live, own.based) in before.known()
                 )
-                if back and (dropped or made_room or crowded):
+                if back and (dropped or made_room or crowded or live.cleared):
                     pages[each.name].discard(page)
                     own.private[each.name].discard(page)
                     own.dropped.add(page)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from kvgraft.testing.machine.brute_force import BruteForce, ModelComponent, Prefix
+from kvgraft.testing.machine.brute_force import BruteForce, Gone, ModelComponent, Prefix
 from kvgraft.testing.machine.keeping import BY_AGE, Keeping
 from kvgraft.testing.machine.observing import NodeView, Snapshot
 
@@ -36,6 +36,12 @@ class Recency:
     def settle(self) -> None:
         """An operation begins: from here on its own uses are told from earlier ones."""
         self._before.clear()
+
+    def cleared(self, gone: Mapping[object, Gone]) -> None:
+        """Namespaces were cleared: what is used there from now on is used for the first time."""
+        for pages in (*self.used.values(), *self.known.values()):
+            for page in [page for page in pages if page[0] in gone]:
+                pages[gone[page[0]], page[1]] = pages.pop(page)
 
     def _note(self, name: str, tier: str, page: Prefix) -> None:
         known = self.known[name, tier]

@@ -17,6 +17,7 @@ from kvgraft.testing.machine.picking import (
     has_scene,
     picks,
 )
+from kvgraft.types import Namespaces
 
 __all__ = ["Scenes"]
 
@@ -219,3 +220,23 @@ class Scenes(Picking):
         """A large request waits while smaller ones behind it come and go (A13)."""
         self.scenes += 1
         self.harness.wait_in_line(stem[:1], large, small)
+
+    @has_scene()
+    @rule(namespace=st.sampled_from((Namespaces.ALL, None, "tenant")))
+    @unless_over
+    def clear(self, namespace: object) -> None:
+        """New weights were loaded, or a tenant left."""
+        self.scenes += 1
+        self.harness.clear(namespace)
+
+    @has_place()
+    @has_scene(of_ended=True)
+    @rule(index=picks, alone=st.booleans())
+    @unless_over
+    def clear_before_admission(self, index: int, alone: bool) -> None:  # noqa: FBT001
+        """A request that was matched is admitted after its namespace was cleared."""
+        self.scenes += 1
+        namespace, tokens = picked(self.harness.ended, index)
+        live = self._begin(namespace, (*tokens, 1), 0, None)
+        self.harness.clear(namespace if alone else Namespaces.ALL)
+        self._along(live, 3)

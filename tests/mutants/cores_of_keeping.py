@@ -1,0 +1,87 @@
+"""Cores with one defect each in what keeps data beside the policy: clearing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvgraft.cache import Cache
+from kvgraft.events import Recorder
+from kvgraft.requests.request import Request
+from kvgraft.tree import clearing
+from kvgraft.tree.node import Node
+from kvgraft.tree.tree import Tree
+
+from .cores import Patch, mutant
+
+__all__: list[str] = []
+
+
+@mutant("everything", "M1", "T3", "E2", "V2")
+def cleared_data_is_found_still(patch: Patch) -> None:
+    set_aside = Tree.set_aside
+
+    def keep(self: Tree, namespaces: Sequence[object]) -> list[Node]:
+        roots = set_aside(self, namespaces)
+        for root in roots:
+            if root in self.cleared and root.children is not None:
+                self.roots[self.cleared.pop(root)] = root
+        return roots
+
+    patch.setattr(Tree, "set_aside", keep)
+
+
+@mutant("everything", "E1", "L1", "M7", "T8")
+def clearing_takes_held_data(patch: Patch) -> None:
+    def drop(tree: Tree, node: Node) -> None:
+        for component in tree.components:
+            cell = node.cells[component.index]
+            if cell.device is not None:
+                if cell.device_pins:
+                    component.device.pinned -= len(cell.device) // 4
+                    component.device.evictable += len(cell.device) // 4
+                    cell.device_pins = 0
+                tree.drop_device(node, component, "cleared")
+            if tree.is_host_candidate(node, component):
+                tree.drop_host(node, component, "cleared")
+        tree.remove_dead(node)
+
+    patch.setattr(clearing, "_drop", drop)
+
+
+@mutant("everything", "T3")
+def cleared_data_stays_when_it_is_let_go_of(patch: Patch) -> None:
+    sweep = clearing.sweep
+    patch.setattr("kvgraft.cache.sweep", lambda tree: None if len(tree.roots) else sweep(tree))
+
+
+@mutant("everything", "V1", "V2")
+def readers_are_not_told_of_clearing(patch: Patch) -> None:
+    patch.setattr(Recorder, "cleared", lambda self, roots: None)
+
+
+@mutant("everything", "M1", "I6")
+def a_cleared_request_shares_its_data(patch: Patch) -> None:
+    finish = Cache.finish
+
+    def share(self: Cache, request: Request, *given: object) -> int:
+        cleared, self.tree.cleared = self.tree.cleared, {}
+        try:
+            return finish(self, request, *given)  # type: ignore[arg-type]
+        finally:
+            self.tree.cleared = cleared
+
+    patch.setattr(Cache, "finish", share)
+
+
+@mutant("everything", "L3", "M1", "A9", "T11")
+def a_waiting_request_keeps_a_cleared_match(patch: Patch) -> None:
+    admit = Cache.admit
+
+    def old(self: Cache, request: Request) -> object:
+        cleared, self.tree.cleared = self.tree.cleared, {}
+        try:
+            return admit(self, request)
+        finally:
+            self.tree.cleared = cleared
+
+    patch.setattr(Cache, "admit", old)
