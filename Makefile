@@ -12,7 +12,7 @@ ALL    := core $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproje
 FITTING := import re, sys; print(*(each for each in sys.argv[1:] if sys.version_info >= tuple( \
   map(int, re.search(r"requires-python = .>=(\d+)\.(\d+)", open(each + "/pyproject.toml").read()).groups()))))
 DISTS  := $(shell $(firstword $(wildcard $(PY)) $(PYTHON)) -c '$(FITTING)' $(ALL))
-EXTRAS := './plugins/observe[prometheus]' $(if $(filter plugins/mooncake,$(DISTS)),'./plugins/mooncake[cpu]') \
+EXTRAS := './plugins/observe[prometheus,kv-events]' $(if $(filter plugins/mooncake,$(DISTS)),'./plugins/mooncake[cpu]') \
   $(if $(filter plugins/transformers,$(DISTS)),'./plugins/transformers[serve,grammar]')
 BUILD  := 'hatchling>=1.27' editables
 TOOLS  := pytest hypothesis pytest-xdist pytest-timeout ruff mypy 'scriv[toml]' twine httpx openai 'moto[server]'
@@ -88,8 +88,9 @@ test-engines: test-sglang test-vllm ## run the tests of both engines' plugins in
 
 test-vllm: $(VLLM)/.ready ## run the tests of plugins/vllm in a CPU build of vLLM; half an hour
 	$(VLLM)/bin/python -m pip --disable-pip-version-check install -q --no-deps --no-build-isolation \
-	  -e ./core -e ./plugins/file -e ./plugins/valkey -e ./plugins/vllm
-	$(VLLM)/bin/python -m pytest plugins/vllm/tests -v -o filterwarnings=default -o timeout=1200 -o faulthandler_timeout=0
+	  -e ./core -e ./plugins/file -e ./plugins/full -e ./plugins/swa -e ./plugins/mamba -e ./plugins/valkey \
+	  -e ./plugins/observe -e ./plugins/vllm
+	$(VLLM)/bin/python -m pytest plugins/vllm/tests plugins/observe/tests/test_vllm_decoder.py -v -o filterwarnings=default -o timeout=1200 -o faulthandler_timeout=0
 
 test-sglang: setup $(SGLANG)/.ready ## run the tests of plugins/sglang with SGLang's files; minutes
 	PYTHONPATH=$(SGLANG) $(PY) -m pytest plugins/sglang/tests -v -o timeout=1200 -o faulthandler_timeout=0
@@ -105,7 +106,7 @@ test-%-files: setup
 	  "`sed -n 's/^ERROR: //p' $(FILES).log | tail -n 1`"; fi
 
 test-vllm-files: FILES := $(VLLM_FILES)
-test-vllm-files: TESTS := plugins/vllm/tests/test_tier.py
+test-vllm-files: TESTS := plugins/vllm/tests/test_tier.py plugins/observe/tests/test_vllm_decoder.py
 test-sglang-files: FILES := $(SGLANG)
 test-sglang-files: TESTS := plugins/sglang/tests/engine
 

@@ -141,6 +141,32 @@ def test_an_observer_that_raises_begins_again_and_requests_go_on(
         assert residency.pages == now(cache).pages
 
 
+def test_a_stream_begins_again_when_its_reader_asks() -> None:
+    told: list[Event] = []
+    with installed("full").open() as cache:
+        stream = cache.observe(told.extend)
+        Server(cache).serve(PROMPT)
+        cache.poll()
+        Server(cache).serve([1] * 8)
+        waiting = len(stream)
+        assert waiting > 0
+        told.clear()
+        asking = Thread(target=stream.begin_again)
+        asking.start()
+        asking.join()
+        cache.poll()
+        assert told[0] == Cleared(waiting)
+        residency = Residency()
+        residency.apply(told)
+        assert residency.pages == now(cache).pages
+        told.clear()
+        Server(cache).serve([2] * 8)
+        cache.poll()
+        assert Cleared not in map(type, told)
+        residency.apply(told)
+        assert residency.pages == now(cache).pages
+
+
 def test_a_reader_that_lags_begins_again_with_a_snapshot() -> None:
     with installed("full").open() as cache:
         residency, stream = Residency(), cache.events(limit=4)

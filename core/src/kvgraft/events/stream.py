@@ -45,6 +45,7 @@ class EventStream:
         self._close = close
         self._events: list[Event] = []
         self._begins, self._behind = True, False
+        self._asked_to_begin = False
         self._rest = self._next_rest = 0
         self._closed = False
 
@@ -72,6 +73,9 @@ class EventStream:
         """Take all events that wait; the first is `Cleared` where the stream begins (again)."""
         if self._closed:
             return []
+        if self._asked_to_begin:
+            self._asked_to_begin = False
+            self._start_again(len(self._events))
         if self._begins:
             self._begins = self._behind = False
             return [Cleared(self.lost), *self._snapshot()]
@@ -98,6 +102,14 @@ class EventStream:
             logger.warning("an observer of events raised and begins again later: %s", said)
         else:
             self._next_rest = 0
+
+    def begin_again(self) -> None:
+        """Begin again with the next events that are taken or delivered; any thread may ask.
+
+        For a reader whose own readers missed some. Events that wait count as lost: the snapshot has
+        them.
+        """
+        self._asked_to_begin = True
 
     def close(self) -> None:
         """End the stream; what waits is dropped. A second call does nothing."""

@@ -110,6 +110,11 @@ def _promised(stats: CacheStats) -> Iterator[Sample]:
         yield Sample((name, tier), pool.promised)
 
 
+def _closing(stats: CacheStats) -> Iterator[Sample]:
+    for name, tier, pool in _pools(stats):
+        yield Sample((name, tier), pool.closing)
+
+
 def _evicted(stats: CacheStats) -> Iterator[Sample]:
     for name, tier, pool in _pools(stats):
         for cause, slots in pool.evicted.items():
@@ -281,6 +286,14 @@ METRICS: tuple[Metric, ...] = (
         "slots promised to admitted requests that have not taken them yet",
         ("component", "tier"),
         _promised,
+    ),
+    Metric(
+        "kvgraft.closing_slots",
+        Kind.GAUGE,
+        "{slot}",
+        "slots in use that are about to leave the pool for another, under one budget",
+        ("component", "tier"),
+        _closing,
     ),
     Metric(
         "kvgraft.evicted_slots",

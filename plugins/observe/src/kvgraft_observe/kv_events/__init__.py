@@ -1,0 +1,16 @@
+"""A cache's events as vLLM publishes its own, so that routers made for vLLM can route to it.
+
+wire          the messages, as msgpack
+translating   makes them of the cache's events
+replaying     keeps the last ones for subscribers that missed some
+publisher     sends them over ZMQ
+
+Needs the extra `kv-events`: pyzmq and msgspec.
+"""
+
+from __future__ import annotations
+
+from kvgraft_observe.kv_events.publisher import KvEventPublisher
+from kvgraft_observe.kv_events.translating import Names, names_of
+
+__all__ = ["KvEventPublisher", "Names", "names_of"]

@@ -1,0 +1,168 @@
+"""Makes vLLM's events of a cache's.
+
+A component is what vLLM calls a cache group. A block's name is the last 8 bytes of its page's hash
+as an integer: vLLM names its blocks so, too.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple
+
+from kvgraft import Cache, ChunkedLocal, ConfigError, Everything, Reach, Tier, Trailing
+from kvgraft.events import Cleared, Event, Evicted, Moved, Pages, Stored
+from kvgraft_observe.kv_events.wire import CPU, GPU, AllBlocksCleared, BlockRemoved, BlockStored
+
+__all__ = ["Group", "Names", "Translator", "WireEvent", "names_of"]
+
+logger = logging.getLogger("kvgraft")
+
+WireEvent = BlockStored | BlockRemoved | AllBlocksCleared
+
+MEDIA = {Tier.DEVICE: GPU, Tier.HOST: CPU}
+
+INT_NBYTES = 8
+"""Bytes of a hash that are a block's name."""
+
+
+class Names(NamedTuple):
+    """A namespace in the words of a router.
+
+    Attributes:
+        lora_name: the adapter that requests of the namespace ask for.
+        cache_salt: the `cache_salt` that they are sent with.
+    """
+
+    lora_name: str | None = None
+    cache_salt: str | None = None
+
+
+def names_of(namespace: object) -> Names:
+    """Any namespace is a cache salt: a string itself, others by their `repr`."""
+    if namespace is None:
+        return Names()
+    return Names(cache_salt=namespace if isinstance(namespace, str) else repr(namespace))
+
+
+class Group(NamedTuple):
+    """A component as a cache group.
+
+    Attributes:
+        number: its place among the components.
+        kind: its kind of attention, as vLLM calls it.
+        window: tokens of a sliding window.
+    """
+
+    number: int
+    kind: str
+    window: int | None
+
+
+def _kind(reach: Reach) -> tuple[str, int | None]:
+    """The kind of attention of a reach, and its window."""
+    if reach.is_state:
+        return "mamba", None
+    if any(isinstance(term, Everything) for term in reach.terms):
+        return "full_attention", None
+    if len(reach.terms) == 1 and isinstance(reach.terms[0], Trailing):
+        return "sliding_window", reach.terms[0].tokens
+    if len(reach.terms) == 1 and isinstance(reach.terms[0], ChunkedLocal):
+        return "chunked_local_attention", None
+    return "unknown", None
+
+
+class Translator:
+    """Translates the events of one cache.
+
+    Args:
+        cache: the cache.
+        components: those whose blocks are told of; None for all.
+        names: names a namespace. Where it raises, the namespace's blocks are left out, and the
+            first time that is logged.
+
+    Attributes:
+        groups: the components that are told of, as cache groups.
+        unnamed: how often `names` raised.
+
+    Raises:
+        ConfigError: a component that the cache does not have, or none at all.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        components: Collection[str] | None = None,
+        names: Callable[[object], Names] = names_of,
+    ) -> None:
+        groups = {
+            component.name: Group(component.index, *_kind(component.reach))
+            for component in cache.tree.components
+        }
+        if components is not None:
+            unknown = [name for name in components if name not in groups]
+            if unknown or not components:
+                named = f"component {unknown[0]!r} is not" if unknown else "no component is named"
+                raise ConfigError(
+                    f"KV events: {named} in this cache; it has {', '.join(groups)}; leave "
+                    "components out for all"
+                )
+        self.groups = {
+            name: group
+            for name, group in groups.items()
+            if components is None or name in components
+        }
+        self._page_size = cache.config.page_size
+        self._names = names
+        self.unnamed = 0
+
+    def translate(self, events: list[Event]) -> Iterator[WireEvent]:
+        """The same events for a router; hits, and other components', are left out."""
+        for event in events:
+            if isinstance(event, Cleared):
+                yield AllBlocksCleared()
+            elif isinstance(event, (Stored, Moved)) and event.component in self.groups:
+                names = self._named(event.pages.namespace)
+                if names is not None:
+                    group = self.groups[event.component]
+                    yield self._stored(group, event.tier, event.pages, names)
+            elif isinstance(event, Evicted) and event.component in self.groups:
+                group = self.groups[event.component]
+                hashes = [_name(each) for each in event.pages.hashes]
+                yield BlockRemoved(hashes, MEDIA[event.tier], group.number)
+
+    def _named(self, namespace: object) -> Names | None:
+        try:
+            return self._names(namespace)
+        except Exception as error:  # noqa: BLE001 - others' code; routers know less, that is all
+            self.unnamed += 1
+            if self.unnamed == 1:
+                said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                logger.warning(
+                    "KV events: no name for namespace %.60r, which is left out: %s", namespace, said
+                )
+            return None
+
+    def _stored(self, group: Group, tier: Tier, pages: Pages, names: Names) -> BlockStored:
+        parent = pages.parent
+        lora = () if names.lora_name is None else (names.lora_name,)
+        keys: list[tuple[str, ...] | None] = [lora or None] * len(pages)
+        if names.cache_salt is not None and pages.start == 0:
+            keys[0] = (*lora, names.cache_salt)
+        return BlockStored(
+            block_hashes=[_name(each) for each in pages.hashes],
+            parent_block_hash=None if parent is None else _name(parent),
+            token_ids=pages.tokens.tolist(),
+            block_size=self._page_size,
+            lora_id=None,
+            medium=MEDIA[tier],
+            lora_name=names.lora_name,
+            extra_keys=keys if any(keys) else None,
+            group_idx=group.number,
+            kv_cache_spec_kind=group.kind,
+            kv_cache_spec_sliding_window=group.window,
+        )
+
+
+def _name(page_hash: bytes) -> int:
+    return int.from_bytes(page_hash[-INT_NBYTES:], "big")

@@ -1,0 +1,79 @@
+"""The messages of vLLM's KV events, as its versions from 0.32 on read them.
+
+A batch is an array, an event in it a map with its kind as `type`. Fields are told apart by their
+names, those of vLLM; the ones with a default are left out where they have it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["CPU", "END", "GPU", "AllBlocksCleared", "Batch", "BlockRemoved", "BlockStored"]
+
+GPU, CPU = "GPU", "CPU"
+"""Where blocks are, as `medium`: DEVICE and HOST."""
+
+END = (-1).to_bytes(8, "big", signed=True)
+"""The sequence number that ends a replay."""
+
+
+class BlockStored(msgspec.Struct, tag=True, omit_defaults=True, gc=False):
+    """Blocks that follow one another are there now.
+
+    Attributes:
+        block_hashes: their names.
+        parent_block_hash: the name of the block before; None at the start of a sequence.
+        token_ids: their tokens.
+        block_size: tokens of each.
+        lora_id: always None; adapters are known by their names.
+        medium: where they are.
+        lora_name: the adapter they were computed with.
+        extra_keys: by block, what beside the tokens makes up its identity.
+        group_idx: number of the cache group: of the component.
+        kv_cache_spec_kind: the group's kind of attention.
+        kv_cache_spec_sliding_window: tokens of its window.
+    """
+
+    block_hashes: list[int]
+    parent_block_hash: int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    extra_keys: list[tuple[str, ...] | None] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+
+
+class BlockRemoved(msgspec.Struct, tag=True, omit_defaults=True, gc=False):
+    """Blocks are there no more.
+
+    Attributes:
+        block_hashes: their names.
+        medium: where they were.
+        group_idx: number of the cache group: of the component.
+    """
+
+    block_hashes: list[int]
+    medium: str | None
+    group_idx: int | None = None
+
+
+class AllBlocksCleared(msgspec.Struct, tag=True, omit_defaults=True, gc=False):
+    """There are no blocks anywhere, until more are stored."""
+
+
+class Batch(msgspec.Struct, array_like=True, gc=False):
+    """The payload of one message.
+
+    Attributes:
+        ts: when it was made, in seconds of Unix time.
+        events: in the order in which they are to be applied.
+        data_parallel_rank: number of the engine among its equals.
+    """
+
+    ts: float
+    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
+    data_parallel_rank: int
