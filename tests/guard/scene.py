@@ -202,9 +202,11 @@ class Scene:
         self.settle()
 
     def settle(self) -> None:
-        """Run every copy and take it in."""
+        """Run every copy and take it in, also those that begin then."""
         self.engine.run_all()
         self.cache.poll()
+        if self.engine.pending:
+            self.settle()
 
     def close(self) -> None:
         """End the remaining requests."""

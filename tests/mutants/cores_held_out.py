@@ -20,6 +20,7 @@ from kvgraft.admission.waiting import WaitingQueue
 from kvgraft.cache import Cache
 from kvgraft.requests.account import Account
 from kvgraft.requests.backup import Backups, _with_gaps_above
+from kvgraft.requests.clean_reserve import CleanReserve
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.leases import Leases
 from kvgraft.requests.load_back import LoadBacks
@@ -462,11 +463,21 @@ change(
     "a victim's wider neighbours go as well",
     ALL,
     "E3 E2 T7",
-    eviction.next_device_victim,
+    eviction.victim_at,
     "narrower = [other for other in held if other.index in component.narrower]",
     "narrower = held",
 )
 
+# -- the clean reserve
+
+change(
+    "the clean reserve is filled and nobody copies it",
+    ALL,
+    "E4",
+    CleanReserve._copy,
+    "unbacked = [",
+    "unbacked = [] and [",
+)
 # -- transfers
 
 change(

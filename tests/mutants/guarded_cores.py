@@ -180,8 +180,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "at a leaf a narrow component leaves the wide ones": BadCore(
         ("E3",),
         "tree/eviction.py",
-        "if node.live_device == len(held) and not pinned:",
-        "if node.live_device == len(held) and not pinned and component.is_prefix_closed:",
+        "if node.live_device == len(held) + below and not pinned:",
+        "if node.live_device == len(held) + below and not pinned and component.is_prefix_closed:",
     ),
     "HOST eviction does not count the slots it freed": BadCore(
         ("E6", "I2"),
@@ -302,10 +302,44 @@ GUARDED_CORES: dict[str, BadCore] = {
         ("I9", "T7"),
         "tree/component.py",
         "        node = self.take_behind() if self.entries[BEHIND] else None\n"
-        "        return node if node is not None else "
-        "self._take(self.device_queue, ON_DEVICE)\n",
-        "        node = self._take(self.device_queue, ON_DEVICE)\n"
+        "        if node is None and self.entries[CLEAN]:\n"
+        "            node = self._take_clean()\n"
+        "        return node if node is not None else self.take_in_order()\n",
+        "        node = self.take_in_order()\n"
         "        return node if node is not None else self.take_behind()\n",
+    ),
+    "the clean reserve is not copied": BadCore(
+        ("E4",),
+        "requests/clean_reserve.py",
+        "operation = operations.begin_backup(tree, node, unbacked)",
+        "operation = None",
+    ),
+    "the clean reserve has no bound": BadCore(
+        ("B6",),
+        "requests/clean_reserve.py",
+        "lacking = wanted - component.device.free - component.clean.n_slots",
+        "lacking = wanted",
+    ),
+    "the clean reserve takes all but the next": BadCore(
+        ("T7",),
+        "requests/clean_reserve.py",
+        "            node = component.take_in_order()\n",
+        "            component.take_in_order()\n            node = component.take_in_order()\n",
+    ),
+    "used data stays in the clean reserve": BadCore(
+        ("T7",),
+        "tree/component.py",
+        "            elif cell.stamp == stamp:\n",
+        "            elif cell.stamp >= stamp:\n",
+    ),
+    "the clean reserve goes last": BadCore(
+        ("T7",),
+        "tree/component.py",
+        "        if node is None and self.entries[CLEAN]:\n"
+        "            node = self._take_clean()\n"
+        "        return node if node is not None else self.take_in_order()\n",
+        "        node = node if node is not None else self.take_in_order()\n"
+        "        return node if node is not None else self._take_clean()\n",
     ),
     "left behind data is given back": BadCore(
         ("I9", "I10"),

@@ -218,14 +218,14 @@ def test_a_state_that_found_no_room_in_time_is_kept_at_the_next_attempt() -> Non
     )
     server = Server(cache)
     server.serve(range(500, 512))
-    server.serve(range(600, 612))
-    request = server.start(range(900, 917))
-    boundary = request.checkpoints[0]
-    server.step(request, 2 * boundary)
     # the only worker waits for something else
     fence = Held()
     engine.submit([], fence)
     assert fence.met.wait(5)
+    server.serve(range(600, 612))
+    request = server.start(range(900, 917))
+    boundary = request.checkpoints[0]
+    server.step(request, 2 * boundary)
     assert cache.evict("mamba", 2, Tier.DEVICE) == 0
     with pytest.raises(TransferError, match=r"component 'mamba': free\(0\) < needed\(1\)"):
         cache.allocate(request, 1)

@@ -141,6 +141,7 @@ class Cache:
         self.backups = parts.kind(Backups)(
             self.tree, self.journal, self.evictor, config.write_policy
         )
+        self.clean_reserve = parts.clean_reserve(self.tree, self.journal, self.evictor)
         self.points = parts.kind(ResumePoints)(
             self.tree,
             self.mounted,
@@ -561,6 +562,8 @@ class Cache:
     def poll(self) -> int:
         """Take in transfers that ended; call once per scheduler step. Never waits.
 
+        Under write-back it begins the copies of the data that is to leave DEVICE next (E4).
+
         With one budget for several pools (`device_memory`), slots may move here, and only here and
         in `move_memory`: call it between two steps of the model, and read tables and state slots
         after it. What it evicts for that may wait for copies under write-back.
@@ -572,6 +575,7 @@ class Cache:
             self.storage.poll()
         if self.tree.cleared:
             sweep(self.tree)
+        self.clean_reserve.fill()
         if self._recorder is not None:
             self._recorder.deliver()
         if self._tracers is not None:

@@ -41,7 +41,7 @@ class WritePolicy(str, enum.Enum):
     WRITE_THROUGH_SELECTIVE = "write-through-selective"
     """At the second touch: when a prefix is hit for the first time."""
     WRITE_BACK = "write-back"
-    """At eviction: data is copied to HOST before it leaves the device."""
+    """At eviction: data is copied to HOST before it leaves the device, the next to leave ahead."""
 
 
 class GuardMode(str, enum.Enum):

@@ -20,6 +20,7 @@ from kvgraft.packages.dispatch import Mounted
 from kvgraft.packages.policies import load_policy
 from kvgraft.packages.registry import Plugin
 from kvgraft.requests.backup import Backups
+from kvgraft.requests.clean_reserve import CleanReserve
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.publishing import Publisher
 from kvgraft.requests.request import Request
@@ -74,6 +75,7 @@ class CacheParts(Protocol):
     private: list[tuple[Ledger, ...]]
     journal: Journal
     backups: Backups
+    clean_reserve: CleanReserve
     points: ResumePoints
     budget: Budget
     publisher: Publisher
@@ -122,8 +124,8 @@ class PartsFactory:
     def kind(self, plain: type[Part]) -> type[Part]:
         """The class of a part: `plain`, or a subclass of it.
 
-        Asked for tree, journal, evictor, backups, resume points, leases, load-backs, budget,
-        page slots, state slots, offers and publisher of a cache.
+        Asked for tree, journal, evictor, clean reserve, backups, resume points, leases,
+        load-backs, budget, page slots, state slots, offers and publisher of a cache.
         """
         return plain
 
@@ -168,6 +170,10 @@ class PartsFactory:
         """The evictor: it makes room."""
         policy, timeout_s = self.config.write_policy, self.config.transfer_timeout_s
         return self.kind(Evictor)(tree, journal, policy, timeout_s)
+
+    def clean_reserve(self, tree: Tree, journal: Journal, evictor: Evictor) -> CleanReserve:
+        """The clean reserve: it copies the next victims ahead."""
+        return self.kind(CleanReserve)(tree, journal, evictor, self.config.write_policy)
 
     def storage(
         self, tree: Tree, mounted: Sequence[Mounted], evictor: Evictor

@@ -82,7 +82,7 @@ RULES = {
     "B3": "Nothing is read or reused before the copy is acknowledged.",
     "B4": "Copies wait for the compute that produced the data.",
     "B5": "A split during a copy gives each part its share.",
-    "B6": "Policies: first touch, second touch, eviction.",
+    "B6": "Policies: first touch, second touch, eviction with the next victims copied ahead.",
     "B7": "A component that gained data later is backed up for that part.",
     "R1": "A load-back starts at the anchor and covers all slots that the reaches lack.",
     "R2": "A failure leaves no trace.",

@@ -161,6 +161,7 @@ class TransferStats(NamedTuple):
         failed: those that delivered nothing, or not all.
         in_flight: started and not acknowledged, now.
         slots: slots whose copies were started, by component.
+        waits: how often room was made on DEVICE by waiting for them; of backups alone.
     """
 
     started: int
@@ -168,6 +169,7 @@ class TransferStats(NamedTuple):
     failed: int
     in_flight: int
     slots: Mapping[str, int]
+    waits: int = 0
 
 
 class PointStats(NamedTuple):

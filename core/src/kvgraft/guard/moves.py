@@ -12,7 +12,7 @@ from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.transfers import Fence, Transfer
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.integrity import check_transfers
-from kvgraft.tree.node import Node
+from kvgraft.tree.node import CLEAN, Node
 from kvgraft.tree.operations import Operation
 from kvgraft.types import Direction
 
@@ -23,7 +23,7 @@ Submit = Callable[[Operation, Direction, Fence | None], Transfer]
 BACKS_UP = {
     WritePolicy.WRITE_THROUGH: frozenset({"checkpoint", "finish", "begin", "admit", "restart"}),
     WritePolicy.WRITE_THROUGH_SELECTIVE: frozenset({"begin", "admit", "restart"}),
-    WritePolicy.WRITE_BACK: frozenset[str](),
+    WritePolicy.WRITE_BACK: frozenset({"poll"}),
 }
 """Operations in which data that stays on DEVICE is copied to HOST."""
 
@@ -144,9 +144,13 @@ class Moves:
             )
 
     def _check_policy(self, operation: Operation) -> None:
-        """Data is copied when the policy says: shared, hit, or evicted (B6)."""
+        """Data is copied when the policy says: shared, hit, evicted or the next to be (B6)."""
         name, leaves = self.watched.operation, operation.receipt is None
-        if leaves is self.watched.write_back and (leaves or name in BACKS_UP[self.watched.policy]):
+        if self.watched.write_back:
+            node = operation.nodes[0]
+            if leaves or (name in BACKS_UP[self.watched.policy] and self._next_to_go(node)):
+                return
+        elif not leaves and name in BACKS_UP[self.watched.policy]:
             return
         raise ContractViolation(
             "B6",
@@ -155,6 +159,10 @@ class Moves:
             f"{'as they leave DEVICE' if leaves else 'where they stay'}, under "
             f"{self.watched.policy.value}",
         )
+
+    def _next_to_go(self, node: Node) -> list[TreeComponent]:
+        """Components in whose clean reserves a node is."""
+        return [each for each in self.tree.components if node.cells[each.index].queued & CLEAN]
 
     def _check_demoted(self, operation: Operation) -> None:
         """Data that leaves DEVICE with a victim is copied first, windows and states too (E4)."""
@@ -190,8 +198,11 @@ class Moves:
                 )
 
     def _check_backup(self, node: Node) -> None:
-        """No component's data stays behind (B2)."""
+        """No component's data stays behind that leaves with the copied data (B2)."""
+        leaving = {at for each in self._next_to_go(node) for at in each.narrower}
         for component in self.tree.components:
+            if self.watched.write_back and component.index not in leaving:
+                continue
             cell = node.cells[component.index]
             mirrored = component.host is not None and cell.device is not None and cell.stamp >= 0
             if mirrored and cell.host is None and cell.incoming is None:

@@ -76,8 +76,10 @@ class GuardedOperations(_Operations):
         self.guard.look("abort", super().abort, request)
 
     def poll(self) -> int:
-        # A poll has nothing to do, and is not looked at, where nothing is in flight or cleared.
-        idle = not any(self.guard.watched.queues) and not self.tree.cleared
+        # A poll has nothing to do, and is not looked at, where nothing is in flight or cleared,
+        # nothing is copied ahead and no memory moves.
+        watched = self.guard.watched
+        idle = not any(watched.queues) and not self.tree.cleared and not watched.write_back
         if self.arenas is None and idle:
             return super().poll()
         ended: int = self.guard.look("poll", super().poll)

@@ -43,6 +43,7 @@ class Order:
         self._exact = True
         self._queue: list[_Entry] = []
         self._entered: dict[int, int] = {}
+        self._clean: dict[int, tuple[int, int]] = {}
         self._held: dict[int, list[bool]] = {}
         self._pinned: set[int] = set()
         self._above: list[Node] = []
@@ -79,6 +80,10 @@ class Order:
         self._pinned = set()
         self._queue = []
         self._entered = {id(node): stamp for stamp, node in self._order(component)}
+        self._clean = {}
+        if on_device:
+            entries = enumerate(component.clean)
+            self._clean = {id(node): (stamp, place) for place, (stamp, node) in entries}
         for node in self.tree.nodes():
             if any(self._pins(node, each) for each in self.tree.components):
                 self._pinned.add(id(node))
@@ -88,6 +93,30 @@ class Order:
             if self._is_legal(node, component):
                 self._queue.append((self._rank(node, component), node.end, node.ident, node))
         heapify(self._queue)
+
+    def next_in_line(self, component: TreeComponent) -> _Rank | None:
+        """The rank of the next victim behind the clean reserve; None if it is not looked at.
+
+        Data that was left behind leaves before it, and needs no copy.
+        """
+        order = component.device_queue
+        self.begin(component, on_device=True, exact=False)
+        if self._component is None:
+            return None
+        self._queue = [
+            each for each in self._queue if each[0][1] >= 0 and id(each[3]) not in self._clean
+        ]
+        heapify(self._queue)
+        first = self._next()
+        self._component = None
+        if first is None or (order.score(first[0][1]) is None and type(order) is not RecencyQueue):
+            return None
+        return first[0]
+
+    def rank(self, component: TreeComponent, stamp: int) -> _Rank:
+        """The policy's rank of data on DEVICE with a stamp."""
+        self._on_device = True
+        return self._ranked(component, stamp)
 
     def end(self, ledger: Ledger, target: int) -> None:
         """Room was made, or nothing was left to take (E6)."""
@@ -195,13 +224,16 @@ class Order:
         return component.device_queue if self._on_device else component.host_queue
 
     def _rank(self, node: Node, component: TreeComponent) -> _Rank:
-        """When a candidate is to leave.
+        """When a candidate is to leave: the clean reserve first, in the order of its entries.
 
         One that was used since it was entered leaves no earlier than by the use it was entered
         with, and no earlier than by its last one.
         """
         stamp = node.cells[component.index].stamp
         rank = self._ranked(component, stamp)
+        reserved, place = self._clean.get(id(node), (stamp + 1, 0))
+        if reserved == stamp:
+            return -inf, place
         entered = self._entered.get(id(node), stamp)
         if entered == stamp or stamp < 0:
             return rank
@@ -250,12 +282,23 @@ class Order:
         stamp = node.cells[component.index].stamp
         first = self._next()
         rank = self._ranked(component, stamp)
+        reserved, place = self._clean.get(id(node), (stamp + 1, 0))
+        if reserved == stamp:
+            rank = -inf, place
         if first is None or first[0] >= rank:
             return
         score, other = first[0]
         order = self._order(component)
-        if other >= 0 and order.score(stamp) is None and type(order) is not RecencyQueue:
+        scored = score == -inf or order.score(stamp) is not None
+        if not scored and type(order) is not RecencyQueue:
             return
+        if score == -inf and other >= 0:
+            raise ContractViolation(
+                "T7",
+                component.name,
+                f"{node!r}, used at {stamp >> CLASS_BITS}, is evicted before {first[3]!r}, number "
+                f"{other} of the clean reserve",
+            )
         if other < 0 and self._on_device:
             raise ContractViolation(
                 "I9",

@@ -19,6 +19,7 @@ from kvgraft.no_storage import NoStorage
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.packages.registry import Plugin
 from kvgraft.parts_factory import CacheParts, Part, PartsFactory
+from kvgraft.requests.clean_reserve import CleanReserve
 from kvgraft.requests.eviction import Evictor
 from kvgraft.storage_tier import StorageTier
 from kvgraft.transfers import Fence, Journal, Transfer, TransferEngine
@@ -29,7 +30,13 @@ from kvgraft.tree.operations import Operation
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Direction, Tier
 
-__all__ = ["GuardedEvictor", "GuardedJournal", "GuardedPartsFactory", "GuardedTree"]
+__all__ = [
+    "GuardedCleanReserve",
+    "GuardedEvictor",
+    "GuardedJournal",
+    "GuardedPartsFactory",
+    "GuardedTree",
+]
 
 
 class _Guarded:
@@ -128,6 +135,16 @@ class GuardedEvictor(_Guarded, Evictor):
         return self.guard.watched.rooms.free_host(super().free_host, component, n_slots)
 
 
+class GuardedCleanReserve(_Guarded, CleanReserve):
+    """A clean reserve whose entries are looked at as they are made."""
+
+    def fill_pool(self, component: TreeComponent, n_slots: int) -> None:
+        if self.guard is None or not self.guard.looking:
+            super().fill_pool(component, n_slots)
+        else:
+            self.guard.reserve.fill_pool(super().fill_pool, component, n_slots)
+
+
 class GuardedPartsFactory(PartsFactory):
     """Makes the parts of a guarded cache, and the guard when they are all there."""
 
@@ -139,7 +156,7 @@ class GuardedPartsFactory(PartsFactory):
     def kind(self, plain: type[Part]) -> type[Part]:
         """The guarded class of a part that has one."""
         guarded: type[Any]
-        for guarded in (GuardedTree, GuardedJournal, GuardedEvictor):
+        for guarded in (GuardedTree, GuardedJournal, GuardedEvictor, GuardedCleanReserve):
             if issubclass(guarded, plain):
                 return guarded
         return plain
@@ -157,6 +174,9 @@ class GuardedPartsFactory(PartsFactory):
 
     def evictor(self, tree: Tree, journal: Journal) -> Evictor:
         return self._watch(super().evictor(tree, journal))
+
+    def clean_reserve(self, tree: Tree, journal: Journal, evictor: Evictor) -> CleanReserve:
+        return self._watch(super().clean_reserve(tree, journal, evictor))
 
     def _watch(self, part: Part) -> Part:
         """Note a guarded part, to tell it of the guard."""

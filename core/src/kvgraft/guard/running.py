@@ -431,7 +431,7 @@ class Running:
     # -- between requests
 
     def poll(self) -> After:
-        """Transfers end; nothing is evicted but for slots that move (K7)."""
+        """Transfers end; nothing is evicted but for slots that move (K7) and copies made ahead."""
         self._expect_moves()
         return _nothing
 
@@ -445,7 +445,7 @@ class Running:
         """Room is made for the slots of an extent."""
         watched, arenas = self.watched, self.watched.cache.arenas
         if arenas is None:
-            watched.rooms.expect(watched.nothing, host_too=False)
+            watched.rooms.expect(watched.nothing, host_too=watched.write_back)
             return
         needs = [arenas.extent_of(each.name, Tier.DEVICE) for each in self.tree.components]
         host_too = Tier.HOST in arenas.by_tier or watched.write_back

@@ -14,6 +14,7 @@ from kvgraft.guard.clearing import Clearing
 from kvgraft.guard.failing import Attempt, Failing
 from kvgraft.guard.hooks import HookGuard
 from kvgraft.guard.moves import Moves
+from kvgraft.guard.reserve import Reserve
 from kvgraft.guard.running import Running
 from kvgraft.guard.standing import Standing
 from kvgraft.guard.watched import After, Watched
@@ -97,6 +98,7 @@ class Guard:
         self._full_every = config.guard_full_check or max(FEWEST_OPERATIONS, slots // SLOTS_A_CHECK)
         self._until_full = self._full_every
         self.moves = Moves(self.watched, hooks, lambda: self._looking)
+        self.reserve = Reserve(cache)
         self._steps = self._checks()
         self._counts = dict.fromkeys(self._steps, 0)
         self._current: _Looked | None = None
@@ -107,6 +109,11 @@ class Guard:
             f"<Guard of {every}: {self.looked_at} looked at, {self.full_checks} full checks, "
             f"one after {self._full_every}>"
         )
+
+    @property
+    def looking(self) -> bool:
+        """Whether the operation that runs is looked at."""
+        return self._looking
 
     def _checks(self) -> dict[str, Callable[..., After]]:
         """The checks of each operation."""

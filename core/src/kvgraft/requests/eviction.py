@@ -23,6 +23,9 @@ class Evictor:
         journal: copies them out first under write-back.
         policy: the write policy.
         timeout_s: longest wait for the victims' copies; then others are dropped instead (E4).
+
+    Attributes:
+        failed_demotions: victims whose copies could not be begun, and that were dropped.
     """
 
     def __init__(self, tree: Tree, journal: Journal, policy: WritePolicy, timeout_s: float) -> None:
@@ -102,23 +105,33 @@ class Evictor:
                     raise
                 except KvgraftError:
                     self.failed_demotions += 1  # the journal freed the victim's slots already
-            elif _still_there(victim):
+            elif eviction.still_there(victim):
                 eviction.evict_victim(self.tree, victim)
-        self.journal.settle(leaving, self.timeout_s)
+        self._settle(leaving)
+        self._drop(component, n_slots)
+        if component.device.free < n_slots:
+            # Copies that outlasted an earlier call hold slots as well, and so do those made ahead.
+            self._settle(self._copies_of(component))
+            self._drop(component, n_slots)
+
+    def _settle(self, transfers: list[Transfer]) -> None:
+        """Wait for copies to end, if there are any, at most `timeout_s`."""
+        if transfers:
+            self.journal.counters[Direction.BACKUP].waits += 1
+            self.journal.settle(transfers, self.timeout_s)
+
+    def _drop(self, component: TreeComponent, n_slots: int) -> None:
+        """Evict what is still missing to `n_slots`, copied or not."""
         if component.device.free < n_slots:
             eviction.evict_device(self.tree, component, n_slots - component.device.free)
-        if (
-            component.device.free < n_slots
-        ):  # copies that outlasted an earlier call hold slots as well
-            self.journal.settle(self._leaving(component), self.timeout_s)
 
-    def _leaving(self, component: TreeComponent) -> list[Transfer]:
-        """Transfers that free slots of a component when they end."""
-        operations = self.journal.operations()
+    def _copies_of(self, component: TreeComponent) -> list[Transfer]:
+        """Transfers to HOST that hold DEVICE slots of a component until they end."""
         return [
-            self.journal.find(each)
-            for each in operations
-            if any(other is component for other, _ in each.detached)
+            transfer
+            for transfer in self.journal.queues[Direction.BACKUP]
+            if transfer.operation is not None
+            and any(pair.component is component for pair in transfer.operation.pairs)
         ]
 
     def _begin(self, victim: Victim) -> operations.Operation | None:
@@ -131,7 +144,7 @@ class Evictor:
             if not self.free_host(component, component.n_slots(node)):
                 return None
         parent = node.parent
-        if parent is None or not _still_there(victim):
+        if parent is None or not eviction.still_there(victim):
             return None
         along: Cause = "leaf" if victim.at_leaf else "cascade"
         operation = operations.begin_demotion(
@@ -140,9 +153,3 @@ class Evictor:
         if operation is not None:
             eviction.lift_recency(self.tree, node, parent)
         return operation
-
-
-def _still_there(victim: Victim) -> bool:
-    """Whether the victim's cells survived the host eviction made for their backup."""
-    cells = victim.node.cells
-    return all(cells[component.index].device is not None for component in victim.components)

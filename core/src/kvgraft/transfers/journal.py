@@ -54,14 +54,19 @@ class Transfer:
 
 
 class Counters:
-    """Transfers of one direction since the cache was made; slots per component."""
+    """Transfers of one direction since the cache was made; slots per component.
 
-    __slots__ = ("completed", "failed", "slots", "started")
+    Attributes:
+        waits: how often somebody could not go on until some had ended.
+    """
+
+    __slots__ = ("completed", "failed", "slots", "started", "waits")
 
     def __init__(self, names: Sequence[str]) -> None:
         self.started = 0
         self.completed = 0
         self.failed = 0
+        self.waits = 0
         self.slots = dict.fromkeys(names, 0)
 
 
@@ -164,6 +169,7 @@ class Journal:
             counters.failed,
             in_flight,
             dict(counters.slots),
+            counters.waits,
         )
 
     @property

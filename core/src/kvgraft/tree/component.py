@@ -9,11 +9,12 @@ from kvgraft.errors import ConfigError, ContractViolation
 from kvgraft.policies.policy import Order
 from kvgraft.policies.recency import RecencyQueue
 from kvgraft.reach import PageReach, Reach
+from kvgraft.tree.clean_queue import CleanQueue
 from kvgraft.tree.ledger import Ledger
-from kvgraft.tree.node import BEHIND, ON_DEVICE, ON_HOST, Node
+from kvgraft.tree.node import BEHIND, CLEAN, ON_DEVICE, ON_HOST, Node
 from kvgraft.types import Kind, Span, Tier
 
-PLACES = (ON_DEVICE, ON_HOST, BEHIND)
+PLACES = (ON_DEVICE, ON_HOST, BEHIND, CLEAN)
 """The queues that a cell may have an entry in, as in `Cell.queued`."""
 
 __all__ = ["Cause", "ComponentShape", "TreeComponent", "ordered"]
@@ -115,7 +116,11 @@ class TreeComponent:
         device_queue, host_queue: other candidates, as the policy orders them. An entry's stamp may
             lag behind the cell's; the code that takes it compares the two and enters it again. One
             entry per cell and queue at most, see `Cell.queued`.
-        entries: entries by queue, `BEHIND`, `ON_DEVICE` and `ON_HOST`, as the tree counts them.
+        clean: the first of `device_queue`, taken out of it to be copied to HOST before they leave:
+            the clean reserve. They go before the others. What is used meanwhile is a candidate
+            among these again.
+        entries: entries by queue, `BEHIND`, `ON_DEVICE`, `ON_HOST` and `CLEAN`, as the tree counts
+            them.
         dead: how many of them are of nodes that left the tree.
         refused: the error of an order that did not take a candidate; None if all took theirs.
     """
@@ -123,6 +128,7 @@ class TreeComponent:
     __slots__ = (
         "behind_queue",
         "can_copy",
+        "clean",
         "dead",
         "device",
         "device_evictions",
@@ -176,6 +182,7 @@ class TreeComponent:
         self.behind_queue = RecencyQueue()
         self.device_queue: Order = RecencyQueue()
         self.host_queue: Order = RecencyQueue()
+        self.clean = CleanQueue()
         self.entries = [0] * (max(PLACES) + 1)
         self.dead = [0] * (max(PLACES) + 1)
         self.refused: Exception | None = None
@@ -203,7 +210,7 @@ class TreeComponent:
         if cell.stamp < 0:
             if not cell.queued & BEHIND:
                 self._enter(self.behind_queue, BEHIND, node)
-        elif not cell.queued & ON_DEVICE:
+        elif not cell.queued & (ON_DEVICE | CLEAN):
             self._enter(self.device_queue, ON_DEVICE, node)
 
     def queue_host(self, node: Node) -> None:
@@ -227,12 +234,46 @@ class TreeComponent:
         self.entries[place] += 1
 
     def take_device(self) -> Node | None:
-        """The next DEVICE entry, taken off its queue: left behind first, then least recently used.
+        """The next DEVICE entry, taken off its queue: left behind first, then the clean reserve.
 
         None if there is none.
         """
         node = self.take_behind() if self.entries[BEHIND] else None
-        return node if node is not None else self._take(self.device_queue, ON_DEVICE)
+        if node is None and self.entries[CLEAN]:
+            node = self._take_clean()
+        return node if node is not None else self.take_in_order()
+
+    def take_in_order(self) -> Node | None:
+        """The next DEVICE entry as the policy orders them, taken off; None if there is none."""
+        return self._take(self.device_queue, ON_DEVICE)
+
+    def keep_clean(self, node: Node, stamp: int) -> None:
+        """Enter a node in the clean reserve, as the last to go, if it is in no queue that counts.
+
+        Args:
+            node: taken off its queue, or above one that was.
+            stamp: its cell's, or of the node below from which it will inherit it.
+        """
+        cell = node.cells[self.index]
+        if not cell.queued & (ON_DEVICE | CLEAN):
+            self.clean.enter(stamp, node, self.n_slots(node))
+            cell.queued |= CLEAN
+            self.entries[CLEAN] += 1
+
+    def _take_clean(self) -> Node | None:
+        """The first entry of the clean reserve that was not used since, taken off."""
+        while (entry := self.clean.pop()) is not None:
+            stamp, node = entry
+            cell = node.cells[self.index]
+            cell.queued &= ~CLEAN
+            self.entries[CLEAN] -= 1
+            if node.parent is None:
+                self.dead[CLEAN] -= 1
+            elif cell.stamp == stamp:
+                return node
+            else:
+                self.queue_device(node)
+        return None
 
     def take_behind(self) -> Node | None:
         """The oldest DEVICE entry that was left behind, taken off its queue; None if none is."""
@@ -304,9 +345,10 @@ class TreeComponent:
                 self.entries[place] -= dead[place]
                 dead[place] = 0
 
-    def _queues(self) -> tuple[tuple[int, Order], ...]:
+    def _queues(self) -> tuple[tuple[int, Order | CleanQueue], ...]:
         return (
             (BEHIND, self.behind_queue),
             (ON_DEVICE, self.device_queue),
             (ON_HOST, self.host_queue),
+            (CLEAN, self.clean),
         )

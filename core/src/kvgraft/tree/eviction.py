@@ -27,7 +27,9 @@ __all__ = [
     "evict_victim",
     "has_left_behind",
     "next_device_victim",
+    "still_there",
     "use_policy",
+    "victim_at",
 ]
 
 
@@ -71,27 +73,46 @@ def has_left_behind(tree: Tree, component: TreeComponent) -> bool:
 
 
 def next_device_victim(tree: Tree, component: TreeComponent) -> Victim | None:
-    """Take the component's least recently used candidate off its queue; None if there is none."""
-    index = component.index
+    """Take the component's next candidate off its queue; None if there is none."""
     while (node := component.take_device()) is not None:
-        cell = node.cells[index]
-        if cell.device is None or cell.device_pins:
-            continue
-        held = []
-        pinned = False
-        for other, its in zip(tree.components, node.cells):
-            if its.device is not None:
-                held.append(other)
-                pinned = pinned or its.device_pins > 0
-        if node.live_device == len(held) and not pinned:
-            return Victim(node, component, held, True)
-        if component.is_prefix_closed:
-            continue
-        narrower = [other for other in held if other.index in component.narrower]
-        if pinned and any(node.cells[other.index].device_pins for other in narrower):
-            continue
-        return Victim(node, component, narrower, False)
+        victim = victim_at(tree, node, component)
+        if victim is not None:
+            return victim
     return None
+
+
+def victim_at(tree: Tree, node: Node, component: TreeComponent, below: int = 0) -> Victim | None:
+    """The component's data on `node`, and all that leaves DEVICE with it; None if it cannot leave.
+
+    Args:
+        tree: the tree.
+        node: where.
+        component: whose pool is short.
+        below: children that are taken to have left before.
+    """
+    cell = node.cells[component.index]
+    if cell.device is None or cell.device_pins:
+        return None
+    held = []
+    pinned = False
+    for other, its in zip(tree.components, node.cells):
+        if its.device is not None:
+            held.append(other)
+            pinned = pinned or its.device_pins > 0
+    if node.live_device == len(held) + below and not pinned:
+        return Victim(node, component, held, True)
+    if component.is_prefix_closed:
+        return None
+    narrower = [other for other in held if other.index in component.narrower]
+    if pinned and any(node.cells[other.index].device_pins for other in narrower):
+        return None
+    return Victim(node, component, narrower, False)
+
+
+def still_there(victim: Victim) -> bool:
+    """Whether the victim's cells survived the HOST eviction made for their copies."""
+    cells = victim.node.cells
+    return all(cells[component.index].device is not None for component in victim.components)
 
 
 def evict_victim(tree: Tree, victim: Victim) -> None:

@@ -9,7 +9,7 @@ from kvgraft.errors import IntegrityError
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.ledger import Ledger
-from kvgraft.tree.node import BEHIND, ON_DEVICE, ON_HOST, Node
+from kvgraft.tree.node import BEHIND, CLEAN, ON_DEVICE, ON_HOST, Node
 from kvgraft.tree.operations import Operation
 from kvgraft.tree.pinning import Receipt
 from kvgraft.tree.tree import Tree
@@ -294,10 +294,14 @@ def _check_candidates(tree: Tree, component: TreeComponent, nodes: list[Node]) -
     def is_used(node: Node, component: TreeComponent) -> bool:
         return node.cells[component.index].stamp >= 0 and tree.is_device_candidate(node, component)
 
+    def is_entered(node: Node, component: TreeComponent) -> bool:
+        return bool(node.cells[component.index].queued & CLEAN)
+
     for queue, flag, is_candidate in (
         (component.behind_queue, BEHIND, is_left),
         (component.device_queue, ON_DEVICE, is_used),
         (component.host_queue, ON_HOST, tree.is_host_candidate),
+        (component.clean, CLEAN, is_entered),
     ):
         entries = {id(node): stamp for stamp, node in queue}
         if len(entries) != len(queue):
@@ -308,9 +312,11 @@ def _check_candidates(tree: Tree, component: TreeComponent, nodes: list[Node]) -
                 raise IntegrityError(
                     "T7", component.name, f"{node!r}: queued flag and queue disagree"
                 )
-            if is_candidate(node, component) and id(node) not in entries:
+            if not is_candidate(node, component) or (flag == ON_DEVICE and cell.queued & CLEAN):
+                continue
+            if id(node) not in entries:
                 raise IntegrityError("T7", component.name, f"{node!r} is a victim but no candidate")
-            if is_candidate(node, component) and entries[id(node)] > cell.stamp:
+            if flag != CLEAN and entries[id(node)] > cell.stamp:
                 raise IntegrityError(
                     "T7", component.name, f"{node!r}: its entry is ahead of its stamp"
                 )

@@ -107,8 +107,11 @@ def _leave(tree: Tree, operation: Operation) -> None:
 def needs_backup(tree: Tree, node: Node) -> list[TreeComponent]:
     """Components whose data on `node` is on DEVICE only and can be mirrored (B7).
 
-    Data that a running request left behind is not worth a copy until a request uses it (I9).
+    Data that a running request left behind is not worth a copy until a request uses it (I9), and
+    cleared data is not at all.
     """
+    if tree.cleared and tree.is_cleared(node):
+        return []
     return [
         component
         for component in tree.components

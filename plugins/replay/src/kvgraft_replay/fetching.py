@@ -78,8 +78,8 @@ class Fetching:
         """Take in finished work: all copies, and the store's calls as the policy says."""
         if self._waits:
             self.cache.drain()
-            return
-        self.cache.journal.drain(self.cache.config.transfer_timeout_s)
+        else:
+            self.cache.journal.drain(self.cache.config.transfer_timeout_s)
         self.cache.poll()
 
     def wait(self) -> None:

@@ -141,6 +141,7 @@ def result() -> ReplayResult:
             "completed": 1_301,
             "failed": 6,
             "slots": {"full": 12_703, "swa": 9_839},
+            "waits": 29,
         },
         "evictions": {
             "full": {"device": {"demoted": 8_231, "deleted": 97}, "host": {"leaf": 1_213}},

@@ -30,6 +30,8 @@ from kvgraft.testing.machine.payloads import Payloads
 from kvgraft.testing.machine.predicting import Adopted, Predictor
 from kvgraft.testing.machine.publishing import Publishing
 from kvgraft.testing.machine.recency import Recency
+from kvgraft.testing.machine.reserving import SHARE as RESERVE_SHARE
+from kvgraft.testing.machine.reserving import Reserving
 from kvgraft.testing.machine.resuming import SHARE, Resuming
 from kvgraft.testing.machine.setups import Setup, open_cache
 from kvgraft.testing.machine.sizes import Sizes
@@ -94,6 +96,8 @@ class Bench:
         self.steps = 0
         self.waited_in_vain = self.timed_out = False
         self.recency = Recency(self.model, setup.keeping)
+        self.reserving = Reserving(self.model, self.recency, judge)
+        self.cache.clean_reserve.share = RESERVE_SHARE
         nbytes = {each.name: each.component.device.slot_nbytes for each in self.cache.mounted}
         self.predictor = Predictor(self.model, sizes.load, nbytes)
         self.resuming = self._resuming(nbytes)
@@ -213,9 +217,15 @@ class Bench:
         if uses is not None and not self.timed_out:
             inserted = uses(result) or inserted
         evicts = bool(pressure.device) and self.write_back
-        if evicts:
+        copies_ahead = name == "poll" and self.write_back
+        if evicts or copies_ahead:
             pressure = replace(pressure, host=dict.fromkeys(self.mirrored))
         check_losses(self.judge, before, after, pressure, self.recency)
+        if copies_ahead:
+            failed = self.engine.failed or self.misread or any(call.error for call in self.calls)
+            entered = self.reserving.check_filled(before, after, failed=bool(failed))
+            self.counts["copied ahead"] += entered
+        self.reserving.note(before, after)
         self._note_gone(before, after)
         if self.timed_out:
             self._check_given_up(name, pressure)

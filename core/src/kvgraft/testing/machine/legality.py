@@ -21,6 +21,9 @@ from kvgraft.testing.machine.tiers import TierChange, cut_nodes, vanished
 
 __all__ = ["Pressure", "check_losses", "remaining_victims"]
 
+NEXT = (-1, 0)
+"""The rank of the clean reserve: behind data that was left behind, whose second part is below 0."""
+
 
 @dataclass
 class Pressure:
@@ -75,6 +78,16 @@ def _lost_copy(tier: TierChange, view: NodeView, component: ModelComponent) -> b
         page in tier.before.held[component.name].backing_up
         and page not in tier.after.held[component.name].backing_up
         and page not in tier.after.readable(component)
+    )
+
+
+def _copy_ended(tier: TierChange, view: NodeView) -> bool:
+    """Whether a copy to HOST of data on the node, or below it, ended."""
+    namespace, tokens = view.pages[-1]
+    return any(
+        page[0] == namespace and page[1][: len(tokens)] == tokens
+        for name, held in tier.before.held.items()
+        for page in held.backing_up - tier.after.held[name].backing_up
     )
 
 
@@ -225,10 +238,10 @@ class _Losses:
                 self.judge.fail("E1", name, f"{said}: {view.pages[-1]}")
 
     def _check_pins(self, view: NodeView, losers: list[str]) -> None:
-        """Pinned cells are no victims; pins may end within a call, a load-back's on HOST."""
+        """Pinned cells are no victims; pins may end within a call, those of a copy for one."""
         tier = self.tier
         for name in losers:
-            stays = tier.tier == "device" and not self.pressure.unpins
+            stays = tier.tier == "device" and not (self.pressure.unpins or _copy_ended(tier, view))
             if tier.pinned(tier.before, name, view) and (
                 stays or tier.pinned(tier.after, name, view)
             ):
@@ -272,6 +285,9 @@ class _Losses:
         tier, component = self.tier, self.tier.parts[name]
         rank, page = self.recency.rank, view.pages[-1]
         used = rank(page, self.recency.certain(component, tier.tier, tier.cells_of(view, name)))
+        on_device = tier.tier == "device"
+        if on_device and page in tier.before.held[name].reserved:
+            used = NEXT
         latest = [
             (self.recency.latest(component, tier.cells_of(other, name)), other.pages[-1])
             for other in self.kept[name]
@@ -279,8 +295,19 @@ class _Losses:
             and not isinstance(other.pages[-1][0], Gone)
         ]
         return sorted(
-            (each for each in latest if rank(each[1], each[0]) < used), key=lambda each: each[0]
+            (each for each in latest if self._rank(name, *each) < used), key=lambda each: each[0]
         )
+
+    def _rank(self, name: str, used: int, page: Prefix) -> tuple[int, int]:
+        """When kept data was to leave; the clean reserve goes first, but for data left behind."""
+        if (
+            self.tier.tier == "device"
+            and used >= 0
+            and self.recency.is_next(name, page)
+            and page in self.tier.after.held[name].reserved
+        ):
+            return NEXT
+        return self.recency.rank(page, used)
 
     def _unexplained(self, view: NodeView, possible: list[str], losers: list[str]) -> None:
         """Say which rule does not allow the loss."""

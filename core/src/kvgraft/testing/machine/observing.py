@@ -53,6 +53,7 @@ class Held:
         arriving: pages for which DEVICE slots are reserved.
         backing_up: pages for which HOST slots are reserved; DEVICE may have given them up already.
         device_pinned, host_pinned: pages somebody pins, data or not.
+        reserved: pages in the clean reserve, with their node's place in it.
     """
 
     device: dict[Prefix, tuple[int, ...]] = field(default_factory=dict)
@@ -61,6 +62,7 @@ class Held:
     backing_up: set[Prefix] = field(default_factory=set)
     device_pinned: set[Prefix] = field(default_factory=set)
     host_pinned: set[Prefix] = field(default_factory=set)
+    reserved: dict[Prefix, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -98,15 +100,11 @@ class Snapshot:
             each: Held(
                 {name(page): slots for page, slots in held.device.items()},
                 {name(page): slots for page, slots in held.host.items()},
-                *(
-                    set(map(name, pages))
-                    for pages in (
-                        held.arriving,
-                        held.backing_up,
-                        held.device_pinned,
-                        held.host_pinned,
-                    )
-                ),
+                set(map(name, held.arriving)),
+                set(map(name, held.backing_up)),
+                set(map(name, held.device_pinned)),
+                set(map(name, held.host_pinned)),
+                {name(page): place for page, place in held.reserved.items()},
             )
             for each, held in self.held.items()
         }
@@ -172,6 +170,10 @@ def observe(cache: Cache, model: BruteForce) -> Snapshot:
     }
     held = {component.name: Held() for component in model.components}
     nodes = []
+    places = {
+        component.name: {id(node): at for at, (_, node) in enumerate(component.clean)}
+        for component in cache.tree.components
+    }
     for node, view in _walk(cache, model.page_size):
         nodes.append(view)
         for component in model.components:
@@ -189,6 +191,9 @@ def observe(cache: Cache, model: BruteForce) -> Snapshot:
             if cell.incoming is not None:
                 to_host = cell.incoming.operation.to_host
                 (mine.backing_up if to_host else mine.arriving).update(pages)
+            place = places[component.name].get(id(node))
+            if place is not None:
+                mine.reserved.update(dict.fromkeys(pages, place))
             if cell.device_pins:
                 mine.device_pinned.update(pages)
             if cell.host_pins:

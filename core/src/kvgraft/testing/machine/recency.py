@@ -32,6 +32,8 @@ class Recency:
             (each.name, tier): {} for each in model.components for tier in ("device", "host")
         }
         self._before: dict[tuple[str, str, Prefix], int] = {}
+        self.reserved: dict[str, dict[Prefix, int]] = {each.name: {} for each in model.components}
+        """Pages in the clean reserve, with their last use when they came there."""
 
     def settle(self) -> None:
         """An operation begins: from here on its own uses are told from earlier ones."""
@@ -39,7 +41,7 @@ class Recency:
 
     def cleared(self, gone: Mapping[object, Gone]) -> None:
         """Namespaces were cleared: what is used there from now on is used for the first time."""
-        for pages in (*self.used.values(), *self.known.values()):
+        for pages in (*self.used.values(), *self.known.values(), *self.reserved.values()):
             for page in [page for page in pages if page[0] in gone]:
                 pages[gone[page[0]], page[1]] = pages.pop(page)
 
@@ -128,6 +130,11 @@ class Recency:
     def rank(self, page: Prefix, used: int) -> tuple[int, int]:
         """When data with that last use is to leave; what was left behind goes before all (I9)."""
         return (-1 if used < 0 else self.keeping.rank(page[0])), used
+
+    def is_next(self, name: str, page: Prefix) -> bool:
+        """Whether data is in the clean reserve, and was not used since it came there."""
+        used = self.used[name].get(page, 0)
+        return used >= 0 and self.reserved[name].get(page) == used
 
     def latest(self, component: ModelComponent, pages: tuple[Prefix, ...]) -> int:
         """Last use, this operation's included."""

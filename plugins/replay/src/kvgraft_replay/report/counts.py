@@ -50,6 +50,7 @@ def cache_counts(cache: Cache) -> CacheCounts:
             "completed": backups.completed,
             "failed": backups.failed,
             "slots": dict(backups.slots),
+            "waits": backups.waits,
         },
         "evictions": {
             name: {

@@ -86,12 +86,16 @@ class LoadBacks(TypedDict):
 
 
 class Backups(TypedDict):
-    """Copies DEVICE to HOST; `slots` counts the slots of completed ones by component."""
+    """Copies DEVICE to HOST; `slots` counts the slots of completed ones by component.
+
+    `waits`: how often room on DEVICE was made by waiting for copies of what leaves it.
+    """
 
     started: int
     completed: int
     failed: int
     slots: dict[str, int]
+    waits: int
 
 
 class TierEvictions(TypedDict):

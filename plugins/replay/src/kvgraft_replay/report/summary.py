@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from kvgraft import WritePolicy
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -210,9 +212,13 @@ def _eviction_table(result: ReplayResult) -> SummaryTable:
             # No-break spaces keep a cause and its number on one line.
             text = ", ".join(f"{cause}\u00a0{count(slots)}" for cause, slots in ranked if slots)
             rows.append((name, tier, count(sum(causes.values())), text or ABSENT))
+    note = "in slots"
+    waits = result["backups"]["waits"]
+    if waits or result["settings"]["write_policy"] == WritePolicy.WRITE_BACK.value:
+        note += f"; {count(waits)} wait{'' if waits == 1 else 's'} for copies"
     return SummaryTable(
         "Evictions",
-        "in slots",
+        note,
         ("component", "tier", "evicted", "by cause"),
         tuple(rows),
         n_labels=2,

@@ -1,0 +1,126 @@
+"""The clean reserve: the end of the eviction order is copied to HOST ahead (E4, B6)."""
+
+from __future__ import annotations
+
+import logging
+
+from kvgraft.config import WritePolicy
+from kvgraft.errors import PluginError
+from kvgraft.requests.eviction import Evictor
+from kvgraft.transfers.journal import Journal
+from kvgraft.tree import eviction, operations
+from kvgraft.tree.component import TreeComponent
+from kvgraft.tree.eviction import Victim
+from kvgraft.tree.node import Node
+from kvgraft.tree.tree import Tree
+from kvgraft.types import Direction
+
+__all__ = ["RESERVE_SHARE", "CleanReserve"]
+
+_Next = tuple[int, Victim | None]
+"""The stamp with which a victim leaves, and the victim; None if there is none."""
+
+logger = logging.getLogger("kvgraft")
+
+RESERVE_SHARE = 16
+"""The usual share: more is copied in vain, less is used up between two steps."""
+
+STEPS = 4
+"""Steps in which an empty reserve is filled: this bounds the copies that one step begins."""
+
+
+class CleanReserve:
+    """Under write-back, begins the copies of the next victims of every pool with a HOST mirror.
+
+    So eviction finds data that HOST has, and waits for no copy. Decides by the books and the
+    eviction order alone (D1).
+
+    Attributes:
+        share: one in so many DEVICE slots of a pool is free, or in its reserve.
+    """
+
+    def __init__(self, tree: Tree, journal: Journal, evictor: Evictor, policy: WritePolicy) -> None:
+        self.tree = tree
+        self.journal = journal
+        self.evictor = evictor
+        self.share = RESERVE_SHARE
+        self.components = [
+            component
+            for component in tree.components
+            if policy is WritePolicy.WRITE_BACK
+            and component.host is not None
+            and not component.home_is_host
+        ]
+
+    def wanted(self, component: TreeComponent) -> int:
+        """DEVICE slots of a component that are to be free, or in its reserve."""
+        return -(-component.device.capacity // self.share)
+
+    def fill(self) -> None:
+        """Take the next victims into the reserve of each pool that lacks some. Never waits."""
+        for component in self.components:
+            wanted = self.wanted(component)
+            lacking = wanted - component.device.free - component.clean.n_slots
+            if lacking > 0:
+                self.fill_pool(component, min(lacking, -(-wanted // STEPS)))
+
+    def fill_pool(self, component: TreeComponent, n_slots: int) -> None:
+        """Take victims of at least `n_slots` slots into the reserve, and begin their copies."""
+        goal = component.clean.n_slots + n_slots
+        going = self._copy_run(component, self._above(component, component.clean.last), goal)
+        while going and component.clean.n_slots < goal:
+            node = component.take_in_order()
+            if node is None:
+                return
+            victim = eviction.victim_at(self.tree, node, component)
+            stamp = node.cells[component.index].stamp
+            going = self._copy_run(component, (stamp, victim), goal)
+
+    def _copy_run(self, component: TreeComponent, first: _Next, goal: int) -> bool:
+        """Enter a victim in the reserve, and those above that leave right behind it.
+
+        Their copies begin when all are known: a copy pins its data. False if a hook failed.
+        """
+        run: list[Victim] = []
+        stamp, victim = first
+        while victim is not None and component.clean.n_slots < goal:
+            component.keep_clean(victim.node, stamp)
+            run.append(victim)
+            stamp, victim = self._above(component, (stamp, victim.node))
+        return all(self._copy(victim) for victim in run)
+
+    def _above(self, component: TreeComponent, below: tuple[int, Node] | None) -> _Next:
+        """The victim above an entry of the reserve, where it leaves right behind that.
+
+        A node that is a leaf once the one below has left inherits its place in the order, unless it
+        was used later itself.
+        """
+        if below is None or not component.is_prefix_closed:
+            return 0, None
+        stamp, node = below
+        above = node.parent
+        if above is None or above.parent is None or above.cells[component.index].stamp > stamp:
+            return 0, None
+        return stamp, eviction.victim_at(self.tree, above, component, below=1)
+
+    def _copy(self, victim: Victim) -> bool:
+        """Begin the copy of data that HOST lacks; False if a component's hook failed."""
+        tree, node = self.tree, victim.node
+        unbacked = [
+            each for each in operations.needs_backup(tree, node) if each in victim.components
+        ]
+        if not unbacked:
+            return True
+        if not all(self.evictor.free_host(each, each.n_slots(node)) for each in unbacked):
+            return True
+        if not eviction.still_there(victim):
+            return True
+        operation = operations.begin_backup(tree, node, unbacked)
+        if operation is None:
+            return True
+        try:
+            self.journal.submit(operation, Direction.BACKUP)
+        except PluginError as error:
+            logger.warning("a node stays without a backup: %s", error)
+            return False
+        return True

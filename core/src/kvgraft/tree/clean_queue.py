@@ -1,0 +1,58 @@
+"""The end of a pool's eviction order, taken out of it ahead to be copied (E4)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from kvgraft.tree.node import Node
+
+__all__ = ["CleanQueue"]
+
+
+class CleanQueue:
+    """Pairs of stamp and node, first in, first out.
+
+    A node above another one is entered behind it, with its stamp: the one that it inherits when
+    the other has left.
+
+    Attributes:
+        n_slots: slots of the entries, as many as they had when they were entered.
+    """
+
+    __slots__ = ("_entries", "n_slots")
+
+    def __init__(self) -> None:
+        self._entries: deque[tuple[int, Node, int]] = deque()
+        self.n_slots = 0
+
+    def enter(self, stamp: int, node: Node, n_slots: int) -> None:
+        """Enter a node behind all others."""
+        self._entries.append((stamp, node, n_slots))
+        self.n_slots += n_slots
+
+    @property
+    def last(self) -> tuple[int, Node] | None:
+        """The entry behind all others; None if there is none."""
+        return self._entries[-1][:2] if self._entries else None
+
+    def pop(self) -> tuple[int, Node] | None:
+        """Take the first entry; None if there is none."""
+        if not self._entries:
+            return None
+        stamp, node, n_slots = self._entries.popleft()
+        self.n_slots -= n_slots
+        return stamp, node
+
+    def keep(self, wanted: Callable[[Node], object]) -> None:
+        """Drop every entry whose node is not wanted; O(entries)."""
+        self._entries = deque([entry for entry in self._entries if wanted(entry[1])])
+        self.n_slots = sum([n_slots for _, _, n_slots in self._entries])
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[tuple[int, Node]]:
+        """Every entry, the first one first."""
+        for stamp, node, _ in self._entries:
+            yield stamp, node
