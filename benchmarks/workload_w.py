@@ -9,7 +9,8 @@ real tensors, small ones; copying states is part of the cost, running a model is
 New tokens are drawn before the clock starts; they come as a list of Python integers. A conversation
 keeps its key. The rows "new keys" show the other way: every request comes as an int32 array of its
 whole prompt, a key is built of it and compared from the root. With "events read" a reader takes the
-cache's events after every request, and hashes no pages.
+cache's events after every request, and hashes no pages. The rows "lru" have that eviction policy in
+place of the default one.
 
 The first passes time whole requests; the last one times each operation, so that its timers are not
 part of the others' numbers.
@@ -77,7 +78,10 @@ class LocalAttention:
 
 
 class Variant(NamedTuple):
-    """A component set and its bar in units; keys may be new, and events may be read."""
+    """A component set and its bar in units; keys may be new, and events may be read.
+
+    The eviction policy is the default one or another.
+    """
 
     name: str
     components: dict[str, dict[str, Any]]
@@ -86,6 +90,7 @@ class Variant(NamedTuple):
     plugins: tuple[Plugin, ...] = ()
     keeps_keys: bool = True
     reads_events: bool = False
+    policy: str = "density"
 
 
 def variants() -> list[Variant]:
@@ -121,6 +126,15 @@ def variants() -> list[Variant]:
             ("full", "swa"),
             keeps_keys=False,
         ),
+        Variant("full, lru", full, None, ("full",), policy="lru"),
+        Variant(
+            "full + swa 128, lru",
+            {**full, "swa": {"window": 128}},
+            None,
+            ("full", "swa"),
+            policy="lru",
+        ),
+        Variant("full + mamba, lru", {**full, "mamba": states}, None, ("full",), policy="lru"),
     ]
 
 
@@ -163,7 +177,11 @@ def system_prompt() -> list[int]:
 
 def open_cache(variant: Variant) -> Cache:
     config = CacheConfig(
-        components=variant.components, page_size=PAGE, device_tokens=POOL_TOKENS, load=None
+        components=variant.components,
+        page_size=PAGE,
+        device_tokens=POOL_TOKENS,
+        load=None,
+        policy=variant.policy,
     )
     return Cache(config, plugins=variant.plugins)
 

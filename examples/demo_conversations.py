@@ -338,6 +338,7 @@ def report(row: Progress) -> ReplayResult:
             "reserve_tokens": LIMITS.reserve_tokens,
             **{name: value for name, value in row.show.memory.items() if name != "components"},
             "components": engine.memory.architecture.components,
+            "eviction_policy": engine.memory.cache.config.policy,
         },
         "notices": [],
         "requests": row.answers,

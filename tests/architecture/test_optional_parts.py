@@ -22,7 +22,7 @@ NOT_TO_SERVE = (
         "kvgraft.scaffold.",
         "kvgraft.cli.",
     ),
-    *("xxhash.", "click.", "rich.", "jinja2.", "hypothesis.", "pytest."),
+    *("click.", "rich.", "jinja2.", "hypothesis.", "pytest."),
 )
 """Packages that a plain cache on the CPU never needs."""
 

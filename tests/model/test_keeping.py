@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 
 from kvgraft.errors import ContractViolation
-from kvgraft.testing.machine import BY_NAMESPACE, Sizes, drive
+from kvgraft.testing.machine import BY_AGE_UNLEARNT, BY_NAMESPACE, Sizes, drive
 from kvgraft.testing.machine.harness import Harness
 from kvgraft.testing.policies import check_policy
 from kvgraft.tree.tree import Tree
@@ -22,6 +22,12 @@ NAMES = ("full", "full+swa+mamba")
 @pytest.mark.parametrize("name", NAMES)
 def test_victims_are_those_of_the_lowest_rank(name: str) -> None:
     found = drive(replace(SETUPS[name], keeping=BY_NAMESPACE), settings=settings())
+    assert found.violation is None, "\n".join([str(found.violation), *found.steps])
+    assert found.counts["admitted"]
+
+
+def test_density_goes_by_age_until_it_has_learnt_something() -> None:
+    found = drive(replace(SETUPS["full"], keeping=BY_AGE_UNLEARNT), settings=settings())
     assert found.violation is None, "\n".join([str(found.violation), *found.steps])
     assert found.counts["admitted"]
 

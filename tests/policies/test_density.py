@@ -106,6 +106,23 @@ def test_a_sequence_used_for_ever_takes_no_more_memory() -> None:
     assert prefixes._n_sums == sum(1 + len(trail.sums) for trail in prefixes._uses) <= 4 * 64
 
 
+def test_short_prompts_that_grow_long_are_forgotten_in_their_turn() -> None:
+    prefixes = Prefixes(64, 1)  # the directory holds 64
+    for number in range(200):
+        prefixes.ended(use(prefixes, [], number), [1001 + 2 * number], 0, number)
+    assert remembered(prefixes, [1001]) == (0, None)
+    assert remembered(prefixes, [1399])[0] == 1
+    assert prefixes._n_sums == sum(1 + len(trail.sums) for trail in prefixes._uses)
+
+
+def test_a_request_that_goes_on_otherwise_leaves_the_prefixes_of_its_beginning() -> None:
+    prefixes = Prefixes(64, 1)
+    visit = use(prefixes, [1, 3], 0)
+    prefixes.ended(visit, [1, 5, 7], 0, 0)  # its key was cut and extended meanwhile
+    assert remembered(prefixes, [1, 3]) == (2, visit.trail)
+    assert set(prefixes._trails) == {each for trail in prefixes._uses for each in trail.sums}
+
+
 def test_sequences_that_share_a_beginning_are_forgotten_whole() -> None:
     prefixes = Prefixes(64, 1)
     for clock in range(0, 400, 2):
@@ -218,9 +235,9 @@ def test_a_sequence_that_goes_on_fast_is_of_another_class_than_a_slow_one() -> N
         for key, every in ((fast, 500), (slow, 4000)):
             if clock % every == 0:
                 use = Use(None, key.data, 4096, clock, key.sums)
-                classes[key], memo = policy.classify(use)
-                policy.admitted(use._replace(memo=memo), clock)
-                policy.finished(use._replace(memo=memo), clock, None)
+                classes[key], use.memo = policy.classify(use)
+                policy.admitted(use, clock)
+                policy.finished(use, clock, None)
     words = "half of it seen before, used more than once, within"
     assert policy.describe(classes[fast]) == f"{words} 512 slots"
     assert policy.describe(classes[slow]) == f"{words} 4096 slots"

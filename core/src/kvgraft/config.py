@@ -185,7 +185,7 @@ class CacheConfig(SettingsModel):
     host_memory: Nbytes | None = None
     host_bytes: Nbytes | None = None
     payload: StrictBool = True
-    policy: str = "lru"
+    policy: str = "density"
     write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
     load: LoadModel | None = Field(default=LoadModel(), examples=[{"prefill_tokens_s": 20_000}])
     storage: StorageSettings | None = Field(default=None, examples=[STORAGE_EXAMPLE])

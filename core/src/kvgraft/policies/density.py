@@ -10,12 +10,21 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from math import isqrt
 from typing import Any
 
 from kvgraft.policies.greedy_dual import GreedyDualQueue
-from kvgraft.policies.policy import PIECE_TOKENS, Hint, Order, Pool, Use, class_of
+from kvgraft.policies.policy import (
+    CLASS_BITS,
+    MAX_CLASSES,
+    PIECE_TOKENS,
+    Hint,
+    Order,
+    Pool,
+    Use,
+    class_of,
+)
 from kvgraft.policies.prefixes import N_BINS, OLDEST, YOUNGEST, Prefixes, Visit, bin_of
 from kvgraft.policies.rates import Rates
 from kvgraft.policies.recency import LEFT_BEHIND
@@ -36,14 +45,14 @@ COARSER = (AGAIN | RETURNING, ~HINT_BITS)
 LEARN_EVERY = 400
 """Requests between two computations of the scores."""
 
-LEARN_AT_FIRST = 100
-"""Requests between those before that."""
-
-AGE_EVERY = 20
-"""Requests between two counts of prefixes that grew older."""
+AGE_EVERY = 100
+"""Requests between two counts of prefixes that grew older; at first, also between computations."""
 
 GENERATIONS_KEPT = 1 << 15
 """Generations whose stamps are known exactly; of older ones every other is forgotten."""
+
+NOTHING_LEARNT = [0.0] * N_BINS
+"""Scores until then."""
 
 
 class Clock:
@@ -52,11 +61,13 @@ class Clock:
     Attributes:
         unit: that width, in slots.
         now: the generation.
+        since: the last stamp before it.
     """
 
     def __init__(self) -> None:
         self.unit = 1
         self.now = 0
+        self.since = -LEFT_BEHIND
         self._stamps: list[int] = [-LEFT_BEHIND]
         self._generations: list[int] = [0]
 
@@ -66,6 +77,7 @@ class Clock:
         if now == self.now:
             return
         self.now = now
+        self.since = stamp
         self._stamps.append(stamp)
         self._generations.append(now)
         if len(self._stamps) > GENERATIONS_KEPT:
@@ -75,7 +87,7 @@ class Clock:
 
     def at(self, stamp: int) -> int:
         """The generation in which a use was made."""
-        if stamp > self._stamps[-1]:
+        if stamp > self.since:
             return self.now
         return self._generations[max(0, bisect_left(self._stamps, stamp) - 1)]
 
@@ -96,9 +108,10 @@ class Density:
 
     def order(self, pool: Pool) -> Order:
         """By what losing data costs, where that differs; else by what was learnt."""
+        stay = self._stays.setdefault(pool.tier, pool.capacity)
         if pool.cost is not None:
             return GreedyDualQueue(pool.cost)
-        order = DensityOrder(self._stays.setdefault(pool.tier, pool.capacity), self.clock)
+        order = DensityOrder(stay, self.clock)
         self.orders.append(order)
         return order
 
@@ -114,31 +127,34 @@ class Density:
         than once, and, from the third use on, the mean of the slots given out between its uses:
         each counts half as much as the one after it. The bins of that mean are those of ages.
         """
-        visit = self.prefixes.visit(prefix_sums(use, use.prompt_tokens))
-        last, n_seen = visit.trail, visit.n_seen
-        if last is not None:
-            its_class = AGAIN if n_seen <= last.n_seen else 0
-            if 2 * n_seen >= len(visit.sums):
-                its_class |= RETURNING
-                visit.pace = max(0, use.allocated - last.clock)
-                if last.pace is not None:
-                    visit.pace = isqrt(visit.pace * last.pace)
-                    its_class |= bin_of(visit.pace // self.prefixes.unit) + 1 << PACE_SHIFT
-            visit.its_class = its_class
-        return visit.its_class, visit
+        sums = prefix_sums(use, use.prompt_tokens)
+        visit = self.prefixes.visit(sums)
+        last = visit.trail
+        if last is None:
+            return 0, visit
+        n_seen = visit.n_seen
+        its_class = AGAIN if n_seen <= last.n_seen else 0
+        if 2 * n_seen >= len(sums):
+            its_class |= RETURNING
+            pace = use.allocated - last.clock
+            if last.pace is not None:
+                pace = isqrt(pace * last.pace)
+                its_class |= bin_of(pace // self.clock.unit) + 1 << PACE_SHIFT
+            visit.pace = pace
+        visit.its_class = its_class
+        return its_class, visit
 
     def admitted(self, use: Use, stamp: int) -> None:
         """Count the prefixes of the prompt as used."""
-        self.clock.note(stamp, use.allocated)
-        self.prefixes.used(use.memo, use.allocated)
+        allocated = use.allocated
+        self.clock.note(stamp, allocated)
+        self.prefixes.used(use.memo, allocated)
         self._n_uses += 1
-        if self._n_uses % AGE_EVERY == 0:
-            self.prefixes.age(use.allocated)
-        every = LEARN_AT_FIRST if self._n_uses <= LEARN_EVERY else LEARN_EVERY
-        if self._n_uses % every == 0 and self.prefixes.reached:
-            rates = Rates(self.prefixes, COARSER)
-            for order in self.orders:
-                order.learn(rates)
+        if self._n_uses % AGE_EVERY:
+            return
+        self.prefixes.age(allocated)
+        if self._n_uses <= LEARN_EVERY or self._n_uses % LEARN_EVERY == 0:
+            self._learn()
 
     def finished(self, use: Use, stamp: int, hint: Hint | None) -> int:
         """The request's class, with what the engine said of its future."""
@@ -151,6 +167,13 @@ class Density:
             sums = prefix_sums(use, n_tokens)
         self.prefixes.ended(visit, sums, its_class, use.allocated)
         return its_class
+
+    def _learn(self) -> None:
+        """Compute the scores anew."""
+        if self.prefixes.reached:
+            rates = Rates(self.prefixes, COARSER)
+            for order in self.orders:
+                order.learn(rates)
 
     def describe(self, use_class: int) -> str:
         """Tell what was known of the request."""
@@ -169,70 +192,12 @@ class Density:
         return ", ".join(words)
 
 
-class _Class:
-    """Candidates of one class by generation.
-
-    Attributes:
-        entries: pairs of stamp and node by the generation of the stamp.
-        generations: those that have some, in order.
-        heaps: those whose entries are a heap.
-    """
-
-    __slots__ = ("entries", "generations", "heaps")
-
-    def __init__(self) -> None:
-        self.entries: dict[int, list[tuple[int, Any]]] = {}
-        self.generations: list[int] = []
-        self.heaps: set[int] = set()
-
-    def push(self, generation: int, entry: tuple[int, Any]) -> None:
-        """Enter a candidate."""
-        entries = self.entries.get(generation)
-        if entries is None:
-            self.entries[generation] = [entry]
-            insort(self.generations, generation)
-        elif generation in self.heaps:
-            heappush(entries, entry)
-        else:
-            entries.append(entry)
-
-    def bins(self, now: int) -> Iterator[int]:
-        """The bins of age that have candidates."""
-        generations = self.generations
-        at = 0
-        while at < len(generations):
-            number = bin_of(now - generations[at])
-            yield number
-            at = bisect_left(generations, now - YOUNGEST[number] + 1, at)
-
-    def oldest(self, number: int, now: int) -> int | None:
-        """The oldest generation in a bin; None if it has no candidates. Its entries are a heap."""
-        generations = self.generations
-        at = bisect_left(generations, now - OLDEST[number])
-        if at == len(generations) or generations[at] > now - YOUNGEST[number]:
-            return None
-        generation = generations[at]
-        if generation not in self.heaps:
-            heapify(self.entries[generation])
-            self.heaps.add(generation)
-        return generation
-
-    def pop(self, generation: int) -> tuple[int, Any]:
-        """Take the oldest candidate of a generation that is a heap."""
-        entries = self.entries[generation]
-        entry = heappop(entries)
-        if not entries:
-            del self.entries[generation]
-            del self.generations[bisect_left(self.generations, generation)]
-            self.heaps.remove(generation)
-        return entry
-
-
 class DensityOrder:
     """The candidates of one pool by class and age.
 
-    Ages are told by generations, so that candidates grow older without being moved. Until something
-    is learnt, all are of one class.
+    Ages are told by generations, so that candidates grow older without being moved. A bucket holds
+    the candidates of one class and generation; its key has the generation above the class. Until
+    something is learnt, all are of class 0.
 
     Attributes:
         tau: slots that the base pool gives out in the mean stay of data in this pool.
@@ -242,52 +207,48 @@ class DensityOrder:
         self.tau = tau
         self._clock = clock
         self._rates: Rates | None = None
-        self._classes: dict[int, _Class] = {}
-        self._line: list[tuple[float, int, int]] = []
-        """Score below 0, class and bin of all candidates there are, the lowest score last."""
-        self._listed: set[tuple[int, int]] = set()
-        """Classes and bins in the line."""
+        self._class_bits = 0
+        """Those of a stamp that tell the class."""
+        self._heaps: dict[int, list[tuple[int, Any]]] = {}
+        """Buckets, each a heap; one that victims were taken from may be empty."""
+        self._generations: dict[int, list[int]] = {}
+        """Those of the buckets of each class, in order."""
+        self._line: list[tuple[float, int]] = []
+        """Score below 0 and place of all candidates there are, the lowest score last. A place is a
+        bin and a class; the bin stands above the class."""
+        self._listed: dict[int, float] = {}
+        """The scores in the line by place."""
         self._generation = -1
         """For which the line was made; below 0 where it must be made anew."""
+        self._first: list[tuple[int, Any]] = []
+        """The heap that the next victim comes from, if it is known and has any."""
 
     def push(self, stamp: int, node: Any) -> None:
         """Enter a candidate."""
         clock = self._clock
-        generation = clock.at(stamp)
-        its_class = 0 if self._rates is None else class_of(stamp)
-        candidates = self._classes.get(its_class)
-        if candidates is None:
-            candidates = self._classes[its_class] = _Class()
-        candidates.push(generation, (stamp, node))
-        if self._generation == clock.now:
-            number = bin_of(clock.now - generation)
-            if (its_class, number) not in self._listed:
-                insort(self._line, (-self._score(its_class, number), its_class, number))
-                self._listed.add((its_class, number))
+        generation = clock.now if stamp > clock.since else clock.at(stamp)
+        key = generation << CLASS_BITS | stamp & self._class_bits
+        heap = self._heaps.get(key)
+        if heap is not None:
+            heappush(heap, (stamp, node))
+            return
+        self._heaps[key] = [(stamp, node)]
+        self._add(stamp & self._class_bits, generation)
 
     def pop(self) -> tuple[int, Any] | None:
         """Take the candidate of the lowest score; the oldest one of equal ones."""
-        now = self._clock.now
-        if self._generation != now:
-            self._sort()
-        line = self._line
-        while line:
-            score, its_class, number = line[-1]
-            candidates = self._classes[its_class]
-            generation = candidates.oldest(number, now)
-            if generation is None:
-                line.pop()
-                self._listed.remove((its_class, number))
-                continue
-            if len(line) > 1 and line[-2][0] == score:
-                candidates, generation = self._oldest(score, candidates, generation)
-            return candidates.pop(generation)
-        return None
+        heap = self._first
+        if not heap or self._generation != self._clock.now:
+            heap = self._find_first()
+            if not heap:
+                return None
+        return heappop(heap)
 
     def learn(self, rates: Rates) -> None:
         """New rates of reuse by class."""
         unsorted = self._rates is None
         self._rates = rates
+        self._class_bits = MAX_CLASSES - 1
         if unsorted:
             self._enter(list(self))
         self._generation = -1
@@ -299,50 +260,103 @@ class DensityOrder:
     def score(self, stamp: int) -> float:
         """Expected reuses in a stay of `tau`; 0 until something is learnt."""
         age = self._clock.now - self._clock.at(stamp)
-        score = self._score(class_of(stamp), bin_of(age))
-        return score * self.tau / self._clock.unit
+        return self._scores(class_of(stamp))[bin_of(age)] * self.tau / self._clock.unit
 
     def __len__(self) -> int:
-        return sum(len(found) for each in self._classes.values() for found in each.entries.values())
+        return sum(map(len, self._heaps.values()))
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         """Every candidate with its stamp, in no order."""
-        for each in self._classes.values():
-            for entries in each.entries.values():
-                yield from entries
+        for entries in self._heaps.values():
+            yield from entries
 
     # -- inside
 
     def _enter(self, entries: list[tuple[int, Any]]) -> None:
         """Have these candidates and no others."""
-        self._classes = {}
+        self._heaps, self._generations = {}, {}
         self._generation = -1
         for stamp, node in entries:
             self.push(stamp, node)
 
-    def _sort(self) -> None:
-        """Make the line anew; classes without candidates are dropped."""
-        now = self._generation = self._clock.now
-        self._classes = {each: found for each, found in self._classes.items() if found.entries}
-        self._line = sorted(
-            (-self._score(its_class, number), its_class, number)
-            for its_class, candidates in self._classes.items()
-            for number in candidates.bins(now)
-        )
-        self._listed = {(its_class, number) for _, its_class, number in self._line}
+    def _add(self, its_class: int, generation: int) -> None:
+        """There is a bucket that was not there."""
+        generations = self._generations.setdefault(its_class, [])
+        if generations and generation < generations[-1]:
+            insort(generations, generation)
+        else:
+            generations.append(generation)
+        now = self._generation
+        if now != self._clock.now:
+            return
+        number = bin_of(now - generation)
+        place = number << CLASS_BITS | its_class
+        score = self._listed.get(place)
+        if score is None:
+            score = self._listed[place] = -self._scores(its_class)[number]
+            insort(self._line, (score, place))
+        if score >= self._line[-1][0]:
+            self._first = []
 
-    def _oldest(self, score: float, candidates: _Class, generation: int) -> tuple[_Class, int]:
-        """Of candidates with the lowest score the oldest."""
-        for other_score, its_class, number in self._line[-2::-1]:
+    def _find_first(self) -> list[tuple[int, Any]]:
+        """The heap of the next victim; an empty one if there is none."""
+        if self._generation != self._clock.now:
+            self._sort()
+        self._first = []
+        line = self._line
+        while line:
+            score, place = line[-1]
+            heap = self._oldest(place)
+            if heap:
+                if len(line) > 1 and line[-2][0] == score:
+                    return self._oldest_of_equals(score, heap)
+                self._first = heap
+                return heap
+            line.pop()
+            del self._listed[place]
+        return []
+
+    def _oldest_of_equals(self, score: float, heap: list[tuple[int, Any]]) -> list[tuple[int, Any]]:
+        """Of the heaps with the lowest score the one whose first candidate is the oldest."""
+        for other_score, place in self._line[-2::-1]:
             if other_score != score:
                 break
-            others = self._classes[its_class]
-            other = others.oldest(number, self._generation)
-            if other is not None and (others.entries[other][0] < candidates.entries[generation][0]):
-                candidates, generation = others, other
-        return candidates, generation
+            other = self._oldest(place)
+            if other and other[0][0] < heap[0][0]:
+                heap = other
+        return heap
 
-    def _score(self, its_class: int, number: int) -> float:
+    def _oldest(self, place: int) -> list[tuple[int, Any]]:
+        """The heap of the oldest candidates of a place; an empty list if there is none."""
+        its_class, number = place & MAX_CLASSES - 1, place >> CLASS_BITS
+        generations = self._generations[its_class]
+        at = bisect_left(generations, self._generation - OLDEST[number])
+        last = self._generation - YOUNGEST[number]
+        while at < len(generations) and generations[at] <= last:
+            key = generations[at] << CLASS_BITS | its_class
+            heap = self._heaps[key]
+            if heap:
+                return heap
+            del self._heaps[key], generations[at]
+        return []
+
+    def _sort(self) -> None:
+        """Make the line anew."""
+        now = self._generation = self._clock.now
+        listed = self._listed = {}
+        for its_class, generations in self._generations.items():
+            if not generations:
+                continue
+            scores = self._scores(its_class)
+            at = 0
+            while at < len(generations):
+                number = bin_of(now - generations[at])
+                listed[number << CLASS_BITS | its_class] = -scores[number]
+                at = bisect_left(generations, now - YOUNGEST[number] + 1, at)
+        self._line = sorted(zip(listed.values(), listed))
+
+    def _scores(self, its_class: int) -> list[float]:
+        """Per unit of age, by bin."""
         if self._rates is None:
-            return 0.0
-        return self._rates.scores(its_class, self.tau / self._clock.unit)[number]
+            return NOTHING_LEARNT
+        return self._rates.scores(its_class, self.tau / self._clock.unit)

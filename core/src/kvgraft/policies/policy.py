@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from kvgraft.types import Tier
 
@@ -77,26 +77,38 @@ class Pool(Protocol):
     def cost(self) -> Callable[[Any], int] | None: ...
 
 
-class Use(NamedTuple):
-    """A request's use of the cache.
+class Use:
+    """A request's use of the cache; the same object from its start to its end.
 
-    Attributes:
+    Args:
         namespace: of its key.
         tokens: its tokens so far, int32 bytes; the policy may read them during the call only.
         prompt_tokens: length of the prompt.
         allocated: slots that the base component's DEVICE pool has given out so far: the policy's
-            clock, the same on every rank.
+            clock, the same on every rank. It goes on between the calls.
         sums: checksums of the sequence's prefixes as far as they are known; they stay with its
             key. Ask `kvgraft.policies.sums.prefix_sums` for them.
+
+    Attributes:
         memo: what the policy's `classify` returned for this request, for its own use.
     """
 
-    namespace: object
-    tokens: bytearray
-    prompt_tokens: int
-    allocated: int
-    sums: list[int]
-    memo: Any = None
+    __slots__ = ("allocated", "memo", "namespace", "prompt_tokens", "sums", "tokens")
+
+    def __init__(
+        self,
+        namespace: object,
+        tokens: bytearray,
+        prompt_tokens: int,
+        allocated: int,
+        sums: list[int],
+    ) -> None:
+        self.namespace = namespace
+        self.tokens = tokens
+        self.prompt_tokens = prompt_tokens
+        self.allocated = allocated
+        self.sums = sums
+        self.memo: Any = None
 
 
 class Order(Protocol):

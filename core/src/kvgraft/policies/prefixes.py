@@ -34,7 +34,8 @@ OLDEST = [*[(1 << number) - 1 for number in range(N_BINS - 1)], 1 << 62]
 
 def bin_of(age: int) -> int:
     """The bin of an age in units."""
-    return min(N_BINS - 1, age.bit_length())
+    number = age.bit_length()
+    return number if number < N_BINS else N_BINS - 1
 
 
 def bin_width(number: int) -> int:
@@ -151,10 +152,8 @@ class Prefixes:
         sums, trail = visit.sums, visit.trail
         if trail is None or len(trail.sums) != visit.n_seen:
             trail = visit.trail = Trail()
-            self._n_sums += bool(sums)
         if sums:
             self._extend(trail, sums)
-            self._uses[trail] = None
             self._uses.move_to_end(trail)
         trail.n_seen, trail.clock, trail.pace = visit.n_seen, clock, visit.pace
         n_reuses = self.n_reuses
@@ -174,8 +173,9 @@ class Prefixes:
         trail = visit.trail
         assert trail is not None
         trail.clock = clock
-        if len(trail.sums) == len(visit.sums) < len(sums):  # nobody went on with it, nor forgot it
-            self._extend(trail, sums)
+        its = trail.sums
+        if len(its) == len(visit.sums) < len(sums) and its[-1:] == sums[: len(its)][-1:]:
+            self._extend(trail, sums)  # nobody went on with it, nor forgot it, nor cut its key
         for each in trail.sampled:
             sample = self._away.get(each)
             if sample is not None:  # it was never away
@@ -205,12 +205,16 @@ class Prefixes:
 
     def _extend(self, trail: Trail, sums: list[int]) -> None:
         """The trail goes on with those of `sums` that it does not have."""
-        new = sums[len(trail.sums) :]
-        if new:
-            self._trails.update(dict.fromkeys(new, trail))
-            self._n_sums += len(new)
-            trail.sums = sums
-            trail.sampled = trail.sampled + [each for each in new if not each & SAMPLED]
+        n_sums = len(trail.sums)
+        if not n_sums:
+            self._uses[trail] = None
+            self._n_sums += 1
+        for each in sums[n_sums:]:
+            self._trails[each] = trail
+            if not each & SAMPLED:
+                trail.sampled.append(each)
+        self._n_sums += len(sums) - n_sums
+        trail.sums = sums
 
     def _forget(self, trail: Trail) -> None:
         trails = self._trails

@@ -24,14 +24,13 @@ def prefix_sums(use: Use, n_tokens: int) -> list[int]:
     """
     sums = use.sums
     n_pieces = n_tokens // PIECE_TOKENS
-    n_known = len(sums)
-    if n_known < n_pieces:
-        digest = xxhash.xxh3_64_intdigest
+    start = len(sums) * PIECE_BYTES
+    if start < n_pieces * PIECE_BYTES:
+        tokens, digest = use.tokens, xxhash.xxh3_64_intdigest
         last = sums[-1] if sums else 0
-        with memoryview(use.tokens) as data:
-            for start in range(n_known * PIECE_BYTES, n_pieces * PIECE_BYTES, PIECE_BYTES):
-                last = digest(data[start : start + PIECE_BYTES], last)
-                sums.append(last)
+        for at in range(start, n_pieces * PIECE_BYTES, PIECE_BYTES):
+            last = digest(tokens[at : at + PIECE_BYTES], last)
+            sums.append(last)
     if use.namespace is None:
         return sums[:n_pieces]
     salt = xxhash.xxh3_64_intdigest(_named(use.namespace).encode())

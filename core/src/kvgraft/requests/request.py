@@ -8,7 +8,7 @@ from numbers import Integral
 from typing import Any, NamedTuple
 
 from kvgraft.errors import ConfigError, LeaseError
-from kvgraft.policies.policy import Hint
+from kvgraft.policies.policy import Hint, Use
 from kvgraft.requests.parts import Part, StatePart
 from kvgraft.transfers.journal import Transfer
 from kvgraft.tree.keys import TokenKey, expect_namespace
@@ -128,7 +128,7 @@ class Request:
         limited: why the match is shorter than the tree's data; None if it is not, and after a
             failed load-back.
         hint: whether its sequence comes back, as the engine knew when it began.
-        memo: what the eviction policy keeps with it.
+        use: what the eviction policy is told of it; None where it is told nothing.
         use_class: class of its data, for the eviction policy.
         use_counted: whether the policy was told that it runs.
     """
@@ -152,7 +152,6 @@ class Request:
         "left",
         "limited",
         "load_started",
-        "memo",
         "namespace",
         "parts",
         "points",
@@ -167,6 +166,7 @@ class Request:
         "state_parts",
         "storage_tokens",
         "total",
+        "use",
         "use_class",
         "use_counted",
         "waits",
@@ -189,7 +189,7 @@ class Request:
         self.skipped = NO_POINTS
         self.stage = LEASED
         self.hint: Hint | None = None
-        self.memo: Any = None
+        self.use: Use | None = None
         self.use_class = 0
         self.use_counted = False
         # A lease fills these in, also one that takes another's place.

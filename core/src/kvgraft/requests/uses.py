@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from kvgraft.errors import ConfigError, ContractViolation
 from kvgraft.policies.policy import MAX_CLASSES, EvictionPolicy, Hint, Use
 from kvgraft.requests.request import Request
@@ -38,12 +36,17 @@ class Uses:
         """
         if not self.classifies:
             return
+        key = request.key
+        use = request.use = Use(
+            key.namespace, key.data, request.prompt, self.allocator.n_allocated, key.sums
+        )
         try:
-            its_class, memo = self.policy.classify(self._use(request, None))
+            its_class, use.memo = self.policy.classify(use)
         except Exception as error:
             raise self._failed("classify", error) from error
-        request.use_class = self.tree.use_class = self._expect_class("classify", its_class)
-        request.memo = memo
+        if type(its_class) is not int or not 0 <= its_class < MAX_CLASSES:
+            raise self._no_class("classify", its_class)
+        request.use_class = self.tree.use_class = its_class
 
     def admitted(self, request: Request) -> None:
         """The request runs: its prompt counts as used, once, also if it is restarted.
@@ -54,7 +57,7 @@ class Uses:
         if not self.classifies or request.use_counted:
             return
         try:
-            self.policy.admitted(self._use(request, request.memo), self.tree.clock)
+            self.policy.admitted(self._use(request), self.tree.clock)
         except Exception as error:
             raise self._failed("admitted", error) from error
         request.use_counted = True
@@ -69,31 +72,34 @@ class Uses:
         hint = request.hint if hint is None else expect_hint("finish", hint)
         if not self.classifies:
             return
-        use = self._use(request, request.memo)
         try:
-            its_class = self.policy.finished(use, self.tree.clock, hint)
+            its_class = self.policy.finished(self._use(request), self.tree.clock, hint)
         except Exception as error:
             raise self._failed("finished", error) from error
-        request.use_class = self.tree.use_class = self._expect_class("finished", its_class)
+        if type(its_class) is not int or not 0 <= its_class < MAX_CLASSES:
+            raise self._no_class("finished", its_class)
+        request.use_class = self.tree.use_class = its_class
 
     def _failed(self, call: str, error: Exception) -> ContractViolation:
         said = f"policy {self.policy.name!r}: `{call}` raised {type(error).__name__}: {error}"
         return ContractViolation("P5", None, said)
 
-    def _expect_class(self, call: str, its_class: object) -> int:
-        if type(its_class) is int and 0 <= its_class < MAX_CLASSES:
-            return its_class
-        raise ContractViolation(
+    def _no_class(self, call: str, its_class: object) -> ContractViolation:
+        return ContractViolation(
             "K1",
             None,
             f"policy {self.policy.name!r}: `{call}` gives class {its_class!r:.40}; "
             f"give an int from 0 to {MAX_CLASSES - 1}",
         )
 
-    def _use(self, request: Request, memo: Any) -> Use:
-        key = request.key
-        allocated = self.allocator.n_allocated
-        return Use(key.namespace, key.data, request.prompt, allocated, key.sums, memo)
+    def _use(self, request: Request) -> Use:
+        """The request's use as it is by now: its key may have been cut, its prompt have grown."""
+        use, key = request.use, request.key
+        assert use is not None
+        use.tokens = key.data
+        use.prompt_tokens = request.prompt
+        use.allocated = self.allocator.n_allocated
+        return use
 
 
 def expect_hint(call: str, hint: Hint | str) -> Hint:

@@ -122,11 +122,12 @@ class _Driver:
         sequence = self.chance.randrange(12)
         n_tokens = self.chance.randrange(1, 9) * 1024
         tokens = bytearray(sequence.to_bytes(4, "little") * n_tokens)
-        use = Use("space", tokens, n_tokens, self.allocated, [])
-        told = [each.policy.classify(use) for each in self.twins]
-        its_class = self._expect_class(number, "classify", [answer[0] for answer in told])
-        self._tick(its_class)
-        uses = [use._replace(memo=answer[1]) for answer in told]
+        uses = [Use("space", tokens, n_tokens, self.allocated, []) for _ in self.twins]
+        classes = []
+        for twin, its in zip(self.twins, uses):
+            its_class, its.memo = twin.policy.classify(its)
+            classes.append(its_class)
+        self._tick(self._expect_class(number, "classify", classes))
         for twin, its in zip(self.twins, uses):
             twin.policy.admitted(its, self.clock)
         self.running.append(uses)
@@ -137,8 +138,9 @@ class _Driver:
             return
         uses = self.running.pop(self.chance.randrange(len(self.running)))
         hint = self.chance.choice([None, *Hint])
-        uses = [each._replace(allocated=self.allocated) for each in uses]
-        told = [each.policy.finished(use, self.clock, hint) for each, use in zip(self.twins, uses)]
+        for each in uses:
+            each.allocated = self.allocated
+        told = [twin.policy.finished(its, self.clock, hint) for twin, its in zip(self.twins, uses)]
         self._tick(self._expect_class(number, "finished", told))
 
     def _push(self, number: int) -> None:

@@ -1,5 +1,8 @@
 """Eviction policies that the state machine's model knows: by age, and by namespace first.
 
+`density` goes by age until it has learnt something, which it does not from the machine's short
+sequences; but it ranks windows and states by what their loss costs.
+
 A policy that learns cannot be told from prefixes alone. One whose classes are a function of the
 namespace can, and shows whether the tree gives every use its class and keeps to the policy's order.
 """
@@ -10,11 +13,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from zlib import crc32
 
+from kvgraft.policies.density import Density
 from kvgraft.policies.lru import LeastRecentlyUsed
 from kvgraft.policies.policy import EvictionPolicy, Hint, Order, Pool, Use, class_of
 from kvgraft.policies.recency import RecencyQueue
 
-__all__ = ["BY_AGE", "BY_NAMESPACE", "HINTS", "Keeping"]
+__all__ = ["BY_AGE", "BY_AGE_UNLEARNT", "BY_NAMESPACE", "HINTS", "Keeping"]
 
 N_RANKS = 3
 
@@ -93,4 +97,5 @@ class _ByRank:
 
 
 BY_AGE = Keeping(LeastRecentlyUsed, lambda namespace: 0)
+BY_AGE_UNLEARNT = Keeping(Density, lambda namespace: 0)
 BY_NAMESPACE = Keeping(ByNamespace, _rank)
