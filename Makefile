@@ -12,10 +12,10 @@ ALL    := core $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproje
 FITTING := import re, sys; print(*(each for each in sys.argv[1:] if sys.version_info >= tuple( \
   map(int, re.search(r"requires-python = .>=(\d+)\.(\d+)", open(each + "/pyproject.toml").read()).groups()))))
 DISTS  := $(shell $(firstword $(wildcard $(PY)) $(PYTHON)) -c '$(FITTING)' $(ALL))
-EXTRAS := './plugins/observe[prometheus,kv-events]' $(if $(filter plugins/mooncake,$(DISTS)),'./plugins/mooncake[cpu]') \
+EXTRAS := './plugins/observe[prometheus,kv-events,opentelemetry]' $(if $(filter plugins/mooncake,$(DISTS)),'./plugins/mooncake[cpu]') \
   $(if $(filter plugins/transformers,$(DISTS)),'./plugins/transformers[serve,grammar]')
 BUILD  := 'hatchling>=1.27' editables
-TOOLS  := pytest hypothesis pytest-xdist pytest-timeout ruff mypy 'scriv[toml]' twine httpx openai 'moto[server]'
+TOOLS  := pytest hypothesis pytest-xdist pytest-timeout ruff mypy 'scriv[toml]' twine httpx openai 'moto[server]' opentelemetry-sdk
 DOCTOOLS := mkdocs-material 'mkdocstrings[python]'
 PIP    := $(PY) -m pip --disable-pip-version-check
 # worksteal: each process keeps to its part of the tests, and helps where the other is behind

@@ -147,6 +147,11 @@ def _transfers_in_flight(stats: CacheStats) -> Iterator[Sample]:
         yield Sample((direction,), transfers.in_flight)
 
 
+def _transfer_waits(stats: CacheStats) -> Iterator[Sample]:
+    for direction, transfers in _directions(stats):
+        yield Sample((direction,), transfers.waits)
+
+
 def _transferred(stats: CacheStats) -> Iterator[Sample]:
     for direction, transfers in _directions(stats):
         for component, slots in transfers.slots.items():
@@ -366,6 +371,14 @@ METRICS: tuple[Metric, ...] = (
         "transfers between device and host under way",
         ("direction",),
         _transfers_in_flight,
+    ),
+    Metric(
+        "kvgraft.transfer_waits",
+        Kind.COUNTER,
+        "{wait}",
+        "times that room was made on the device by waiting for copies to the host",
+        ("direction",),
+        _transfer_waits,
     ),
     Metric(
         "kvgraft.transferred_slots",

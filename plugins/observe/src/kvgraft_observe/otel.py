@@ -1,0 +1,300 @@
+"""Metrics and spans of a cache for OpenTelemetry, through its API alone.
+
+What becomes of them is for the application's SDK to say; without one, nothing. Names and attributes
+are below `kvgraft`, except for those of tokens that the conventions for generative AI have.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+from opentelemetry import metrics, trace
+from opentelemetry.context import Context
+from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Observation
+from opentelemetry.trace import Link, Span, SpanContext, Status, StatusCode, TracerProvider
+
+from kvgraft import Cache, Decision, Prefetch, Request, TokenKey, __version__
+from kvgraft.tracing import Tracer
+from kvgraft_observe.metrics import EXPLAINED, METRICS, Kind, Metric, Read
+from kvgraft_observe.steps import EXPLAIN_EVERY, Outcome, Steps
+
+__all__ = [
+    "CACHE_READ_INPUT_TOKENS",
+    "INPUT_TOKENS",
+    "OUTPUT_TOKENS",
+    "CacheMetrics",
+    "RequestSpans",
+]
+
+SCOPE = "kvgraft"
+"""Name of the meter and the tracer."""
+
+INPUT_TOKENS = "gen_ai.usage.input_tokens"
+CACHE_READ_INPUT_TOKENS = "gen_ai.usage.cache_read.input_tokens"
+OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
+"""Attributes of the conventions for generative AI; they are in no stable package of constants."""
+
+Attributes = Mapping[str, str | int | float | bool]
+
+
+def _no_parent(key: TokenKey) -> Context | None:
+    """The context that is current where the cache is called."""
+    del key
+    return None
+
+
+class CacheMetrics:
+    """The metrics of one cache, as instruments of a meter.
+
+    Counts are read when metrics are collected, on the collecting thread; durations are recorded on
+    the cache's, until `close`.
+
+    Args:
+        cache: the cache.
+        provider: where the meter comes from; the global one by default.
+        attributes: attributes of every number, such as a name of the cache.
+        explain_every: explain the first of so many admitted requests, for the reasons why prefixes
+            were not longer; 0 for none.
+
+    Raises:
+        ConfigError: a negative number.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        *,
+        provider: MeterProvider | None = None,
+        attributes: Attributes | None = None,
+        explain_every: int = EXPLAIN_EVERY,
+    ) -> None:
+        self._cache = cache
+        self._attributes = dict(attributes or {})
+        self._closed = False
+        meter = metrics.get_meter(SCOPE, __version__, provider)
+        self._histograms: dict[str, Histogram] = {}
+        for metric in METRICS:
+            about = (metric.unit, metric.text)
+            if metric.kind is Kind.HISTOGRAM:
+                self._histograms[metric.name] = meter.create_histogram(
+                    metric.name, *about, explicit_bucket_boundaries_advisory=metric.bounds
+                )
+            elif metric.read is not None:
+                callback = self._callback(metric, metric.read)
+                if metric.kind is Kind.COUNTER:
+                    meter.create_observable_counter(metric.name, [callback], *about)
+                else:
+                    meter.create_observable_up_down_counter(metric.name, [callback], *about)
+        self._explained = meter.create_counter(EXPLAINED.name, EXPLAINED.unit, EXPLAINED.text)
+        self._steps = Steps(cache, self, explain_every)
+
+    def close(self) -> None:
+        """Report nothing more."""
+        self._closed = True
+        self._steps.close()
+
+    def record(self, metric: Metric, seconds: float, *labels: str) -> None:
+        """Take a duration in."""
+        self._histograms[metric.name].record(seconds, self._named(metric, labels))
+
+    def count(self, outcome: Outcome) -> None:
+        """Take tokens of an explained prompt in."""
+        labels = (outcome.outcome, outcome.component)
+        self._explained.add(outcome.tokens, self._named(EXPLAINED, labels))
+
+    def _callback(
+        self, metric: Metric, read: Read
+    ) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        def observe(options: CallbackOptions) -> Iterable[Observation]:
+            del options
+            if self._closed:
+                return []
+            return [
+                Observation(value, self._named(metric, labels))
+                for labels, value in read(self._cache.stats())
+            ]
+
+        return observe
+
+    def _named(
+        self, metric: Metric, labels: tuple[str, ...]
+    ) -> dict[str, str | int | float | bool]:
+        """The attributes of a sample; an empty label is none."""
+        named = {f"{SCOPE}.{name}": value for name, value in zip(metric.labels, labels) if value}
+        return {**self._attributes, **named}
+
+
+class _Life(NamedTuple):
+    """The spans of a request that has not ended.
+
+    Attributes:
+        whole: from its first match to its end.
+        admission: until it is admitted.
+    """
+
+    whole: Span
+    admission: Span
+
+
+class RequestSpans(Tracer):
+    """A span for every request of a cache, with one inside for each time it waits.
+
+        kvgraft.request       from the match until it is finished or aborted
+          kvgraft.admission   from the match until it is admitted
+          kvgraft.load_back   until its data has come from HOST
+        kvgraft.prefetch      until its data has come from STORAGE; the request's span links to it
+
+    Args:
+        cache: the cache; this is added to its tracers.
+        provider: where the tracer comes from; the global one by default.
+        parent_of: the context of the span that a key's spans are part of; by default, or for None,
+            the one that is current where the cache is called.
+        attributes: attributes of every span.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        *,
+        provider: TracerProvider | None = None,
+        parent_of: Callable[[TokenKey], Context | None] = _no_parent,
+        attributes: Attributes | None = None,
+    ) -> None:
+        self._cache = cache
+        self._parent_of = parent_of
+        self._attributes = dict(attributes or {})
+        self._tracer = trace.get_tracer(SCOPE, __version__, provider)
+        self._since_ns = 0
+        self._lives: dict[Request, _Life] = {}
+        self._loading: dict[Request, Span] = {}
+        self._fetching: dict[Prefetch, Span] = {}
+        self._fetched: WeakKeyDictionary[TokenKey, SpanContext] = WeakKeyDictionary()
+        cache.add_tracer(self)
+
+    def close(self) -> None:
+        """End all spans, and make no more."""
+        self._cache.remove_tracer(self)
+        for life in self._lives.values():
+            _end_if_open(life.admission)
+            life.whole.end()
+        for span in (*self._loading.values(), *self._fetching.values()):
+            span.end()
+        for spans in (self._lives, self._loading, self._fetching):
+            spans.clear()
+
+    # -- told by the cache
+
+    def beginning(self, key: TokenKey) -> None:
+        self._since_ns = time.time_ns()
+
+    def begun(self, request: Request) -> None:
+        life = self._lives.get(request)
+        if life is None:
+            whole = self._begin(request)
+        else:  # a restart
+            whole = life.whole
+            _end_if_open(life.admission)
+            self._end_loading(request)
+        found: dict[str, str | int] = {
+            "kvgraft.device_tokens": request.device_tokens,
+            "kvgraft.host_tokens": (
+                request.anchor_tokens - request.device_tokens - request.storage_tokens
+            ),
+            "kvgraft.storage_tokens": request.storage_tokens,
+        }
+        if request.limited is not None:
+            found["kvgraft.limited"] = request.limited.name.lower()
+        whole.set_attribute(CACHE_READ_INPUT_TOKENS, request.anchor_tokens)
+        whole.set_attributes(found)
+        whole.add_event("matched", found)
+        admission = self._tracer.start_span(
+            "kvgraft.admission", trace.set_span_in_context(whole), attributes=self._attributes
+        )
+        self._lives[request] = _Life(whole, admission)
+
+    def decided(self, request: Request, decision: Decision) -> None:
+        life = self._lives.get(request)
+        if life is None:
+            return
+        if decision.admitted:
+            life.admission.end()
+            return
+        for each in decision.shortages:
+            short: dict[str, str | int] = {
+                "kvgraft.component": each.component,
+                "kvgraft.pool": each.pool,
+                "kvgraft.needed_slots": each.needed,
+                "kvgraft.available_slots": each.available,
+            }
+            life.admission.add_event(decision.outcome.value, short)
+
+    def loading(self, request: Request) -> None:
+        life = self._lives.get(request)
+        if life is not None:
+            self._loading[request] = self._tracer.start_span(
+                "kvgraft.load_back",
+                trace.set_span_in_context(life.whole),
+                attributes=self._attributes,
+            )
+
+    def finished(self, request: Request) -> None:
+        self._end(request, "finished")
+
+    def aborted(self, request: Request) -> None:
+        self._end(request, "aborted")
+
+    def prefetching(self, prefetch: Prefetch) -> None:
+        span = self._tracer.start_span(
+            "kvgraft.prefetch", self._parent_of(prefetch.key), attributes=self._attributes
+        )
+        self._fetching[prefetch] = span
+        self._fetched[prefetch.key] = span.get_span_context()
+
+    def polled(self) -> None:
+        for request in [each for each in self._loading if each.ready]:
+            self._end_loading(request)
+        for prefetch in [each for each in self._fetching if each.ended or each.cancelled]:
+            span = self._fetching.pop(prefetch)
+            span.set_attribute("kvgraft.gained_tokens", prefetch.gained_tokens)
+            span.set_attribute("kvgraft.reason", prefetch.reason)
+            span.end()
+
+    # -- inside
+
+    def _begin(self, request: Request) -> Span:
+        fetched = self._fetched.pop(request.key, None)
+        return self._tracer.start_span(
+            "kvgraft.request",
+            self._parent_of(request.key),
+            attributes={**self._attributes, INPUT_TOKENS: request.prompt},
+            links=[] if fetched is None else [Link(fetched)],
+            start_time=self._since_ns,
+        )
+
+    def _end_loading(self, request: Request) -> None:
+        span = self._loading.pop(request, None)
+        if span is not None:
+            if request.load_failed:
+                span.set_status(Status(StatusCode.ERROR, "a copy from the host failed"))
+            span.end()
+
+    def _end(self, request: Request, outcome: str) -> None:
+        self._end_loading(request)
+        life = self._lives.pop(request, None)
+        if life is None:
+            return
+        if life.admission.is_recording():
+            outcome = "not admitted"
+            life.admission.end()
+        produced = max(0, request.key.n_tokens - request.prompt)
+        life.whole.set_attribute("kvgraft.outcome", outcome)
+        life.whole.set_attribute(OUTPUT_TOKENS, produced)
+        life.whole.end()
+
+
+def _end_if_open(span: Span) -> None:
+    if span.is_recording():
+        span.end()
