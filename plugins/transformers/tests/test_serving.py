@@ -295,6 +295,18 @@ def test_health_names_the_served_model(server: Any) -> None:
     assert reply.json() == {"status": "ok", "model": "tiny-gemma"}
 
 
+def test_events_come_as_they_happen_and_their_reader_may_leave(server: Any) -> None:
+    with httpx.stream("GET", f"{server.url}/events", timeout=30) as reply:
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        lines = reply.iter_lines()
+        assert next(lines) == "event: cleared"
+        body = {"model": "tiny-gemma", "prompt": "an event" * 30, "max_tokens": 1}
+        assert httpx.post(f"{server.url}/v1/completions", json=body).status_code == 200
+        assert "event: hit" in lines
+    state = httpx.get(f"{server.url}/cache").json()
+    assert state["components"]["full"]["tiers"]["device"]["capacity"] == 128
+
+
 def test_a_key_is_asked_for_where_one_is_set(locked: Any) -> None:
     with locked.client("wrong") as client, pytest.raises(openai.AuthenticationError):
         client.models.list()

@@ -10,19 +10,22 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from kvgraft_transformers import serving
 from kvgraft_transformers.engine import GenerationRequest
 from kvgraft_transformers.serving.answers import Answers, Piece
 from kvgraft_transformers.serving.grammar import Grammars
+from kvgraft_transformers.serving.inspection import Inspection
 from kvgraft_transformers.serving.metrics import render_metrics
 from kvgraft_transformers.serving.protocol import (
     ApiError,
@@ -34,7 +37,7 @@ from kvgraft_transformers.serving.protocol import (
 )
 from kvgraft_transformers.serving.replies import Reply, WholeAnswer
 from kvgraft_transformers.serving.text import Tokenizer
-from kvgraft_transformers.serving.worker import EngineWorker
+from kvgraft_transformers.serving.worker import EngineFailureError, EngineWorker
 
 __all__ = ["ServedModel", "build_app"]
 
@@ -43,6 +46,15 @@ CLIENT_CLOSED = 499
 
 BODY_BYTES, BODY_BYTES_PER_TOKEN = 2**16, 32
 """Largest body: this much, and for each token of the context a long word in escapes."""
+
+PAGE_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "img-src data:; connect-src 'self'; frame-ancestors 'none'"
+)
+"""What the page may load: itself, and this server's answers."""
+
+NO_BUFFERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+"""Headers of streams: nobody on the way keeps parts back."""
 
 COMPLETION_TOKENS = 16
 """Default of `/v1/completions`, as in OpenAI's API."""
@@ -79,7 +91,7 @@ class _Stream(StreamingResponse):
         super().__init__(
             events,
             media_type="text/event-stream",
-            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+            headers=NO_BUFFERS,
         )
         self._answers = answers
 
@@ -108,9 +120,15 @@ def build_app(served: ServedModel) -> Starlette:
             Route("/v1/models/{name:path}", endpoints.model, methods=["GET"]),
             Route("/health", endpoints.health, methods=["GET"]),
             Route("/metrics", endpoints.metrics, methods=["GET"]),
+            Route("/", endpoints.page, methods=["GET"]),
+            Route("/cache", endpoints.cache, methods=["GET"]),
+            Route("/explain", endpoints.explain, methods=["POST"]),
+            Route("/events", endpoints.events, methods=["GET"]),
+            Route("/reset_prefix_cache", endpoints.reset_prefix_cache, methods=["POST"]),
         ],
         exception_handlers={
             ApiError: _refuse,
+            EngineFailureError: _refuse_stopped,
             HTTPException: _refuse_route,
             ClientDisconnect: _nobody_reads,
             Exception: _fail,
@@ -122,6 +140,11 @@ def build_app(served: ServedModel) -> Starlette:
 def _refuse(_: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     return JSONResponse(error.body, status_code=error.status, headers=error.headers)
+
+
+def _refuse_stopped(_: Request, error: Exception) -> Response:
+    refusal = ApiError(str(error), status=503)
+    return JSONResponse(refusal.body, status_code=refusal.status)
 
 
 def _refuse_route(request: Request, error: Exception) -> Response:
@@ -147,6 +170,8 @@ class _Endpoints:
         self.served = served
         self.created = int(time.time())
         self._grammars = Grammars(served.tokenizer.backend, served.worker.engine.end_tokens)
+        self._page = resources.files(serving).joinpath("page.html").read_text("utf-8")
+        self._inspection = Inspection(served.worker)
         self._most_bytes = BODY_BYTES + BODY_BYTES_PER_TOKEN * served.context_tokens
 
     # -- answers
@@ -155,11 +180,7 @@ class _Endpoints:
         """`POST /v1/completions`."""
         asked: CompletionRequest = parse_completion(await self._body(request))
         self._check_model(asked.model)
-        tokenizer = self.served.tokenizer
-        prompts = [
-            await run_in_threadpool(tokenizer.encode, each) if isinstance(each, str) else each
-            for each in asked.prompts()
-        ]
+        prompts = await run_in_threadpool(self._encode_prompts, asked)
         reply = self._open_reply(asked, chat=False)
         return await self._reply(
             request, asked, prompts, asked.max_tokens or COMPLETION_TOKENS, reply
@@ -178,6 +199,10 @@ class _Endpoints:
     def _open_reply(self, asked: CompletionRequest | ChatRequest, *, chat: bool) -> Reply:
         logprobs = asked.n_logprobs is not None
         return Reply(asked.model, chat, self.served.tokenizer, logprobs)
+
+    def _encode_prompts(self, asked: CompletionRequest) -> list[list[int]]:
+        encode = self.served.tokenizer.encode
+        return [encode(each) if isinstance(each, str) else each for each in asked.prompts()]
 
     def _encode_chat(self, asked: ChatRequest) -> tuple[list[int], list[int]]:
         """The prompt of a chat, and where its system messages end: others will go on there.
@@ -267,6 +292,46 @@ class _Endpoints:
             for index in range(asked.n)
         ]
 
+    # -- the cache
+
+    async def cache(self, request: Request) -> Response:
+        """`GET /cache`: what its pools hold, and the requests that were hit lately."""
+        self._check_key(request)
+        return JSONResponse(await self._inspection.state())
+
+    async def page(self, _: Request) -> Response:
+        """`GET /`: a page that shows `/cache`, for people."""
+        return HTMLResponse(self._page, headers={"Content-Security-Policy": PAGE_POLICY})
+
+    async def explain(self, request: Request) -> Response:
+        """`POST /explain`: of the body of a completion or a chat, why it would not hit deeper."""
+        body = await self._body(request)
+        asked: CompletionRequest | ChatRequest
+        if isinstance(body, dict) and "messages" in body:
+            asked = parse_chat(body)
+            prompts = [(await run_in_threadpool(self._encode_chat, asked))[0]]
+        else:
+            asked = parse_completion(body)
+            prompts = await run_in_threadpool(self._encode_prompts, asked)
+        self._check_model(asked.model)
+        if len(prompts) != 1 or not prompts[0]:
+            raise ApiError(f"{len(prompts)} prompts; send one of at least 1 token", param="prompt")
+        return JSONResponse(await self._inspection.explain(prompts[0], asked.cache_salt))
+
+    async def events(self, request: Request) -> Response:
+        """`GET /events`: every change of the cache, as server-sent events."""
+        self._check_key(request)
+        events = self._inspection.events()
+        first = await anext(events)
+        return StreamingResponse(
+            _behind(first, events), media_type="text/event-stream", headers=NO_BUFFERS
+        )
+
+    async def reset_prefix_cache(self, request: Request) -> Response:
+        """`POST /reset_prefix_cache`: forget all data; running requests go on with theirs."""
+        self._check_key(request)
+        return JSONResponse(await self._inspection.clear())
+
     # -- the rest
 
     async def models(self, request: Request) -> Response:
@@ -343,6 +408,12 @@ class _Endpoints:
                 param="model",
                 code="model_not_found",
             )
+
+
+async def _behind(first: str, rest: AsyncIterator[str]) -> AsyncIterator[str]:
+    yield first
+    async for each in rest:
+        yield each
 
 
 async def _or_gone(request: Request, call: Callable[[], Any]) -> Any:

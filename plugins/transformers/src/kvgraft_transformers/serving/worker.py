@@ -13,6 +13,7 @@ import queue
 import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from kvgraft import KvgraftError
 from kvgraft_transformers.engine import (
@@ -29,6 +30,8 @@ IDLE_S, STORING_S = 0.5, 0.005
 """Longest sleep of an idle engine between two looks at its transfers, and while it stores."""
 
 log = logging.getLogger("kvgraft.serve")
+
+T = TypeVar("T")
 
 
 MOST_FAILURES = 3
@@ -134,6 +137,47 @@ class EngineWorker:
             self._open.discard(ticket)
             if not finished:
                 self._calls.put(lambda: self._abort(ticket))
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """The result of a quick function that runs in the engine's thread, between two steps.
+
+        Raises:
+            EngineFailureError: the engine has stopped, or stops before it comes to it.
+            KvgraftError: the function's own.
+        """
+        loop = asyncio.get_running_loop()
+        result: asyncio.Future[T] = loop.create_future()
+
+        def settle(value: T | None, error: Exception | None) -> None:
+            if result.done():
+                return  # its reader has gone
+            if error is None:
+                result.set_result(value)  # type: ignore[arg-type]
+            else:
+                result.set_exception(error)
+
+        def run() -> None:
+            value, error = None, None
+            try:
+                value = function()
+            except Exception as raised:  # noqa: BLE001 - it is raised again where it was called
+                error = raised
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(settle, value, error)
+
+        self._calls.put(run)
+        if not self.alive:
+            raise EngineFailureError("the engine has stopped")
+        return await result
+
+    def post(self, function: Callable[[], object]) -> None:
+        """Run a quick function in the engine's thread, some time; nothing once it has stopped."""
+
+        def run() -> None:
+            with contextlib.suppress(KvgraftError):
+                function()
+
+        self._calls.put(run)
 
     # -- in the engine's thread
 

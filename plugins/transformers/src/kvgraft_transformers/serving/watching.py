@@ -1,0 +1,96 @@
+"""Who was hit lately and why not deeper, as long as somebody looks."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from kvgraft import Cache, Decision, Request
+from kvgraft.tracing import Tracer
+
+__all__ = ["HitLog", "explanation_as_json"]
+
+MOST_HITS = 50
+"""Requests that are remembered."""
+
+WATCHED_S = 10.0
+"""How long requests are noted after somebody looked."""
+
+
+class HitLog(Tracer):
+    """Notes each admitted request with the reasons why its prefix is not longer.
+
+    Reasons cost more than the match itself, so requests are noted only for some seconds after
+    `look`. The cache's thread calls everything here.
+
+    Args:
+        cache: tells it of requests.
+        clock: seconds that never go back.
+    """
+
+    def __init__(self, cache: Cache, clock: Callable[[], float] = time.monotonic) -> None:
+        self._cache = cache
+        self._clock = clock
+        self._until: float | None = None
+        self._hits: deque[tuple[Request, dict[str, Any]]] = deque(maxlen=MOST_HITS)
+        self._seen = 0
+
+    def look(self) -> list[dict[str, Any]]:
+        """The requests noted, the latest first; from now on they are noted for a while."""
+        if self._until is None:
+            self._cache.add_tracer(self)
+        self._until = self._clock() + WATCHED_S
+        return [hit for _, hit in reversed(self._hits)]
+
+    def decided(self, request: Request, decision: Decision) -> None:
+        """As in `Tracer`: note the request if it was admitted."""
+        if not decision.admitted:
+            return
+        self._forget(request)  # admitted again, after a copy that failed
+        self._seen += 1
+        why = self._cache.explain(request.key)
+        hit = {
+            "number": self._seen,
+            "prompt": request.prompt,
+            "resumed": request.anchor_tokens,
+            "device": request.device_tokens,
+            "host": request.anchor_tokens - request.device_tokens - request.storage_tokens,
+            "storage": request.storage_tokens,
+            "components": explanation_as_json(why)["components"],
+        }
+        self._hits.append((request, hit))
+
+    def aborted(self, request: Request) -> None:
+        """As in `Tracer`: a request that never ran, such as a trial of admission, is no hit."""
+        if request.computed == request.anchor_tokens:
+            self._forget(request)
+
+    def polled(self) -> None:
+        """As in `Tracer`: stop when nobody has looked for long."""
+        if self._until is not None and self._clock() > self._until:
+            self._until = None
+            self._cache.remove_tracer(self)
+
+    def _forget(self, request: Request) -> None:
+        for hit in list(self._hits):
+            if hit[0] is request:
+                self._hits.remove(hit)
+
+
+def explanation_as_json(why: Any) -> dict[str, Any]:
+    """An `Explanation` as JSON; lengths in tokens."""
+    return {
+        "tokens": why.tokens,
+        "limit": why.limit,
+        "known": why.known,
+        "anchor": why.anchor,
+        "device_anchor": why.device_anchor,
+        "components": [each._asdict() for each in why.components],
+        "points": [{"position": at, "kind": kind.value} for at, kind in why.points],
+        "skipped": [each._asdict() for each in why.skipped],
+        "lost": {kind.value: n_points for kind, n_points in why.lost},
+        "policy": why.policy,
+        "text": str(why),
+    }
