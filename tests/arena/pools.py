@@ -27,7 +27,8 @@ def opened(
     components: dict[str, Any] = MIXED, engine: TransferEngine | None = None, **settings: Any
 ) -> Cache:
     """A cache of 4 MiB for both pools, unless `settings` say otherwise."""
-    given = {"page_size": PAGE, "device_memory": 4 << 20, "guard": "on", "load": None, **settings}
+    given = {"page_size": PAGE, "device_memory": 4 << 20, "policy": "lru", "guard": "on"}
+    given |= {"load": None, **settings}
     config: CacheConfig = parse_config({"components": components, **given})
     return Cache(config, transfers=engine)
 

@@ -303,6 +303,8 @@ class Cache:
         if decision.admitted:
             self.uses.admitted(request)
             loaded = self.hits.count(request)
+            if self.arenas is not None:
+                self.arenas.used(request)
             if self._recorder is not None:
                 self._recorder.hit(request, loaded)
             self.budget.open(request)

@@ -153,6 +153,23 @@ def test_a_small_device_pool_evicts_and_a_host_tier_hits(replayed: Replay) -> No
     assert both["token_hit_rate"] >= alone["token_hit_rate"]
 
 
+def test_one_budget_finds_the_shares_of_pools_that_begin_wrong(replayed: Replay) -> None:
+    """Pages for 150,000 tokens and 16 states, which are the bottleneck."""
+    arguments = (
+        *("--synthetic", "chat", "--requests", 300, "--page-size", 16),
+        *("--component", "full:n_layers=2,n_kv_heads=2,head_dim=16", "--device-tokens", 150_000),
+        *("--component", "mamba:states=16,n_layers=2,n_heads=4,head_dim=32,state_dim=64"),
+    )
+    fixed = replayed(*arguments, "--verify", "off")
+    shared = replayed(*arguments, "--device-memory", "40MB", "--verify", "off")
+    assert fixed["settings"]["slots"]["mamba"]["device"] == 16
+    assert shared["settings"]["slots"]["mamba"]["device"] > 40
+    assert shared["settings"]["slots"]["full"]["device"] < 150_000 // 16
+    assert shared["token_hit_rate"] > fixed["token_hit_rate"]
+    assert shared["settings"]["device_memory"] == 40_000_000
+    assert shared["ledger_violations"] == 0
+
+
 def test_cuts_of_a_prefill_may_be_kept_apart(replayed: Replay) -> None:
     """A prompt is cut at its last page where that is farther than this from where it began."""
     workload = ("--synthetic", "chat", "--requests", 20, "--component", "full")

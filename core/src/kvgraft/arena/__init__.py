@@ -3,6 +3,10 @@
 extents     an arena: which pool leases how much, and moves from one to another
 moving      slots of closed extents move to open ones
 holders     the node that holds each slot
+balance     decides where the boundary moves
+shadows     what pools would have been hit for with more bytes
+sums        names of prefixes
+tiers       the arenas of a cache
 """
 
 from __future__ import annotations

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
+from kvgraft.arena.balance import Balance
 from kvgraft.arena.extents import Arena, Lessee
 from kvgraft.arena.holders import SlotHolders
 from kvgraft.arena.moving import Mover
+from kvgraft.arena.shadows import SHARE, Shadow, Shadows
 from kvgraft.config import CacheConfig
 from kvgraft.errors import ConfigError
 from kvgraft.packages.dispatch import Mounted
@@ -32,6 +34,7 @@ class Arenas:
 
     Attributes:
         by_tier: the arenas; none for a tier with fewer than two pools that can share.
+        balances: what decides where their boundaries move, in the same order.
     """
 
     def __init__(
@@ -44,6 +47,8 @@ class Arenas:
         requests: Mapping[int, Request],
     ) -> None:
         self.by_tier: dict[Tier, Arena] = {}
+        self.balances: list[Balance] = []
+        shadows: dict[tuple[Tier, int], Shadow] = {}
         lessees = {tier: _lessees(tier, tree, mounted) for tier in _budgets(config)}
         sizes = [
             (tier, lessee.component.index, lessee.allocator.limit)
@@ -56,17 +61,31 @@ class Arenas:
             pools = lessees[tier]
             if len(pools) > 1:
                 left = nbytes - _fixed_nbytes(tier, pools)
-                self.by_tier[tier] = Arena(tier, left, pools, self.mover)
+                arena = self.by_tier[tier] = Arena(tier, left, pools, self.mover)
+                own = [Shadow(left // SHARE, pool.slot_nbytes) for pool in pools]
+                shadows |= {(tier, p.component.index): each for p, each in zip(pools, own)}
+                self.balances.append(Balance(arena, own))
             else:
                 logger.info("%s_memory: no two pools can share it; their sizes stay", tier.value)
+        self.shadows = Shadows(tree, shadows)
         if self.by_tier:
             tree.add_observer(holders)
+            tree.add_observer(self.shadows)
+
+    def used(self, request: Request) -> None:
+        """A request was admitted: its match says which pool is too small."""
+        if self.balances:
+            self.shadows.used(request)
+            for balance in self.balances:
+                balance.used()
 
     def poll(self) -> None:
-        """Go on with extents that are on their way, and with those a request waits for."""
+        """Go on with extents on their way, with those a request waits for, and to balance."""
         for arena in self.by_tier.values():
             arena.step()
             arena.serve()
+        for balance in self.balances:
+            balance.step()
 
     @property
     def n_pending(self) -> int:

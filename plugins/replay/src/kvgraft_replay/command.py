@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kvgraft.cli.components import default_shape
-from kvgraft.cli.sizes import PoolSize, TokenCount
+from kvgraft.cli.sizes import ByteCount, PoolSize, TokenCount
 from kvgraft.config import GuardMode
 from kvgraft.errors import ConfigError, KvgraftError
 from kvgraft.packages.registry import discover
@@ -107,6 +108,19 @@ def run_with_progress(workload: Workload, settings: Any, console: Console) -> Re
     show_default=True,
     help="Host mirror size, as for the device; 0 for none.",
 )
+@click.option(
+    "--device-memory",
+    type=ByteCount(min=1),
+    metavar="BYTES",
+    help="One budget for all device pools, such as 60GB, whose shares follow their use. They begin "
+    "at --device-tokens, if that is given.",
+)
+@click.option(
+    "--host-memory",
+    type=ByteCount(min=1),
+    metavar="BYTES",
+    help="One budget for all host mirrors, as for the device.",
+)
 @cache_options
 @click.option(
     "--hints/--no-hints",
@@ -165,8 +179,7 @@ def replay(path: Path | None, **options: Any) -> None:
         "components": components,
         "page_size": options["page_size"],
         "device": options["device"],
-        "device_tokens": options["device_tokens"],
-        "host_tokens": options["host_tokens"],
+        **_sizes(options),
         "policy": options["policies"][0],
         "write_policy": options["write_policy"],
         "cut_tokens": options["cut_tokens"],
@@ -192,6 +205,19 @@ def replay(path: Path | None, **options: Any) -> None:
         for policy in options["policies"]
     ]
     _report(results, targets)
+
+
+def _sizes(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes of the pools; where a budget is given, tokens count only if they are, too."""
+    sizes = {}
+    source = click.get_current_context().get_parameter_source
+    for tier in ("device", "host"):
+        memory, tokens = f"{tier}_memory", f"{tier}_tokens"
+        if options[memory] is not None:
+            sizes[memory] = options[memory]
+        if options[memory] is None or source(tokens) is not ParameterSource.DEFAULT:
+            sizes[tokens] = options[tokens]
+    return sizes
 
 
 def _check_policies(options: Mapping[str, Any]) -> None:

@@ -226,6 +226,8 @@ def _settings(cache: Cache, settings: ReplaySettings) -> dict[str, object]:
         "payload": config.payload,
         "device_tokens": config.device_tokens,
         "host_tokens": config.host_tokens,
+        "device_memory": config.device_memory,
+        "host_memory": config.host_memory,
         "write_policy": config.write_policy.value,
         "cut_tokens": config.cut_tokens,
         "eviction_policy": config.policy,
