@@ -51,6 +51,11 @@ def test_replay_brings_its_pages_templates(wheels: dict[str, Path]) -> None:
     assert {f"kvgraft_replay/{page}.html.j2" for page in pages} <= set(members)
 
 
+def test_observe_brings_its_dashboard(wheels: dict[str, Path]) -> None:
+    members = zipfile.ZipFile(wheels["kvgraft-observe"]).namelist()
+    assert "kvgraft_observe/grafana.json" in members
+
+
 @pytest.mark.parametrize("component", COMPONENTS)
 def test_a_component_asks_for_the_core_and_publishes_its_name(
     wheels: dict[str, Path], component: str

@@ -3,6 +3,7 @@
 metrics      all metrics: name, labels, and how to read each from `Cache.stats()`
 steps        durations of requests' steps, and why prefixes were not longer
 prometheus   a collector of them; extra `prometheus`
+grafana.json a dashboard of them
 otel         metrics and spans for OpenTelemetry; extra `opentelemetry`
 kv_events    where each page is, for routers, as vLLM publishes it; extra `kv-events`
 
