@@ -35,7 +35,7 @@ def a_load_back_that_makes_room_it_does_not_need(put: Patch) -> None:
 
     def greedy(self: LoadBacks, request: Request, fence: Any) -> Any:
         component = self.tree.components[0]
-        self.evictor.free_device(component, component.device.capacity)
+        self.evictor.free_device(component, component.device.capacity, None)
         return start(self, request, fence)
 
     scene = Scene(host_tokens=128)
@@ -69,7 +69,9 @@ def an_allocation_that_makes_room_for_more(put: Patch) -> None:
     scene = Scene()
     put.into(
         scene.cache.evictor,
-        make_room=lambda self, component, n_slots: make(self, component, n_slots + 1),
+        make_room=lambda self, component, n_slots, tenant: make(
+            self, component, n_slots + 1, tenant
+        ),
     )
     scene.cached(PROMPT)
     scene.cached(OTHER)

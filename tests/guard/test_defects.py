@@ -18,6 +18,7 @@ from . import (
     request_defects,
     shadow_defects,
     storage_defects,
+    tenant_defects,
 )
 from .defect import DEFECTS
 from .scene import Patched, Unpatched
@@ -29,6 +30,7 @@ REGISTERED = (
     request_defects,
     shadow_defects,
     storage_defects,
+    tenant_defects,
 )
 
 RAISED = (

@@ -432,16 +432,16 @@ change(
     TWO,
     "E2",
     eviction.evict_device,
-    "while component.device.free < target:",
-    "while component.device.free <= target:",
+    "while ledger.room < target:",
+    "while ledger.room <= target:",
 )
 change(
     "HOST eviction takes one victim too many",
     TWO,
     "E2",
     eviction.evict_host,
-    "while ledger.free < target:",
-    "while ledger.free <= target:",
+    "while ledger.room < target:",
+    "while ledger.room <= target:",
 )
 change(
     "recency does not climb",
@@ -501,7 +501,8 @@ change(
     TWO,
     "B3 L8 T9",
     operations.begin_demotion,
-    "            component.device.in_flight += len(slots) // SLOT_BYTES\n"
+    "            ledger.in_flight += len(slots) // SLOT_BYTES\n"
+    "            ledger.leaving += len(slots) // SLOT_BYTES\n"
     "            operation.detached.append((component, slots))\n",
     "            component.device.allocator.free(slots)\n",
 )
@@ -648,7 +649,7 @@ change(
     TWO,
     "E4 A7",
     Evictor._demote,
-    "if component.device.free < n_slots:\n",
+    "if ledger.room < n_slots:\n",
     "if False:\n",
 )
 change(
@@ -771,7 +772,7 @@ change(
     ALL,
     "T8 H8 A12",
     StateSlots._offer,
-    "        part.component.device.give_private(duplicate)\n",
+    "        part.account.ledger.give_private(duplicate)\n",
     "",
 )
 change(

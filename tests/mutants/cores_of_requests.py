@@ -71,11 +71,11 @@ def room_is_made_in_a_pool_that_was_not_short(patch: Patch) -> None:
     """F3: the window's shortage evicts the base."""
     make_room = Evictor.free_device
 
-    def wide(self: Evictor, component: Any, n_slots: int) -> bool:
+    def wide(self: Evictor, component: Any, n_slots: int, tenant: int | None) -> bool:
         base = self.tree.components[0]
         if component is not base and n_slots > component.device.free:
-            make_room(self, base, base.device.free + 1)
-        return make_room(self, component, n_slots)
+            make_room(self, base, base.device.free + 1, tenant)
+        return make_room(self, component, n_slots, tenant)
 
     patch.setattr(Evictor, "free_device", wide)
 

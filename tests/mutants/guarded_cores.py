@@ -131,8 +131,10 @@ GUARDED_CORES: dict[str, BadCore] = {
     "data arriving on a pinned node is evictable": BadCore(
         ("L4", "T8"),
         "tree/tree.py",
-        "        cell.device = slots\n        if cell.device_pins:",
-        "        cell.device = slots\n        if False:",
+        "        cell.device = slots\n        ledger = component.devices[node.tenant]\n"
+        "        if cell.device_pins:\n",
+        "        cell.device = slots\n        ledger = component.devices[node.tenant]\n"
+        "        if False:\n",
     ),
     "a dead node stays when its last receipt is released": BadCore(
         ("T3",),
@@ -168,8 +170,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "eviction frees one slot too many": BadCore(
         ("E2",),
         "tree/eviction.py",
-        "before = component.device.free\n    target = before + n_slots",
-        "before = component.device.free\n    target = before + n_slots + 1",
+        "before = component.device.free\n    target = ledger.room + n_slots",
+        "before = component.device.free\n    target = ledger.room + n_slots + 1",
     ),
     "inside the tree contained components stay behind": BadCore(
         ("E3", "T4"),
@@ -180,13 +182,13 @@ GUARDED_CORES: dict[str, BadCore] = {
     "at a leaf a narrow component leaves the wide ones": BadCore(
         ("E3",),
         "tree/eviction.py",
-        "if node.live_device == len(held) + below and not pinned:",
-        "if node.live_device == len(held) + below and not pinned and component.is_prefix_closed:",
+        "at_leaf = node.live_device == len(held) + below and not pinned",
+        "at_leaf = node.live_device == len(held) and not pinned and component.is_prefix_closed",
     ),
     "HOST eviction does not count the slots it freed": BadCore(
         ("E6", "I2"),
         "tree/tree.py",
-        "component.host_evictions[cause] += len(slots) // SLOT_BYTES",
+        "component.host_evictions[cause] += n_slots",
         "pass",
     ),
     "a load-back makes room for its pages in the state's pool": BadCore(
@@ -205,8 +207,9 @@ GUARDED_CORES: dict[str, BadCore] = {
     "pages computed twice are not freed": BadCore(
         ("I1", "T9", "H8", "T8"),
         "tree/inserting.py",
-        "            tree.touch(node, component)\n        component.device.give_private(slots)\n",
-        "            tree.touch(node, component)\n        component.device.private -= 0\n",
+        "            tree.touch(node, component)\n"
+        "        component.devices[node.tenant].give_private(slots)\n",
+        "            tree.touch(node, component)\n",
     ),
     "adjoining runs are joined the wrong way round": BadCore(
         ("T9", "I4", "I1"),

@@ -42,7 +42,7 @@ CASES = [
 IDS = [setup.name for setup, _ in CASES]
 
 
-FreeDevice = Callable[[Evictor, TreeComponent, int], bool]
+FreeDevice = Callable[[Evictor, TreeComponent, int, int | None], bool]
 
 
 def load_back_with_the_narrow_pool_short(
@@ -104,9 +104,10 @@ def test_a_load_back_makes_room_in_the_short_pool_alone_and_for_its_own_shortfal
 
 
 def take_the_minimum_over_the_pools(
-    evictor: Evictor, component: TreeComponent, n_slots: int
+    evictor: Evictor, component: TreeComponent, n_slots: int, tenant: int | None
 ) -> bool:
     """The field bug: the pool with the least decides how much is available."""
+    del tenant
     free = min(each.device.free // each.slots_per_page for each in evictor.tree.components)
     shortfall = n_slots - free * component.slots_per_page
     if shortfall > 0:
@@ -115,9 +116,10 @@ def take_the_minimum_over_the_pools(
 
 
 def evict_the_base_for_another_pool(
-    evictor: Evictor, component: TreeComponent, n_slots: int
+    evictor: Evictor, component: TreeComponent, n_slots: int, tenant: int | None
 ) -> bool:
     """Its twin: whichever pool is short, the base gives."""
+    del tenant
     base = evictor.tree.components[0]
     while component.device.free < n_slots and eviction.evict_device(evictor.tree, base, 1):
         pass

@@ -66,9 +66,11 @@ def prefetch_with_host_short(
         evictions: list[tuple[str, int]] = []
         make_room = Evictor.free_host
 
-        def on_host(self: Evictor, component: TreeComponent, n_slots: int) -> bool:
+        def on_host(
+            self: Evictor, component: TreeComponent, n_slots: int, tenant: int | None
+        ) -> bool:
             before = component.host.free if component.host else 0
-            done = make_room(self, component, n_slots)
+            done = make_room(self, component, n_slots, tenant)
             if component.host and component.host.free > before:
                 evictions.append((component.name, component.host.free - before))
             return done
@@ -131,7 +133,7 @@ def give_up_whole(patch: pytest.MonkeyPatch) -> None:
         wanted = yield from self._plan(ANY, self._least)
         assert wanted is not None
         for component, n_slots in zip(self.context.tree.components, wanted.n_slots):
-            if not self.context.evictor.free_host(component, n_slots):
+            if not self.context.evictor.free_host(component, n_slots, None):
                 self.reason = "HOST memory is short"
                 return None
         return wanted

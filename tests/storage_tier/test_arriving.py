@@ -118,8 +118,8 @@ def test_arriving_pages_are_inserted_where_allowed_and_the_caller_keeps_the_rest
         tree.remove_dead(tip)
         if whole:
             assert anchor(cache, end) == end, "all of it came"
-        owners: list[SlotOwner] = [
-            (component.name, Tier.HOST, "an arrival", slots[there].tobytes())
+        owners = [
+            SlotOwner(component.name, Tier.HOST, "an arrival", slots[there].tobytes())
             for component, there, slots in zip(tree.components, arrival.there, arrival.slots)
         ]
         check_integrity(tree, [], owners)
@@ -127,7 +127,7 @@ def test_arriving_pages_are_inserted_where_allowed_and_the_caller_keeps_the_rest
             chance.choice([engine.step, engine.fail])()
         cache.poll()
         check_integrity(tree, [], owners)
-        for name, _, _, slots in owners:
+        for name, _, _, slots, _ in owners:
             ledger = tree.component(name).host
             assert ledger is not None
             ledger.cancel(slots)

@@ -11,7 +11,7 @@ import pytest
 
 from kvgraft import IntegrityError, Tier
 from kvgraft.tree import eviction, operations, pinning
-from kvgraft.tree.integrity import check_integrity
+from kvgraft.tree.integrity import SlotOwner, check_integrity
 from kvgraft.tree.node import ON_DEVICE, Node
 from kvgraft.tree.tree import Tree
 
@@ -207,14 +207,14 @@ def test_a_slot_of_a_request_that_is_also_in_the_tree_breaks_t9() -> None:
     slots = node.cells[0].device
     assert slots is not None
     with pytest.raises(IntegrityError, match=r"T9: component 'full'.* and the request of 2 tokens"):
-        check_integrity(tree, [("full", Tier.DEVICE, "the request of 2 tokens", slots)])
+        check_integrity(tree, [SlotOwner("full", Tier.DEVICE, "the request of 2 tokens", slots)])
 
 
 def test_a_private_slot_no_request_answers_for_breaks_t8() -> None:
     tree = open_tree("full")
     slots = tree.by_name["full"].device.take_private(1)
     assert slots is not None
-    check_integrity(tree, [("full", Tier.DEVICE, "a request", slots)])
+    check_integrity(tree, [SlotOwner("full", Tier.DEVICE, "a request", slots)])
     with pytest.raises(IntegrityError, match="T8: component 'full'"):
         check_integrity(tree)
 

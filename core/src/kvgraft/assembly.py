@@ -12,13 +12,12 @@ from kvgraft.errors import ConfigError, KvgraftError
 from kvgraft.packages.dispatch import Mounted, mount
 from kvgraft.packages.registry import Plugin, select
 from kvgraft.parts_factory import OPTIONAL_PARTS, PartsFactory, optional
-from kvgraft.pools import BuildContext, SlotAllocator
+from kvgraft.pools import BuildContext
 from kvgraft.pools.available import AvailableMemory, available_nbytes
 from kvgraft.pools.plan import PoolPlan
-from kvgraft.pools.resizing import ResizableAllocator
 from kvgraft.sizes import format_nbytes
 from kvgraft.tree.component import ordered
-from kvgraft.tree.ledger import Ledger, MovableLedger
+from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
 
@@ -224,11 +223,11 @@ def build_tree(
 ) -> tuple[Tree, list[tuple[Ledger, ...]]]:
     """The tree over the components' pools, and the ledgers of their private pools."""
     device = {
-        each.name: _ledger(each.name, Tier.DEVICE, each.component.device.allocator)
+        each.name: parts.ledger(each.shape, Tier.DEVICE, each.component.device.allocator)
         for each in mounted
     }
     host = {
-        each.name: _ledger(each.name, Tier.HOST, each.component.host.allocator)
+        each.name: parts.ledger(each.shape, Tier.HOST, each.component.host.allocator)
         for each in mounted
         if each.component.host is not None
     }
@@ -238,9 +237,3 @@ def build_tree(
     ]
     tree = parts.tree([each.shape for each in mounted], device, host)
     return tree, private
-
-
-def _ledger(name: str, tier: Tier, allocator: SlotAllocator) -> Ledger:
-    """The books of a pool, and of one whose boundary moves."""
-    kind = MovableLedger if isinstance(allocator, ResizableAllocator) else Ledger
-    return kind(name, tier, allocator)

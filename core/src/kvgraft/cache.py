@@ -37,7 +37,7 @@ from kvgraft.policies import Hint
 from kvgraft.pools.available import AvailableMemory, available_nbytes
 from kvgraft.requests.awaiting import until
 from kvgraft.requests.backup import Backups
-from kvgraft.requests.hits import HitCounts
+from kvgraft.requests.hits import tenant_stats
 from kvgraft.requests.leases import Leases
 from kvgraft.requests.load_back import LoadBacks
 from kvgraft.requests.offers import Offers
@@ -156,7 +156,7 @@ class Cache:
             self.tree, self.mounted, self.private, self.points, self.arenas
         )
         self.uses = Uses(self.tree, parts.policy)
-        self.hits = HitCounts(self.tree)
+        self.hits = parts.hits(self.tree)
         self._mark = object()
         self.pages = parts.kind(PageSlots)(self.tree, self.evictor)
         self.states = parts.kind(StateSlots)(self.tree, self.mounted, self.evictor, self.points)
@@ -741,6 +741,7 @@ class Cache:
             self.journal.stats(Direction.BACKUP),
             self.points.stats(),
             self.storage.stats() if self.storage else None,
+            tenant_stats(self.tree, self.hits),
         )
 
     def events(self, limit: int = EVENTS) -> EventStream:
@@ -820,7 +821,7 @@ class Cache:
             owner
             for each in self.requests.values()
             for part in each.parts
-            for owner in part.owners(f"the request of {each.prompt} tokens")
+            for owner in part.owners(f"the request of {each.prompt} tokens", each.root.tenant)
         ]
         operations = self.journal.operations()
         held = [Held(each.receipt, f"{each!r}") for each in self.requests.values()]

@@ -28,6 +28,7 @@ __all__ = [
     "PrefetchPolicy",
     "StorageSettings",
     "StorePolicy",
+    "TenantSettings",
     "WritePolicy",
     "parse_config",
 ]
@@ -138,6 +139,42 @@ class StorageSettings(SettingsModel):
     queue_timeout_s: PositiveFloat = 60.0
 
 
+Share = Annotated[float, Field(ge=0, le=1)]
+"""Part of a pool."""
+
+
+class TenantSettings(SettingsModel):
+    """One tenant's namespaces, and its shares of every pool: 0.25 is a quarter.
+
+    Attributes:
+        namespaces: those that belong to it.
+        prefixes: others that are text and begin so belong to it, too; the longest prefix counts.
+        guarantee: the share that other tenants' requests never take data of, nor count on.
+        limit: the share that it never has more of.
+        host_guarantee, host_limit: the same on HOST; by default as on DEVICE.
+        weight: its part of what is borrowed, against the weights of the others.
+    """
+
+    namespaces: tuple[Any, ...] = ()
+    prefixes: tuple[str, ...] = ()
+    guarantee: Share = 0.0
+    limit: Annotated[float, Field(gt=0, le=1)] = 1.0
+    host_guarantee: Share | None = None
+    host_limit: Annotated[float, Field(gt=0, le=1)] | None = None
+    weight: PositiveFloat = 1.0
+
+    @property
+    def on_host(self) -> tuple[float, float]:
+        """Guarantee and limit on HOST."""
+        guarantee = self.guarantee if self.host_guarantee is None else self.host_guarantee
+        return guarantee, self.limit if self.host_limit is None else self.host_limit
+
+
+OTHERS = "default"
+"""The tenant of the namespaces that no other names."""
+
+TENANTS_EXAMPLE = {"chat": {"namespaces": ["chat"], "guarantee": 0.5}}
+
 STORAGE_EXAMPLE = {"url": "file:/var/cache/kvgraft", "model": "my-model", "weights": "rev-1"}
 
 
@@ -164,6 +201,8 @@ class CacheConfig(SettingsModel):
         write_policy: when data goes to HOST.
         load: the load-or-recompute decision; None always loads.
         storage: the storage tier; none by default.
+        tenants: by name, who shares the pools, and with which rights; namespaces that none of them
+            names belong to the tenant `default`. Without any, all requests are alike.
         cut_tokens: a prefill is cut where a state is worth keeping, but not closer than this to the
             cut or the prefix before: the cost of an extra pass of the model, in tokens.
         states_inside_chunks: the engine's kernels give states inside a chunk: nothing is cut, and
@@ -189,6 +228,7 @@ class CacheConfig(SettingsModel):
     write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
     load: LoadModel | None = Field(default=LoadModel(), examples=[{"prefill_tokens_s": 20_000}])
     storage: StorageSettings | None = Field(default=None, examples=[STORAGE_EXAMPLE])
+    tenants: dict[str, TenantSettings] = Field(default={}, examples=[TENANTS_EXAMPLE])
     cut_tokens: Tokens = Field(default=0, ge=0)
     states_inside_chunks: StrictBool = False
     transfer_timeout_s: PositiveFloat = 30.0
@@ -228,6 +268,51 @@ class CacheConfig(SettingsModel):
                 said = f"setting {name}_tokens={n_tokens}: give {most} or less, {MOST_PAGES} pages"
                 raise PydanticCustomError("pages", "{said}", {"said": said})
         return self
+
+    @model_validator(mode="after")
+    def _tenants_agree(self) -> CacheConfig:
+        said = refused_tenants(self.tenants)
+        for tier, memory in (("device", self.device_memory), ("host", self.host_memory)):
+            if self.tenants and memory is not None:
+                said = (
+                    f"tenants have shares of pools whose size stays; give {tier}_bytes instead of "
+                    f"{tier}_memory"
+                )
+        if said:
+            raise PydanticCustomError("tenants", "{said}", {"said": f"setting tenants: {said}"})
+        return self
+
+
+def refused_tenants(tenants: Mapping[str, TenantSettings]) -> str:
+    """Why these cannot share a cache; empty if they can."""
+    owners: dict[Any, str] = {}
+    for name, each in tenants.items():
+        shares = (each.guarantee, each.limit), each.on_host
+        for (guarantee, limit), tier in zip(shares, ("", "host_")):
+            if guarantee > limit:
+                return (
+                    f"{name!r} has {tier}guarantee={guarantee} above {tier}limit={limit}; give "
+                    f"{tier}limit={guarantee} or more"
+                )
+        named = [("namespace", namespace) for namespace in each.namespaces]
+        for owned in named + [("prefix", prefix) for prefix in each.prefixes]:
+            kind, namespace = owned
+            try:
+                owner = owners.setdefault(owned, name)
+            except TypeError:
+                return f"{name!r} has the {kind} {shown(namespace)}, which is not hashable"
+            if owner != name:
+                return f"{owner!r} and {name!r} have the {kind} {shown(namespace)}; give it to one"
+    for tier, guarantees in (
+        ("", [each.guarantee for each in tenants.values()]),
+        ("host_", [each.on_host[0] for each in tenants.values()]),
+    ):
+        if sum(guarantees) > 1 + 1e-9:
+            return (
+                f"{' + '.join(map(str, guarantees))} of {tier}guarantee are more than 1; lower "
+                f"one by {round(sum(guarantees) - 1, 6)}"
+            )
+    return ""
 
 
 MOST_PAGES = 2**31 - 1

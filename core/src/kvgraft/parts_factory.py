@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import torch
 
 from kvgraft.admission.promises import Budget
-from kvgraft.config import CacheConfig, WritePolicy
+from kvgraft.config import OTHERS, CacheConfig, TenantSettings, WritePolicy
 from kvgraft.no_storage import NoStorage
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.packages.policies import load_policy
 from kvgraft.packages.registry import Plugin
+from kvgraft.pools.allocator import SlotAllocator
+from kvgraft.pools.resizing import ResizableAllocator
 from kvgraft.requests.backup import Backups
 from kvgraft.requests.clean_reserve import CleanReserve
 from kvgraft.requests.eviction import Evictor
+from kvgraft.requests.hits import HitCounts, TenantHitCounts
 from kvgraft.requests.publishing import Publisher
 from kvgraft.requests.request import Request
 from kvgraft.requests.resume_points import ResumePoints
@@ -35,8 +38,10 @@ from kvgraft.tree.component import ComponentShape
 from kvgraft.tree.eviction import use_policy
 from kvgraft.tree.explaining import Explanation
 from kvgraft.tree.keys import TokenKey
-from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.ledger import Ledger, MovableLedger
+from kvgraft.tree.tenants import Tenant, Tenants
 from kvgraft.tree.tree import Tree
+from kvgraft.types import Kind, Tier
 
 if TYPE_CHECKING:
     from kvgraft.arena import Arenas
@@ -61,6 +66,27 @@ def optional(part: str) -> Any:
     """Import one of `OPTIONAL_PARTS`."""
     module, _, name = OPTIONAL_PARTS[part].partition(":")
     return getattr(import_module(module), name)
+
+
+def tenants_of(settings: Mapping[str, TenantSettings]) -> Tenants:
+    """The tenants of some settings, and the one that all other namespaces belong to."""
+    settings = {**settings, OTHERS: settings.get(OTHERS, TenantSettings())}
+    tenants = [
+        Tenant(
+            name,
+            {Tier.DEVICE: each.guarantee, Tier.HOST: each.on_host[0]},
+            {Tier.DEVICE: each.limit, Tier.HOST: each.on_host[1]},
+            each.weight,
+        )
+        for name, each in settings.items()
+    ]
+    named = list(enumerate(settings.values()))
+    return Tenants(
+        tenants,
+        {namespace: index for index, each in named for namespace in each.namespaces},
+        {prefix: index for index, each in named for prefix in each.prefixes},
+        list(settings).index(OTHERS),
+    )
 
 
 class CacheParts(Protocol):
@@ -114,12 +140,14 @@ class PartsFactory:
     Attributes:
         clock: seconds that only grow; the storage tier's waits are counted in them.
         policy: the eviction policy of the cache.
+        tenants: who shares its pools; None where all requests are alike.
     """
 
     def __init__(self, config: CacheConfig) -> None:
         self.config = config
         self.clock: Callable[[], float] = time.monotonic
         self.policy = load_policy(config.policy)
+        self.tenants = tenants_of(config.tenants) if config.tenants else None
 
     def kind(self, plain: type[Part]) -> type[Part]:
         """The class of a part: `plain`, or a subclass of it.
@@ -134,6 +162,18 @@ class PartsFactory:
         del plugin
         return []
 
+    def ledger(self, shape: ComponentShape, tier: Tier, allocator: SlotAllocator) -> Ledger:
+        """The books of one of a component's pools in the tree."""
+        if self.tenants is None:
+            kind = MovableLedger if isinstance(allocator, ResizableAllocator) else Ledger
+            return kind(shape.name, tier, allocator)
+        granule = 1 if shape.kind is Kind.STATE else shape.slots_per_page
+        return self.tenants.ledger(shape.name, tier, allocator, granule)
+
+    def hits(self, tree: Tree) -> HitCounts:
+        """The counts of hits."""
+        return HitCounts(tree) if self.tenants is None else TenantHitCounts(tree, self.tenants)
+
     def tree(
         self, shapes: Sequence[ComponentShape], device: dict[str, Ledger], host: dict[str, Ledger]
     ) -> Tree:
@@ -145,6 +185,8 @@ class PartsFactory:
             host,
             prefix_closed_host=self.prefix_closed_host,
         )
+        if self.tenants is not None:
+            tree.tenant_of = self.tenants.of
         use_policy(tree, self.policy)
         return tree
 

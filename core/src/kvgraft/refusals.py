@@ -125,7 +125,9 @@ def _fields_around(model: type[BaseModel], place: list[str]) -> Mapping[str, Fie
     """The fields of the model, inside others, to which the last part of a place belongs."""
     fields: Mapping[str, FieldInfo] = model.model_fields
     for part in place[:-1]:
-        annotation = fields[part].annotation if part in fields else None
+        if part not in fields:
+            continue  # the name of one of several
+        annotation = fields[part].annotation
         kinds = (annotation, *get_args(annotation))
         inner = [each for each in kinds if isinstance(each, type) and issubclass(each, BaseModel)]
         fields = inner[0].model_fields if inner else {}

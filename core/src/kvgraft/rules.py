@@ -22,7 +22,7 @@ FAMILIES = {
     "D": "Several ranks",
     "H": "Host-resident sparse attention",
     "P": "Packaging",
-    "K": "Eviction policies",
+    "K": "Keeping: eviction policies and tenants",
     "V": "Events",
 }
 """Families by the letter their rules begin with."""
@@ -140,6 +140,8 @@ RULES = {
     "K1": "A policy orders candidates; which of them may leave the tree alone decides.",
     "K2": "Every candidate is taken once or withdrawn, and nothing else is taken.",
     "K3": "A policy has no clock of its own and no randomness: equal calls give equal victims.",
+    "K4": "A tenant within its guarantee loses nothing to another tenant's requests.",
+    "K5": "The tenant that borrowed most for its weight gives back first; none passes its limit.",
     "K7": "A boundary between pools moves by whole extents; promises hold, data keeps its places.",
     "V1": "Events come once each, in the order of the changes, with component, tier and namespace.",
     "V2": "All events together give exactly the tree's residency.",

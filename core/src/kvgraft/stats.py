@@ -7,6 +7,7 @@ are those of the moment. Every value is a copy.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from kvgraft.types import PointKind
@@ -16,10 +17,13 @@ __all__ = [
     "ClearStats",
     "ComponentStats",
     "PointStats",
+    "PoolShare",
     "PoolStats",
     "RequestStats",
     "SlotHits",
     "StorageStats",
+    "TenantStats",
+    "TenantTokens",
     "TokenStats",
     "TransferStats",
 ]
@@ -236,6 +240,65 @@ class ClearStats(NamedTuple):
     requests: int
 
 
+class PoolShare(NamedTuple):
+    """One tenant's part of a pool, in slots.
+
+    Attributes:
+        guarantee: slots that other tenants' requests take nothing of.
+        limit: most slots it ever has.
+        evictable, pinned, private, in_flight, promised: its part of the pool's, see `PoolStats`.
+        lost: its slots that were evicted for other tenants' requests, so far.
+    """
+
+    guarantee: int
+    limit: int
+    evictable: int
+    pinned: int
+    private: int
+    in_flight: int
+    promised: int
+    lost: int
+
+    @property
+    def used(self) -> int:
+        """Its slots."""
+        return self.evictable + self.pinned + self.private + self.in_flight
+
+
+class TenantTokens(NamedTuple):
+    """One tenant's admitted requests, and the tokens of their prompts; see `TokenStats`.
+
+    Attributes:
+        admitted: admissions.
+        asked: prompt tokens.
+        device, host, storage: those that need not be computed, by tier.
+    """
+
+    admitted: int
+    asked: int
+    device: int
+    host: int
+    storage: int
+
+    @property
+    def reused(self) -> int:
+        """Prompt tokens that need not be computed, from any tier."""
+        return self.device + self.host + self.storage
+
+
+class TenantStats(NamedTuple):
+    """One tenant's requests and slots.
+
+    Attributes:
+        tokens: of its prompts.
+        device, host: by component, its part of the pool on that tier.
+    """
+
+    tokens: TenantTokens
+    device: Mapping[str, PoolShare]
+    host: Mapping[str, PoolShare]
+
+
 class CacheStats(NamedTuple):
     """All of a cache's counts.
 
@@ -247,6 +310,7 @@ class CacheStats(NamedTuple):
         backups: transfers from DEVICE to HOST.
         points: resume points by kind.
         storage: the storage tier; None without one.
+        tenants: by name; empty where the settings name none.
     """
 
     tokens: TokenStats
@@ -256,3 +320,4 @@ class CacheStats(NamedTuple):
     backups: TransferStats
     points: Mapping[PointKind, PointStats]
     storage: StorageStats | None
+    tenants: Mapping[str, TenantStats] = MappingProxyType({})

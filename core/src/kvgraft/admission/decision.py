@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
-__all__ = ["Decision", "Outcome", "Shortage", "Waiting"]
+__all__ = ["Decision", "Outcome", "ShortTenant", "Shortage", "Waiting"]
 
 
 class Outcome(enum.Enum):
@@ -19,6 +19,28 @@ class Outcome(enum.Enum):
     """It is too large for a pool; reject it (A8)."""
 
 
+class ShortTenant(NamedTuple):
+    """A tenant's part of a pool that is too small for its request.
+
+    Attributes:
+        name: its name.
+        committed: slots that its requests hold and are promised.
+        guarantee, limit: its slots of the pool.
+    """
+
+    name: str
+    committed: int
+    guarantee: int
+    limit: int
+
+    def __str__(self) -> str:
+        return (
+            f"tenant {self.name!r}: its requests have {self.committed}, its guarantee is "
+            f"{self.guarantee}, its limit {self.limit}; others' guarantees are kept for them, see "
+            "the setting tenants"
+        )
+
+
 class Shortage(NamedTuple):
     """A pool with too few slots for a request, in the pool's own slots.
 
@@ -27,7 +49,9 @@ class Shortage(NamedTuple):
         pool: `"device"`, `"host"` or the name of a private pool.
         needed: slots the request asks for.
         available: slots that could be given now.
-        capacity: slots of the pool.
+        capacity: slots of the pool; where it has tenants, the most that this one's requests can
+            hold there, by its limit and the others' guarantees.
+        tenant: whose request it is, and the slots it holds and is promised; None without tenants.
     """
 
     component: str
@@ -35,12 +59,14 @@ class Shortage(NamedTuple):
     needed: int
     available: int
     capacity: int
+    tenant: ShortTenant | None = None
 
     def __str__(self) -> str:
-        return (
+        said = (
             f"component {self.component!r} {self.pool} pool: needs {self.needed} slots, "
             f"{self.available} available of {self.capacity}"
         )
+        return said if self.tenant is None else f"{said} for {self.tenant}"
 
 
 class Waiting(NamedTuple):

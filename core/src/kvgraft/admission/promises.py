@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from kvgraft.admission.decision import Decision, Outcome, Shortage
+from kvgraft.admission.decision import Decision, Outcome, Shortage, ShortTenant
 from kvgraft.admission.demand import SLACK_PAGES, default_demand, pages_up
 from kvgraft.errors import ContractViolation, IntegrityError
 from kvgraft.packages.dispatch import Mounted
@@ -21,6 +21,7 @@ from kvgraft.requests.resume_points import ResumePoints
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.operations import segment_nodes
+from kvgraft.tree.tenants import TenantLedger
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Demand, DemandQuery
 
@@ -187,22 +188,16 @@ class Budget:
         found: list[Shortage] = []
         for part in request.parts:
             component, demand = part.component, part.demand
-            ledger = component.device
+            ledger = part.account.ledger
             need = demand.now + demand.later
             if need > ledger.headroom:
-                found.append(
-                    Shortage(
-                        component.name, "device", need, max(0, ledger.headroom), ledger.capacity
-                    )
-                )
+                found.append(_short(ledger, need, ledger.headroom))
             if part.host_account is not None:
                 ledger = part.host_account.ledger
                 need -= part.host_slots
                 room = ledger.headroom
                 if need > room:
-                    found.append(
-                        Shortage(component.name, "host", need, max(0, room), ledger.capacity)
-                    )
+                    found.append(_short(ledger, need, room))
             if demand.private:
                 found += self._private_shortages(component, demand)
         return tuple(found)
@@ -326,13 +321,15 @@ class Budget:
         open_requests = [each for each in requests if each.stage is ADMITTED]
         for component in self.tree.components:
             parts = [each.parts[component.index] for each in open_requests]
-            promised = sum([part.account.promised for part in parts])
-            if promised != component.device.promised:
-                raise IntegrityError(
-                    "A12",
-                    component.name,
-                    f"device promised({component.device.promised}) but requests hold {promised}",
-                )
+            for ledger in component.devices:
+                accounts = [part.account for part in parts if part.account.ledger is ledger]
+                promised = sum([account.promised for account in accounts])
+                if promised != ledger.promised:
+                    raise IntegrityError(
+                        "A12",
+                        component.name,
+                        f"{ledger.name} promised({ledger.promised}) but requests hold {promised}",
+                    )
             for position, books in enumerate(self.private[component.index]):
                 held = sum([len(part.private[position]) // SLOT_BYTES for part in parts])
                 if held != books.private:
@@ -340,6 +337,14 @@ class Budget:
                         "T8", component.name, f"private pool: {books.private} booked, {held} held"
                     )
                 books.check()
+
+
+def _short(ledger: Ledger, need: int, room: int) -> Shortage:
+    """A pool of the tree that has too little room for a request."""
+    tenant = None
+    if isinstance(ledger, TenantLedger):
+        tenant = ShortTenant(ledger.tenant.name, ledger.committed, ledger.guarantee, ledger.limit)
+    return Shortage(ledger.component, ledger.tier.value, need, max(0, room), ledger.ceiling, tenant)
 
 
 def _own_slots(request: Request, component: TreeComponent, *, host: bool) -> int:

@@ -77,7 +77,7 @@ class Mover:
         if not n_slots:
             return
         make_room = self.evictor.free_device if tier is Tier.DEVICE else self.evictor.free_host
-        make_room(pool.component, n_slots)
+        make_room(pool.component, n_slots, None)
         self._move(tier, pool, self._places(tier, index, closed))
 
     def _is_behind(self) -> bool:

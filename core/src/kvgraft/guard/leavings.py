@@ -318,7 +318,7 @@ class Leavings:
             if component.home_is_host and at_home.any():
                 return True
             beside = self.beside(was, component) * component.slots_per_page
-            if beside > max(0, component.device.headroom):
+            if beside > max(0, component.devices[request.root.tenant].headroom):
                 return True
         return False
 

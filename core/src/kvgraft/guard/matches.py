@@ -337,7 +337,8 @@ class Matches:
                 ]
             )
             for tier in (Tier.DEVICE, Tier.HOST):
-                ledger = component.device if tier is Tier.DEVICE else component.host
+                ledgers = component.devices if tier is Tier.DEVICE else component.hosts
+                ledger = ledgers[request.root.tenant]
                 moved = 0
                 for node in wanted:
                     cell = node.cells[component.index]

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 from kvgraft.admission.decision import Decision, Outcome, Shortage
 from kvgraft.errors import ContractViolation
 from kvgraft.guard.paths import needed
+from kvgraft.guard.tenancy import most_for, room_for
 from kvgraft.parts_factory import CacheParts
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.parts import StatePart
@@ -134,7 +135,9 @@ class Promises:
     def check_decision(self, request: Request, decision: Decision) -> None:
         """The decision follows from the ledgers (A8), and no request waits for ever (A13)."""
         short = {(each.component, each.pool): each for each in self._shortages(request)}
-        said = {(each.component, each.pool): each for each in decision.shortages}
+        said = {
+            (each.component, each.pool): each._replace(tenant=None) for each in decision.shortages
+        }
         outcome = decision.outcome
         if outcome is Outcome.ADMITTED:
             wrong = bool(short)
@@ -160,25 +163,19 @@ class Promises:
         def compare(
             component: TreeComponent, ledger: Ledger, name: str, need: int, mine: int
         ) -> None:
-            kept = ledger.promised + ledger.allocator.closing
-            room = ledger.free + ledger.evictable - kept + mine
+            room = room_for(ledger, mine)
             if need > room:
-                found.append(Shortage(component.name, name, need, max(0, room), ledger.capacity))
+                found.append(Shortage(component.name, name, need, max(0, room), most_for(ledger)))
 
         for part in request.parts:
             component, demand, load = part.component, part.demand, part.host_slots
             need = demand.now + demand.later
             mine = part.account.promised if admitted else 0
-            compare(component, component.device, "device", need, mine)
-            if component.home_is_host and component.host is not None:
-                account = part.host_account if admitted else None
-                compare(
-                    component,
-                    component.host,
-                    "host",
-                    need - load,
-                    account.promised if account else 0,
-                )
+            compare(component, part.account.ledger, "device", need, mine)
+            account = part.host_account
+            if account is not None:
+                mine = account.promised if admitted else 0
+                compare(component, account.ledger, "host", need - load, mine)
             pools = self.cache.mounted[component.index].component.private
             for at, (pool, wanted) in enumerate(zip(pools, demand.private)):
                 ledger = self.cache.private[component.index][at]

@@ -22,6 +22,7 @@ from kvgraft.guard.books import (
     Reading,
 )
 from kvgraft.guard.order import Order
+from kvgraft.guard.tenancy import Tenancy
 from kvgraft.parts_factory import CacheParts
 from kvgraft.tree.component import CAUSES, TreeComponent
 from kvgraft.tree.ledger import Ledger
@@ -29,8 +30,8 @@ from kvgraft.tree.node import Node
 
 __all__ = ["MakeRoom", "Rooms"]
 
-MakeRoom = Callable[[TreeComponent, int], bool]
-"""Frees slots of one pool until so many are free; whether they are."""
+MakeRoom = Callable[[TreeComponent, int, int | None], bool]
+"""Frees slots of one pool for a tenant until so many are free; whether they are."""
 
 DEMOTED, DELETED, CASCADE, LEAF, CLEARED = map(CAUSES.index, CAUSES)
 
@@ -42,6 +43,7 @@ class Rooms:
     """Watches a cache make room.
 
     Attributes:
+        tenancy: checks of tenants that share the pools.
         active: whether an operation is being looked at; set by `expect`, cleared when it is over.
         left: whether data left the tree since `expect`.
     """
@@ -62,6 +64,7 @@ class Rooms:
         self._evicted: list[int] | None = None
         self._victims = _Victims()
         self._order = Order(cache.tree)
+        self.tenancy = Tenancy(cache.tree)
         self._demoting = False
 
     # -- reports of data that leaves the tree
@@ -71,6 +74,7 @@ class Rooms:
         self.left = True
         order = self._order
         if self._victims.take(node, on_device=True):
+            self.tenancy.victim(node)
             gone = [
                 component
                 for component, had in zip(self.tree.components, order.held(node))
@@ -86,6 +90,7 @@ class Rooms:
         """A cell of a node is to lose its HOST data."""
         self.left = True
         if self._victims.take(node, on_device=False):
+            self.tenancy.victim(node)
             self._order.take(node, None, on_device=False)
         elif self._victims.active:
             self._order.went(node)
@@ -109,11 +114,13 @@ class Rooms:
 
     # -- the two ways to make room
 
-    def free_device(self, free: MakeRoom, component: TreeComponent, n_slots: int) -> bool:
+    def free_device(
+        self, free: MakeRoom, component: TreeComponent, n_slots: int, tenant: int | None
+    ) -> bool:
         """`Evictor.free_device`, and a check of its effect."""
-        ledger = component.device
-        if not self.active or n_slots <= ledger.free:
-            return free(component, n_slots)
+        ledger = component.device if tenant is None else component.devices[tenant]
+        if not self.active or n_slots <= ledger.room:
+            return free(component, n_slots, tenant)
         if n_slots > self._needs[component.index]:
             self._raise_not_needed(component, n_slots, self._needs[component.index])
         was = self.books.read()
@@ -121,13 +128,16 @@ class Rooms:
         if not self.write_back:
             self._victims.begin(ledger, n_slots, on_device=True)
         self._demoting = self.write_back
-        self._order.begin(component, on_device=True, exact=not self.write_back)
+        if not self.tenancy.shared:
+            self._order.begin(component, on_device=True, exact=not self.write_back)
+        outside = self.tenancy.begin(component, tenant, on_device=True)
         try:
-            made = free(component, n_slots)
+            made = free(component, n_slots, tenant)
         finally:
             self._inside = self._demoting = False
             self._victims.end()
         self._order.end(ledger, n_slots)
+        self.tenancy.end(outside, made=made or self.write_back)
         now = self.books.read()
         self._check_outcome(component, ledger, n_slots, made=made)
         self._check_losses(component, self._device, was, now)
@@ -140,25 +150,29 @@ class Rooms:
             )
         return made
 
-    def free_host(self, free: MakeRoom, component: TreeComponent, n_slots: int) -> bool:
+    def free_host(
+        self, free: MakeRoom, component: TreeComponent, n_slots: int, tenant: int | None
+    ) -> bool:
         """`Evictor.free_host`, and a check of its effect."""
-        ledger = component.host
-        if not self.active or ledger is None or n_slots <= ledger.free:
-            return free(component, n_slots)
+        ledger = component.host if tenant is None else component.hosts[tenant]
+        if not self.active or ledger is None or n_slots <= ledger.room:
+            return free(component, n_slots, tenant)
         if not self._host_too:
             self._raise_not_needed(component, n_slots, 0)
         was = self.books.read()
         inside, self._inside = self._inside, True
         self._victims.begin(ledger, n_slots, on_device=False)
-        if not inside:
+        if not inside and not self.tenancy.shared:
             self._order.begin(component, on_device=False, exact=True)
+        outside = self.tenancy.begin(component, tenant, on_device=False)
         try:
-            made = free(component, n_slots)
+            made = free(component, n_slots, tenant)
         finally:
             self._inside = inside
             self._victims.end()
         if not inside:
             self._order.end(ledger, n_slots)
+        self.tenancy.end(outside, made=made)
         now = self.books.read()
         self._check_outcome(component, ledger, n_slots, made=made)
         self._check_losses(component, self._host, was, now)
@@ -178,7 +192,7 @@ class Rooms:
         self, component: TreeComponent, ledger: Ledger, n_slots: int, *, made: bool
     ) -> None:
         """It says whether there is enough now (E6), and stopped when there was (E2)."""
-        if made is not (ledger.free >= n_slots):
+        if made is not (ledger.room >= n_slots):
             raise ContractViolation(
                 "E6",
                 component.name,
@@ -333,7 +347,7 @@ class _Victims:
 
     def begin(self, ledger: Ledger, target: int, *, on_device: bool) -> None:
         self._ledger, self._target, self._on_device = ledger, target, on_device
-        self.beyond, self._free, self._open = None, ledger.free, None
+        self.beyond, self._free, self._open = None, ledger.room, None
 
     def end(self) -> None:
         self._ledger = None
@@ -341,7 +355,7 @@ class _Victims:
     def freed(self, node: Node) -> None:
         """All that a victim takes along is gone."""
         if self._ledger is not None and node is self._open:
-            self._open, self._free = None, self._ledger.free
+            self._open, self._free = None, self._ledger.room
 
     @property
     def active(self) -> bool:

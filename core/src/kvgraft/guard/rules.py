@@ -83,6 +83,8 @@ GUARDED: dict[str, str] = {
     "A13": "A request that waits is not passed for ever.",
     "H4": "HOST slots of a running request are pinned.",
     "H8": "A request's own and promised slots come back at its end.",
+    "K4": "Where room is made, no other tenant has less than its guarantee and had before.",
+    "K5": "A victim's tenant is the one that borrowed most for its weight; none passes its limit.",
     "K7": "Boundaries move by whole extents; slots that move keep bytes, and places in all tables.",
 }
 """By rule, the condition that the guard checks."""

@@ -362,8 +362,8 @@ class Running:
                 )
 
     def _has_spare(self, was: Reading) -> bool:
-        """Whether every state pool had a slot that nobody was promised."""
-        return all(
+        """Whether every state pool had a slot that nobody was promised; False among tenants."""
+        return not self.watched.rooms.tenancy.shared and all(
             counts[FREE] + counts[EVICTABLE] > counts[PROMISED]
             for counts, component in zip(was.counts, self.tree.components)
             if component.is_state

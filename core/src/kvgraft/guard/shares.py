@@ -313,7 +313,8 @@ class Shares:
         best = at_least = page
         left = self.leavings.see(request)
         states: dict[int, dict[int, bytes]] = {}
-        spare = [component.device.headroom for component in self.tree.components]
+        tenant = request.root.tenant
+        spare = [component.devices[tenant].headroom for component in self.tree.components]
         for component in self.tree.components:
             own = request.state_part(component.index)
             if own is None:
@@ -447,8 +448,9 @@ class Shares:
                 return  # others back it up, and data below waits for that
             if gained and above_is_backed:
                 room = all(
-                    component.host is not None and component.host.free >= component.n_slots(node)
+                    ledger is not None and ledger.spare >= component.n_slots(node)
                     for component in lacking
+                    for ledger in [component.hosts[node.tenant]]
                 )
                 backed = any(cell.host is not None or cell.incoming for cell in node.cells)
                 # Backups pin their source, one node after the other.

@@ -53,6 +53,7 @@ class Standing:
         nobody = not self.cache.requests
         if was is now and not nobody:
             return
+        self.watched.rooms.tenancy.check_standing(name)
         tier = self.cache.storage
         idle = not any(self._queues) and not (tier and tier.n_in_flight)
         for at, (before, after) in enumerate(zip(was.counts, now.counts)):
@@ -151,8 +152,7 @@ class Standing:
             raise ContractViolation(
                 "A12",
                 pool.component,
-                f"{pool.name} promised({ledger.promised}) exceeds free({ledger.free}) + "
-                f"evictable({ledger.evictable}) after {name}",
+                f"{ledger.overdrawn} after {name}",
             )
 
     def leaving(self, index: int) -> int:

@@ -93,9 +93,10 @@ class Backups:
         short = [
             component
             for component in components
-            if component.host is not None and component.host.free < component.n_slots(node)
+            if (ledger := component.hosts[node.tenant]) is not None
+            and ledger.room < component.n_slots(node)
         ]
-        if not short:
+        if not short or any(_never_fits(component, node) for component in components):
             return False
         assert node.parent is not None
         above = hold_host(self.tree, node.parent)
@@ -103,10 +104,17 @@ class Backups:
             return False
         try:
             return all(
-                self.evictor.free_host(component, component.n_slots(node)) for component in short
+                self.evictor.free_host(component, component.n_slots(node), node.tenant)
+                for component in short
             )
         finally:
             let_go_of_host(self.tree, above)
+
+
+def _never_fits(component: TreeComponent, node: Node) -> bool:
+    """Whether HOST has no room for a node, whatever is evicted."""
+    ledger = component.hosts[node.tenant]
+    return ledger is None or ledger.headroom < component.n_slots(node)
 
 
 def _with_gaps_above(tree: Tree, anchor: Node, nodes: list[Node], since: int) -> list[Node]:

@@ -33,7 +33,8 @@ class CleanReserve:
     """Under write-back, begins the copies of the next victims of every pool with a HOST mirror.
 
     So eviction finds data that HOST has, and waits for no copy. Decides by the books and the
-    eviction order alone (D1).
+    eviction order alone (D1). There is none where tenants share the pools: which data is next
+    depends on the tenant that asks.
 
     Attributes:
         share: one in so many DEVICE slots of a pool is free, or in its reserve.
@@ -50,6 +51,7 @@ class CleanReserve:
             if policy is WritePolicy.WRITE_BACK
             and component.host is not None
             and not component.home_is_host
+            and not component.withholds
         ]
 
     def wanted(self, component: TreeComponent) -> int:
@@ -111,7 +113,9 @@ class CleanReserve:
         ]
         if not unbacked:
             return True
-        if not all(self.evictor.free_host(each, each.n_slots(node)) for each in unbacked):
+        if not all(
+            self.evictor.free_host(each, each.n_slots(node), node.tenant) for each in unbacked
+        ):
             return True
         if not eviction.still_there(victim):
             return True

@@ -35,27 +35,37 @@ class Evictor:
         self.write_back = policy is WritePolicy.WRITE_BACK
         self.failed_demotions = 0
 
-    def free_device(self, component: TreeComponent, n_slots: int) -> bool:
+    def free_device(self, component: TreeComponent, n_slots: int, tenant: int | None) -> bool:
         """Free DEVICE slots of one component until `n_slots` are free; whether they are.
 
         Takes nothing from a pool that is not short (E2), and nothing at all if they are free.
-        """
-        shortfall = n_slots - component.device.free
-        if shortfall <= 0:
-            return True
-        if self.write_back:
-            self._demote(component, n_slots)
-        else:
-            eviction.evict_device(self.tree, component, shortfall)
-        return component.device.free >= n_slots
 
-    def make_room(self, component: TreeComponent, n_slots: int) -> None:
+        Args:
+            component: whose pool.
+            n_slots: slots that are to be free.
+            tenant: for whom: it loses its own data, and takes what others borrowed (K4, K5); None
+                for nobody, who may take any.
+        """
+        ledger = component.device if tenant is None else component.devices[tenant]
+        if n_slots <= ledger.room:
+            return True
+        asked, self.tree.asker = self.tree.asker, tenant
+        try:
+            if self.write_back:
+                self._demote(component, n_slots)
+            else:
+                eviction.evict_device(self.tree, component, n_slots - ledger.room)
+        finally:
+            self.tree.asker = asked
+        return ledger.room >= n_slots
+
+    def make_room(self, component: TreeComponent, n_slots: int, tenant: int | None) -> None:
         """Free DEVICE slots of one component until `n_slots`, all promised, are free (A7).
 
         Raises:
             TransferError: copies of evicted data did not end in time.
         """
-        if not self.free_device(component, n_slots):
+        if not self.free_device(component, n_slots, tenant):
             raise TransferError(
                 f"component {component.name!r}: free({component.device.free}) < needed({n_slots}) "
                 f"after waiting {self.timeout_s} s for copies of evicted data; check the transfer "
@@ -69,16 +79,23 @@ class Evictor:
             return 0
         before = ledger.free
         make_room = self.free_device if tier is Tier.DEVICE else self.free_host
-        make_room(component, before + n_slots)
+        make_room(component, before + n_slots, None)
         return ledger.free - before
 
-    def free_host(self, component: TreeComponent, n_slots: int) -> bool:
-        """Free HOST slots of one component until `n_slots` are free; whether they are."""
-        assert component.host is not None
-        shortfall = n_slots - component.host.free
-        if shortfall > 0:
-            eviction.evict_host(self.tree, component, shortfall)
-        return component.host.free >= n_slots
+    def free_host(self, component: TreeComponent, n_slots: int, tenant: int | None) -> bool:
+        """Free HOST slots of one component until `n_slots` are free; whether they are.
+
+        `tenant` is the one they are for, as in `free_device`.
+        """
+        ledger = component.host if tenant is None else component.hosts[tenant]
+        assert ledger is not None
+        if n_slots > ledger.room:
+            asked, self.tree.asker = self.tree.asker, tenant
+            try:
+                eviction.evict_host(self.tree, component, n_slots - ledger.room)
+            finally:
+                self.tree.asker = asked
+        return ledger.room >= n_slots
 
     def _demote(self, component: TreeComponent, n_slots: int) -> None:
         """Evict with a backup first; data that HOST cannot take is dropped, so that room is made.
@@ -86,9 +103,11 @@ class Evictor:
         Waits for the copies, at most `timeout_s` in all; slots still missing then come from other
         victims, unbacked: a slow or failed backup never blocks device progress (E4).
         """
+        asker = self.tree.asker
+        ledger = component.device if asker is None else component.devices[asker]
         leaving: list[Transfer] = []
         on_their_way = 0
-        while component.device.free + on_their_way < n_slots:
+        while ledger.room + on_their_way < n_slots:
             victim = eviction.next_device_victim(self.tree, component)
             if victim is None:
                 break
@@ -109,7 +128,7 @@ class Evictor:
                 eviction.evict_victim(self.tree, victim)
         self._settle(leaving)
         self._drop(component, n_slots)
-        if component.device.free < n_slots:
+        if ledger.room < n_slots:
             # Copies that outlasted an earlier call hold slots as well, and so do those made ahead.
             self._settle(self._copies_of(component))
             self._drop(component, n_slots)
@@ -122,8 +141,10 @@ class Evictor:
 
     def _drop(self, component: TreeComponent, n_slots: int) -> None:
         """Evict what is still missing to `n_slots`, copied or not."""
-        if component.device.free < n_slots:
-            eviction.evict_device(self.tree, component, n_slots - component.device.free)
+        asker = self.tree.asker
+        ledger = component.device if asker is None else component.devices[asker]
+        if ledger.room < n_slots:
+            eviction.evict_device(self.tree, component, n_slots - ledger.room)
 
     def _copies_of(self, component: TreeComponent) -> list[Transfer]:
         """Transfers to HOST that hold DEVICE slots of a component until they end."""
@@ -141,7 +162,11 @@ class Evictor:
         if not unbacked:
             return None
         for component in unbacked:
-            if not self.free_host(component, component.n_slots(node)):
+            # It stays its tenant's data, so its tenant's share of HOST has to hold it.
+            ledger, n_slots = component.hosts[node.tenant], component.n_slots(node)
+            assert ledger is not None
+            fits = n_slots <= ledger.headroom
+            if not fits or not self.free_host(component, n_slots, node.tenant):
                 return None
         parent = node.parent
         if parent is None or not eviction.still_there(victim):

@@ -221,12 +221,13 @@ class Leases:
     def _set_parts(self, request: Request) -> None:
         parts: list[Part] = []
         states: list[StatePart] = []
+        tenant = request.root.tenant
         for component in self.tree.components:
             if component.is_state:
-                states.append(StatePart(component))
+                states.append(StatePart(component, tenant))
                 parts.append(states[-1])
             else:
-                parts.append(Part(component))
+                parts.append(Part(component, tenant))
         request.parts, request.state_parts = parts, states
         request.bounded_parts = [parts[at] for at in self._bounded] if self._bounded else ()
 

@@ -42,9 +42,8 @@ class LoadBacks:
         if any(plan):
             for component, nodes in zip(components, plan):
                 if nodes:
-                    self.evictor.free_device(
-                        component, sum(component.n_slots(node) for node in nodes)
-                    )
+                    n_slots = sum(component.n_slots(node) for node in nodes)
+                    self.evictor.free_device(component, n_slots, request.root.tenant)
             operation = operations.begin_load_back(self.tree, request.receipt)
             if operation is None:
                 raise TransferError(

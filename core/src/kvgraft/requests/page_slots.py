@@ -40,10 +40,10 @@ class PageSlots:
             if n:
                 needs.append((part, n))
         for part, n in needs:
-            if n > part.component.device.free:
-                self.evictor.make_room(part.component, n)
+            if n > part.account.ledger.room:
+                self.evictor.make_room(part.component, n, request.root.tenant)
             if part.host_account is not None:
-                self.evictor.free_host(part.component, n)
+                self.evictor.free_host(part.component, n, request.root.tenant)
         for part, n in needs:
             part.take_pages(first, n)
         request.allocated = end

@@ -50,13 +50,14 @@ class Part:
 
     __slots__ = ("account", "component", "demand", "host_account", "host_slots", "private", "runs")
 
-    def __init__(self, component: TreeComponent) -> None:
+    def __init__(self, component: TreeComponent, tenant: int) -> None:
         self.component = component
-        self.account = Account(component.device)
+        self.account = Account(component.devices[tenant])
         self.host_account: Account | None = None
         if component.home_is_host:
-            assert component.host is not None
-            self.host_account = Account(component.host)
+            on_host = component.hosts[tenant]
+            assert on_host is not None
+            self.host_account = Account(on_host)
         self.host_slots = 0
         self.demand = NO_DEMAND
         self.private: tuple[bytes, ...] = ()
@@ -67,7 +68,7 @@ class Part:
         if not self.runs:
             return
         for run in self.runs:
-            self.component.device.give_private(run.device)
+            self.account.ledger.give_private(run.device)
             if self.host_account is not None and run.host is not None:
                 self.host_account.ledger.give_private(run.host)
         self.runs = []
@@ -78,12 +79,15 @@ class Part:
         if self.host_account is not None:
             self.host_account.close()
 
-    def owners(self, who: str) -> list[SlotOwner]:
+    def owners(self, who: str, tenant: int) -> list[SlotOwner]:
         """Every slot it holds, for integrity checks."""
-        name = self.component.name
-        found: list[SlotOwner] = [(name, Tier.DEVICE, who, run.device) for run in self.runs]
-        found += [(name, Tier.HOST, who, run.host) for run in self.runs if run.host is not None]
-        return found
+        name, runs = self.component.name, self.runs
+        found = [SlotOwner(name, Tier.DEVICE, who, run.device, tenant) for run in runs]
+        return found + [
+            SlotOwner(name, Tier.HOST, who, run.host, tenant)
+            for run in runs
+            if run.host is not None
+        ]
 
     def headroom_covers(self, n: int) -> bool:
         """Whether `n` slots are promised, or could be at once."""
@@ -130,7 +134,7 @@ class Part:
     def free_pages(self, runs: Iterable[Run]) -> None:
         """Give pages back to their pools, and their slots back to the accounts."""
         slots = b"".join([run.device for run in runs])
-        self.component.device.give_private(slots)
+        self.account.ledger.give_private(slots)
         self.account.release(len(slots) // SLOT_BYTES)
         if self.host_account is not None:
             mirror = b"".join([run.host for run in runs if run.host is not None])
@@ -154,8 +158,8 @@ class StatePart(Part):
 
     __slots__ = ("captured", "due", "due_as", "live", "shared", "tracked", "tracked_page")
 
-    def __init__(self, component: TreeComponent) -> None:
-        Part.__init__(self, component)
+    def __init__(self, component: TreeComponent, tenant: int) -> None:
+        Part.__init__(self, component, tenant)
         self.live: bytes | None = None
         self.tracked: bytes | None = None
         self.captured: dict[int, bytes] = {}
@@ -172,13 +176,14 @@ class StatePart(Part):
         if self.live is None and self.tracked is None and not self.captured:
             return
         for slots in self.owned():
-            self.component.device.give_private(slots)
+            self.account.ledger.give_private(slots)
         self.live = self.tracked = None
         self.captured = {}
 
-    def owners(self, who: str) -> list[SlotOwner]:
+    def owners(self, who: str, tenant: int) -> list[SlotOwner]:
         """Every slot it holds, for integrity checks."""
-        return [(self.component.name, Tier.DEVICE, who, slots) for slots in self.owned()]
+        name = self.component.name
+        return [SlotOwner(name, Tier.DEVICE, who, slots, tenant) for slots in self.owned()]
 
     def owned(self) -> list[bytes]:
         """The slots of all states held."""

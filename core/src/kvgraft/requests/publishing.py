@@ -198,7 +198,8 @@ class Publisher:
                 break
             node = child
         for component in tree.prefix_closed:
-            for ledger, on_device in ((component.device, True), (component.host, False)):
+            ledgers = component.devices[node.tenant], component.hosts[node.tenant]
+            for ledger, on_device in zip(ledgers, (True, False)):
                 if ledger is None or not (on_device or component.home_is_host):
                     continue
                 pinned = 0
@@ -302,7 +303,7 @@ class Publisher:
             self.points.made[kind] += 1
         for part in request.state_parts:
             for slots in holdings[part.component.index].states.values():
-                part.component.device.give_private(slots)
+                part.account.ledger.give_private(slots)
         return inserted
 
     def _shareable(self, request: Request) -> int:

@@ -53,7 +53,7 @@ class StateSlots:
                 if part.due:
                     self.keep_due(request, part)
                 continue
-            part.live = self._take_state(part)
+            part.live = self._take_state(request, part)
             assert part.live is not None
             anchor = request.receipt.anchor
             if anchor.parent is not None:
@@ -159,7 +159,7 @@ class StateSlots:
             for part, planes in zip(request.state_parts, handed):
                 if not promised:
                     part.account.add(1)
-                slot = self._take_state(part)
+                slot = self._take_state(request, part)
                 assert slot is not None
                 assert planes is not None
                 part.captured[page] = slot
@@ -177,10 +177,10 @@ class StateSlots:
         """Make room for a state of every component, promised or of the headroom; else why not."""
         for part in request.state_parts:
             mine = part.account.promised if promised else 0
-            if mine < 1 and part.component.device.headroom < 1:
+            if mine < 1 and part.account.ledger.headroom < 1:
                 return _no_headroom(part.component)
         for component in self.state_components:
-            if not self.evictor.free_device(component, 1):
+            if not self.evictor.free_device(component, 1, request.root.tenant):
                 return (
                     f"component {component.name!r} waited {self.evictor.timeout_s} s in vain for "
                     "copies of evicted states"
@@ -196,11 +196,12 @@ class StateSlots:
         if not page or first.live is None or due_as in (POINT, DECODED):
             return
         for part in request.state_parts:
-            component, ledger = part.component, part.component.device
+            component, ledger = part.component, part.account.ledger
             spare = ledger.headroom > 0
             if due_as is Due.LEFT:
                 spare = spare and (
-                    ledger.free > 0 or eviction.has_left_behind(self.tree, component)
+                    ledger.room > 0
+                    or eviction.has_left_behind(self.tree, component, request.root.tenant)
                 )
             if not spare:
                 if due_as is Due.GRID:
@@ -232,12 +233,12 @@ class StateSlots:
         page, component = part.due, part.component
         if part.due_as is DECODED:
             if part.tracked is None:
-                part.tracked = self._take_state(part)
+                part.tracked = self._take_state(request, part)
             if part.tracked is not None:
                 self._copy(component, part.live, part.tracked)
                 part.tracked_page = page
         else:
-            slot = self._take_state(part)
+            slot = self._take_state(request, part)
             if slot is None:
                 self.points.skip(request, page, _no_headroom(component))
             else:
@@ -281,17 +282,17 @@ class StateSlots:
     def _offer(self, part: StatePart, page: int, slot: bytes) -> None:
         duplicate = part.captured.pop(page, None)
         if duplicate is not None:
-            part.component.device.give_private(duplicate)
+            part.account.ledger.give_private(duplicate)
             part.account.held -= 1
         part.captured[page] = slot
 
-    def _take_state(self, part: StatePart) -> bytes | None:
+    def _take_state(self, request: Request, part: StatePart) -> bytes | None:
         """One promised state slot, or one from the headroom; None if there is neither."""
         account = part.account
         if account.promised < 1 and account.ledger.headroom < 1:
             return None
-        if not account.ledger.free:
-            self.evictor.make_room(part.component, 1)
+        if account.ledger.room < 1:
+            self.evictor.make_room(part.component, 1, request.root.tenant)
         return account.take(1)
 
     def _copy(self, component: TreeComponent, source: bytes, target: bytes) -> None:

@@ -209,8 +209,10 @@ class Fetch:
         for component, wanted, arrived in zip(
             self.context.tree.components, self._wanted, self.arrived
         ):
-            held.append((_host(component), self.slots[component.index][wanted | arrived].tobytes()))
-            held.append((_host(component), self._reserved[component.index].tobytes()))
+            held.append(
+                (self._host(component), self.slots[component.index][wanted | arrived].tobytes())
+            )
+            held.append((self._host(component), self._reserved[component.index].tobytes()))
         return held
 
     @property
@@ -341,12 +343,14 @@ class Fetch:
     def _bounds(self, rooms: Sequence[int] | None = None) -> Bounds:
         """The HOST slots that are free and not promised, within the budget."""
         if rooms is None:
-            rooms = [_host(component).spare for component in self.context.tree.components]
+            rooms = [self._host(component).spare for component in self.context.tree.components]
         return Bounds(rooms, self.budget, self.context.slabs.nbytes)
 
     def _first_plan(self) -> Planning:
         """Plan, make room once, plan again with the free slots (S3)."""
-        rooms = [max(0, _host(component).headroom) for component in self.context.tree.components]
+        rooms = [
+            max(0, self._host(component).headroom) for component in self.context.tree.components
+        ]
         wanted = yield from self._plan(self._bounds(rooms), self._least)
         yield
         longest = yield from self._plan(ANY, self._least)
@@ -372,11 +376,13 @@ class Fetch:
         if there:
             self._counted_on = hold_host(tree, there[-1], plan.boundary)
         for component, n_slots in zip(tree.components, plan.n_slots):
-            left = n_slots - _host(component).free
+            host = self._host(component)
+            left = n_slots - host.room
             while left > 0:
-                before = _host(component).free
-                self.context.evictor.free_host(component, before + min(left, EVICTED_SLOTS))
-                freed = _host(component).free - before
+                before = host.room
+                wanted = before + min(left, EVICTED_SLOTS)
+                self.context.evictor.free_host(component, wanted, self.tip.tenant)
+                freed = host.room - before
                 if freed <= 0:
                     break
                 left -= freed
@@ -420,9 +426,9 @@ class Fetch:
             return
         self.short_of = ShortOf.HOST
         short = ", ".join(
-            f"{component.name} needs {n} slots and has {_host(component).spare}"
+            f"{component.name} needs {n} slots and has {self._host(component).spare}"
             for component, n in zip(self.context.tree.components, plan.n_slots)
-            if n > _host(component).spare
+            if n > self._host(component).spare
         )
         self.reason = f"{self.short_of.value}: {short}"
 
@@ -435,7 +441,7 @@ class Fetch:
         """Reserve the plan's slots, which are free, and fetch them; whether all came in time."""
         self.phase, self.target = Phase.FETCHING, plan.boundary
         for component, n_slots in zip(self.context.tree.components, plan.n_slots):
-            slots = _host(component).reserve(n_slots)
+            slots = self._host(component).reserve(n_slots)
             assert slots is not None
             self._reserved[component.index] = np.frombuffer(slots, np.int32)
         self.nbytes += self._nbytes(plan.n_slots)
@@ -550,9 +556,9 @@ class Fetch:
         if self.tip.parent is None and self.tip.end:
             return False  # it was not held, and left the tree
         arrival = Arrival(self.key, self.hashes, self.start, self.arrived, self.slots, self._store)
-        held = [host.in_flight for host in map(_host, tree.components)]
+        held = [host.in_flight for host in map(self._host, tree.components)]
         tip = arrive(tree, self.tip, end, arrival, PIECE_PAGES)
-        taken = [before - _host(t).in_flight for before, t in zip(held, tree.components)]
+        taken = [before - self._host(t).in_flight for before, t in zip(held, tree.components)]
         self.nbytes -= self._nbytes(taken)
         before, self._tip_held = self._tip_held, hold_host(tree, tip)
         if before is not None:
@@ -599,7 +605,7 @@ class Fetch:
             if left.any():
                 own = self.slots[index][left]
                 self._wanted[index] &= ~left
-                slots.append((_host(part.component), own.tobytes()))
+                slots.append((self._host(part.component), own.tobytes()))
                 nbytes += own.size * self.context.slabs.nbytes[index]
         self.draining = Draining(ticket, slots, nbytes)
         self.nbytes -= nbytes
@@ -623,15 +629,21 @@ class Fetch:
         for component, wanted in zip(self.context.tree.components, self._wanted):
             self._free(component, wanted)
             slots, self._reserved[component.index] = self._reserved[component.index], NO_SLOTS
-            _host(component).cancel(slots.tobytes())
+            self._host(component).cancel(slots.tobytes())
             self.nbytes -= self.context.slabs.nbytes[component.index] * slots.size
+
+    def _host(self, component: TreeComponent) -> Ledger:
+        """The tenant's ledger of the component's HOST pool."""
+        ledger = component.hosts[self.tip.tenant]
+        assert ledger is not None
+        return ledger
 
     def _free(self, component: TreeComponent, pages: Mask) -> None:
         """Slots of some pages become free, and the pages lose their state."""
         if not pages.any():
             return
         slots = self.slots[component.index][pages]
-        _host(component).cancel(slots.tobytes())
+        self._host(component).cancel(slots.tobytes())
         self.nbytes -= self.context.slabs.nbytes[component.index] * slots.size
         others = ~pages
         self._wanted[component.index] &= others
@@ -641,11 +653,6 @@ class Fetch:
 def _is_over(ticket: StorageTicket) -> bool:
     """Whether nothing more will come of a ticket in time; a worker may still be in the memory."""
     return ticket.settled and (ticket.done or Status.TIMEOUT in ticket.statuses)
-
-
-def _host(component: TreeComponent) -> Ledger:
-    assert component.host is not None
-    return component.host
 
 
 def _page_behind(node: Node, key: TokenKey, page_bytes: int) -> tuple[int, bytes]:

@@ -304,8 +304,15 @@ class StorageTier:
 
     def owners(self) -> list[SlotOwner]:
         """HOST slots in flight, for integrity checks."""
+        by_name = self.context.tree.by_name
         return [
-            (ledger.component, Tier.HOST, "a prefetch", slots)
+            SlotOwner(
+                ledger.component,
+                Tier.HOST,
+                "a prefetch",
+                slots,
+                by_name[ledger.component].hosts.index(ledger),
+            )
             for ledger, slots in self.prefetching.owners()
         ]
 

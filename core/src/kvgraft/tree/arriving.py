@@ -119,7 +119,7 @@ def _coverage_end(tree: Tree, arrival: Arrival, start: int, end: int) -> int:
 def _adopt(tree: Tree, node: Node, component: TreeComponent, arrival: Arrival) -> int:
     """Give `node` one component's arrived data, where it has none on HOST; slots taken."""
     cell = node.cells[component.index]
-    ledger = component.host
+    ledger = component.hosts[node.tenant]
     if ledger is None or cell.host is not None:
         return 0  # where a copy from DEVICE is on its way, it finds this there and frees its slots
     start = node.end - 1 if component.is_state else node.start

@@ -105,6 +105,8 @@ class TreeComponent:
 
     Attributes:
         index: its position among the tree's components and in `Node.cells`.
+        devices, hosts: the ledgers of its pools by tenant (`Node.tenant`); where there are no
+            tenants, `device` and `host` alone.
         narrower: indexes of components whose reach this one contains, itself included: their data
             loses its use on a node where this component's data is gone (E3).
         hangs_from: indexes of the components without whose data on a node this one's is of no use
@@ -122,6 +124,8 @@ class TreeComponent:
         entries: entries by queue, `BEHIND`, `ON_DEVICE`, `ON_HOST` and `CLEAN`, as the tree counts
             them.
         dead: how many of them are of nodes that left the tree.
+        withholds: whether its orders keep candidates back from some tenants, see
+            `kvgraft.tree.tenants`.
         refused: the error of an order that did not take a candidate; None if all took theirs.
     """
 
@@ -133,6 +137,7 @@ class TreeComponent:
         "device",
         "device_evictions",
         "device_queue",
+        "devices",
         "ends_at_boundary",
         "entries",
         "hangs_from",
@@ -140,6 +145,7 @@ class TreeComponent:
         "host",
         "host_evictions",
         "host_queue",
+        "hosts",
         "index",
         "is_prefix_closed",
         "is_state",
@@ -151,6 +157,7 @@ class TreeComponent:
         "slots_per_page",
         "stored_pages",
         "window_pages",
+        "withholds",
     )
 
     def __init__(
@@ -177,15 +184,18 @@ class TreeComponent:
         self.slots_per_page = shape.slots_per_page
         self.device = device
         self.host = host
+        self.devices = device.parts
+        self.hosts = (None,) * len(self.devices) if host is None else host.parts
         self.narrower: tuple[int, ...] = (index,)
         self.hangs_from: tuple[int, ...] = ()
-        self.behind_queue = RecencyQueue()
+        self.behind_queue: Order = RecencyQueue()
         self.device_queue: Order = RecencyQueue()
         self.host_queue: Order = RecencyQueue()
         self.clean = CleanQueue()
         self.entries = [0] * (max(PLACES) + 1)
         self.dead = [0] * (max(PLACES) + 1)
         self.refused: Exception | None = None
+        self.withholds = False
         self.device_evictions: dict[Cause, int] = dict.fromkeys(CAUSES, 0)
         self.host_evictions: dict[Cause, int] = dict.fromkeys(CAUSES, 0)
 
@@ -323,7 +333,7 @@ class TreeComponent:
             if there and not moved:
                 return node
             self.dead[place] -= not there
-        if entries[place]:
+        if entries[place] and not self.withholds:
             raise self._bad_order(f"gives none while {entries[place]} candidates wait")
         return None
 

@@ -14,8 +14,10 @@ from typing import NamedTuple
 from kvgraft.policies.policy import EvictionPolicy
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree.component import Cause, TreeComponent
+from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.matching import recomputed_pages
 from kvgraft.tree.node import Node
+from kvgraft.tree.tenants import TenantLedger, share_orders
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
 
@@ -51,10 +53,14 @@ def use_policy(tree: Tree, policy: EvictionPolicy) -> None:
     tree.policy = policy
     for component in tree.components:
         cost = None if component.is_prefix_closed else partial(_cost_of_losing, component)
-        component.device.cost = cost
+        for ledger in (*component.devices, *component.hosts):
+            if ledger is not None:
+                ledger.cost = cost
+        if component.device.parts != (component.device,):
+            share_orders(tree, component, policy)
+            continue
         component.device_queue = policy.order(component.device)
         if component.host is not None:
-            component.host.cost = cost
             component.host_queue = policy.order(component.host)
 
 
@@ -63,13 +69,17 @@ def _cost_of_losing(component: TreeComponent, node: Node) -> int:
     return recomputed_pages(component, node) * COST_UNIT // max(1, pages)
 
 
-def has_left_behind(tree: Tree, component: TreeComponent) -> bool:
-    """Whether the component's next victim is data that a running request left behind."""
-    while (node := component.take_behind()) is not None:
-        if tree.is_device_candidate(node, component):
-            component.queue_device(node)
-            return True
-    return False
+def has_left_behind(tree: Tree, component: TreeComponent, tenant: int) -> bool:
+    """Whether the next victim for a tenant's request is data that a running request left behind."""
+    asked, tree.asker = tree.asker, tenant
+    try:
+        while (node := component.take_behind()) is not None:
+            if tree.is_device_candidate(node, component):
+                component.queue_device(node)
+                return True
+        return False
+    finally:
+        tree.asker = asked
 
 
 def next_device_victim(tree: Tree, component: TreeComponent) -> Victim | None:
@@ -93,13 +103,17 @@ def victim_at(tree: Tree, node: Node, component: TreeComponent, below: int = 0) 
     cell = node.cells[component.index]
     if cell.device is None or cell.device_pins:
         return None
+    of_another = tree.asker is not None and node.tenant != tree.asker
+    if of_another:
+        _keep_guaranteed(tree, node, component, component.devices[node.tenant])
     held = []
     pinned = False
     for other, its in zip(tree.components, node.cells):
         if its.device is not None:
             held.append(other)
             pinned = pinned or its.device_pins > 0
-    if node.live_device == len(held) + below and not pinned:
+    at_leaf = node.live_device == len(held) + below and not pinned
+    if at_leaf and (not of_another or _all_borrowed(node, component, held, Tier.DEVICE)):
         return Victim(node, component, held, True)
     if component.is_prefix_closed:
         return None
@@ -113,6 +127,29 @@ def still_there(victim: Victim) -> bool:
     """Whether the victim's cells survived the HOST eviction made for their copies."""
     cells = victim.node.cells
     return all(cells[component.index].device is not None for component in victim.components)
+
+
+def _keep_guaranteed(tree: Tree, node: Node, component: TreeComponent, ledger: Ledger) -> None:
+    """Cut the victim of another tenant's request: no more than was borrowed leaves (K4)."""
+    assert isinstance(ledger, TenantLedger)
+    if component.n_slots(node) > ledger.over:
+        tree.split(node, node.end - ledger.over // component.slots_per_page)
+
+
+def _all_borrowed(
+    node: Node, component: TreeComponent, held: list[TreeComponent], tier: Tier
+) -> bool:
+    """Whether another tenant's request may take a whole leaf for one of its components (K4).
+
+    What is contained in that one goes anyway: it is of no use alone.
+    """
+    for other in held:
+        ledger = (other.devices if tier is Tier.DEVICE else other.hosts)[node.tenant]
+        if other.index not in component.narrower:
+            assert isinstance(ledger, TenantLedger)
+            if other.n_slots(node) > ledger.over:
+                return False
+    return True
 
 
 def evict_victim(tree: Tree, victim: Victim) -> None:
@@ -135,8 +172,11 @@ def evict_victim(tree: Tree, victim: Victim) -> None:
             tree.observer.leaving(node, component, Tier.DEVICE, cause)
         cell.device = None
         n_slots = len(slots) // SLOT_BYTES
-        component.device.evictable -= n_slots
-        component.device.allocator.free(slots)
+        ledger = component.devices[node.tenant]
+        ledger.evictable -= n_slots
+        if tree.asker is not None and tree.asker != node.tenant:
+            ledger.lost += n_slots
+        ledger.allocator.free(slots)
         component.device_evictions[cause] += n_slots
         if node.points and not cell.is_backed:
             tree.lose_points(node, component)
@@ -168,11 +208,13 @@ def evict_device(tree: Tree, component: TreeComponent, n_slots: int) -> int:
 
     Stops as soon as the target is reached, counting slots that cascades freed; returns short when
     there is nothing left to take (E2, E6). Nothing is copied: see `kvgraft.requests.eviction` for
-    write-back.
+    write-back. For a tenant's request (`Tree.asker`) its limit counts as well: slots that it may
+    take.
     """
+    ledger = component.device if tree.asker is None else component.devices[tree.asker]
     before = component.device.free
-    target = before + n_slots
-    while component.device.free < target:
+    target = ledger.room + n_slots
+    while ledger.room < target:
         victim = next_device_victim(tree, component)
         if victim is None:
             break
@@ -182,11 +224,11 @@ def evict_device(tree: Tree, component: TreeComponent, n_slots: int) -> int:
 
 def evict_host(tree: Tree, component: TreeComponent, n_slots: int) -> int:
     """Free at least `n_slots` more HOST slots of one component; returns how many it freed (E5)."""
-    ledger = component.host
+    ledger = component.host if tree.asker is None else component.hosts[tree.asker]
     assert ledger is not None
     before = ledger.free
-    target = before + n_slots
-    while ledger.free < target:
+    target = ledger.room + n_slots
+    while ledger.room < target:
         node = component.take_host()
         if node is None:
             break
@@ -197,8 +239,15 @@ def evict_host(tree: Tree, component: TreeComponent, n_slots: int) -> int:
 
 def _evict_host_node(tree: Tree, node: Node, component: TreeComponent) -> None:
     """Free one node's HOST cells: everything at a leaf, else the component and narrower ones."""
-    at_leaf = tree.is_host_leaf(node)
+    of_another = tree.asker is not None and node.tenant != tree.asker
+    if of_another:
+        ledger = component.hosts[node.tenant]
+        assert ledger is not None
+        _keep_guaranteed(tree, node, component, ledger)
     held = [other for other in tree.components if node.cells[other.index].host is not None]
+    at_leaf = tree.is_host_leaf(node) and (
+        not of_another or _all_borrowed(node, component, held, Tier.HOST)
+    )
     if not at_leaf or any(not _host_idle(node, other) for other in held):
         # A canonical copy on HOST is of use as long as DEVICE has the wider component's data.
         held = [

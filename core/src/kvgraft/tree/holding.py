@@ -44,7 +44,8 @@ def hold_host(tree: Tree, node: Node, boundary: int | None = None) -> Receipt | 
     broken = False
     for component, segment in zip(tree.components, segments):
         pin_host(tree, component, node, segment, 0, 1)
-        broken = broken or (component.host is not None and component.host.headroom < 0)
+        ledger = component.hosts[node.tenant]
+        broken = broken or (ledger is not None and ledger.headroom < 0)
     if broken:
         let_go_of_host(tree, receipt)
         return None

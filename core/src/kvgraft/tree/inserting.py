@@ -253,7 +253,7 @@ def _lengthen(tree: Tree, leaf: Node, key: TokenKey, end: int, holdings: list[Ho
         tree.observer.grew(leaf)
     for component, run in parts:
         cell = leaf.cells[component.index]
-        component.device.private -= len(run.device) // SLOT_BYTES
+        component.devices[leaf.tenant].private -= len(run.device) // SLOT_BYTES
         tree.extend_device(leaf, component, run.device, start)
         if not cell.device_pins:
             cell.stamp = tree.clock - LEFT_BEHIND if run.is_left else tree.clock
@@ -300,7 +300,7 @@ def _adopt(tree: Tree, node: Node, component: TreeComponent, holding: Holding) -
         if not wanted:
             if not is_left:
                 tree.touch(node, component)
-            component.device.give_private(slots)
+            component.devices[node.tenant].give_private(slots)
             return False
         _take(tree, node, component, slots, is_left=is_left)
         return True
@@ -319,20 +319,22 @@ def _adopt(tree: Tree, node: Node, component: TreeComponent, holding: Holding) -
             return True
         if not run.is_left:
             tree.touch(node, component)
-        component.device.give_private(slots)
-        if host is not None and component.host is not None:
-            component.host.give_private(host)
+        component.devices[node.tenant].give_private(slots)
+        on_host = component.hosts[node.tenant]
+        if host is not None and on_host is not None:
+            on_host.give_private(host)
     return False
 
 
 def _take_host(tree: Tree, node: Node, component: TreeComponent, slots: bytes) -> None:
     """The node's cell adopts a request's HOST slots; freed where it has some."""
-    assert component.host is not None
+    ledger = component.hosts[node.tenant]
+    assert ledger is not None
     if node.cells[component.index].host is None:
-        component.host.private -= len(slots) // SLOT_BYTES
+        ledger.private -= len(slots) // SLOT_BYTES
         tree.put_host(node, component, slots)
     else:
-        component.host.give_private(slots)
+        ledger.give_private(slots)
 
 
 def _take(tree: Tree, node: Node, component: TreeComponent, slots: bytes, *, is_left: bool) -> None:
@@ -344,5 +346,5 @@ def _take(tree: Tree, node: Node, component: TreeComponent, slots: bytes, *, is_
     cell = node.cells[component.index]
     behind = is_left and cell.host is None
     cell.stamp = tree.clock - LEFT_BEHIND if behind else tree.clock
-    component.device.private -= len(slots) // SLOT_BYTES
+    component.devices[node.tenant].private -= len(slots) // SLOT_BYTES
     tree.put_device(node, component, slots)

@@ -17,8 +17,23 @@ from kvgraft.types import Tier
 
 __all__ = ["Held", "SlotOwner", "check_integrity", "check_transfers"]
 
-SlotOwner = tuple[str, Tier, str, bytes]
-"""Slots owned outside the tree: component, tier, owner's name, int32 bytes."""
+
+class SlotOwner(NamedTuple):
+    """Slots owned outside the tree.
+
+    Attributes:
+        component: whose pool they are of.
+        tier: on which tier.
+        who: the owner's name, for messages.
+        slots: int32 bytes.
+        tenant: whose they are, as in `Node.tenant`.
+    """
+
+    component: str
+    tier: Tier
+    who: str
+    slots: bytes
+    tenant: int = 0
 
 
 class Held(NamedTuple):
@@ -359,6 +374,7 @@ def _check_owners(
     device = tier is Tier.DEVICE
     ledger = component.device if device else component.host
     assert ledger is not None
+    parts = ledger.parts
     owner: dict[int, str] = {}
 
     def claim(slots: bytes, who: str) -> int:
@@ -373,41 +389,42 @@ def _check_owners(
             owner[slot] = who
         return len(values)
 
-    evictable = pinned = in_flight = owned = 0
+    evictable, pinned, owned, in_flight = ([0] * len(parts) for _ in range(4))
     seen: set[int] = set()
     for node in nodes:
+        tenant = node.tenant
         cell = node.cells[component.index]
         slots = cell.device if device else cell.host
         if slots is not None:
             count = claim(slots, repr(node))
             if cell.device_pins if device else cell.host_pins:
-                pinned += count
+                pinned[tenant] += count
             else:
-                evictable += count
+                evictable[tenant] += count
         if cell.incoming is not None and cell.incoming.operation.to_host is not device:
-            in_flight += claim(cell.incoming.slots, f"a transfer to {node!r}")
+            in_flight[tenant] += claim(cell.incoming.slots, f"a transfer to {node!r}")
         for operation in node.operations or ():
             if device and id(operation) not in seen:
                 seen.add(id(operation))
                 for other, detached in operation.detached:
                     if other is component:
-                        in_flight += claim(detached, f"a demotion of {node!r}")
-    for name, where, who, slots in private:
+                        in_flight[tenant] += claim(detached, f"a demotion of {node!r}")
+    for name, where, who, slots, tenant in private:
         if name == component.name and where is tier:
-            owned += claim(slots, who)
-    for name, where, who, slots in arriving:
+            owned[tenant] += claim(slots, who)
+    for name, where, who, slots, tenant in arriving:
         if name == component.name and where is tier:
-            in_flight += claim(slots, who)
+            in_flight[tenant] += claim(slots, who)
     _check_free(ledger, owner)
-    recomputed = (evictable, pinned, owned, in_flight)
-    booked = (ledger.evictable, ledger.pinned, ledger.private, ledger.in_flight)
-    if recomputed != booked:
-        raise IntegrityError(
-            "T8",
-            component.name,
-            f"{tier.value} evictable, pinned, private, in flight are {booked}; "
-            f"recomputed from the tree {recomputed}",
-        )
+    for part, *recomputed in zip(parts, evictable, pinned, owned, in_flight):
+        booked = [part.evictable, part.pinned, part.private, part.in_flight]
+        if recomputed != booked:
+            raise IntegrityError(
+                "T8",
+                component.name,
+                f"{part.name} evictable, pinned, private, in flight are {booked}; "
+                f"recomputed from the tree {recomputed}",
+            )
     ledger.check()
     leaving = sum(
         len(slots) // SLOT_BYTES
@@ -416,9 +433,4 @@ def _check_owners(
         if device and other is component
     )
     if ledger.headroom + leaving < 0:  # slots being demoted come free with their copy
-        raise IntegrityError(
-            "A12",
-            component.name,
-            f"{tier.value} promised({ledger.promised}) exceeds "
-            f"free({ledger.free}) + evictable({ledger.evictable})",
-        )
+        raise IntegrityError("A12", component.name, ledger.overdrawn)

@@ -10,7 +10,8 @@
 
 `promised` stands beside the equation: slots that admission promised to requests which have not
 taken them yet. Slots that may still be given away are the headroom, `free + evictable - promised`;
-every operation that lowers it checks first, so that a promise can always be kept (A7, A12).
+every operation that lowers it checks first, so that a promise can always be kept (A7, A12). Where
+tenants share a pool each has a ledger of its own, see `kvgraft.tree.tenants`.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class Ledger:
         "cost",
         "evictable",
         "in_flight",
+        "leaving",
+        "lost",
         "pinned",
         "private",
         "promised",
@@ -55,7 +58,29 @@ class Ledger:
         self.pinned = 0
         self.private = 0
         self.in_flight = 0
+        self.leaving = 0
+        """Those in flight whose data is on its way out (demotion)."""
+        self.lost = 0
+        """Slots that were evicted for other tenants' requests, so far."""
         self.promised = 0
+
+    @property
+    def parts(self) -> tuple[Ledger, ...]:
+        """The ledgers that are written, by tenant; this one where there are none."""
+        return (self,)
+
+    @property
+    def name(self) -> str:
+        """Its tier, for messages."""
+        return self.tier.value
+
+    @property
+    def overdrawn(self) -> str:
+        """The numbers of a headroom below 0, for messages."""
+        return (
+            f"{self.name} promised({self.promised}) exceeds free({self.free}) + "
+            f"evictable({self.evictable})"
+        )
 
     @property
     def capacity(self) -> int:
@@ -73,9 +98,19 @@ class Ledger:
         return self.allocator.n_free + self.evictable - self.promised
 
     @property
+    def room(self) -> int:
+        """Slots that can be taken without evicting any."""
+        return self.allocator.n_free
+
+    @property
+    def ceiling(self) -> int:
+        """The most slots that requests can hold and be promised, with nothing else there."""
+        return self.allocator.capacity
+
+    @property
     def spare(self) -> int:
         """Free slots that are promised to nobody (A12)."""
-        return max(0, min(self.allocator.n_free, self.headroom))
+        return max(0, min(self.room, self.headroom))
 
     def take_private(self, n: int) -> bytes | None:
         """Free slots become a request's; None if fewer than `n` are free."""

@@ -113,6 +113,7 @@ class Node:
             code of its kind. Nearly every node has one, and this is no object that the garbage
             collector follows.
         names: its pages' names in STORAGE; None until they are asked for.
+        tenant: whose data it is, as an index of `TreeComponent.devices`.
     """
 
     __slots__ = (
@@ -130,6 +131,7 @@ class Node:
         "points",
         "receipts",
         "start",
+        "tenant",
     )
 
     def __init__(self, key: bytes, parent: Node | None, start: int, end: int, ident: int) -> None:
@@ -147,6 +149,7 @@ class Node:
         self.ident = ident
         self.points = b""
         self.names: PageNames | None = None
+        self.tenant: int = 0 if parent is None else parent.tenant
 
     def child(self, page: bytes) -> Node | None:
         """The child whose first page is `page`; None if there is none."""

@@ -91,7 +91,9 @@ def _leave(tree: Tree, operation: Operation) -> None:
         if not node.operations:
             node.operations = None
     for component, slots in operation.detached:
-        component.device.cancel(slots)
+        ledger = component.devices[operation.nodes[0].tenant]
+        ledger.cancel(slots)
+        ledger.leaving -= len(slots) // SLOT_BYTES
     operation.detached = []
     if operation.receipt is not None:
         release(tree, operation.receipt)
@@ -127,15 +129,23 @@ def _reserve_host(node: Node, components: list[TreeComponent]) -> list[bytes] | 
     """HOST slots for all of `components` on `node`, or none of them (B2)."""
     reserved: list[bytes] = []
     for component in components:
-        assert component.host is not None
-        slots = component.host.reserve(component.n_slots(node))
+        n_slots = component.n_slots(node)
+        ledger = component.hosts[node.tenant]
+        assert ledger is not None
+        slots = ledger.reserve(n_slots) if n_slots <= ledger.spare else None
         if slots is None:
-            for other, taken in zip(components, reserved):
-                assert other.host is not None
-                other.host.cancel(taken)
+            _cancel_host(node, components, reserved)
             return None
         reserved.append(slots)
     return reserved
+
+
+def _cancel_host(node: Node, components: list[TreeComponent], reserved: list[bytes]) -> None:
+    """Give back what `_reserve_host` reserved."""
+    for component, slots in zip(components, reserved):
+        ledger = component.hosts[node.tenant]
+        assert ledger is not None
+        ledger.cancel(slots)
 
 
 def _fill(
@@ -159,9 +169,7 @@ def begin_backup(tree: Tree, node: Node, components: list[TreeComponent]) -> Ope
         return None
     receipt = acquire_node(tree, node, components)
     if receipt is None:
-        for component, slots in zip(components, reserved):
-            assert component.host is not None
-            component.host.cancel(slots)
+        _cancel_host(node, components, reserved)
         return None
     operation = Operation([node], receipt, to_host=True)
     _fill(operation, node, components, reserved)
@@ -191,7 +199,9 @@ def begin_demotion(
         cause: Cause = "demoted" if copied else "deleted" if component is short else along
         slots = tree.detach_device(node, component, cause)
         if component in unbacked:
-            component.device.in_flight += len(slots) // SLOT_BYTES
+            ledger = component.devices[node.tenant]
+            ledger.in_flight += len(slots) // SLOT_BYTES
+            ledger.leaving += len(slots) // SLOT_BYTES
             operation.detached.append((component, slots))
         else:
             component.device.allocator.free(slots)
@@ -264,13 +274,14 @@ def begin_load_back(tree: Tree, receipt: Receipt) -> Operation | None:
     Room has been made before (R3). Returns None, leaving no trace, if a pool is short after all.
     """
     plan = load_plan(receipt, tree.components)
+    tenant = receipt.anchor.tenant
     reserved: list[tuple[TreeComponent, Node, bytes]] = []
     for component, nodes in zip(tree.components, plan):
         for node in nodes:
-            slots = component.device.reserve(component.n_slots(node))
+            slots = component.devices[tenant].reserve(component.n_slots(node))
             if slots is None:
                 for other, _, taken in reserved:
-                    other.device.cancel(taken)
+                    other.devices[tenant].cancel(taken)
                 return None
             reserved.append((component, node, slots))
     filled = sorted({id(node): node for _, node, _ in reserved}.values(), key=lambda n: n.start)
@@ -284,7 +295,7 @@ def begin_load_back(tree: Tree, receipt: Receipt) -> Operation | None:
     )
     if pins is None:
         for component, _, taken in reserved:
-            component.device.cancel(taken)
+            component.devices[tenant].cancel(taken)
         return None
     operation = Operation(filled, pins, to_host=False)
     for component in tree.components:
@@ -325,7 +336,8 @@ def commit(tree: Tree, operation: Operation) -> bool:
                 complete = complete and not hangs
                 continue
             cell.incoming = None
-            ledger = component.host if operation.to_host else component.device
+            ledgers = component.hosts if operation.to_host else component.devices
+            ledger = ledgers[node.tenant]
             assert ledger is not None
             ledger.in_flight -= len(slots) // SLOT_BYTES
             if operation.to_host:
@@ -343,7 +355,8 @@ def _cancel(tree: Tree, node: Node, component: TreeComponent) -> None:
     assert cell.incoming is not None
     operation, slots = cell.incoming
     cell.incoming = None
-    ledger = component.host if operation.to_host else component.device
+    ledgers = component.hosts if operation.to_host else component.devices
+    ledger = ledgers[node.tenant]
     assert ledger is not None
     ledger.cancel(slots)
     if cell.device is None and cell.host is None:

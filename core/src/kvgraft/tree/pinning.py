@@ -105,7 +105,7 @@ def acquire(
             for span in segment:
                 moved += _pin_span(tree, component, anchor, span, stamp)
         if moved:
-            ledger = component.device
+            ledger = component.devices[anchor.tenant]
             ledger.evictable -= moved
             ledger.pinned += moved
             broken = broken or ledger.headroom < 0
@@ -114,7 +114,8 @@ def acquire(
     if host_from is not None:
         for component, segment in zip(tree.components, taken):
             pin_host(tree, component, anchor, segment, host_from, 1)
-            broken = broken or (component.host is not None and component.host.headroom < 0)
+            on_host = component.hosts[anchor.tenant]
+            broken = broken or (on_host is not None and on_host.headroom < 0)
     if broken and enforce:
         release(tree, receipt)
         return None
@@ -157,7 +158,7 @@ def advance(tree: Tree, receipt: Receipt, anchor: Node, boundary: int) -> None:
     held.receipts -= 1
     anchor.receipts += 1
     for component in tree.prefix_closed:
-        index, ledger = component.index, component.device
+        index, ledger = component.index, component.devices[anchor.tenant]
         moved = 0
         node = anchor
         while node is not held:
@@ -354,8 +355,9 @@ def _unpin(tree: Tree, component: TreeComponent, anchor: Node, segment: tuple[Sp
                 node = node.parent  # type: ignore[assignment]
     if moved:
         moved //= SLOT_BYTES
-        component.device.pinned -= moved
-        component.device.evictable += moved
+        ledger = component.devices[anchor.tenant]
+        ledger.pinned -= moved
+        ledger.evictable += moved
     if deepest is not None and tree.is_device_leaf(deepest):
         component.queue_device(deepest)
 
@@ -389,6 +391,7 @@ def pin_host(
             moved += len(cell.host) // SLOT_BYTES
             if step < 0 and tree.is_host_candidate(node, component):
                 component.queue_host(node)
-    if moved and component.host is not None:
-        component.host.pinned += step * moved
-        component.host.evictable -= step * moved
+    ledger = component.hosts[anchor.tenant]
+    if moved and ledger is not None:
+        ledger.pinned += step * moved
+        ledger.evictable -= step * moved

@@ -8,7 +8,7 @@ and candidates right. Where several components are installed none is named: ever
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from kvgraft.errors import ConfigError, ContractViolation
 from kvgraft.policies.lru import LeastRecentlyUsed
@@ -27,6 +27,12 @@ DEVICE, HOST = Tier.DEVICE, Tier.HOST
 """As globals: before Python 3.12 an enum's attribute takes ten times as long to read."""
 
 
+def _one_tenant(namespace: object) -> int:
+    """The index of the only ledger, where there are no tenants."""
+    del namespace
+    return 0
+
+
 class Tree:
     """One radix tree per namespace over shared pools.
 
@@ -43,6 +49,8 @@ class Tree:
         clock: the latest stamp: the number of uses so far and, in its low bits, the class of that
             use, see `kvgraft.policies`.
         use_class: class of the uses that come next.
+        tenant_of: the tenant of a namespace, as an index of `TreeComponent.devices`.
+        asker: the tenant that room is being made for; None for nobody's request.
         observer: told of every change; None while nobody listens.
         roots: by namespace.
         cleared: roots of cleared namespaces with their namespaces, while anything below them is
@@ -104,6 +112,8 @@ class Tree:
         self._holders: dict[Node, int] = {}
         self.clock = 0
         self.use_class = 0
+        self.tenant_of: Callable[[object], int] = _one_tenant
+        self.asker: int | None = None
         self.n_nodes = 0
         self._next_ident = 0
 
@@ -151,6 +161,7 @@ class Tree:
         root = self.roots.get(namespace)
         if root is None:
             root = self.roots[namespace] = self.new_node(b"", None, 0, 0)
+            root.tenant = self.tenant_of(namespace)
             self._namespaces[root.ident] = namespace
         return root
 
@@ -323,10 +334,11 @@ class Tree:
         """DEVICE data arrives, from a tier or computed; pinned if the cell is pinned (L4)."""
         cell = node.cells[component.index]
         cell.device = slots
+        ledger = component.devices[node.tenant]
         if cell.device_pins:
-            component.device.pinned += len(slots) // SLOT_BYTES
+            ledger.pinned += len(slots) // SLOT_BYTES
         else:
-            component.device.evictable += len(slots) // SLOT_BYTES
+            ledger.evictable += len(slots) // SLOT_BYTES
         if self.observer is not None:
             self.observer.arrived(node, component, DEVICE, node.start, source)
         above: Node | None = node
@@ -341,10 +353,11 @@ class Tree:
         cell = node.cells[component.index]
         assert cell.device is not None
         cell.device += slots
+        ledger = component.devices[node.tenant]
         if cell.device_pins:
-            component.device.pinned += len(slots) // SLOT_BYTES
+            ledger.pinned += len(slots) // SLOT_BYTES
         else:
-            component.device.evictable += len(slots) // SLOT_BYTES
+            ledger.evictable += len(slots) // SLOT_BYTES
         if self.observer is not None:
             self.observer.arrived(node, component, DEVICE, start, None)
 
@@ -353,12 +366,13 @@ class Tree:
     ) -> None:
         """HOST data arrives, from a tier or computed; pinned if the cell is pinned (L4)."""
         cell = node.cells[component.index]
-        assert component.host is not None
+        ledger = component.hosts[node.tenant]
+        assert ledger is not None
         cell.host = slots
         if cell.host_pins:
-            component.host.pinned += len(slots) // SLOT_BYTES
+            ledger.pinned += len(slots) // SLOT_BYTES
         else:
-            component.host.evictable += len(slots) // SLOT_BYTES
+            ledger.evictable += len(slots) // SLOT_BYTES
         if self.observer is not None:
             self.observer.arrived(node, component, HOST, node.start, source)
         above: Node | None = node
@@ -398,7 +412,10 @@ class Tree:
             self.observer.leaving(node, component, DEVICE, cause)
         cell.device = None
         n_slots = len(slots) // SLOT_BYTES
-        component.device.evictable -= n_slots
+        ledger = component.devices[node.tenant]
+        ledger.evictable -= n_slots
+        if self.asker is not None and self.asker != node.tenant:
+            ledger.lost += n_slots
         component.device_evictions[cause] += n_slots
         self.sink_device(node, 1)
         return slots
@@ -433,13 +450,17 @@ class Tree:
             raise ContractViolation(
                 "E5", component.name, f"{node!r} leaves HOST while it is pinned"
             )
-        assert component.host is not None
+        ledger = component.hosts[node.tenant]
+        assert ledger is not None
         if self.observer is not None:
             self.observer.leaving(node, component, HOST, cause)
         cell.host = None
-        component.host.evictable -= len(slots) // SLOT_BYTES
-        component.host.allocator.free(slots)
-        component.host_evictions[cause] += len(slots) // SLOT_BYTES
+        n_slots = len(slots) // SLOT_BYTES
+        ledger.evictable -= n_slots
+        if self.asker is not None and self.asker != node.tenant:
+            ledger.lost += n_slots
+        ledger.allocator.free(slots)
+        component.host_evictions[cause] += n_slots
         if cell.device is None:
             self.lose_points(node, component)
         below: Node | None = node

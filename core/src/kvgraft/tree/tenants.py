@@ -1,0 +1,353 @@
+"""Tenants that share pools: their books, and who gives up data for whom (K4, K5).
+
+Every namespace belongs to a tenant, so every node does (`Node.tenant`). A tenant has a ledger of
+its own in every pool, and the pool's own terms are the sums. Per pool, in slots:
+
+    used       evictable + pinned + private + in flight
+    committed  what its requests hold and are promised: used - evictable + promised
+    over       used - leaving - guarantee: it has borrowed so much
+
+Admissions and pins keep `sum of max(guarantee, committed) <= capacity`: running requests never hold
+or count on another's guarantee, so it is there when its tenant asks (A7, A8). Cached data may lie
+in it, and is evicted for that tenant's requests. Making room takes data of the tenant that borrowed
+most for its weight (K5), and no more than it borrowed: not a slot of a guarantee (K4). A tenant at
+its limit takes its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvgraft.policies.policy import EvictionPolicy, Order
+from kvgraft.policies.recency import RecencyQueue
+from kvgraft.pools.allocator import SlotAllocator
+from kvgraft.stats import PoolShare
+from kvgraft.tree.ledger import Ledger
+from kvgraft.types import Tier
+
+if TYPE_CHECKING:
+    from kvgraft.tree.component import TreeComponent
+    from kvgraft.tree.tree import Tree
+
+__all__ = ["SharedLedger", "Tenant", "TenantLedger", "TenantOrders", "Tenants", "share_orders"]
+
+ROUNDING = 1e-6
+"""Slots by which a share of a pool may be too small for want of digits: 0.29 of 100 is 29."""
+
+
+class Tenant(NamedTuple):
+    """A tenant's rights.
+
+    Attributes:
+        name: its name.
+        guarantees: by tier, the share of every pool that others' requests take nothing of.
+        limits: by tier, the share of every pool that it never has more of.
+        weight: its part of what is borrowed, against the others' weights.
+    """
+
+    name: str
+    guarantees: Mapping[Tier, float]
+    limits: Mapping[Tier, float]
+    weight: float
+
+
+class Tenants:
+    """The tenants of a cache.
+
+    Args:
+        tenants: in the order of their indexes.
+        namespaces: the tenant of a namespace, by index.
+        prefixes: the tenant of the namespaces that are text and begin so, by index; the longest
+            prefix counts.
+        others: index of the tenant that all other namespaces belong to.
+    """
+
+    def __init__(
+        self,
+        tenants: Sequence[Tenant],
+        namespaces: Mapping[Hashable, int],
+        prefixes: Mapping[str, int],
+        others: int,
+    ) -> None:
+        self.tenants = tenants
+        self._namespaces = namespaces
+        self._prefixes = sorted(prefixes.items(), key=lambda item: -len(item[0]))
+        self._others = others
+
+    def of(self, namespace: object) -> int:
+        """The index of a namespace's tenant."""
+        index = self._namespaces.get(namespace)
+        if index is not None:
+            return index
+        if isinstance(namespace, str):
+            for prefix, its in self._prefixes:
+                if namespace.startswith(prefix):
+                    return its
+        return self._others
+
+    def ledger(
+        self, component: str, tier: Tier, allocator: SlotAllocator, granule: int
+    ) -> SharedLedger:
+        """The ledger of one pool; shares of it are rounded down to multiples of `granule` slots."""
+        return SharedLedger(component, tier, allocator, self.tenants, granule)
+
+
+class TenantLedger(Ledger):
+    """One tenant's part of a pool's books.
+
+    Attributes:
+        pool: the pool's ledger.
+        tenant: whose.
+    """
+
+    __slots__ = ("_fitted", "_granule", "_guarantee", "_limit", "pool", "tenant")
+
+    def __init__(self, pool: SharedLedger, tenant: Tenant, granule: int) -> None:
+        Ledger.__init__(self, pool.component, pool.tier, pool.allocator)
+        self.pool = pool
+        self.tenant = tenant
+        self._granule = granule
+        self._fitted = -1
+        self._guarantee = self._limit = 0
+
+    def _fit(self) -> None:
+        """Turn the shares into slots of the pool as it is now."""
+        self._fitted = capacity = self.allocator.capacity
+        shares = self.tenant.guarantees[self.tier], self.tenant.limits[self.tier]
+        guarantee, limit = (int(share * capacity + ROUNDING) for share in shares)
+        self._guarantee = guarantee - guarantee % self._granule
+        self._limit = capacity if limit == capacity else limit - limit % self._granule
+
+    @property
+    def name(self) -> str:
+        """Its tier and tenant, for messages."""
+        return f"{self.tier.value} tenant {self.tenant.name!r}:"
+
+    @property
+    def guarantee(self) -> int:
+        """Slots of which others' requests take nothing."""
+        if self._fitted != self.allocator.capacity:
+            self._fit()
+        return self._guarantee
+
+    @property
+    def limit(self) -> int:
+        """Most slots it ever has."""
+        if self._fitted != self.allocator.capacity:
+            self._fit()
+        return self._limit
+
+    @property
+    def used(self) -> int:
+        """Its slots."""
+        return self.evictable + self.pinned + self.private + self.in_flight
+
+    @property
+    def committed(self) -> int:
+        """Slots that its requests and transfers hold, and those that are promised."""
+        return self.pinned + self.private + self.in_flight + self.promised
+
+    @property
+    def over(self) -> int:
+        """Slots it has borrowed; those on their way out are given back already."""
+        return self.used - self.leaving - self.guarantee
+
+    @property
+    def headroom(self) -> int:
+        """Slots that may be given to it without breaking a promise or a guarantee."""
+        others = 0
+        for each in self.pool.parts:
+            if each is not self:
+                committed, guarantee = each.committed, each.guarantee
+                others += committed if committed > guarantee else guarantee
+        return min(self.allocator.capacity - others, self.limit) - self.committed
+
+    @property
+    def room(self) -> int:
+        """Slots it can take without evicting any."""
+        return min(self.allocator.n_free, self.limit - self.used)
+
+    def share(self) -> PoolShare:
+        """A copy of the books."""
+        return PoolShare(
+            guarantee=self.guarantee,
+            limit=self.limit,
+            evictable=self.evictable,
+            pinned=self.pinned,
+            private=self.private,
+            in_flight=self.in_flight,
+            promised=self.promised,
+            lost=self.lost,
+        )
+
+    @property
+    def ceiling(self) -> int:
+        """The most slots that its requests can hold: others' guarantees are kept for them."""
+        others = sum([each.guarantee for each in self.pool.parts]) - self.guarantee
+        return min(self.limit, self.allocator.capacity - others)
+
+
+def _sum_of(term: str) -> Any:
+    """A term of the pool's ledger: it cannot be written."""
+
+    def total(ledger: SharedLedger) -> int:
+        return sum([getattr(each, term) for each in ledger.parts])
+
+    return property(total, doc=f"The tenants' `{term}` together.")
+
+
+class SharedLedger(Ledger):
+    """The books of a pool that tenants share: the sums of theirs."""
+
+    __slots__ = ("_parts",)
+
+    evictable = _sum_of("evictable")
+    pinned = _sum_of("pinned")
+    private = _sum_of("private")
+    in_flight = _sum_of("in_flight")
+    leaving = _sum_of("leaving")
+    promised = _sum_of("promised")
+    lost = _sum_of("lost")
+
+    def __init__(
+        self,
+        component: str,
+        tier: Tier,
+        allocator: SlotAllocator,
+        tenants: Sequence[Tenant],
+        granule: int,
+    ) -> None:
+        self.component = component
+        self.tier = tier
+        self.allocator = allocator
+        self.cost: Callable[[Any], int] | None = None
+        self._parts = tuple([TenantLedger(self, tenant, granule) for tenant in tenants])
+
+    @property
+    def parts(self) -> tuple[TenantLedger, ...]:
+        """The tenants' ledgers, by index."""
+        return self._parts
+
+    @property
+    def headroom(self) -> int:
+        """Slots that are guaranteed to nobody and that no request holds or is promised."""
+        taken = 0
+        for each in self._parts:
+            committed, guarantee = each.committed, each.guarantee
+            taken += committed if committed > guarantee else guarantee
+        return self.allocator.capacity - taken
+
+    @property
+    def overdrawn(self) -> str:
+        """The numbers of a headroom below 0, for messages."""
+        parts = ", ".join(
+            f"{each.tenant.name!r} committed({each.committed}) of guarantee({each.guarantee})"
+            for each in self._parts
+        )
+        return f"{self.name} guarantees and commitments exceed capacity({self.capacity}): {parts}"
+
+
+class TenantOrders:
+    """The candidates of one pool: an order for each tenant.
+
+    Whose candidate leaves next depends on the tenant that room is made for (`Tree.asker`).
+
+    Args:
+        tree: says for whom room is made.
+        pool: the pool's ledger.
+        orders: one per tenant.
+        beside: the pool's other candidates, which leave after those of the same tenant here.
+    """
+
+    def __init__(
+        self,
+        tree: Tree,
+        pool: SharedLedger,
+        orders: Sequence[Order],
+        beside: TenantOrders | None = None,
+    ) -> None:
+        self._tree = tree
+        self._ledgers = pool.parts
+        self._orders = orders
+        self._beside = beside
+        self._waiting = [0] * len(orders)
+
+    def push(self, stamp: int, node: Any) -> None:
+        """Enter a candidate with those of its tenant."""
+        self._orders[node.tenant].push(stamp, node)
+        self._waiting[node.tenant] += 1
+
+    def pop(self) -> tuple[int, Any] | None:
+        """Take the next candidate of the tenant that gives one up; None if none has to.
+
+        Raises:
+            LookupError: the policy's order has lost a candidate (K2).
+        """
+        giver = self.giver()
+        if giver is None or not self._waiting[giver]:
+            return None
+        entry = self._orders[giver].pop()
+        if entry is None:
+            name = self._ledgers[giver].tenant.name
+            raise LookupError(f"{self._waiting[giver]} candidates of tenant {name!r} wait")
+        self._waiting[giver] -= 1
+        return entry
+
+    def giver(self) -> int | None:
+        """The tenant whose data goes next: it borrowed most for its weight; None if none has to.
+
+        The tenant that asks may lose its own whatever it has, others what they borrowed (K4, K5).
+        Where it is its limit that the tenant is short of, only its own helps.
+        """
+        ledgers, asker = self._ledgers, self._tree.asker
+        if asker is not None:
+            own = ledgers[asker]
+            if own.limit - own.used <= own.allocator.n_free:
+                return asker
+        found, most = None, (0.0, False)
+        for index, ledger in enumerate(ledgers):
+            if not self._waiting[index] and not (self._beside and self._beside.waits(index)):
+                continue
+            over = ledger.over
+            if over > 0 or asker is None or index == asker:
+                rank = over / ledger.tenant.weight, index == asker
+                if found is None or rank > most:
+                    found, most = index, rank
+        return found
+
+    def waits(self, tenant: int) -> bool:
+        """Whether a tenant has candidates."""
+        return self._waiting[tenant] > 0
+
+    def keep(self, wanted: Callable[[Any], object]) -> None:
+        """Drop every candidate that is not wanted; O(candidates)."""
+        for index, order in enumerate(self._orders):
+            order.keep(wanted)
+            self._waiting[index] = len(order)
+
+    def score(self, stamp: int) -> float | None:
+        """The score of data with a stamp, of any tenant; None if it has none."""
+        return self._orders[0].score(stamp)
+
+    def __len__(self) -> int:
+        return sum([len(order) for order in self._orders])
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        """Every candidate with its stamp, in no order."""
+        for order in self._orders:
+            yield from order
+
+
+def share_orders(tree: Tree, component: TreeComponent, policy: EvictionPolicy) -> None:
+    """Give every tenant orders of its own in the pools of a component."""
+    component.withholds = True
+    device, host = component.device, component.host
+    assert isinstance(device, SharedLedger)
+    used = TenantOrders(tree, device, [policy.order(each) for each in device.parts])
+    component.device_queue = used
+    behind = [RecencyQueue() for _ in device.parts]
+    component.behind_queue = TenantOrders(tree, device, behind, beside=used)
+    if isinstance(host, SharedLedger):
+        orders = [policy.order(each) for each in host.parts]
+        component.host_queue = TenantOrders(tree, host, orders)

@@ -1,0 +1,1 @@
+"""Tenants that share a cache (K4, K5)."""
