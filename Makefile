@@ -13,7 +13,7 @@ FITTING := import re, sys; print(*(each for each in sys.argv[1:] if sys.version_
   map(int, re.search(r"requires-python = .>=(\d+)\.(\d+)", open(each + "/pyproject.toml").read()).groups()))))
 DISTS  := $(shell $(firstword $(wildcard $(PY)) $(PYTHON)) -c '$(FITTING)' $(ALL))
 EXTRAS := './plugins/observe[prometheus,kv-events,opentelemetry]' $(if $(filter plugins/mooncake,$(DISTS)),'./plugins/mooncake[cpu]') \
-  $(if $(filter plugins/transformers,$(DISTS)),'./plugins/transformers[serve,grammar]')
+  $(if $(filter plugins/transformers,$(DISTS)),'./plugins/transformers[serve]' './plugins/transformers[grammar]')
 BUILD  := 'hatchling>=1.27' editables
 TOOLS  := pytest hypothesis pytest-xdist pytest-timeout ruff mypy 'scriv[toml]' twine httpx openai 'moto[server]' opentelemetry-sdk
 DOCTOOLS := mkdocs-material 'mkdocstrings[python]'
