@@ -273,6 +273,15 @@ def test_a_class_with_few_samples_is_taken_to_be_as_the_coarser_one() -> None:
     assert rates.of(6)[1] == pytest.approx(0.5, abs=0.01)
 
 
+def test_scores_stay_as_they_were_learnt_whenever_they_are_asked_for() -> None:
+    prefixes = sampled({2: [100] * N_BINS}, {2: [50] * N_BINS})
+    early, late = (Rates(prefixes, (2,)) for _ in range(2))
+    before = early.scores(2, 64)
+    prefixes.reached[2][0] += 10_000
+    prefixes.reused[2][1] += 100
+    assert late.scores(2, 64) == before
+
+
 def test_a_score_is_the_reuses_to_expect_per_stay() -> None:
     late = [0, 0, 0, 9_000, *[0] * 10]
     rates = Rates(sampled({0: [10_000] * N_BINS}, {0: late}), ())

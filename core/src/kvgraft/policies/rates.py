@@ -28,7 +28,7 @@ NONE = [0] * N_BINS
 
 
 class Rates:
-    """The rates at one moment.
+    """The rates at one moment: samples that are counted later change nothing.
 
     Args:
         prefixes: the samples.
@@ -38,8 +38,9 @@ class Rates:
     def __init__(self, prefixes: Prefixes, masks: tuple[int, ...]) -> None:
         reached, reused = prefixes.reached, prefixes.reused
         self._prior = PRIOR_REQUESTS * max(1.0, prefixes.n_reuses / max(1, prefixes.n_returns))
-        self._steps = [(mask, _coarse(reached, mask), _coarse(reused, mask)) for mask in masks]
-        self._steps.append((-1, reached, reused))
+        self._steps = [
+            (mask, _coarse(reached, mask), _coarse(reused, mask)) for mask in (*masks, -1)
+        ]
         all_reached, all_reused = _sum(reached.values()), _sum(reused.values())
         mean = sum(all_reused) / max(1, sum(all_reached))
         self._pooled = self._refined([mean] * N_BINS, all_reached, all_reused)

@@ -9,11 +9,15 @@ check_policy(MyPolicy)
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any, NamedTuple
 
 from kvgraft.errors import ContractViolation
 from kvgraft.packages.policies import missing_members
+from kvgraft.policies.greedy_dual import GreedyDualQueue
 from kvgraft.policies.policy import (
     CLASS_BITS,
     MAX_CLASSES,
@@ -30,6 +34,12 @@ __all__ = ["check_policy"]
 
 N_TOKENS = 1 << 14
 CAPACITY = 64
+
+FEW, MANY = 64, 1024
+"""Candidates, for the steps that taking and entering one is made of."""
+
+MOST_GROWTH = 4
+"""Times as many steps among many as among few; where all are searched it is 16 times as many."""
 
 
 class _Pool(NamedTuple):
@@ -57,11 +67,26 @@ class _Twin:
         self.policy.opened(N_TOKENS)
 
 
+@contextmanager
+def _told(call: str, rule: str = "P5") -> Iterator[None]:
+    """Name the call whose code raises."""
+    try:
+        yield
+    except ContractViolation:
+        raise
+    except Exception as error:
+        said = f"`{call}` raised {type(error).__name__}: {error}"
+        raise ContractViolation(rule, None, said) from error
+
+
 def check_policy(make: Callable[[], EvictionPolicy], *, n_steps: int = 4000, seed: int = 0) -> None:
     """Drive two instances of a policy with the same random calls.
 
     Requests arrive, are admitted and finish with and without hints; their data is entered in the
-    orders of three pools, taken and dropped, as a tree does it.
+    orders of three pools, taken and dropped, as a tree does it. One of the two instances is asked
+    more often than the other what changes nothing: `classify`, `describe`, `score`, the length of
+    an order and its candidates. Then an order is filled with few candidates, and another one with
+    many, and each candidate is taken and entered again.
 
     Args:
         make: makes the policy, without arguments.
@@ -70,8 +95,9 @@ def check_policy(make: Callable[[], EvictionPolicy], *, n_steps: int = 4000, see
 
     Raises:
         ContractViolation: K1 (what was never entered, is no class or no score, or a member is
-            missing), K2 (a candidate taken twice, forgotten, or before one of a lower score) or K3
-            (two instances differ), with the step.
+            missing), K2 (a candidate taken twice, forgotten, or before one of a lower score; an
+            order that raises), K3 (two instances differ), E7 (taking a candidate is a search of all
+            of them) or P5 (the policy raises), with the step.
     """
     missing = missing_members(make())
     if missing:
@@ -80,6 +106,7 @@ def check_policy(make: Callable[[], EvictionPolicy], *, n_steps: int = 4000, see
     for step in range(n_steps):
         driver.step(step)
     driver.empty()
+    _check_steps(make)
 
 
 class _Driver:
@@ -93,6 +120,9 @@ class _Driver:
         self.twins = [_Twin(make), _Twin(make)]
         self.chance = chance
         self.entered: list[dict[int, int]] = [{} for _ in self.twins[0].orders]
+        self.floors: list[dict[int, int]] = [{} for _ in self.twins[0].orders]
+        """Rank of the last victim when a candidate was entered, for `GreedyDualQueue`."""
+        self.floor = [0] * len(self.entered)
         self.clock = 0
         self.allocated = 0
         self.number = 0
@@ -104,6 +134,8 @@ class _Driver:
         if self.chance.random() < 0.01:
             self._keep(number)
             self._rank(number)
+        if self.chance.random() < 0.05:
+            self._look()
 
     def empty(self) -> None:
         """Take all that is left."""
@@ -119,17 +151,17 @@ class _Driver:
         if not self.twins[0].policy.classifies:
             self._tick(0)
             return
-        sequence = self.chance.randrange(12)
-        n_tokens = self.chance.randrange(1, 9) * 1024
-        tokens = bytearray(sequence.to_bytes(4, "little") * n_tokens)
-        uses = [Use("space", tokens, n_tokens, self.allocated, []) for _ in self.twins]
+        uses = [self._use()]
+        uses.append(Use("space", uses[0].tokens, uses[0].prompt_tokens, self.allocated, []))
         classes = []
         for twin, its in zip(self.twins, uses):
-            its_class, its.memo = twin.policy.classify(its)
+            with _told("classify"):
+                its_class, its.memo = twin.policy.classify(its)
             classes.append(its_class)
         self._tick(self._expect_class(number, "classify", classes))
         for twin, its in zip(self.twins, uses):
-            twin.policy.admitted(its, self.clock)
+            with _told("admitted"):
+                twin.policy.admitted(its, self.clock)
         self.running.append(uses)
         self.allocated += self.chance.randrange(16)
 
@@ -140,7 +172,10 @@ class _Driver:
         hint = self.chance.choice([None, *Hint])
         for each in uses:
             each.allocated = self.allocated
-        told = [twin.policy.finished(its, self.clock, hint) for twin, its in zip(self.twins, uses)]
+        with _told("finished"):
+            told = [
+                twin.policy.finished(its, self.clock, hint) for twin, its in zip(self.twins, uses)
+            ]
         self._tick(self._expect_class(number, "finished", told))
 
     def _push(self, number: int) -> None:
@@ -151,15 +186,39 @@ class _Driver:
             stamp = max(0, stamp - (self.chance.randrange(200) << CLASS_BITS))
         self.number += 1
         self.entered[at][self.number] = stamp
+        self.floors[at][self.number] = self.floor[at]
         for each in self.twins:
-            each.orders[at].push(stamp, self.number)
+            with _told("push", "K2"):
+                each.orders[at].push(stamp, self.number)
+
+    def _look(self) -> None:
+        """Ask one of the two for what changes nothing; a request may begin and be given up."""
+        twin = self.twins[self.chance.randrange(2)]
+        order = twin.orders[self.chance.randrange(len(self.entered))]
+        with _told("score, len or iter", "K2"):
+            order.score(self.clock)
+            if len(order) != len(list(order)):
+                raise ContractViolation("K2", None, "an order's `len` is not what it iterates over")
+        with _told("describe or classify"):
+            twin.policy.describe(class_of(self.clock))
+            if twin.policy.classifies:
+                twin.policy.classify(self._use())
+
+    def _use(self) -> Use:
+        """A new request."""
+        sequence = self.chance.randrange(12)
+        n_tokens = self.chance.randrange(1, 9) * 1024
+        tokens = bytearray(sequence.to_bytes(4, "little") * n_tokens)
+        return Use("space", tokens, n_tokens, self.allocated, [])
 
     def _rank(self, number: int) -> None:
         """Ask how data is ranked, as `explain` does."""
         its_class, stamp = class_of(self.clock), self.clock
-        words = [each.policy.describe(its_class) for each in self.twins]
         at = self.chance.randrange(len(self.entered))
-        scores = [each.orders[at].score(stamp) for each in self.twins]
+        with _told("describe"):
+            words = [each.policy.describe(its_class) for each in self.twins]
+        with _told("score", "K2"):
+            scores = [each.orders[at].score(stamp) for each in self.twins]
         if not isinstance(words[0], str):
             raise ContractViolation(
                 "K1", None, f"step {number}: describe gives {words[0]!r:.40}; give a str"
@@ -185,7 +244,8 @@ class _Driver:
         gone = {each for each in self.entered[at] if self.chance.random() < 0.5}
         self.entered[at] = {k: v for k, v in self.entered[at].items() if k not in gone}
         for each in self.twins:
-            each.orders[at].keep(lambda node: node not in gone)
+            with _told("keep", "K2"):
+                each.orders[at].keep(lambda node: node not in gone)
             there = sorted(node for _, node in each.orders[at])
             if there != sorted(self.entered[at]) or len(each.orders[at]) != len(there):
                 raise ContractViolation(
@@ -211,7 +271,25 @@ class _Driver:
             raise ContractViolation(
                 "K2", None, f"{when}: a candidate comes back with stamp {stamp}, not its own"
             )
-        self._expect_first(at, stamp, when)
+        if type(self.twins[0].orders[at]) is GreedyDualQueue:
+            self._expect_least(at, stamp, node, when)
+        else:
+            self._expect_first(at, stamp, when)
+
+    def _expect_least(self, at: int, stamp: int, taken: int, when: str) -> None:
+        """No candidate left costs less on top of the rank of the last victim at its entry."""
+        floors, entered = self.floors[at], self.entered[at]
+        rank = floors[taken] + _cost(taken), stamp, taken
+        first = min(
+            ((floors[each] + _cost(each), entered[each], each) for each in entered), default=rank
+        )
+        if first < rank:
+            raise ContractViolation(
+                "K2",
+                None,
+                f"{when}: a candidate of rank {rank[0]} is taken before one of rank {first[0]}",
+            )
+        self.floor[at] = max(self.floor[at], rank[0])
 
     def _expect_first(self, at: int, taken: int, when: str) -> None:
         """No candidate left has a lower score, or that score and a smaller stamp.
@@ -236,10 +314,14 @@ class _Driver:
             )
 
     def _taken(self, at: int) -> tuple[int, Any] | None:
-        first, second = [each.orders[at].pop() for each in self.twins]
+        with _told("pop", "K2"):
+            first, second = [each.orders[at].pop() for each in self.twins]
         if first != second:
             raise ContractViolation(
-                "K3", None, f"two instances, told the same, give victims {first} and {second}"
+                "K3",
+                None,
+                f"two instances, told the same, give victims {first} and {second}; one of them was "
+                "asked more often for what changes nothing",
             )
         return first
 
@@ -264,3 +346,60 @@ class _Driver:
                 f"step {number}: two instances, told the same, answer {call} differently",
             )
         return its_class
+
+
+class _Counted(int):
+    """A number that counts how often numbers of its kind are compared."""
+
+    compared = 0
+
+    def __lt__(self, other: int) -> bool:
+        _Counted.compared += 1
+        return int(self) < int(other)
+
+    def __gt__(self, other: int) -> bool:
+        _Counted.compared += 1
+        return int(self) > int(other)
+
+    def __eq__(self, other: object) -> bool:
+        _Counted.compared += 1
+        return isinstance(other, int) and int(self) == int(other)
+
+    __hash__ = int.__hash__
+
+
+def _check_steps(make: Callable[[], EvictionPolicy]) -> None:
+    """Taking a candidate is no search of all of them (E7)."""
+    for at in range(len(_Twin(make).orders)):
+        few, many = _steps(make, at, FEW), _steps(make, at, MANY)
+        if many > MOST_GROWTH * few:
+            raise ContractViolation(
+                "E7",
+                None,
+                f"to take a candidate and enter another takes {few:.0f} lines and comparisons "
+                f"among {FEW}, and {many:.0f} among {MANY}",
+            )
+
+
+def _steps(make: Callable[[], EvictionPolicy], at: int, n_candidates: int) -> float:
+    """Lines of Python and comparisons of candidates, for each that is taken and entered."""
+    order = _Twin(make).orders[at]
+    for number in range(n_candidates):
+        order.push(_Counted(number << CLASS_BITS), _Counted(number))
+    n_lines = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal n_lines
+        del frame, argument
+        n_lines += event == "line"
+        return trace
+
+    before, compared = sys.gettrace(), _Counted.compared
+    sys.settrace(trace)
+    try:
+        for number in range(n_candidates, 2 * n_candidates):
+            order.pop()
+            order.push(_Counted(number << CLASS_BITS), _Counted(number))
+    finally:
+        sys.settrace(before)
+    return (n_lines + _Counted.compared - compared) / n_candidates
