@@ -7,6 +7,9 @@
 
     kvgraft check mine                          the command line
 
+`check_restored_logits` compares a model behind restored prefixes with one pass over everything: the
+contract knows the declared reach, only the model knows its own.
+
 Needs the extra `kvgraft[testing]`: pytest and Hypothesis. See `docs/write-a-component.md`.
 """
 
@@ -29,6 +32,12 @@ if TYPE_CHECKING:
     from kvgraft.testing.checking import check_component
     from kvgraft.testing.clause import CLAUSES, Clause
     from kvgraft.testing.component_contract import ComponentContract
+    from kvgraft.testing.logits import (
+        LogitsDifference,
+        LogitsReport,
+        PooledModel,
+        check_restored_logits,
+    )
     from kvgraft.testing.profiles import PROFILES, Profile
     from kvgraft.testing.result import Result, Status
 
@@ -37,10 +46,14 @@ __all__ = [
     "PROFILES",
     "Clause",
     "ComponentContract",
+    "LogitsDifference",
+    "LogitsReport",
+    "PooledModel",
     "Profile",
     "Result",
     "Status",
     "check_component",
+    "check_restored_logits",
 ]
 
 _LAZY = {
@@ -48,10 +61,14 @@ _LAZY = {
     "PROFILES": "profiles",
     "Clause": "clause",
     "ComponentContract": "component_contract",
+    "LogitsDifference": "logits",
+    "LogitsReport": "logits",
+    "PooledModel": "logits",
     "Profile": "profiles",
     "Result": "result",
     "Status": "result",
     "check_component": "checking",
+    "check_restored_logits": "logits",
 }
 """Where names are; a process that only asks another one for results loads no state machine."""
 

@@ -90,7 +90,7 @@ class Grammars:
 
 
 class Grammar(Constraint):
-    """What one answer may still say.
+    """The rest of one answer, as far as it is fixed.
 
     Args:
         matcher: at the answer's beginning.
