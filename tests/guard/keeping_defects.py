@@ -1,16 +1,22 @@
-"""A core that clears wrongly."""
+"""A core that clears and pins wrongly."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
+from kvgraft import BudgetError, TokenKey
 from kvgraft.cache import Cache
+from kvgraft.requests.leases import Leases
+from kvgraft.requests.pins import Pins
 from kvgraft.requests.publishing import Publisher
 from kvgraft.requests.request import Request
-from kvgraft.tree import clearing, eviction
+from kvgraft.tree import clearing, eviction, pinning
 from kvgraft.tree.component import TreeComponent
+from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import Node
+from kvgraft.tree.pinning import Receipt
 from kvgraft.tree.tree import Tree
 
 from .defect import breaks
@@ -72,3 +78,62 @@ def _nothing(tree: Tree, node: Node) -> None:
 
 def _always(cache: Cache, request: Request) -> bool:
     return True
+
+
+# -- pins
+
+
+@breaks("K6", "base")
+def a_pin_beyond_the_bound(put: Patch) -> None:
+    def boundless(self: Pins, ledger: Ledger) -> int:
+        return ledger.capacity
+
+    scene = Scene()
+    scene.cached(PROMPT)
+    put.setattr(Pins, "bound", boundless)
+    with suppress(BudgetError):  # 8 pages of 16; a quarter may be pinned
+        scene.cache.pin(TokenKey(PROMPT), owner="router")
+
+
+@breaks("A12", "base")
+def a_pin_that_takes_promised_slots(put: Patch) -> None:
+    acquire = pinning.acquire
+
+    def forced(*given: Any, **named: Any) -> Any:
+        return acquire(*given, **{**named, "enforce": False})
+
+    scene = Scene()
+    scene.cached(PROMPT[:16])
+    scene.admitted(range(500, 548))
+    put.setattr(pinning, "acquire", forced)
+    with suppress(BudgetError):
+        scene.cache.pin(TokenKey(PROMPT[:16]), owner="router")
+
+
+@breaks("K6", "base")
+def a_pin_that_holds_nothing(put: Patch) -> None:
+    def keep(self: Leases, key: TokenKey, limit: int) -> Any:
+        found, receipt = kept(self, key, limit)
+        assert receipt is not None
+        pinning.release(self.tree, receipt)
+        receipt.released = False
+        return found, receipt
+
+    kept = Leases.keep
+    scene = Scene()
+    scene.cached(PROMPT[:16])
+    put.setattr(Leases, "keep", keep)
+    scene.cache.pin(TokenKey(PROMPT[:16]), owner="router")
+
+
+@breaks("L1", "base")
+def an_unpin_that_leaves_its_pins(put: Patch) -> None:
+    scene = Scene()
+    scene.cached(PROMPT[:16])
+    pin = scene.cache.pin(TokenKey(PROMPT[:16]), owner="router")
+    put.into(scene.cache.leases, unpin=_leave)
+    scene.cache.unpin(pin)
+
+
+def _leave(leases: Leases, receipt: Receipt) -> None:
+    pass

@@ -1,13 +1,16 @@
-"""Cores with one defect each in what keeps data beside the policy: clearing."""
+"""Cores with one defect each in what keeps data beside the policy: clearing, pins."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from kvgraft.cache import Cache
 from kvgraft.events import Recorder
+from kvgraft.requests.leases import Leases
+from kvgraft.requests.pins import Pin, Pins
 from kvgraft.requests.request import Request
-from kvgraft.tree import clearing
+from kvgraft.tree import clearing, pinning
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
 
@@ -85,3 +88,53 @@ def a_waiting_request_keeps_a_cleared_match(patch: Patch) -> None:
             self.tree.cleared = cleared
 
     patch.setattr(Cache, "admit", old)
+
+
+# -- pins
+
+
+@mutant("everything", "K6")
+def pins_go_beyond_their_bound(patch: Patch) -> None:
+    patch.setattr(Pins, "bound", lambda self, ledger: ledger.capacity)
+
+
+@mutant("everything", "A12", "A7", "K6")
+def a_pin_takes_promised_slots(patch: Patch) -> None:
+    pin = Leases._pin
+
+    def force(self: Leases, *given: Any, **named: Any) -> Any:
+        if named.get("touch") is False:
+            named["enforce"] = False
+        return pin(self, *given, **named)
+
+    patch.setattr(Leases, "_pin", force)
+
+
+@mutant("everything", "K6", "L1", "L2")
+def an_eviction_takes_pinned_data(patch: Patch) -> None:
+    evict = Cache.evict
+
+    def careless(self: Cache, *given: Any) -> int:
+        for pin in self.pins:
+            if not pin.receipt.released:
+                pinning.release(self.tree, pin.receipt)
+        return evict(self, *given)
+
+    patch.setattr(Cache, "evict", careless)
+
+
+@mutant("everything+window", "L1", "T8", "K6")
+def an_unpin_leaves_a_pin(patch: Patch) -> None:
+    end = Pins._end
+
+    def partly(self: Pins, pin: Pin) -> None:
+        pin.receipt.segments[0] = ()
+        end(self, pin)
+
+    patch.setattr(Pins, "_end", partly)
+
+
+@mutant("everything", "K6")
+def a_pin_stops_a_page_early(patch: Patch) -> None:
+    keep = Leases.keep
+    patch.setattr(Leases, "keep", lambda self, key, limit: keep(self, key, max(0, limit - 1)))

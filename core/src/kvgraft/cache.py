@@ -43,6 +43,7 @@ from kvgraft.requests.load_back import LoadBacks
 from kvgraft.requests.offers import Offers
 from kvgraft.requests.page_slots import PageSlots
 from kvgraft.requests.parts import Part
+from kvgraft.requests.pins import Pin, Pins
 from kvgraft.requests.publishing import Publisher
 from kvgraft.requests.request import (
     ADMITTED,
@@ -103,6 +104,7 @@ class Cache:
         arenas: the budgets that pools share; None without one.
         points: counts resume points by kind: `made`, `used`, `skipped`, `lost`.
         guard: the checker of rules while it serves; None when the guard is off.
+        pins: the pinned prefixes.
         requests: requests that have begun and not ended, by their `id()`.
         publisher: counts `checkpoints` that shared something, and `declined_checkpoints` that found
             no headroom (A12).
@@ -155,6 +157,7 @@ class Cache:
         self.budget = parts.kind(Budget)(
             self.tree, self.mounted, self.private, self.points, self.arenas
         )
+        self.pins = Pins(self.tree, self.leases, config.pin_share)
         self.uses = Uses(self.tree, parts.policy)
         self.hits = parts.hits(self.tree)
         self._mark = object()
@@ -657,6 +660,45 @@ class Cache:
             )
         return self.arenas.move(giver, taker, tier)
 
+    def pin(self, key: TokenKey, *, owner: str, max_tokens: int | None = None) -> Pin:
+        """Keep the cached part of a prefix, such as a system prompt, until it is unpinned (K6).
+
+        A part that is not cached is not pinned, and not later either: `Pin.tokens` says how far it
+        goes. So pin a prefix after a request that computed it finished, or was checkpointed.
+
+        Args:
+            key: the prefix; a last page that is not full is left out.
+            owner: whose it is, for `stats` and `unpin_all`.
+            max_tokens: most tokens to pin.
+
+        Raises:
+            ConfigError: no `TokenKey`, an owner without a name, or fewer than no tokens.
+            BudgetError: it would take slots that were promised to admitted requests, or pins would
+                hold more than `pin_share` of a pool; nothing was pinned.
+            LeaseError: the cache is closed.
+        """
+        n_tokens = expect_key(key).n_tokens
+        if max_tokens is not None:
+            n_tokens = min(n_tokens, expect_count("pin: max_tokens", max_tokens))
+        _expect_owner("pin", owner)
+        if self.closed:
+            raise _closed()
+        return self.pins.pin(key, owner, n_tokens // self.tree.page_size)
+
+    def unpin(self, pin: Pin) -> None:
+        """Let go of a pinned prefix: its data is evicted as any other.
+
+        Nothing happens if its namespace was cleared meanwhile.
+
+        Raises:
+            LeaseError: it was unpinned before, or is none of this cache.
+        """
+        self.pins.unpin(pin)
+
+    def unpin_all(self, owner: str) -> int:
+        """Let go of all that an owner pinned; returns how many pins that were."""
+        return self.pins.unpin_all(_expect_owner("unpin_all", owner))
+
     def clear(self, namespace: object = Namespaces.ALL) -> ClearStats:
         """Forget all data of one namespace, or of all, on DEVICE and HOST, while requests run.
 
@@ -664,9 +706,9 @@ class Cache:
         ones' data. What nobody holds is freed at once, the rest at the first `poll` after its
         holders let go. Admitted requests go on with what they have and share nothing: to compute
         them anew, `retract` them first. Requests begun and not admitted are matched again when they
-        are. Prefetches under way end. STORAGE keeps its data, and a later prefetch brings it back:
-        `storage.clear()` removes it there. O(nodes), and O(held nodes) more in each `poll`
-        while some stay.
+        are. Prefetches under way end, and so do pins. STORAGE keeps its data, and a later prefetch
+        brings it back: `storage.clear()` removes it there. O(nodes), and O(held nodes) more in each
+        `poll` while some stay.
 
         Args:
             namespace: clear this one alone. None is the namespace of keys without any.
@@ -688,6 +730,7 @@ class Cache:
         pools = [(component, component.device, component.host) for component in tree.components]
         was = [(device.free, 0 if host is None else host.free) for _, device, host in pools]
         roots = tree.set_aside(namespaces)
+        n_pins = self.pins.cleared(namespaces)
         sweep(self.tree)
         held = held_slots(tree, roots)
         freed = list(zip(pools, was))
@@ -700,6 +743,7 @@ class Cache:
             },
             *held,
             sum(each.root in roots for each in self.requests.values()),
+            n_pins,
         )
 
     def stats(self) -> CacheStats:
@@ -742,6 +786,7 @@ class Cache:
             self.points.stats(),
             self.storage.stats() if self.storage else None,
             tenant_stats(self.tree, self.hits),
+            self.pins.stats(),
         )
 
     def events(self, limit: int = EVENTS) -> EventStream:
@@ -825,6 +870,7 @@ class Cache:
         ]
         operations = self.journal.operations()
         held = [Held(each.receipt, f"{each!r}") for each in self.requests.values()]
+        held += [Held(each.receipt, f"{each!r}") for each in self.pins]
         held += [
             Held(each.receipt, "a transfer") for each in operations if each.receipt is not None
         ]
@@ -887,6 +933,7 @@ class Cache:
             self.journal.n_in_flight,
             self.storage.n_in_flight if self.storage else 0,
             self.arenas.n_pending if self.arenas is not None else 0,
+            len(self.pins),
         )
 
     def _limit(self, request: Request) -> int:
@@ -910,6 +957,12 @@ class Cache:
 
 def _closed() -> LeaseError:
     return LeaseError("the cache is closed; open another")
+
+
+def _expect_owner(call: str, owner: object) -> str:
+    if not isinstance(owner, str) or not owner:
+        raise ConfigError(f"{call}: owner {owner!r:.40}; give a name, such as 'router'")
+    return owner
 
 
 def _expect_observer(observer: object) -> None:

@@ -199,6 +199,7 @@ class CacheConfig(SettingsModel):
             there is nothing to read, to copy or to store. For simulations.
         policy: the eviction policy: which data is kept, see `kvgraft.policies`.
         write_policy: when data goes to HOST.
+        pin_share: the part of every pool's slots that pinned prefixes may hold together (K6).
         load: the load-or-recompute decision; None always loads.
         storage: the storage tier; none by default.
         tenants: by name, who shares the pools, and with which rights; namespaces that none of them
@@ -225,6 +226,7 @@ class CacheConfig(SettingsModel):
     host_bytes: Nbytes | None = None
     payload: StrictBool = True
     policy: str = "density"
+    pin_share: float = Field(default=0.25, gt=0, le=1)
     write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
     load: LoadModel | None = Field(default=LoadModel(), examples=[{"prefill_tokens_s": 20_000}])
     storage: StorageSettings | None = Field(default=None, examples=[STORAGE_EXAMPLE])

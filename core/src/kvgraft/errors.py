@@ -7,7 +7,7 @@
     │   └── PluginHookError    an exception a plugin's hook raised; carries component and hook
     ├── SnapshotError          a damaged or foreign snapshot of the tree
     ├── LeaseError             a lease or receipt used twice, or elsewhere (rule L2)
-    ├── BudgetError            a request that asks a pool for more than it was admitted with
+    ├── BudgetError            a request or a pin that asks a pool for more than it may have
     ├── TransferError          a copy between tiers that did not finish
     └── ContractViolation      a rule of the contract broken; carries rule, component, evidence
         └── IntegrityError     found by recomputing the books from the tree
@@ -72,7 +72,7 @@ class LeaseError(KvgraftError):
 
 
 class BudgetError(KvgraftError):
-    """A request asked a pool for more slots than it was admitted with and none are left."""
+    """A request or a pin asks a pool for more slots than it may have."""
 
 
 class TransferError(KvgraftError):

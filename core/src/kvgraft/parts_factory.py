@@ -25,6 +25,7 @@ from kvgraft.requests.backup import Backups
 from kvgraft.requests.clean_reserve import CleanReserve
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.hits import HitCounts, TenantHitCounts
+from kvgraft.requests.pins import Pins
 from kvgraft.requests.publishing import Publisher
 from kvgraft.requests.request import Request
 from kvgraft.requests.resume_points import ResumePoints
@@ -106,6 +107,7 @@ class CacheParts(Protocol):
     budget: Budget
     publisher: Publisher
     requests: dict[int, Request]
+    pins: Pins
     arenas: Arenas | None
     storage: StorageTier | NoStorage
 

@@ -142,6 +142,7 @@ RULES = {
     "K3": "A policy has no clock of its own and no randomness: equal calls give equal victims.",
     "K4": "A tenant within its guarantee loses nothing to another tenant's requests.",
     "K5": "The tenant that borrowed most for its weight gives back first; none passes its limit.",
+    "K6": "Pinned prefixes have an owner and a bound; a pin makes no promise fail.",
     "K7": "A boundary between pools moves by whole extents; promises hold, data keeps its places.",
     "V1": "Events come once each, in the order of the changes, with component, tier and namespace.",
     "V2": "All events together give exactly the tree's residency.",

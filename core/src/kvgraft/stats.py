@@ -16,6 +16,7 @@ __all__ = [
     "CacheStats",
     "ClearStats",
     "ComponentStats",
+    "PinStats",
     "PointStats",
     "PoolShare",
     "PoolStats",
@@ -230,6 +231,7 @@ class ClearStats(NamedTuple):
         held_device: slots on DEVICE that stay until requests and transfers let go of them.
         held_host: the same on HOST.
         requests: requests begun before, and not ended: they share nothing any more.
+        pins: pinned prefixes of these namespaces, which ended.
     """
 
     namespaces: int
@@ -238,6 +240,26 @@ class ClearStats(NamedTuple):
     held_device: Mapping[str, int]
     held_host: Mapping[str, int]
     requests: int
+    pins: int
+
+
+class PinStats(NamedTuple):
+    """The pinned prefixes of one owner (K6); slots by component, in each pool's own units.
+
+    A prefix counts once for each of its pins, and also where part of it is not cached.
+
+    Attributes:
+        pins: how many.
+        tokens: tokens of their prefixes.
+        device: slots on DEVICE.
+        host: slots on HOST, of prefixes that DEVICE did not have; of a component at home there,
+            all.
+    """
+
+    pins: int
+    tokens: int
+    device: Mapping[str, int]
+    host: Mapping[str, int]
 
 
 class PoolShare(NamedTuple):
@@ -311,6 +333,7 @@ class CacheStats(NamedTuple):
         points: resume points by kind.
         storage: the storage tier; None without one.
         tenants: by name; empty where the settings name none.
+        pins: pinned prefixes by owner.
     """
 
     tokens: TokenStats
@@ -321,3 +344,4 @@ class CacheStats(NamedTuple):
     points: Mapping[PointKind, PointStats]
     storage: StorageStats | None
     tenants: Mapping[str, TenantStats] = MappingProxyType({})
+    pins: Mapping[str, PinStats] = MappingProxyType({})

@@ -84,6 +84,7 @@ class Waiting(NamedTuple):
         storage: prefetches and writes of the storage tier that have not ended.
         memory: pools that are to get memory of others, with one budget for several; `poll` moves
             it.
+        pins: pinned prefixes; their slots come back when they are unpinned.
     """
 
     running: int
@@ -91,6 +92,7 @@ class Waiting(NamedTuple):
     transfers: int
     storage: int
     memory: int = 0
+    pins: int = 0
 
     def __str__(self) -> str:
         parts = (
@@ -99,6 +101,7 @@ class Waiting(NamedTuple):
             (self.transfers, "transfers in flight"),
             (self.storage, "storage calls"),
             (self.memory, "pools that get memory of others"),
+            (self.pins, "pinned prefixes"),
         )
         named = [f"{name}: {count}" for count, name in parts if count]
         return f"waits for {', '.join(named)}" if named else "waits for nothing"

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from kvgraft.admission.decision import Decision
     from kvgraft.cache import Cache as _Operations
     from kvgraft.policies import Hint
+    from kvgraft.requests.pins import Pin
     from kvgraft.requests.request import Request
     from kvgraft.requests.state_slots import InnerStates
     from kvgraft.stats import ClearStats
@@ -96,6 +97,17 @@ class GuardedOperations(_Operations):
     def evict(self, component: str, n_slots: int, tier: Tier = Tier.DEVICE) -> int:
         freed: int = self.guard.look("evict", super().evict, component, n_slots, tier)
         return freed
+
+    def pin(self, key: TokenKey, **others: Any) -> Pin:
+        pin: Pin = self.guard.look("pin", super().pin, key, **others)
+        return pin
+
+    def unpin(self, pin: Pin) -> None:
+        self.guard.look("unpin", super().unpin, pin)
+
+    def unpin_all(self, owner: str) -> int:
+        n_pins: int = self.guard.look("unpin_all", super().unpin_all, owner)
+        return n_pins
 
     def clear(self, namespace: object = Namespaces.ALL) -> ClearStats:
         cleared: ClearStats = self.guard.look("clear", super().clear, namespace)

@@ -85,6 +85,7 @@ GUARDED: dict[str, str] = {
     "H8": "A request's own and promised slots come back at its end.",
     "K4": "Where room is made, no other tenant has less than its guarantee and had before.",
     "K5": "A victim's tenant is the one that borrowed most for its weight; none passes its limit.",
+    "K6": "A pin takes no slot, keeps to its bound, and holds its data until it is unpinned.",
     "K7": "Boundaries move by whole extents; slots that move keep bytes, and places in all tables.",
 }
 """By rule, the condition that the guard checks."""

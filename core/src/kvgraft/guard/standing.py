@@ -7,6 +7,7 @@ from typing import NoReturn
 from kvgraft.errors import ContractViolation
 from kvgraft.guard.books import EVICTABLE, PINNED, PRIVATE, PROMISED, Counts, Reading
 from kvgraft.guard.leases import Moment
+from kvgraft.guard.pins import Pinning
 from kvgraft.guard.watched import Watched
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.request import Request
@@ -24,6 +25,7 @@ HANDS_OVER = frozenset({"computed", "allocate"})
 
 KEEPS_PROMISES = frozenset(
     {"begin", "next_chunk", "evict", "poll", "drain", "move_memory", "clear"}
+    | {"pin", "unpin", "unpin_all"}
 )
 """Operations that change no promise and no request's slots."""
 
@@ -44,6 +46,7 @@ class Standing:
         self._ends = [pool.ledger.allocator.end for pool in self.books.pools]
         self._queues = watched.queues
         self._evicting = 0
+        self._pinning = Pinning(watched)
         self._next_lease = 0
 
     def check(self, name: str, was: Reading, now: Reading) -> None:
@@ -72,7 +75,7 @@ class Standing:
                     self.books.pools[at].component,
                     self._left_over(at, name, "private or promised", private + promised),
                 )
-            if nobody and idle and pinned:
+            if nobody and idle and pinned and not self.cache.pins:
                 raise ContractViolation(
                     "L1",
                     self.books.pools[at].component,
@@ -219,6 +222,9 @@ class Standing:
         self._evicting += 1
         if self._evicting % LEASES_EVERY != 1:
             return
+        pins = list(self.cache.pins)
+        if pins:
+            self._pinning.check(pins[self._evicting % len(pins)])
         requests = list(self.cache.requests.values())
         leases = self.watched.leases
         if request is not None and self.cache.requests.get(id(request)) is request:

@@ -14,6 +14,7 @@ from kvgraft.guard.clearing import Clearing
 from kvgraft.guard.failing import Attempt, Failing
 from kvgraft.guard.hooks import HookGuard
 from kvgraft.guard.moves import Moves
+from kvgraft.guard.pins import Pinning
 from kvgraft.guard.reserve import Reserve
 from kvgraft.guard.running import Running
 from kvgraft.guard.standing import Standing
@@ -118,6 +119,7 @@ class Guard:
     def _checks(self) -> dict[str, Callable[..., After]]:
         """The checks of each operation."""
         admitting, running = Admitting(self.watched), self.running
+        pinning = Pinning(self.watched)
         return {
             "begin": admitting.begin,
             "admit": admitting.admit,
@@ -134,6 +136,9 @@ class Guard:
             "evict": running.evict,
             "move_memory": running.move_memory,
             "clear": Clearing(self.watched).clear,
+            "pin": pinning.pin,
+            "unpin": pinning.unpin,
+            "unpin_all": pinning.unpin,
         }
 
     def look(self, name: str, operation: Callable[..., Any], *given: Any, **named: Any) -> Any:
@@ -278,7 +283,7 @@ class Guard:
                     hook.name,
                     f"{len(hook.moves)} transfers were built and neither committed nor aborted",
                 )
-            if hook.locks and not self.cache.requests:
+            if hook.locks and not self.cache.requests and not self.cache.pins:
                 raise ContractViolation(
                     "L1",
                     hook.name,

@@ -16,6 +16,7 @@ from kvgraft.requests.request import NO_PAGES, Limited, Request
 from kvgraft.requests.resume_points import ResumePoints
 from kvgraft.tree import matching, operations, pinning
 from kvgraft.tree.component import TreeComponent
+from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.matching import Match
 from kvgraft.tree.node import Node
 from kvgraft.tree.pinning import Receipt
@@ -144,6 +145,20 @@ class Leases:
         request.points, request.checkpoints = (
             self.points.ahead(request, found, asked) if self.points.matter else ({}, [])
         )
+
+    def keep(self, key: TokenKey, limit: int) -> tuple[Match, Receipt | None]:
+        """Match at most `limit` pages of a key, and pin the anchor for no request (K6).
+
+        It is no use of the data. No receipt where it would take promised slots.
+        """
+        found = matching.match(self.tree, key, limit)
+        if self._cannot_copy:
+            found = self._shorten(found, 0)
+        if self._finalizers:
+            found, _ = self._finalize(found, limit)
+        host_from = 0 if self.tree.homes_on_host else matching.missing_from(self.tree, found)
+        anchor = matching.anchor_node(self.tree, found)
+        return found, self._acquire(anchor, host_from, touch=False)
 
     def _move(self, request: Request) -> None:
         """The request's namespace was cleared since it began: it goes on in the new tree."""
@@ -279,14 +294,16 @@ class Leases:
         tokens = (found.anchor - found.device_anchor) * self.tree.page_size
         return tokens / self.load.prefill_tokens_s < load_s
 
-    def _acquire(self, anchor: Node, host_from: int | None) -> Receipt | None:
+    def _acquire(
+        self, anchor: Node, host_from: int | None, *, touch: bool = True
+    ) -> Receipt | None:
         """Pin a match; None, with nothing pinned or locked, if that would break a promise."""
         locks = self.lock(anchor.end)
         if host_from is not None and locks is not None:
             # The pages that a load-back brings besides the reaches are pinned on HOST as well (M4).
             starts = [span.start for segment in locks.segments.values() for span in segment]
             host_from = min([host_from, *starts])
-        receipt = self._pin(anchor, host_from, locks, None, enforce=True)
+        receipt = self._pin(anchor, host_from, locks, None, enforce=True, touch=touch)
         if receipt is None and locks is not None:
             locks.undo.close()
         return receipt
@@ -299,6 +316,7 @@ class Leases:
         segments: list[tuple[Span, ...] | None] | None,
         *,
         enforce: bool,
+        touch: bool = True,
     ) -> Receipt | None:
         if locks is not None and locks.segments:
             segments = segments or [None] * len(self.tree.components)
@@ -309,7 +327,12 @@ class Leases:
                 elif not self.tree.components[index].is_state:
                     segments[index] = common_pages(segment, limit)
         receipt = pinning.acquire(
-            self.tree, anchor, host_from=host_from, enforce=enforce, segments=segments
+            self.tree,
+            anchor,
+            host_from=host_from,
+            touch=touch,
+            enforce=enforce,
+            segments=segments,
         )
         if receipt is not None and locks is not None:
             receipt.locks = locks.undo

@@ -22,6 +22,7 @@ keys            keys of conversations that go on
 line            requests that wait, and how often each is overtaken
 predicting      the expected result of a match
 resuming        where requests can be resumed from, and the data they leave there
+pins            prefixes that are pinned, and stay
 publishing      data the tree must adopt of it
 observing       the tree's content, as plain dictionaries
 watching        readers of events, who are told exactly what the tree has
@@ -68,7 +69,7 @@ __all__ = [
 FOUND = """
     T1 T2 T3 T4 T5 T6 T7 T8 T9 T10 T11 M1 M2 M3 M4 M5 M7 M8 M9 I1 I2 I4 I6 I7 I8 I9 I10 I11 I12
     L1 L2 L3 L6 E1 E2 E3 E4 E6 B1 B3 B4 R1 R2 R5 R6 R7 R8 A1 A3 A5 A6 A7 A8 A9 A10 A11 A12 A13
-    H4 H8 D1 K7 V1 V2 V3 P7
+    H4 H8 D1 K6 K7 V1 V2 V3 P7
 """
 MACHINE_RULES = frozenset(FOUND.split())
 """The rules the machine can find broken, by its own checks or by those of the core."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from kvgraft.config import WritePolicy
 from kvgraft.errors import ContractViolation, KvgraftError, TransferError
@@ -39,6 +39,9 @@ from kvgraft.testing.machine.trace import Trace
 from kvgraft.testing.machine.watching import Watching
 from kvgraft.types import Direction
 
+if TYPE_CHECKING:
+    from kvgraft.testing.machine.pins import Pinning
+
 __all__ = ["Bench"]
 
 T = TypeVar("T")
@@ -63,6 +66,7 @@ class Bench:
 
     Attributes:
         live: running requests, oldest first.
+        pins: the pinned prefixes.
         seen: the cache after the last call.
         calls: the hook calls of the last call.
         steps: steps of the model so far.
@@ -104,6 +108,7 @@ class Bench:
         self.gone: dict[str, set[Prefix]] = {each.name: set() for each in self.model.components}
         self.publishing = Publishing(self)
         self.live: list[Live] = []
+        self.pins: Pinning | None = None
         self.calls: list[HookCall] = []
         self.counts: Counter[str] = Counter()
         self.write_back = sizes.policy is WritePolicy.WRITE_BACK
@@ -247,6 +252,8 @@ class Bench:
         check_hits(self.judge, before, after)
         check_closure(self.judge, self.model, after, host_closed=not self.write_back)
         check_promises(self.judge, self.model, after, self.live)
+        if self.pins is not None:
+            self.pins.check(after)
         check_accounts(self.judge, self.model, after, self.live, self.names, self.budgeted)
         self._check_deliveries(before, after)
         check_flights(self.judge, self.payloads, self.engine, after)

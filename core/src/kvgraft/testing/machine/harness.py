@@ -28,6 +28,7 @@ from kvgraft.testing.machine.legality import Pressure
 from kvgraft.testing.machine.line import Line
 from kvgraft.testing.machine.live import Live
 from kvgraft.testing.machine.observing import Snapshot
+from kvgraft.testing.machine.pins import Pinning
 from kvgraft.testing.machine.resuming import Progress
 from kvgraft.testing.machine.rooms import Rooms
 from kvgraft.testing.machine.setups import Setup
@@ -64,6 +65,7 @@ class Harness:
         self.cache, self.model, self.judge = self.bench.cache, self.bench.model, self.bench.judge
         self.live = self.bench.live
         self.rooms = Rooms(self.bench)
+        self.pins = self.bench.pins = Pinning(self.bench)
         self.leases = Leases(self.bench)
         self.steps = Steps(self.bench)
         self.donations = Donations(self.bench)
@@ -390,16 +392,17 @@ class Harness:
             if everything or each == namespace
         }
         bench.trace.call("clear" if everything else f"clear namespace {namespace!r}")
+        n_pins = self.pins.cleared(gone)
         bench.clear(gone)
         before = bench.seen
         told = bench.act("clear", lambda: self.cache.clear(namespace))
         bench.trace.outcome(f"{told.device} freed on DEVICE, {told.held_device} held")
         requests = sum(live.namespace in gone.values() for live in self.live)
         self.judge.expect(
-            (told.namespaces, told.requests) == (len(gone), requests),
+            (told.namespaces, told.requests, told.pins) == (len(gone), requests, n_pins),
             "M1",
             None,
-            lambda: f"{told} of {len(gone)} namespaces with {requests} requests",
+            lambda: f"{told} of {len(gone)} namespaces, {requests} requests and {n_pins} pins",
         )
         for (name, tier), books in bench.seen.books.items():
             freed = (told.device if tier == "device" else told.host)[name]
@@ -435,6 +438,7 @@ class Harness:
 
     def quiesce(self, waiting: Live | None, *, finish: bool) -> None:
         """All other requests end; the waiting one is admitted now (A8)."""
+        self.pins.unpin_all()
         for live in list(self.live):
             if live is waiting:
                 continue

@@ -230,6 +230,22 @@ class CacheMachine(Scenes):
     def abort(self, index: int) -> None:
         self.harness.abort(self._pick("any", index))
 
+    # -- pinned prefixes
+
+    @precondition(lambda self: not self.over and self.harness.ended)
+    @rule(index=picks, part=st.integers(1, 4))
+    @unless_over
+    def pin(self, index: int, part: int) -> None:
+        """A prefix of a sequence that was finished."""
+        namespace, tokens = picked(self.harness.ended, index)
+        self.harness.pins.pin((namespace, tokens[: -(-len(tokens) * part // 4)]))
+
+    @precondition(lambda self: not self.over and self.harness.pins.kept)
+    @rule(index=picks)
+    @unless_over
+    def unpin(self, index: int) -> None:
+        self.harness.pins.unpin(picked(self.harness.pins.kept, index))
+
     # -- transfers
 
     @precondition(lambda self: not self.over and self.harness.bench.engine.pending)

@@ -240,3 +240,19 @@ class Scenes(Picking):
         live = self._begin(namespace, (*tokens, 1), 0, None)
         self.harness.clear(namespace if alone else Namespaces.ALL)
         self._along(live, 3)
+
+    @has_place()
+    @has_scene(of_ended=True)
+    @rule(index=picks, spare=st.integers(0, 2))
+    @unless_over
+    def pin_when_little_is_left(self, index: int, spare: int) -> None:
+        """Nearly all slots are promised to a request when a prefix is to be pinned (K6)."""
+        self.scenes += 1
+        harness = self.harness
+        sequence = picked(harness.ended, index)
+        self._make_place(1)
+        base, size = harness.model.components[0], harness.model.page_size
+        books = harness.bench.seen.books[base.name, "device"]
+        n_pages = max(0, books.headroom // base.slots_per_page - 2 - spare)
+        self._along(self._begin(None, harness.unseen(size), n_pages * size, None), 1)
+        harness.pins.pin(sequence)

@@ -97,6 +97,10 @@ def setups_for(
     ]
 
 
+PIN_SHARE = 0.5
+"""Of pools of some ten pages."""
+
+
 def open_cache(
     setup: Setup, sizes: Sizes, engine: TransferEngine, hooks: Hooks | None = None
 ) -> Cache:
@@ -121,6 +125,7 @@ def open_cache(
         device_tokens=sizes.device * sizes.page_size,
         host_tokens=sizes.host * sizes.page_size,
         write_policy=sizes.policy,
+        pin_share=PIN_SHARE,
         load=sizes.load,
         cut_tokens=sizes.cut_tokens,
         states_inside_chunks=sizes.inside,

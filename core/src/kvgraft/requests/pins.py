@@ -1,0 +1,205 @@
+"""Pinned prefixes: they stay, for an owner, within a share of every pool (K6)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from kvgraft.errors import BudgetError, LeaseError
+from kvgraft.requests.leases import Leases
+from kvgraft.stats import PinStats
+from kvgraft.tree.keys import TokenKey
+from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.node import Node
+from kvgraft.tree.operations import segment_nodes
+from kvgraft.tree.pinning import Receipt
+from kvgraft.tree.tree import Tree
+
+__all__ = ["Pin", "Pins"]
+
+
+class Pin:
+    """A prefix that stays until it is unpinned; made by `Cache.pin`.
+
+    Attributes:
+        owner: whose it is.
+        namespace: the key's.
+        asked_tokens: the prefix that was to be pinned, in whole pages.
+        tokens: the part of it that was cached, and stays.
+        device_tokens: how much of that DEVICE had then; the rest stays on HOST, and on DEVICE once
+            a request has loaded it.
+        cleared: whether its namespace was cleared: it holds nothing any more.
+        receipt: its hold on the tree.
+        root: its namespace's root.
+        slots: the slots it counts for, by pool.
+    """
+
+    __slots__ = (
+        "asked_tokens",
+        "cleared",
+        "device_tokens",
+        "namespace",
+        "owner",
+        "receipt",
+        "root",
+        "slots",
+        "tokens",
+    )
+
+    def __init__(self, owner: str, namespace: object, asked_tokens: int) -> None:
+        self.owner = owner
+        self.namespace = namespace
+        self.asked_tokens = asked_tokens
+        self.tokens = self.device_tokens = 0
+        self.cleared = False
+        self.receipt: Receipt
+        self.root: Node
+        self.slots: dict[Ledger, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<Pin of {self.owner!r:.60}: {self.tokens} of {self.asked_tokens} tokens>"
+
+
+class Pins:
+    """The pins of one cache.
+
+    A pin holds the pages that every component needs to resume at its end, as a request's lease
+    does, and through the same receipts. Pages that are not cached count as well: they are pinned
+    when they arrive (L4). So a prefix counts once for each of its pins.
+
+    Args:
+        tree: the tree.
+        leases: match and pin.
+        share: the part of every pool's slots that pins may hold together.
+    """
+
+    def __init__(self, tree: Tree, leases: Leases, share: float) -> None:
+        self.tree = tree
+        self.share = share
+        self._leases = leases
+        self._pins: dict[int, Pin] = {}
+        self._held: dict[Ledger, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._pins)
+
+    def __iter__(self) -> Iterator[Pin]:
+        return iter(self._pins.values())
+
+    def held(self, ledger: Ledger) -> int:
+        """Slots of a pool that pins count for."""
+        return self._held.get(ledger, 0)
+
+    def bound(self, ledger: Ledger) -> int:
+        """Slots of a pool that they may count for; a pool that shrinks takes none back."""
+        return int(ledger.capacity * self.share)
+
+    def pin(self, key: TokenKey, owner: str, limit: int) -> Pin:
+        """Pin the cached part of the first `limit` pages of a key.
+
+        Raises:
+            BudgetError: it would take slots promised to requests, or more than the bound.
+        """
+        pin = Pin(owner, key.namespace, limit * self.tree.page_size)
+        self.tree.use_class = 0
+        pin.root = self.tree.hold(key.namespace)
+        try:
+            found, receipt = self._leases.keep(key, limit)
+            if receipt is None:
+                raise BudgetError(
+                    f"pin of {owner!r:.60}: {found.anchor * self.tree.page_size} tokens are "
+                    "promised in part to admitted requests; pin them when fewer run"
+                )
+            pin.receipt, pin.slots = receipt, self._slots(receipt)
+            try:
+                self._expect_within_bounds(pin)
+            except BudgetError:
+                self._leases.unpin(receipt)
+                raise
+        except BaseException:
+            self.tree.let_go(pin.root)
+            raise
+        pin.tokens = found.anchor * self.tree.page_size
+        pin.device_tokens = found.device_anchor * self.tree.page_size
+        self._pins[id(pin)] = pin
+        for ledger, n_slots in pin.slots.items():
+            self._held[ledger] = self.held(ledger) + n_slots
+        return pin
+
+    def unpin(self, pin: Pin) -> None:
+        """Let go of a pin; nothing happens if its namespace was cleared.
+
+        Raises:
+            LeaseError: it was unpinned before, or is none of this cache.
+        """
+        if self._pins.get(id(pin)) is not pin:
+            if getattr(pin, "cleared", False):
+                return
+            raise LeaseError(
+                f"unpin: {pin!r:.120} is no pin of this cache, or was unpinned before; unpin what "
+                "`Cache.pin` returned, once"
+            )
+        self._end(pin)
+
+    def unpin_all(self, owner: str) -> int:
+        """Let go of all pins of an owner; how many there were."""
+        mine = [pin for pin in self if pin.owner == owner]
+        for pin in mine:
+            self._end(pin)
+        return len(mine)
+
+    def cleared(self, namespaces: Collection[object]) -> int:
+        """Namespaces are cleared: nobody finds what was pinned there. How many pins ended."""
+        ended = [pin for pin in self if pin.namespace in namespaces]
+        for pin in ended:
+            pin.cleared = True
+            self._end(pin)
+        return len(ended)
+
+    def stats(self) -> dict[str, PinStats]:
+        """By owner."""
+        owners = dict.fromkeys(pin.owner for pin in self)
+        return {owner: self._stats([pin for pin in self if pin.owner == owner]) for owner in owners}
+
+    # -- inside
+
+    def _stats(self, pins: list[Pin]) -> PinStats:
+        names = [component.name for component in self.tree.components]
+        device, host = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
+        for pin in pins:
+            for component in self.tree.components:
+                device[component.name] += pin.slots.get(component.device, 0)
+                if component.host is not None:
+                    host[component.name] += pin.slots.get(component.host, 0)
+        return PinStats(len(pins), sum(pin.tokens for pin in pins), device, host)
+
+    def _end(self, pin: Pin) -> None:
+        del self._pins[id(pin)]
+        for ledger, n_slots in pin.slots.items():
+            self._held[ledger] -= n_slots
+        self._leases.unpin(pin.receipt)
+        self.tree.let_go(pin.root)
+
+    def _slots(self, receipt: Receipt) -> dict[Ledger, int]:
+        """The slots that the pages of a receipt take, whether they are cached or not."""
+        slots: dict[Ledger, int] = {}
+        for component in self.tree.components:
+            nodes = segment_nodes(component, receipt)
+            slots[component.device] = sum(component.n_slots(node) for node in nodes)
+            start = receipt.host_from
+            if component.host is not None and start is not None:
+                slots[component.host] = sum(
+                    component.n_slots(node) for node in nodes if node.end > start
+                )
+        return slots
+
+    def _expect_within_bounds(self, pin: Pin) -> None:
+        """Refuse a pin with which pins would hold more than their share of a pool."""
+        for ledger, n_slots in pin.slots.items():
+            held, bound = self.held(ledger), self.bound(ledger)
+            if n_slots and held + n_slots > bound:
+                raise BudgetError(
+                    f"pin of {pin.owner!r:.60}: component {ledger.component!r} "
+                    f"{ledger.tier.value} pool: held({held}) + needed({n_slots}) > bound({bound}), "
+                    f"{self.share:g} of {ledger.capacity} slots; unpin others, pin fewer tokens, "
+                    "or open the cache with a larger pin_share"
+                )
