@@ -19,6 +19,7 @@ from . import (
     shadow_defects,
     storage_defects,
     tenant_defects,
+    waiting_defects,
 )
 from .defect import DEFECTS
 from .scene import Patched, Unpatched
@@ -31,6 +32,7 @@ REGISTERED = (
     shadow_defects,
     storage_defects,
     tenant_defects,
+    waiting_defects,
 )
 
 RAISED = (

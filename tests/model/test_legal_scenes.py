@@ -176,3 +176,28 @@ def test_data_in_the_tree_behind_the_last_boundary_may_count_as_used_when_its_re
     state.finish(index=0)
     state.begin(stem=twos, length=9, tail=(1,), chunk=6, namespace=None, reserve=0, along=3)
     state.teardown()
+
+
+def test_a_state_that_one_call_shares_and_evicts_with_its_window_is_gone() -> None:
+    """Room for a window is made on the node that the state came to; no point is broken."""
+    state = machine_for(SETUPS["full+swa+mamba"])()
+    state.open(
+        policy=WritePolicy.WRITE_THROUGH,
+        page_size=4,
+        device=9,
+        host=14,
+        load=None,
+        cut_tokens=None,
+    )
+    stem = (1, 1, 2, 1, 2, 1, 1, 1, 2, 2, 1)
+    state.serve(chunk=None, length=11, on=False, output=(1, 1), stem=stem, tail=(2, 1, 2, 1))
+    state.clear_before_admission(alone=False, index=0)
+    other = (*stem, 2, 2, 1, 1, 2, 1, 1, 2, 2)
+    state.begin(stem=other, length=20, tail=(), chunk=1, namespace=None, reserve=1, along=1)
+    state.quiesce(finish=False, index=1)
+    state.load_back(index=0)
+    state.prefill(index=0, limit=None, whole=True)
+    state.checkpoint(index=0)
+    state.abort(index=0)
+    state.serve(chunk=9, length=0, on=True, output=(2, 1, 2, 1), stem=(), tail=(1, 1, 1, 2))
+    state.teardown()

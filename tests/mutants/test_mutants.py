@@ -10,6 +10,7 @@ from . import cores_of_events as _events  # noqa: F401 - fills CORES
 from . import cores_of_keeping as _keeping  # noqa: F401 - fills CORES
 from . import cores_of_points as _points  # noqa: F401 - fills CORES
 from . import cores_of_requests as _more  # noqa: F401 - fills CORES
+from . import cores_of_sharing as _sharing  # noqa: F401 - fills CORES
 from .by_tests import HEADING, TABLE
 from .components import MUTANTS, ComponentMutant
 from .components_held_out import COMPONENTS_HELD_OUT
@@ -27,8 +28,11 @@ QUICK = (
     "left_behind_data_goes_last",
     "an_arrival_is_told_twice",
     "an_observer_that_raises_takes_the_cache_down",
+    "a_request_waits_for_pages_without_end",
+    "a_request_that_was_put_off_is_not_matched_again",
+    "more_is_pending_than_is_shared",
 )
-"""Cores that are found within a second or two: data that requests leave behind, and events."""
+"""Cores that are found within a second or two: data left behind, events, waits."""
 
 UNUSUAL = ("it builds its copies itself",)
 """Legal components that every run looks at, seconds each; the long tests look at all."""

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from kvgraft.admission.waiting import WaitingQueue
     from kvgraft.cache import Cache
     from kvgraft.pools import BuildContext, Component, DevicePool, HostMirror, PlaneSpec
+    from kvgraft.requests.pending import Pending
     from kvgraft.requests.request import Request
     from kvgraft.storage_tier import Prefetch, StorageTier
     from kvgraft.tree.keys import TokenKey
@@ -74,6 +75,7 @@ _LAZY = {
     "DevicePool": "kvgraft.pools",
     "HostMirror": "kvgraft.pools",
     "Outcome": "kvgraft.admission.decision",
+    "Pending": "kvgraft.requests.pending",
     "PlaneSpec": "kvgraft.pools",
     "Prefetch": "kvgraft.storage_tier",
     "Request": "kvgraft.requests.request",
@@ -122,6 +124,7 @@ __all__ = [
     "MatchView",
     "Nbytes",
     "Outcome",
+    "Pending",
     "PlaneSpec",
     "PluginError",
     "PluginHookError",

@@ -43,6 +43,7 @@ from kvgraft.requests.load_back import LoadBacks
 from kvgraft.requests.offers import Offers
 from kvgraft.requests.page_slots import PageSlots
 from kvgraft.requests.parts import Part
+from kvgraft.requests.pending import CacheMark, PendingPages
 from kvgraft.requests.pins import Pin, Pins
 from kvgraft.requests.publishing import Publisher
 from kvgraft.requests.request import (
@@ -160,7 +161,10 @@ class Cache:
         self.pins = Pins(self.tree, self.leases, config.pin_share)
         self.uses = Uses(self.tree, parts.policy)
         self.hits = parts.hits(self.tree)
-        self._mark = object()
+        self.pending = parts.kind(PendingPages)(
+            self.tree, self.points, self.requests, can_wait=not self.leases.never_resumes
+        )
+        self._mark = CacheMark(self.pending)
         self.pages = parts.kind(PageSlots)(self.tree, self.evictor)
         self.states = parts.kind(StateSlots)(self.tree, self.mounted, self.evictor, self.points)
         self.offers = parts.kind(Offers)(self.tree)
@@ -226,6 +230,7 @@ class Cache:
         prefetch: Prefetch | None = None,
         resume_at: int | Sequence[int] | None = None,
         hint: Hint | str | None = None,
+        patience: int = 0,
     ) -> Request:
         """Match `key` and pin the data found (M1 to M9).
 
@@ -241,10 +246,13 @@ class Cache:
                 system prompt, of a document. They are resume points, rounded down to pages (I10).
             hint: whether the sequence comes back, as in `finish`, where it is known by now: "over"
                 for the only request of a batch job. It holds unless `finish` gives another.
+            patience: how many calls of `admit` may put it off while a running request computes
+                pages that it would resume from (`Request.pending`); by default it computes them,
+                too.
 
         Raises:
-            ConfigError: no `TokenKey`, an empty one, a negative reservation, a chunk below one
-                token, no hint of that name, or a namespace that storage has no name for.
+            ConfigError: no `TokenKey`, an empty one, a negative reservation or patience, a chunk
+                below one token, no hint of that name, or a namespace that storage has no name for.
             LeaseError: the cache is closed, or the prefetch was cancelled or is none of this cache.
         """
         prompt = expect_key(key).n_tokens
@@ -262,6 +270,8 @@ class Cache:
             request.resume_at = resume_pages(resume_at, prompt, self.tree.page_size)
         if hint is not None:
             request.hint = expect_hint("begin", hint)
+        if type(patience) is not int or patience:
+            request.patience = expect_count("begin: patience", patience)
         request.root = root = self.tree.hold(key.namespace)
         try:
             if self.storage:
@@ -291,18 +301,28 @@ class Cache:
         A deferred request keeps its lease, and with it room that others may wait for: abort it
         and begin it again later. `Decision.waits_for` says who holds the room: after a step that
         defers while nothing runs, copies in flight may be all there is to wait for.
+
+        A request that would be admitted is deferred, at most as often as its `patience` says, while
+        another computes pages that it would resume from: `Decision.pending` names them. The next
+        call matches again. Waiting holds no slots but the pins; only requests that were admitted
+        are waited for, so none waits for one that waits (A8).
         """
         self._expect(request, LEASED)
         # None first: most requests are not limited, and reading an enum's attribute is slow
-        if (request.limited is not None and request.limited is Limited.CROWDED) or (
-            not self._may_share(request)
+        if (
+            request.put_off
+            or (request.limited is not None and request.limited is Limited.CROWDED)
+            or not self._may_share(request)
         ):
+            request.put_off = False
             self.leases.renew(request, self._limit(request))
         decision = self.budget.decide(request)
         if decision.outcome is Outcome.NEVER_FITS and request.anchor_tokens:
             # Holding a prefix can take more than computing it again; try as a miss (A8).
             self.leases.renew(request, 0)
             decision = self.budget.decide(request)
+        elif request.patience and decision.admitted:
+            decision = self._put_off(request) or decision
         if decision.admitted:
             self.uses.admitted(request)
             loaded = self.hits.count(request)
@@ -312,7 +332,7 @@ class Cache:
                 self._recorder.hit(request, loaded)
             self.budget.open(request)
             request.stage = ADMITTED
-        elif decision.outcome is Outcome.DEFERRED:
+        elif decision.outcome is Outcome.DEFERRED and decision.pending is None:
             if self.arenas is not None:
                 self.arenas.wish(self.budget.needs(request))
             decision = decision._replace(waits_for=self._waits_for(request))
@@ -365,7 +385,7 @@ class Cache:
         if request.key_edits != request.key.edits:
             request.key_edits, request.skipped = request.key.edits, NO_POINTS
         request.stage = LEASED
-        request.load_started = False
+        request.load_started = request.put_off = False
         self._give_up(parts)
         self.leases.unpin(held)
         if self._tracers is not None:
@@ -922,6 +942,16 @@ class Cache:
         """Whether its namespace was not cleared since it was matched."""
         cleared = self.tree.cleared
         return not cleared or request.root not in cleared
+
+    def _put_off(self, request: Request) -> Decision | None:
+        """Defer a request for the pages that another computes, once less often; None for none."""
+        self.pending.ask_for_point(request)
+        pending = self.pending.find(request)
+        if pending is None:
+            return None
+        request.patience -= 1
+        request.put_off = True
+        return Decision(Outcome.DEFERRED, pending=pending)
 
     def _waits_for(self, request: Request) -> Waiting:
         """The holders of slots beside a deferred request."""

@@ -155,7 +155,7 @@ class PartsFactory:
         """The class of a part: `plain`, or a subclass of it.
 
         Asked for tree, journal, evictor, clean reserve, backups, resume points, leases,
-        load-backs, budget, page slots, state slots, offers and publisher of a cache.
+        load-backs, budget, page slots, state slots, pending pages, offers and publisher of a cache.
         """
         return plain
 

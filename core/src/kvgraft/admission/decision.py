@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from kvgraft.requests.pending import Pending
 
 __all__ = ["Decision", "Outcome", "ShortTenant", "Shortage", "Waiting"]
 
@@ -114,11 +117,14 @@ class Decision(NamedTuple):
         outcome: admitted, deferred or never fits.
         shortages: the pools that were short; empty when admitted.
         waits_for: holders of the missing slots, for a deferred request; else None.
+        pending: the pages that another request computes, for one that is deferred for their sake
+            alone; else None.
     """
 
     outcome: Outcome
     shortages: tuple[Shortage, ...] = ()
     waits_for: Waiting | None = None
+    pending: Pending | None = None
 
     @property
     def admitted(self) -> bool:
@@ -129,4 +135,6 @@ class Decision(NamedTuple):
         parts = [self.outcome.value, *(str(shortage) for shortage in self.shortages)]
         if self.waits_for is not None:
             parts.append(str(self.waits_for))
+        if self.pending is not None:
+            parts.append(f"waits for {self.pending}")
         return "; ".join(parts)

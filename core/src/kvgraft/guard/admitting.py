@@ -9,6 +9,7 @@ from kvgraft.admission.decision import Decision, Outcome
 from kvgraft.admission.demand import pages_up
 from kvgraft.errors import ContractViolation
 from kvgraft.guard.books import FREE, IN_FLIGHT, PRIVATE, PROMISED, Reading
+from kvgraft.guard.waits import Waits
 from kvgraft.guard.watched import After, Holdings, Watched, holdings
 from kvgraft.policies import Hint
 from kvgraft.requests.request import ADMITTED, Request
@@ -128,9 +129,12 @@ class Admitting:
         limit = (request.prompt - 1) // self.tree.page_size
         expected = watched.matches.expect(request.key, limit)
         points, known, skipped = dict(request.points), request.skipped, self._skipped()
+        waits = Waits(watched, request)
 
         def after(decision: Decision, was: Reading, now: Reading) -> None:
             renewed = request.receipt is not receipt
+            waits.check(decision, renewed=renewed)
+            now = waits.without_point(decision, now)
             if renewed:
                 watched.shares.forget(request)
                 self._check_nothing_taken("admit", was, now, self.books.n_tree)
@@ -146,7 +150,8 @@ class Admitting:
                 watched.promises.check_decision(request, decision)
                 self._check_promises(request, was, now)
                 return
-            self._check_reasons(request, decision)
+            if decision.pending is None:
+                self._check_reasons(request, decision)
             if was.counts == now.counts:
                 watched.promises.check_decision(request, decision)
                 return

@@ -152,7 +152,9 @@ class Promises:
                 f"the request of {request.prompt} tokens is {decision}; by the ledgers "
                 f"{'; '.join(map(str, short.values())) or 'no pool is short, 0 slots lack'}",
             )
-        if self.follows:
+        if decision.pending is not None:
+            self._waiting.pop(request.key, None)  # it waits by its own wish
+        elif self.follows:
             self._check_line(request, decision)
 
     def _shortages(self, request: Request) -> list[Shortage]:

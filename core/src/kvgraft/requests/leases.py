@@ -45,6 +45,7 @@ class Leases:
     Attributes:
         shared_loads: load-backs a request waited for that another had started (R6).
         skipped_loads: prefixes computed again because that is estimated to be faster (R8).
+        never_resumes: whether no match is used, for want of a copy of a component's state (M8).
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Leases:
             for component in tree.components
             if not component.is_state and not component.is_prefix_closed
         ]
-        self._cannot_copy = any(
+        self.never_resumes = any(
             component.is_state and not component.can_copy for component in tree.components
         )
 
@@ -89,7 +90,7 @@ class Leases:
         tree = self.tree
         found = matching.match(tree, request.key, limit)
         limited = None
-        if self._cannot_copy and found.anchor:
+        if self.never_resumes and found.anchor:
             limited = Limited.NO_COPY
             found = self._shorten(found, 0)
         asked: Collection[int] = ()
@@ -152,7 +153,7 @@ class Leases:
         It is no use of the data. No receipt where it would take promised slots.
         """
         found = matching.match(self.tree, key, limit)
-        if self._cannot_copy:
+        if self.never_resumes:
             found = self._shorten(found, 0)
         if self._finalizers:
             found, _ = self._finalize(found, limit)

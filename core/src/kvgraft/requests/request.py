@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvgraft.errors import ConfigError, LeaseError
 from kvgraft.policies.policy import Hint, Use
@@ -15,6 +15,9 @@ from kvgraft.tree.keys import TokenKey, expect_namespace
 from kvgraft.tree.node import Node
 from kvgraft.tree.pinning import Receipt
 from kvgraft.types import PointKind, Span
+
+if TYPE_CHECKING:
+    from kvgraft.requests.pending import CacheMark, Pending
 
 __all__ = [
     "ADMITTED",
@@ -131,6 +134,9 @@ class Request:
         use: what the eviction policy is told of it; None where it is told nothing.
         use_class: class of its data, for the eviction policy.
         use_counted: whether the policy was told that it runs.
+        patience: how many more calls of `admit` may put it off while another request computes pages
+            that it would resume from.
+        put_off: whether the last one did: the next one matches again.
     """
 
     __slots__ = (
@@ -154,10 +160,12 @@ class Request:
         "load_started",
         "namespace",
         "parts",
+        "patience",
         "points",
         "points_left_out",
         "prompt",
         "published",
+        "put_off",
         "receipt",
         "resume_at",
         "root",
@@ -173,7 +181,7 @@ class Request:
     )
 
     def __init__(
-        self, key: TokenKey, prompt: int, total: int, chunk: int, cache_mark: object
+        self, key: TokenKey, prompt: int, total: int, chunk: int, cache_mark: CacheMark
     ) -> None:
         self.cache_mark = cache_mark
         self.key = key
@@ -192,6 +200,8 @@ class Request:
         self.use: Use | None = None
         self.use_class = 0
         self.use_counted = False
+        self.patience = 0
+        self.put_off = False
         # A lease fills these in, also one that takes another's place.
         self.receipt: Receipt
         self.root: Node
@@ -260,6 +270,15 @@ class Request:
         """Its part of a state component, by that one's index; None of a paged component."""
         part = self.parts[index]
         return part if isinstance(part, StatePart) else None
+
+    @property
+    def pending(self) -> Pending | None:
+        """A longer prefix that a running request is about to share; None if there is none.
+
+        Of a request that is not admitted yet: none for others. It is looked for with every use, in
+        O(running requests + its length).
+        """
+        return self.cache_mark.pending(self)
 
     @property
     def needs_load_back(self) -> bool:

@@ -154,11 +154,14 @@ class Bench:
                 self.judge.fail("I12", None, f"{said}: more than 1/{SHARE}")
         return resuming
 
-    def _note_gone(self, before: Snapshot, after: Snapshot) -> None:
-        """Evicted pages are nobody's to find again, until somebody computes them again."""
+    def _note_gone(self, before: Snapshot, after: Snapshot, inserted: Adopted) -> None:
+        """Evicted pages are nobody's to find again, until somebody computes them again.
+
+        Also those that were inserted and evicted by one call.
+        """
         for component in self.model.components:
             there, gone = after.readable(component), self.gone[component.name]
-            gone |= before.readable(component) - there
+            gone |= (before.readable(component) | inserted.get(component.name, {}).keys()) - there
             gone -= there
 
     def clear(self, gone: Mapping[object, Gone]) -> None:
@@ -231,7 +234,7 @@ class Bench:
             entered = self.reserving.check_filled(before, after, failed=bool(failed))
             self.counts["copied ahead"] += entered
         self.reserving.note(before, after)
-        self._note_gone(before, after)
+        self._note_gone(before, after, inserted or {})
         if self.timed_out:
             self._check_given_up(name, pressure)
         taken = result is not False and not self.timed_out

@@ -32,6 +32,7 @@ from kvgraft.testing.machine.pins import Pinning
 from kvgraft.testing.machine.resuming import Progress
 from kvgraft.testing.machine.rooms import Rooms
 from kvgraft.testing.machine.setups import Setup
+from kvgraft.testing.machine.sharing import Sharing
 from kvgraft.testing.machine.sizes import Sizes
 from kvgraft.testing.machine.steps import Steps
 from kvgraft.testing.machine.trace import demanded, shown
@@ -70,6 +71,7 @@ class Harness:
         self.steps = Steps(self.bench)
         self.donations = Donations(self.bench)
         self.admissions = Admissions(self.bench)
+        self.sharing = Sharing(self.bench)
         self.ended: deque[Prefix] = deque(maxlen=6)
         self._begun = 0
         self._keys = Keys()
@@ -105,6 +107,7 @@ class Harness:
         reserve: int,
         chunk: int | None,
         mark: int = 0,
+        patience: int = 0,
     ) -> Live:
         """Match and pin; everything a match promises is checked."""
         bench = self.bench
@@ -114,6 +117,7 @@ class Harness:
         bench.trace.call(
             f"begin {name} with {shown(tokens)}{where}, reserve {reserve}, "
             f"chunk {'all' if chunk is None else chunk}{f', resume at {mark}' if mark else ''}"
+            f"{f', patience {patience}' if patience else ''}"
         )
         known = self._begun % 2 == 1
         hint = HINTS[self._begun % len(HINTS)]
@@ -133,12 +137,14 @@ class Harness:
                 chunk=chunk,
                 resume_at=mark,
                 hint=hint,
+                patience=patience,
             ),
             pressure=self._touched(sequence, limit),
             uses=self._resumed(sequence, before, limit),
         )
         asked = chunk if chunk is not None else len(tokens)
         live = Live(name, request, namespace, tokens, len(tokens), reserve, asked, mark)
+        live.patience = patience
         live.leased(self.model.page_size)
         self._tell_lease(live)
         self.leases.check(live, before, limit, bench.calls)
@@ -175,7 +181,8 @@ class Harness:
         """Ask for admission; check that the answer is fair and leaves no trace unless yes."""
         bench, request, before = self.bench, live.request, self.bench.seen
         bench.trace.call(f"admit {live.name}")
-        crowded = live.cleared or request.limited is Limited.CROWDED
+        asked = self.sharing.before(live)
+        crowded = live.cleared or live.waits or request.limited is Limited.CROWDED
         live.found_again()
         anchored, held = request.anchor_tokens, request.receipt
         standing, pinned = plain(request), pins(self.cache)
@@ -183,11 +190,12 @@ class Harness:
         resumed = self._resumed(live.sequence, before, limit)
 
         def renewed(decision: Decision) -> None:
-            """A refused request was matched again, crowded as a whole or as a miss (A8)."""
+            """A request that was crowded or put off was matched again, or as a miss (A8)."""
             if crowded:
                 resumed(decision)
             if crowded or request.anchor_tokens != anchored:
                 live.leased(self.model.page_size)
+            self.sharing.decided(live, decision)
 
         decision = bench.act(
             "admit",
@@ -200,7 +208,14 @@ class Harness:
         moved = crowded or request.anchor_tokens != anchored
         if crowded and decision.outcome is not Outcome.NEVER_FITS and request.anchor_tokens:
             self.leases.check(live, before, limit, bench.calls)
+        self.judge.expect(
+            not asked.put_off or request.receipt is not held,
+            "M1",
+            None,
+            lambda: f"{live.name} was put off, and is not matched again",
+        )
         live.deferred = decision.outcome is Outcome.DEFERRED
+        self.sharing.check(live, decision, asked)
         if not decision.admitted:
             self.admissions.left_alone(live, standing, pinned if request.receipt is held else None)
         if decision.admitted:
@@ -213,7 +228,7 @@ class Harness:
                 None,
                 lambda: f"{live.name}: {decision}; an empty cache says {alone.value}",
             )
-        else:
+        elif decision.pending is None:
             self.judge.expect(
                 decision.shortages, "A8", None, lambda: f"{live.name}: deferred for no shortage"
             )

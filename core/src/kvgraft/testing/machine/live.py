@@ -27,6 +27,8 @@ class Live:
         namespace, tuple: its tokens so far.
         prompt, reserve, chunk: as asked for.
         mark: position the engine named as a resume point; 0 for none.
+        patience: calls of `admit` that may still put it off for pages that another computes.
+        waits: whether the last one did.
         anchor: page it is anchored at.
         cached: deepest boundary, in pages, at which it left all components' data.
         computed: tokens whose data exists.
@@ -52,6 +54,8 @@ class Live:
     reserve: int
     chunk: int
     mark: int = 0
+    patience: int = 0
+    waits: bool = False
     anchor: int = 0
     cached: int = 0
     computed: int = 0

@@ -79,9 +79,10 @@ class CacheMachine(Scenes):
         reserve=st.integers(0, 5),
         chunk=chunks,
         along=st.integers(0, 3),
+        patience=st.sampled_from((0,) * 5 + (1, 3)),
     )
     @unless_over
-    def begin(
+    def begin(  # noqa: PLR0913, PLR0917 - drawn by name
         self,
         stem: tuple[int, ...],
         length: int,
@@ -90,9 +91,11 @@ class CacheMachine(Scenes):
         reserve: int,
         chunk: int | None,
         along: int,
+        patience: int = 0,
     ) -> None:
         tokens = self._grown(stem[:length]) + tail
-        self._along(self._begin(namespace, tokens, reserve, chunk), along)
+        live = self._begin(namespace, tokens, reserve, chunk, patience=patience)
+        self._along(live, along)
 
     @has_place()
     @rule(

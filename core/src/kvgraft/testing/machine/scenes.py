@@ -12,10 +12,12 @@ from kvgraft.testing.machine.picking import (
     NAMESPACES,
     STEMS,
     Picking,
+    chunks,
     has,
     has_place,
     has_scene,
     picks,
+    tails,
 )
 from kvgraft.types import Namespaces
 
@@ -212,6 +214,55 @@ class Scenes(Picking):
             raise Impossible
         _, tokens = picked(self.harness.ended, index)
         self.harness.abort(self._begin(namespace, tokens, 0, None))
+
+    @has_scene()
+    @rule(
+        stem=st.sampled_from(STEMS),
+        length=st.integers(1, 5),
+        tail=tails,
+        chunk=chunks,
+        patience=st.integers(1, 4),
+        ends=st.sampled_from(("finish", "finish", "abort", "restart", "")),
+        namespace=st.sampled_from((None, None, "tenant")),
+    )
+    @unless_over
+    def compute_once(
+        self,
+        stem: tuple[int, ...],
+        length: int,
+        tail: tuple[int, ...],
+        chunk: int | None,
+        patience: int,
+        ends: str,
+        namespace: object,
+    ) -> None:
+        """Two requests may wait for the pages that a third computes, which may end before (A8).
+
+        One asks a step later than the other, and may be of another namespace.
+        """
+        self.scenes += 1
+        harness, size = self.harness, self.harness.model.page_size
+        self._make_place(3)
+        tokens = harness.unseen(size) + self._grown(stem[:length])
+        first = self._begin(None, tokens + tail, 0, chunk)
+        self._along(first, 2)
+        others = [
+            self._begin(where, (*tokens, *end), 0, None, patience=patience)
+            for where, end in ((None, (1,)), (namespace, (*tail, 2, 1)))
+        ]
+        for turn in range(patience):
+            for live in others[: turn + 1]:
+                if live in harness.live and not live.admitted:
+                    self._along(live, 1)
+            if first not in harness.live or not first.admitted or first.waiting:
+                continue
+            if first.computed < first.prompt and harness.prefill(first, None):
+                harness.checkpoint(first)
+            elif ends:
+                getattr(harness, ends)(first)
+        for live in others:
+            if live in harness.live and not live.admitted:
+                self._along(live, 3)
 
     @has_scene()
     @rule(stem=st.sampled_from(STEMS), large=st.integers(4, 60), small=st.integers(1, 6))

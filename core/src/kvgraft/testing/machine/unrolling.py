@@ -136,10 +136,11 @@ class _Recorder:
         reserve: int,
         chunk: int | None,
         mark: int,
+        patience: int,
     ) -> None:
         assert not mark, "scenes begin requests without a mark"
         drawn = {"stem": (), "length": 0, "tail": tokens, "namespace": namespace, "along": 0}
-        self._add(name, {**drawn, "reserve": reserve, "chunk": chunk})
+        self._add(name, {**drawn, "reserve": reserve, "chunk": chunk, "patience": patience})
 
     def _about_a_request(self, name: str, live: Live, *given: Any) -> None:
         rule, drawn = PLAIN[name]
