@@ -30,10 +30,12 @@ TAG    := py$(shell $(firstword $(wildcard $(PY)) $(PYTHON)) -c 'import sys; pri
 VLLM_NEEDS   := plugins/vllm/tests/engine/requirements.txt
 FILES_NEEDS  := plugins/vllm/tests/files.txt
 SGLANG_NEEDS := plugins/sglang/tests/engine/requirements.txt
+DYNAMO_NEEDS := plugins/observe/tests/dynamo.txt
 named   = $(ENGINES)/$(1)-$(TAG)-$(firstword $(shell cksum <$(2)))
 VLLM   := $(call named,vllm-0.32,$(VLLM_NEEDS))
 VLLM_FILES := $(call named,vllm-0.33-files,$(FILES_NEEDS))
 SGLANG := $(call named,sglang-0.5.23,$(SGLANG_NEEDS))
+DYNAMO := $(call named,dynamo-1.6,$(DYNAMO_NEEDS))
 # longest time for which tests wait for an engine's Python files before they are skipped
 FILES_S ?= 60
 
@@ -95,7 +97,7 @@ test-vllm: $(VLLM)/.ready ## run the tests of plugins/vllm in a CPU build of vLL
 test-sglang: setup $(SGLANG)/.ready ## run the tests of plugins/sglang with SGLang's files; minutes
 	PYTHONPATH=$(SGLANG) $(PY) -m pytest plugins/sglang/tests -v -o timeout=1200 -o faulthandler_timeout=0
 
-test-engine-files: test-vllm-files test-sglang-files ## run those that need only the engines' Python files
+test-engine-files: test-vllm-files test-sglang-files test-dynamo-files ## run those that need only the engines' Python files
 
 # skipped by name where these cannot be had
 test-%-files: setup
@@ -109,11 +111,14 @@ test-vllm-files: FILES := $(VLLM_FILES)
 test-vllm-files: TESTS := plugins/vllm/tests/test_tier.py plugins/observe/tests/test_vllm_decoder.py
 test-sglang-files: FILES := $(SGLANG)
 test-sglang-files: TESTS := plugins/sglang/tests/engine
+test-dynamo-files: FILES := $(DYNAMO)
+test-dynamo-files: TESTS := plugins/observe/tests/test_dynamo.py
 
 # an engine's Python files and those they import, for the torch and transformers of .venv
 $(SGLANG)/.ready: NEEDS := $(SGLANG_NEEDS)
 $(VLLM_FILES)/.ready: NEEDS := $(FILES_NEEDS)
-$(SGLANG)/.ready $(VLLM_FILES)/.ready: | setup
+$(DYNAMO)/.ready: NEEDS := $(DYNAMO_NEEDS)
+$(SGLANG)/.ready $(VLLM_FILES)/.ready $(DYNAMO)/.ready: | setup
 	rm -rf $(@D)
 	$(PIP) install -q --no-deps --no-compile --target $(@D) -r $(NEEDS)
 	find $(@D)/vllm -name '*.so' -delete 2>/dev/null || true

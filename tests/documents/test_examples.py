@@ -15,6 +15,7 @@ from ..commands import KVGRAFT, ROOT, run, run_forked
 DOCUMENTS = [
     *("README.md", "docs/start.md", "docs/embedding.md", "docs/components.md", "docs/replay.md"),
     *("docs/operating.md", "docs/plan.md", "docs/guard.md", "docs/storage-library.md"),
+    "docs/observing.md",
     *("plugins/observe/README.md", "plugins/transformers/README.md"),
 ]
 
