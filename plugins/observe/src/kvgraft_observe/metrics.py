@@ -10,7 +10,7 @@ import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from kvgraft.stats import CacheStats, PoolStats, StorageStats, TransferStats
+from kvgraft.stats import CacheStats, PoolShare, PoolStats, StorageStats, TransferStats
 
 __all__ = [
     "ADMISSION_WAIT",
@@ -199,6 +199,69 @@ def _breaker(stats: CacheStats) -> Iterator[Sample]:
 
         for state in BreakerState:
             yield Sample((state.value,), stats.storage.breaker == state.value)
+
+
+def _tenant_tokens(stats: CacheStats) -> Iterator[Sample]:
+    for name, tenant in stats.tenants.items():
+        tokens = tenant.tokens
+        yield Sample((name, "device"), tokens.device)
+        yield Sample((name, "host"), tokens.host)
+        yield Sample((name, "storage"), tokens.storage)
+        yield Sample((name, "none"), tokens.asked - tokens.reused)
+
+
+def _tenant_admissions(stats: CacheStats) -> Iterator[Sample]:
+    for name, tenant in stats.tenants.items():
+        yield Sample((name,), tenant.tokens.admitted)
+
+
+def _shares(stats: CacheStats) -> Iterator[tuple[tuple[str, str, str], PoolShare]]:
+    """Tenant, component and tier of every share, and the share."""
+    for name, tenant in stats.tenants.items():
+        for tier, shares in (("device", tenant.device), ("host", tenant.host)):
+            for component, share in shares.items():
+                yield (name, component, tier), share
+
+
+def _tenant_slots(stats: CacheStats) -> Iterator[Sample]:
+    for labels, share in _shares(stats):
+        yield Sample((*labels, "evictable"), share.evictable)
+        yield Sample((*labels, "pinned"), share.pinned)
+        yield Sample((*labels, "private"), share.private)
+        yield Sample((*labels, "in_flight"), share.in_flight)
+
+
+def _tenant_promised(stats: CacheStats) -> Iterator[Sample]:
+    for labels, share in _shares(stats):
+        yield Sample(labels, share.promised)
+
+
+def _tenant_bounds(stats: CacheStats) -> Iterator[Sample]:
+    for labels, share in _shares(stats):
+        yield Sample((*labels, "guarantee"), share.guarantee)
+        yield Sample((*labels, "limit"), share.limit)
+
+
+def _tenant_lost(stats: CacheStats) -> Iterator[Sample]:
+    for labels, share in _shares(stats):
+        yield Sample(labels, share.lost)
+
+
+def _pins(stats: CacheStats) -> Iterator[Sample]:
+    for owner, pins in stats.pins.items():
+        yield Sample((owner,), pins.pins)
+
+
+def _pin_tokens(stats: CacheStats) -> Iterator[Sample]:
+    for owner, pins in stats.pins.items():
+        yield Sample((owner,), pins.tokens)
+
+
+def _pin_slots(stats: CacheStats) -> Iterator[Sample]:
+    for owner, pins in stats.pins.items():
+        for tier, slots in (("device", pins.device), ("host", pins.host)):
+            for component, count in slots.items():
+                yield Sample((owner, component, tier), count)
 
 
 def _bounds(least: float, decades: int) -> tuple[float, ...]:
@@ -395,6 +458,78 @@ METRICS: tuple[Metric, ...] = (
         "resume points made, used, skipped and lost, by kind",
         ("kind", "event"),
         _points,
+    ),
+    Metric(
+        "kvgraft.tenant_tokens",
+        Kind.COUNTER,
+        "{token}",
+        "a tenant's admitted prompt tokens, by the tier that had them; none: to be computed",
+        ("tenant", "tier"),
+        _tenant_tokens,
+    ),
+    Metric(
+        "kvgraft.tenant_admitted_requests",
+        Kind.COUNTER,
+        "{request}",
+        "a tenant's admitted requests",
+        ("tenant",),
+        _tenant_admissions,
+    ),
+    Metric(
+        "kvgraft.tenant_slots",
+        Kind.GAUGE,
+        "{slot}",
+        "a tenant's slots by owner",
+        ("tenant", "component", "tier", "owner"),
+        _tenant_slots,
+    ),
+    Metric(
+        "kvgraft.tenant_promised_slots",
+        Kind.GAUGE,
+        "{slot}",
+        "slots promised to a tenant's requests that have not taken them yet",
+        ("tenant", "component", "tier"),
+        _tenant_promised,
+    ),
+    Metric(
+        "kvgraft.tenant_bounds",
+        Kind.GAUGE,
+        "{slot}",
+        "slots that a tenant is guaranteed, and the most that it has",
+        ("tenant", "component", "tier", "bound"),
+        _tenant_bounds,
+    ),
+    Metric(
+        "kvgraft.tenant_lost_slots",
+        Kind.COUNTER,
+        "{slot}",
+        "a tenant's slots that were evicted for other tenants' requests",
+        ("tenant", "component", "tier"),
+        _tenant_lost,
+    ),
+    Metric(
+        "kvgraft.prefix_pins",
+        Kind.GAUGE,
+        "{pin}",
+        "pinned prefixes by owner",
+        ("owner",),
+        _pins,
+    ),
+    Metric(
+        "kvgraft.prefix_pin_tokens",
+        Kind.GAUGE,
+        "{token}",
+        "tokens of pinned prefixes by owner",
+        ("owner",),
+        _pin_tokens,
+    ),
+    Metric(
+        "kvgraft.prefix_pin_slots",
+        Kind.GAUGE,
+        "{slot}",
+        "slots of pinned prefixes by owner",
+        ("owner", "component", "tier"),
+        _pin_slots,
     ),
     Metric(
         "kvgraft.prefetches",
