@@ -355,6 +355,7 @@ def report(row: Progress) -> ReplayResult:
         "computed_tokens": prompt_tokens - totals.cached_tokens,
         "unserved_tokens": 0,
         "recomputed_tokens": 0,
+        "namespaces": {},
         **cache_counts(cache),
         "storage": storage_counts(cache, None),
         "admissions": totals.admissions,

@@ -31,6 +31,7 @@ from kvgraft_replay.report import ReplayResult, print_tables, render_html
 from kvgraft_replay.report.comparison import print_comparison
 from kvgraft_replay.report.output import Target
 from kvgraft_replay.storage_options import storage_options, storage_settings
+from kvgraft_replay.tenants import parse_tenants, tenant_options, with_scanner
 from kvgraft_replay.workload import Workload
 from kvgraft_replay.workload_options import (
     engine_model,
@@ -142,6 +143,7 @@ def run_with_progress(workload: Workload, settings: Any, console: Console) -> Re
     show_default=True,
     help="Least distance of two cuts of a prefill for its states: the cost of an extra pass.",
 )
+@tenant_options
 @storage_options
 @engine_options
 @click.option(
@@ -173,7 +175,9 @@ def replay(path: Path | None, **options: Any) -> None:
 
     targets = open_targets(options, path)
     _check_policies(options)
-    workload = read_workload(path, options)
+    workload, limit = read_workload(path, options), options["limit"]
+    if options["scanner_tokens_s"] is not None:
+        workload, limit = with_scanner(workload, options["scanner_tokens_s"], limit), None
     components = parse_components(options["components"] or [_widest_component()])
     cache: dict[str, Any] = {
         "components": components,
@@ -185,6 +189,7 @@ def replay(path: Path | None, **options: Any) -> None:
         "cut_tokens": options["cut_tokens"],
         "storage": storage_settings(options),
         "guard": options["guard"],
+        "tenants": parse_tenants(options["tenants"]),
     }
     if options["load_policy"] == "always":
         cache["load"] = None
@@ -194,7 +199,7 @@ def replay(path: Path | None, **options: Any) -> None:
         model=engine_model(options),
         verify=Verify(options["verify"]),
         seed=options["seed"],
-        limit=options["limit"],
+        limit=limit,
     )
     results = [
         run_with_progress(

@@ -187,6 +187,7 @@ def _result(
         "computed_tokens": totals.input_tokens - hits - totals.unserved_tokens,
         "unserved_tokens": totals.unserved_tokens,
         "recomputed_tokens": totals.recomputed_tokens,
+        "namespaces": totals.by_namespace,
         **cache_counts(cache),
         "storage": storage,
         "admissions": totals.admissions,
@@ -232,6 +233,10 @@ def _settings(cache: Cache, settings: ReplaySettings) -> dict[str, object]:
         "cut_tokens": config.cut_tokens,
         "eviction_policy": config.policy,
         "hints": settings.model.hints,
+        "tenants": {
+            name: each.model_dump(exclude={"namespaces", "prefixes"}, exclude_none=True)
+            for name, each in config.tenants.items()
+        },
         "storage": _storage_settings(config.storage),
         "concurrency": f"users:{settings.users}" if settings.users else "open",
         "verify": settings.verify.value,

@@ -94,7 +94,8 @@ class Player:
         """Build a request's tokens, digests and key."""
         tokens = trace.token_ids()
         digests = PageDigests(tokens, self.cache.config.page_size)
-        key = self.meter.run("key", trace.index, TokenKey, tokens[: trace.prompt_tokens])
+        prompt = tokens[: trace.prompt_tokens]
+        key = self.meter.run("key", trace.index, TokenKey, prompt, trace.namespace)
         return Job(trace, tokens, digests, key)
 
     def compute(self, job: Job, n_tokens: int) -> bool:

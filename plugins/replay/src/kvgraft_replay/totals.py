@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvgraft.types import Span
 from kvgraft_replay.hits import Hits
+from kvgraft_replay.report.schema import NamespaceCounts
 from kvgraft_replay.running import Job
 
 __all__ = ["Totals"]
@@ -23,6 +24,7 @@ class Totals:
         device_hits, host_hits, storage_hits: prompt tokens that a request never computed.
         unserved_tokens: prompts of requests that were rejected or ran out of memory.
         recomputed_tokens: tokens that one request computed again, after it was retracted.
+        by_namespace: requests, their prompts' tokens and hits, of requests in a namespace.
     """
 
     requests: int = 0
@@ -42,6 +44,7 @@ class Totals:
     ledger_violations: int = 0
     first_problem: str = ""
     first_rejection: str = ""
+    by_namespace: dict[str, NamespaceCounts] = field(default_factory=dict)
 
     @property
     def hits(self) -> int:
@@ -52,6 +55,19 @@ class Totals:
         """A request is admitted or rejected for the first time."""
         self.requests += 1
         self.input_tokens += job.trace.prompt_tokens
+        own = self._own(job)
+        if own is not None:
+            own["requests"] += 1
+            own["input_tokens"] += job.trace.prompt_tokens
+
+    def _own(self, job: Job) -> NamespaceCounts | None:
+        """The counts of the request's namespace; None if it is in none."""
+        namespace = job.trace.namespace
+        if namespace is None:
+            return None
+        return self.by_namespace.setdefault(
+            namespace, {"requests": 0, "input_tokens": 0, "saved_tokens": 0}
+        )
 
     def count_hits(self, job: Job, hits: Hits) -> None:
         """From now on these are the request's hits."""
@@ -59,6 +75,9 @@ class Totals:
         self.device_hits += hits.device - before.device
         self.host_hits += hits.host - before.host
         self.storage_hits += hits.storage - before.storage
+        own = self._own(job)
+        if own is not None:
+            own["saved_tokens"] += hits.tokens - before.tokens
         job.hits = hits
 
     def count_retracted(self, job: Job) -> None:

@@ -113,6 +113,7 @@ class TraceRequest:
             tokens, as few spans as possible.
         hint: what an engine would know of the session's future when the request ends; None where
             the trace has no reason of stopping.
+        namespace: of its key.
     """
 
     index: int
@@ -123,6 +124,7 @@ class TraceRequest:
     output_tokens: int
     content: tuple[Span, ...]
     hint: Hint | None = None
+    namespace: str | None = None
 
     def token_ids(self) -> npt.NDArray[np.int32]:
         """Prompt and output, int32 `[prompt_tokens + output_tokens]`.

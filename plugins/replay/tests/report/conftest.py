@@ -77,6 +77,7 @@ def result() -> ReplayResult:
         "computed_tokens": computed,
         "unserved_tokens": unserved,
         "recomputed_tokens": 5_303,
+        "namespaces": {},
         "component_hits": {
             "full": {
                 "device_slots": device // PAGE,

@@ -16,6 +16,7 @@ __all__ = [
     "ComponentHits",
     "HitTokens",
     "LoadBacks",
+    "NamespaceCounts",
     "Occupancy",
     "PointCounts",
     "PointSlots",
@@ -281,6 +282,14 @@ class CacheCounts(TypedDict):
     candidates: list[CandidateClass]
 
 
+class NamespaceCounts(TypedDict):
+    """Requests of one namespace, their prompts' tokens, and those of them that were saved."""
+
+    requests: int
+    input_tokens: int
+    saved_tokens: int
+
+
 class ReplayResult(CacheCounts):
     """Everything `kvgraft replay` reports.
 
@@ -294,6 +303,8 @@ class ReplayResult(CacheCounts):
     served saves none. `saved_tokens`, `computed_tokens` and `unserved_tokens` (prompts of requests
     not served) add up to `input_tokens`. `recomputed_tokens` were computed again after a retraction
     and are in none of these. Nothing is left out as warm-up.
+
+    `namespaces` has the parts of the requests that are in one; it is empty without a scanner.
 
     `cpu_us_per_request` is over served requests; the others' time is shared out among them.
     `evictions` and `cpu_us_per_request` have open key sets: causes and operations may be added.
@@ -314,6 +325,7 @@ class ReplayResult(CacheCounts):
     computed_tokens: int
     unserved_tokens: int
     recomputed_tokens: int
+    namespaces: dict[str, NamespaceCounts]
     storage: StorageCounts | None
     admissions: int
     deferrals: int

@@ -143,6 +143,7 @@ def token_table(result: ReplayResult) -> SummaryTable:
 def result_tables(result: ReplayResult) -> tuple[SummaryTable, ...]:
     """Components, transfers, evictions and scheduling, in reading order."""
     return (
+        *_namespace_tables(result),
         _component_table(result),
         _transfer_table(result),
         _eviction_table(result),
@@ -180,6 +181,24 @@ def _component_table(result: ReplayResult) -> SummaryTable:
         ),
         tuple(rows),
     )
+
+
+def _namespace_tables(result: ReplayResult) -> list[SummaryTable]:
+    """The part of each namespace, if there are some."""
+    rows = [
+        (
+            name,
+            count(each["requests"]),
+            count(each["input_tokens"]),
+            count(each["saved_tokens"]),
+            percent(each["saved_tokens"], each["input_tokens"]),
+        )
+        for name, each in result.get("namespaces", {}).items()
+    ]
+    if not rows:
+        return []
+    columns = ("namespace", "requests", "input tokens", "saved", "share")
+    return [SummaryTable("Namespaces", "", columns, tuple(rows))]
 
 
 def _transfer_table(result: ReplayResult) -> SummaryTable:

@@ -1,0 +1,112 @@
+"""Options of tenants, and a scanner that runs beside the trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import click
+
+from kvgraft.errors import ConfigError
+from kvgraft_replay.option_groups import OptionGroup
+from kvgraft_replay.workload import Addresses, Span, TraceRequest, Workload
+
+__all__ = ["SCANNER", "TRACE", "parse_tenants", "tenant_options", "with_scanner"]
+
+TRACE, SCANNER = "trace", "scanner"
+"""Namespaces of the trace's requests and of the scanner's, where there is a scanner."""
+
+DOCUMENT_TOKENS = 8192
+"""Tokens of a document that the scanner reads, once."""
+
+tenant_options = OptionGroup(
+    click.option(
+        "--scanner",
+        "scanner_tokens_s",
+        type=click.FloatRange(min=1),
+        metavar="TOKENS",
+        help="Beside the trace, a job asks for documents of 8,192 tokens, so many tokens a second, "
+        "none twice. Its requests are in namespace 'scanner', the trace's in 'trace'.",
+    ),
+    click.option(
+        "--tenant",
+        "tenants",
+        multiple=True,
+        metavar="NAMESPACE[:OPTION=VALUE,...]",
+        help="A tenant with that namespace and its rights, such as trace:guarantee=0.5; repeat for "
+        "more. See docs/tenants.md.",
+    ),
+)
+"""The options of tenants."""
+
+
+def parse_tenants(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Tenants such as `trace:guarantee=0.5`, each name once: the setting `tenants` of a cache.
+
+    Raises:
+        ConfigError: one that is not of that form, or a name given twice.
+    """
+    tenants: dict[str, dict[str, Any]] = {}
+    for text in texts:
+        name, _, rest = text.partition(":")
+        if not name or name in tenants:
+            said = "is given twice; give it once" if name else "has no namespace; name one"
+            raise ConfigError(f"--tenant {text!r} {said}")
+        rights: dict[str, Any] = {"namespaces": [name]}
+        for item in filter(None, rest.split(",")):
+            field, equals, value = item.partition("=")
+            if not equals:
+                raise ConfigError(
+                    f"--tenant {text!r}: {item!r} is not OPTION=VALUE; write for example "
+                    f"{name}:guarantee=0.5"
+                )
+            rights[field.strip()] = value.strip()
+        tenants[name] = rights
+    return tenants
+
+
+def with_scanner(workload: Workload, tokens_s: float, limit: int | None) -> Workload:
+    """The workload's first `limit` requests, and a scanner's until the last of them arrives.
+
+    Raises:
+        ConfigError: the workload has no absolute times.
+        TraceError: too many distinct tokens.
+    """
+    if not workload.has_absolute_time:
+        raise ConfigError(
+            f"{workload.name}: its times count from each session's start, a scanner runs by the "
+            "clock; give a trace with absolute times, or --synthetic"
+        )
+    theirs = [replace(each, namespace=TRACE) for each in workload.requests[:limit]]
+    addresses = Addresses(f"{workload.name} and a scanner")
+    addresses.take(max(span.first + span.length for each in theirs for span in each.content))
+    end_s = max(each.arrival_s for each in theirs)
+    session = 1 + max(each.session for each in theirs)
+    every_s = DOCUMENT_TOKENS / tokens_s
+    documents = [
+        _document(session + number, number * every_s, addresses.take(DOCUMENT_TOKENS))
+        for number in range(int(end_s / every_s) + 1)
+    ]
+    ordered = sorted([*theirs, *documents], key=lambda each: each.arrival_s)
+    return Workload.of(
+        [replace(each, index=index) for index, each in enumerate(ordered)],
+        name=f"{workload.name} and a scanner",
+        format=workload.format,
+        has_absolute_time=True,
+        block_tokens=workload.block_tokens,
+    )
+
+
+def _document(session: int, arrival_s: float, content: Span) -> TraceRequest:
+    """A request for a document that nobody asked for before."""
+    return TraceRequest(
+        index=0,
+        session=session,
+        arrival_s=arrival_s,
+        think_s=0.0,
+        prompt_tokens=content.length,
+        output_tokens=0,
+        content=(content,),
+        namespace=SCANNER,
+    )
