@@ -16,6 +16,7 @@ import kvgraft
 from kvgraft.cli.check import check
 from kvgraft.cli.components import components
 from kvgraft.cli.new_component import new_component
+from kvgraft.cli.new_policy import new_policy
 from kvgraft.cli.storage import storage
 from kvgraft.errors import KvgraftError
 from kvgraft.packages.installing import how_to_install
@@ -88,6 +89,7 @@ def cli() -> None:
 cli.add_command(check)
 cli.add_command(components)
 cli.add_command(new_component)
+cli.add_command(new_policy)
 cli.add_command(storage)
 
 
