@@ -10,6 +10,7 @@ import pytest
 
 from ..cli.refusals import refused
 from ..commands import KVGRAFT, ROOT, run, run_forked
+from ..packaging.conftest import built_wheels
 from .workshop import Workshop
 
 NAME = "my-policy"
@@ -50,7 +51,12 @@ def test_a_new_package_passes_its_tests_and_is_found_by_name(tmp_path: Path) -> 
 
 
 @pytest.mark.long
-def test_a_new_package_passes_the_commands_it_prints(workshop: Workshop, tmp_path: Path) -> None:
+def test_a_new_package_passes_the_commands_it_prints(
+    workshop: Workshop, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    full = "kvgraft-full"
+    workshop.wheels[full] = built_wheels(tmp_path_factory)[full]
+    workshop.install(full)
     printed = workshop.succeeds(f"kvgraft new-policy {NAME}", tmp_path)
     change, *commands = printed.partition("next, then search for 'Change:'\n")[2].splitlines()
     assert change.strip() == f"cd kvgraft-{NAME}"
@@ -60,6 +66,7 @@ def test_a_new_package_passes_the_commands_it_prints(workshop: Workshop, tmp_pat
         assert NAME in shown
     finally:
         workshop.uninstall(f"kvgraft-{NAME}")
+        workshop.uninstall(full)
 
 
 def test_a_new_package_is_clean_and_its_readme_names_its_files(tmp_path: Path) -> None:

@@ -129,14 +129,22 @@ def write(name: str, contents: Mapping[str, str], into: Path) -> Path:
     return package
 
 
-def show(package: Path, what: str, commands: list[str]) -> None:
-    """Say which files were written, and which commands come next."""
+def show(package: Path, what: str, commands: list[str], needs: str = "plugins/replay") -> None:
+    """Say which files were written, and which commands come next.
+
+    Args:
+        package: its directory.
+        what: its plugin.
+        commands: in that directory, once it is installed.
+        needs: folders of this repository with packages that the commands use.
+    """
+    paths = " ".join(f"/path/to/kvgraft/{each}" for each in needs.split())
     click.echo(f"{package}: {what}; wrote")
     for path in sorted(each for each in package.rglob("*") if each.is_file()):
         click.echo(f"  {path.relative_to(package)}")
     click.echo(
         "kvgraft is on no package index yet; in another environment than this one, first\n"
-        "  pip install '/path/to/kvgraft/core[testing]' /path/to/kvgraft/plugins/replay\n"
+        f"  pip install '/path/to/kvgraft/core[testing]' {paths}\n"
         "next, then search for 'Change:'\n"
         f"  cd {shlex.quote(str(package))}\n"
         "  pip install -e '.[test]'"

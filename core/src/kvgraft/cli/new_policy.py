@@ -40,4 +40,5 @@ def new_policy(name: str, into: Path) -> None:
             "kvgraft replay --synthetic chat --requests 200 --component full --device-tokens 60k "
             f"--policy lru,{name}",
         ],
+        needs="plugins/full plugins/replay",
     )
