@@ -16,7 +16,7 @@ from kvgraft.policies.policy import Order as Policy
 from kvgraft.policies.recency import RecencyQueue
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.explaining import ranked
-from kvgraft.tree.node import Node
+from kvgraft.tree.node import CLEAN, DOUBLE, Node
 from kvgraft.tree.tree import Tree
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class Order:
         self._queue: list[_Entry] = []
         self._entered: dict[int, int] = {}
         self._clean: dict[int, tuple[int, int]] = {}
+        self._doubles: set[int] = set()
         self._held: dict[int, list[bool]] = {}
         self._pinned: set[int] = set()
         self._above: list[Node] = []
@@ -80,7 +81,7 @@ class Order:
         self._pinned = set()
         self._queue = []
         self._entered = {id(node): stamp for stamp, node in self._order(component)}
-        self._clean = {}
+        self._clean, self._doubles = {}, set()
         if on_device:
             entries = enumerate(component.clean)
             self._clean = {id(node): (stamp, place) for place, (stamp, node) in entries}
@@ -90,6 +91,8 @@ class Order:
             self._held[id(node)] = [
                 (cell.device if on_device else cell.host) is not None for cell in node.cells
             ]
+            if self._is_double(node, component):
+                self._doubles.add(id(node))
             if self._is_legal(node, component):
                 self._queue.append((self._rank(node, component), node.end, node.ident, node))
         heapify(self._queue)
@@ -210,6 +213,8 @@ class Order:
         """Whether evicting `component` on `node` is allowed and can be done (E1, T5, L5)."""
         if not self._has(node, component) or self._pins(node, component):
             return False
+        if self._is_double(node, component):
+            return True
         at_leaf = None
         if component.is_prefix_closed:
             at_leaf = not self._leads_on(node)
@@ -219,6 +224,12 @@ class Order:
         if at_leaf is None:
             taken = [each for each in taken if each.index in component.narrower]
         return not any(self._pins(node, each) for each in taken)
+
+    def _is_double(self, node: Node, component: TreeComponent) -> bool:
+        """Whether HOST gives up the copy before data that it alone has (E5)."""
+        cell = node.cells[component.index]
+        offered = cell.queued & (CLEAN | DOUBLE) == DOUBLE
+        return not self._on_device and offered and cell.device is not None
 
     def _order(self, component: TreeComponent) -> Policy:
         return component.device_queue if self._on_device else component.host_queue
@@ -231,6 +242,8 @@ class Order:
         """
         stamp = node.cells[component.index].stamp
         rank = self._ranked(component, stamp)
+        if self._is_double(node, component):
+            return -inf, 0
         reserved, place = self._clean.get(id(node), (stamp + 1, 0))
         if reserved == stamp:
             return -inf, place
@@ -280,6 +293,8 @@ class Order:
         was left behind alone (I9).
         """
         stamp = node.cells[component.index].stamp
+        if id(node) in self._doubles and not self._on_device:
+            return
         first = self._next()
         rank = self._ranked(component, stamp)
         reserved, place = self._clean.get(id(node), (stamp + 1, 0))
@@ -293,11 +308,11 @@ class Order:
         if not scored and type(order) is not RecencyQueue:
             return
         if score == -inf and other >= 0:
+            ahead = f"number {other} of the clean reserve" if self._on_device else "on DEVICE, too"
             raise ContractViolation(
                 "T7",
                 component.name,
-                f"{node!r}, used at {stamp >> CLASS_BITS}, is evicted before {first[3]!r}, number "
-                f"{other} of the clean reserve",
+                f"{node!r}, used at {stamp >> CLASS_BITS}, is evicted before {first[3]!r}, {ahead}",
             )
         if other < 0 and self._on_device:
             raise ContractViolation(

@@ -70,6 +70,10 @@ class Reserve:
             its = node.cells[each.index]
             if its.device is None:
                 continue
+            if each.host is not None and each.host_floor is not None:
+                score = each.host_queue.score(its.stamp)
+                if score is not None and score < each.host_floor:
+                    return  # HOST keeps what is worth more
             no_room = each.host is not None and each.host.free < each.n_slots(node)
             path = 1 if each.is_state else node.end * each.slots_per_page
             if no_room or each.device.headroom < path:

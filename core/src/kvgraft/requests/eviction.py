@@ -159,6 +159,8 @@ class Evictor:
         """Reserve HOST slots for a victim's data not there yet; None if all is, or HOST is full."""
         node = victim.node
         unbacked = [t for t in operations.needs_backup(self.tree, node) if t in victim.components]
+        if not all(eviction.is_admitted(self.tree, victim, each) for each in unbacked):
+            return None
         if not unbacked:
             return None
         for component in unbacked:

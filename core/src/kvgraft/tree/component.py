@@ -9,12 +9,12 @@ from kvgraft.errors import ConfigError, ContractViolation
 from kvgraft.policies.policy import Order
 from kvgraft.policies.recency import RecencyQueue
 from kvgraft.reach import PageReach, Reach
-from kvgraft.tree.clean_queue import CleanQueue
+from kvgraft.tree.fifo import Fifo
 from kvgraft.tree.ledger import Ledger
-from kvgraft.tree.node import BEHIND, CLEAN, ON_DEVICE, ON_HOST, Node
+from kvgraft.tree.node import BEHIND, CLEAN, DOUBLE, ON_DEVICE, ON_HOST, Node
 from kvgraft.types import Kind, Span, Tier
 
-PLACES = (ON_DEVICE, ON_HOST, BEHIND, CLEAN)
+PLACES = (ON_DEVICE, ON_HOST, BEHIND, CLEAN, DOUBLE)
 """The queues that a cell may have an entry in, as in `Cell.queued`."""
 
 __all__ = ["Cause", "ComponentShape", "TreeComponent", "ordered"]
@@ -121,8 +121,10 @@ class TreeComponent:
         clean: the first of `device_queue`, taken out of it to be copied to HOST before they leave:
             the clean reserve. They go before the others. What is used meanwhile is a candidate
             among these again.
-        entries: entries by queue, `BEHIND`, `ON_DEVICE`, `ON_HOST` and `CLEAN`, as the tree counts
-            them.
+        doubles: nodes whose data both tiers have and that are not in the clean reserve; under
+            write-back HOST gives up these copies first, the oldest entry before others.
+        host_floor: the policy's score of the last victim of `host_queue`; None without one.
+        entries: entries by queue, as in `Cell.queued`, as the tree counts them.
         dead: how many of them are of nodes that left the tree.
         withholds: whether its orders keep candidates back from some tenants, see
             `kvgraft.tree.tenants`.
@@ -138,12 +140,14 @@ class TreeComponent:
         "device_evictions",
         "device_queue",
         "devices",
+        "doubles",
         "ends_at_boundary",
         "entries",
         "hangs_from",
         "home_is_host",
         "host",
         "host_evictions",
+        "host_floor",
         "host_queue",
         "hosts",
         "index",
@@ -191,7 +195,9 @@ class TreeComponent:
         self.behind_queue: Order = RecencyQueue()
         self.device_queue: Order = RecencyQueue()
         self.host_queue: Order = RecencyQueue()
-        self.clean = CleanQueue()
+        self.clean = Fifo()
+        self.doubles = Fifo()
+        self.host_floor: float | None = None
         self.entries = [0] * (max(PLACES) + 1)
         self.dead = [0] * (max(PLACES) + 1)
         self.refused: Exception | None = None
@@ -262,7 +268,7 @@ class TreeComponent:
 
         Args:
             node: taken off its queue, or above one that was.
-            stamp: its cell's, or of the node below from which it will inherit it.
+            stamp: its cell's, or of the node below: it inherits that when the node below leaves.
         """
         cell = node.cells[self.index]
         if not cell.queued & (ON_DEVICE | CLEAN):
@@ -283,6 +289,29 @@ class TreeComponent:
                 return node
             else:
                 self.queue_device(node)
+                self.queue_double(node)
+        return None
+
+    def queue_double(self, node: Node) -> None:
+        """Enter a node if both tiers have its data, and it is not in the clean reserve."""
+        cell = node.cells[self.index]
+        if cell.device is None or cell.host is None or cell.queued & (CLEAN | DOUBLE):
+            return
+        self.doubles.enter(cell.stamp, node, self.n_slots(node))
+        cell.queued |= DOUBLE
+        self.entries[DOUBLE] += 1
+
+    def take_double(self) -> Node | None:
+        """The first node whose data both tiers have, taken off; None if there is none."""
+        while (entry := self.doubles.pop()) is not None:
+            _, node = entry
+            cell = node.cells[self.index]
+            cell.queued &= ~DOUBLE
+            self.entries[DOUBLE] -= 1
+            if node.parent is None:
+                self.dead[DOUBLE] -= 1
+            elif cell.device is not None and cell.host is not None and not cell.queued & CLEAN:
+                return node
         return None
 
     def take_behind(self) -> Node | None:
@@ -355,10 +384,11 @@ class TreeComponent:
                 self.entries[place] -= dead[place]
                 dead[place] = 0
 
-    def _queues(self) -> tuple[tuple[int, Order | CleanQueue], ...]:
+    def _queues(self) -> tuple[tuple[int, Order | Fifo], ...]:
         return (
             (BEHIND, self.behind_queue),
             (ON_DEVICE, self.device_queue),
             (ON_HOST, self.host_queue),
             (CLEAN, self.clean),
+            (DOUBLE, self.doubles),
         )

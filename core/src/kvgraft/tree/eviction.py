@@ -28,6 +28,7 @@ __all__ = [
     "evict_host",
     "evict_victim",
     "has_left_behind",
+    "is_admitted",
     "next_device_victim",
     "still_there",
     "use_policy",
@@ -88,6 +89,7 @@ def next_device_victim(tree: Tree, component: TreeComponent) -> Victim | None:
         victim = victim_at(tree, node, component)
         if victim is not None:
             return victim
+        tree.queue_double(node, component)
     return None
 
 
@@ -228,13 +230,36 @@ def evict_host(tree: Tree, component: TreeComponent, n_slots: int) -> int:
     assert ledger is not None
     before = ledger.free
     target = ledger.room + n_slots
+    held: list[Node] = []
+    while ledger.room < target and (node := component.take_double()) is not None:
+        if node.cells[component.index].host_pins:
+            held.append(node)
+        else:
+            tree.drop_host(node, component, "demoted")
+    for node in held:
+        component.queue_double(node)
     while ledger.room < target:
         node = component.take_host()
         if node is None:
             break
         if tree.is_host_candidate(node, component):
+            component.host_floor = component.host_queue.score(node.cells[component.index].stamp)
             _evict_host_node(tree, node, component)
     return ledger.free - before
+
+
+def is_admitted(tree: Tree, victim: Victim, component: TreeComponent) -> bool:
+    """Whether HOST has room for a component's data of a DEVICE victim, or it is worth that (E4).
+
+    It is worth no less than the last victim there, by the policy's score. Data below which HOST has
+    other data is worth that as well.
+    """
+    ledger, floor, node = component.host, component.host_floor, victim.node
+    assert ledger is not None
+    if floor is None or ledger.free >= component.n_slots(node) or not tree.is_host_leaf(node):
+        return True
+    score = component.host_queue.score(node.cells[component.index].stamp)
+    return score is None or score >= floor
 
 
 def _evict_host_node(tree: Tree, node: Node, component: TreeComponent) -> None:

@@ -9,7 +9,7 @@ from kvgraft.errors import IntegrityError
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.ledger import Ledger
-from kvgraft.tree.node import BEHIND, CLEAN, ON_DEVICE, ON_HOST, Node
+from kvgraft.tree.node import BEHIND, CLEAN, DOUBLE, ON_DEVICE, ON_HOST, Node
 from kvgraft.tree.operations import Operation
 from kvgraft.tree.pinning import Receipt
 from kvgraft.tree.tree import Tree
@@ -312,11 +312,17 @@ def _check_candidates(tree: Tree, component: TreeComponent, nodes: list[Node]) -
     def is_entered(node: Node, component: TreeComponent) -> bool:
         return bool(node.cells[component.index].queued & CLEAN)
 
+    def is_double(node: Node, component: TreeComponent) -> bool:
+        cell = node.cells[component.index]
+        both = cell.device is not None and cell.host is not None and not cell.queued & CLEAN
+        return both and not tree.prefix_closed_host and not component.home_is_host
+
     for queue, flag, is_candidate in (
         (component.behind_queue, BEHIND, is_left),
         (component.device_queue, ON_DEVICE, is_used),
         (component.host_queue, ON_HOST, tree.is_host_candidate),
         (component.clean, CLEAN, is_entered),
+        (component.doubles, DOUBLE, is_double),
     ):
         entries = {id(node): stamp for stamp, node in queue}
         if len(entries) != len(queue):
@@ -331,7 +337,7 @@ def _check_candidates(tree: Tree, component: TreeComponent, nodes: list[Node]) -
                 continue
             if id(node) not in entries:
                 raise IntegrityError("T7", component.name, f"{node!r} is a victim but no candidate")
-            if flag != CLEAN and entries[id(node)] > cell.stamp:
+            if flag not in (CLEAN, DOUBLE) and entries[id(node)] > cell.stamp:
                 raise IntegrityError(
                     "T7", component.name, f"{node!r}: its entry is ahead of its stamp"
                 )

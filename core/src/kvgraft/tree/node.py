@@ -14,12 +14,23 @@ from kvgraft.types import PointKind
 if TYPE_CHECKING:
     from kvgraft.tree.operations import Incoming, Operation
 
-__all__ = ["BEHIND", "CLEAN", "KINDS", "ON_DEVICE", "ON_HOST", "Cell", "Node", "PageNames"]
+__all__ = [
+    "BEHIND",
+    "CLEAN",
+    "DOUBLE",
+    "KINDS",
+    "ON_DEVICE",
+    "ON_HOST",
+    "Cell",
+    "Node",
+    "PageNames",
+]
 
 ON_DEVICE = 1
 ON_HOST = 2
 BEHIND = 4
 CLEAN = 8
+DOUBLE = 16
 
 KINDS = (None, *PointKind)
 """Kinds of resume points by their codes in `Node.points`."""
@@ -38,7 +49,8 @@ class Cell:
         device_pins, host_pins: receipts holding this cell per tier, data or not.
         stamp: recency, from the tree's counter; larger is later. Negative for DEVICE data that a
             running request left behind and nobody has used since: the first to go (I9).
-        queued: queues (`ON_DEVICE | ON_HOST | BEHIND | CLEAN`) the cell has its entry in.
+        queued: queues of candidates that the cell has its entry in, `ON_DEVICE`, `ON_HOST`,
+            `BEHIND`, `CLEAN` and `DOUBLE`.
     """
 
     __slots__ = ("device", "device_pins", "host", "host_pins", "incoming", "queued", "stamp")

@@ -334,6 +334,8 @@ class Tree:
         """DEVICE data arrives, from a tier or computed; pinned if the cell is pinned (L4)."""
         cell = node.cells[component.index]
         cell.device = slots
+        if cell.host is not None:
+            self.queue_double(node, component)
         ledger = component.devices[node.tenant]
         if cell.device_pins:
             ledger.pinned += len(slots) // SLOT_BYTES
@@ -369,6 +371,8 @@ class Tree:
         ledger = component.hosts[node.tenant]
         assert ledger is not None
         cell.host = slots
+        if cell.device is not None:
+            self.queue_double(node, component)
         if cell.host_pins:
             ledger.pinned += len(slots) // SLOT_BYTES
         else:
@@ -504,6 +508,11 @@ class Tree:
             return False
         return not component.is_prefix_closed or self.is_host_leaf(node)
 
+    def queue_double(self, node: Node, component: TreeComponent) -> None:
+        """Under write-back HOST gives up first what DEVICE has, too, but no canonical copy."""
+        if not self.prefix_closed_host and not component.home_is_host:
+            component.queue_double(node)
+
     def queue_candidates(self, node: Node) -> None:
         """Enter the cells of `node` that have become evictable."""
         if node.parent is None:
@@ -515,3 +524,5 @@ class Tree:
                 component.queue_device(node)
             if cell.host is not None and self.is_host_candidate(node, component):
                 component.queue_host(node)
+            if cell.host is not None and cell.device is not None:
+                self.queue_double(node, component)

@@ -218,7 +218,7 @@ class Bench:
         waited = self.engine.time_outs
         result = self._attempt(name, operation)
         self.waited_in_vain = self.engine.time_outs > waited
-        pressure = replace(pressure, delayed=self.waited_in_vain)
+        pressure = replace(pressure, delayed=self.waited_in_vain, doubles=self.write_back)
         self.counts[name] += 1
         self.payloads.poison()
         after = self.seen = observe(self.cache, self.model)

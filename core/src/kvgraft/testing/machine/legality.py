@@ -35,6 +35,7 @@ class Pressure:
         host: components whose HOST pool may be short; slots where known, else None.
         passing: pages pinned only while the operation ran, so it may have passed them over.
         unpins: transfers may end, and with them their pins, before room is made.
+        doubles: HOST gives up first what DEVICE has, too.
         delayed: a wait for copies of evicted data ran out, so others had to go as well (E4).
     """
 
@@ -42,6 +43,7 @@ class Pressure:
     host: Mapping[str, int | None] = field(default_factory=dict)
     passing: set[Prefix] = field(default_factory=set)
     unpins: bool = False
+    doubles: bool = False
     delayed: bool = False
 
 
@@ -188,6 +190,17 @@ class _Losses:
             for name in tier.parts
         }
         self.sole: dict[str, list[int]] = defaultdict(list)
+        self.doubles = {
+            name: self._doubles(name) if pressure.doubles and tier.tier == "host" else set()
+            for name in tier.parts
+        }
+
+    def _doubles(self, name: str) -> set[Prefix]:
+        """Pages on HOST that DEVICE had, too, before or after the operation."""
+        if self.tier.parts[name].home_is_host:
+            return set()
+        before, after = self.tier.before.held[name], self.tier.after.held[name]
+        return before.host.keys() & (before.device.keys() | after.device.keys())
 
     def check(self) -> None:
         tier, followed = self.tier, False
@@ -211,7 +224,8 @@ class _Losses:
                 continue
             grew = tier.tier == "host" and _demoted_below(self.other, view)
             passed = view.pages[-1] in self.live_before or view.pages[-1] in self.pressure.passing
-            if starters and not reasons and not grew and not passed:
+            double = all(view.pages[-1] in self.doubles[name] for name in losers)
+            if starters and not reasons and not grew and not passed and not double:
                 self._check_leaf(view, losers)
             if reasons:
                 followed = True
@@ -288,15 +302,32 @@ class _Losses:
         on_device = tier.tier == "device"
         if on_device and page in tier.before.held[name].reserved:
             used = NEXT
+        if page in self.doubles[name]:
+            return []
         latest = [
             (self.recency.latest(component, tier.cells_of(other, name)), other.pages[-1])
             for other in self.kept[name]
             if other.pages[-1] not in self.pressure.passing
             and not isinstance(other.pages[-1][0], Gone)
         ]
-        return sorted(
-            (each for each in latest if self._rank(name, *each) < used), key=lambda each: each[0]
-        )
+        found = [each for each in latest if self._rank(name, *each) < used]
+        found += [(0, other) for other in self._kept_doubles(name)]
+        return sorted(found, key=lambda each: each[0])
+
+    def _kept_doubles(self, name: str) -> list[Prefix]:
+        """Pages that both tiers had all the time, which HOST might have given up."""
+        before, after = self.tier.before.held[name], self.tier.after.held[name]
+        return [
+            page
+            for page in self.doubles[name]
+            if page in before.device
+            and page in after.device
+            and after.host.get(page) == before.host[page]
+            and page not in (before.host_pinned | after.host_pinned)
+            and page not in (before.reserved.keys() | after.reserved.keys())
+            and page not in self.pressure.passing
+            and not isinstance(page[0], Gone)
+        ]
 
     def _rank(self, name: str, used: int, page: Prefix) -> tuple[int, int]:
         """When kept data was to leave; the clean reserve goes first, but for data left behind."""

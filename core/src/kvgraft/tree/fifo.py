@@ -1,4 +1,4 @@
-"""The end of a pool's eviction order, taken out of it ahead to be copied (E4)."""
+"""Queues of nodes beside a pool's eviction order, first in, first out."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from collections.abc import Callable, Iterator
 
 from kvgraft.tree.node import Node
 
-__all__ = ["CleanQueue"]
+__all__ = ["Fifo"]
 
 
-class CleanQueue:
+class Fifo:
     """Pairs of stamp and node, first in, first out.
-
-    A node above another one is entered behind it, with its stamp: the one that it inherits when
-    the other has left.
 
     Attributes:
         n_slots: slots of the entries, as many as they had when they were entered.
