@@ -344,6 +344,12 @@ GUARDED_CORES: dict[str, BadCore] = {
         "        node = node if node is not None else self.take_in_order()\n"
         "        return node if node is not None else self._take_clean()\n",
     ),
+    "HOST keeps what DEVICE has, too": BadCore(
+        ("T7",),
+        "tree/eviction.py",
+        "while ledger.free < target and (node := component.take_double()) is not None:",
+        "while False and (node := component.take_double()) is not None:",
+    ),
     "left behind data is given back": BadCore(
         ("I9", "I10"),
         "requests/publishing.py",

@@ -158,7 +158,7 @@ class Order:
         if components is not None:
             self._check_along(component, node, was, components)
         self._check_lifted()
-        if node.parent is not None:
+        if node.parent is not None and id(node) not in self._doubles:
             self._lifted = (node, node.parent, [cell.stamp for cell in node.cells])
         self._above.append(node)
         if not self._exact:

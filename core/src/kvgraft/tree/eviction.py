@@ -248,15 +248,15 @@ def evict_host(tree: Tree, component: TreeComponent, n_slots: int) -> int:
     return ledger.free - before
 
 
-def is_admitted(tree: Tree, victim: Victim, component: TreeComponent) -> bool:
+def is_admitted(victim: Victim, component: TreeComponent) -> bool:
     """Whether HOST has room for a component's data of a DEVICE victim, or it is worth that (E4).
 
-    It is worth no less than the last victim there, by the policy's score. Data below which HOST has
-    other data is worth that as well.
+    It is if the policy's score of it is no lower than that of the last victim there. Where tenants
+    share the pool, one's victims say nothing of another's data.
     """
     ledger, floor, node = component.host, component.host_floor, victim.node
     assert ledger is not None
-    if floor is None or ledger.free >= component.n_slots(node) or not tree.is_host_leaf(node):
+    if floor is None or component.withholds or ledger.free >= component.n_slots(node):
         return True
     score = component.host_queue.score(node.cells[component.index].stamp)
     return score is None or score >= floor

@@ -315,7 +315,8 @@ def _check_candidates(tree: Tree, component: TreeComponent, nodes: list[Node]) -
     def is_double(node: Node, component: TreeComponent) -> bool:
         cell = node.cells[component.index]
         both = cell.device is not None and cell.host is not None and not cell.queued & CLEAN
-        return both and not tree.prefix_closed_host and not component.home_is_host
+        kept = tree.prefix_closed_host or component.home_is_host or component.withholds
+        return both and not kept
 
     for queue, flag, is_candidate in (
         (component.behind_queue, BEHIND, is_left),

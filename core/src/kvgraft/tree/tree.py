@@ -510,7 +510,8 @@ class Tree:
 
     def queue_double(self, node: Node, component: TreeComponent) -> None:
         """Under write-back HOST gives up first what DEVICE has, too, but no canonical copy."""
-        if not self.prefix_closed_host and not component.home_is_host:
+        kept = self.prefix_closed_host or component.home_is_host or component.withholds
+        if not kept:
             component.queue_double(node)
 
     def queue_candidates(self, node: Node) -> None:
