@@ -31,7 +31,6 @@ from kvgraft.requests.state_slots import StateSlots
 from kvgraft.transfers import journal
 from kvgraft.transfers.journal import Journal
 from kvgraft.tree import eviction, inserting, matching, operations, pinning
-from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.tree import Tree
 
@@ -479,47 +478,6 @@ change(
     "unbacked = [",
     "unbacked = [] and [",
 )
-change(
-    "the clean reserve grows at every step",
-    ALL,
-    "B6",
-    CleanReserve.fill,
-    "- component.clean.n_slots",
-    "- 0",
-)
-change(
-    "a victim of the clean reserve is what was used since",
-    ALL,
-    "T7",
-    TreeComponent._take_clean,
-    "elif cell.stamp == stamp:",
-    "elif cell.stamp >= stamp:",
-)
-change(
-    "HOST keeps what DEVICE has, too",
-    ALL,
-    "T7",
-    eviction.evict_host,
-    "while ledger.free < target and (node",
-    "while False and (node",
-)
-change(
-    "HOST gives up copies of the clean reserve first",
-    ALL,
-    "T7",
-    TreeComponent.take_double,
-    " and not cell.queued & CLEAN:",
-    ":",
-)
-change(
-    "HOST admits what is worth less than its victims",
-    ALL,
-    "E4",
-    eviction.is_admitted,
-    "score >= floor",
-    "score <= floor",
-)
-
 # -- transfers
 
 change(

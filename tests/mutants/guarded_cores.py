@@ -347,7 +347,7 @@ GUARDED_CORES: dict[str, BadCore] = {
     "HOST keeps what DEVICE has, too": BadCore(
         ("T7",),
         "tree/eviction.py",
-        "while ledger.free < target and (node := component.take_double()) is not None:",
+        "while ledger.room < target and (node := component.take_double()) is not None:",
         "while False and (node := component.take_double()) is not None:",
     ),
     "left behind data is given back": BadCore(

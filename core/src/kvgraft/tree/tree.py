@@ -334,13 +334,13 @@ class Tree:
         """DEVICE data arrives, from a tier or computed; pinned if the cell is pinned (L4)."""
         cell = node.cells[component.index]
         cell.device = slots
-        if cell.host is not None:
-            self.queue_double(node, component)
         ledger = component.devices[node.tenant]
         if cell.device_pins:
             ledger.pinned += len(slots) // SLOT_BYTES
         else:
             ledger.evictable += len(slots) // SLOT_BYTES
+        if cell.host is not None:
+            self.queue_double(node, component)
         if self.observer is not None:
             self.observer.arrived(node, component, DEVICE, node.start, source)
         above: Node | None = node
