@@ -267,18 +267,30 @@ def test_lower_numbers_of_priority_are_admitted_first(model: Any, prompt: list[i
     engine.close()
 
 
-@pytest.mark.parametrize("important", [0, 1, 2])
+def test_nobody_passes_a_request_of_a_lower_number(model: Any) -> None:
+    limits = EngineSettings(chunk_tokens=64, reserve_tokens=64)
+    engine = Engine.open(model, limits, device_tokens=256, page_size=16, probe_tokens=0)
+    running = engine.submit(GenerationRequest([5] * 60, 60, ignore_end=True))
+    engine.step()
+    large = engine.submit(GenerationRequest([6] * 140, 2, ignore_end=True))
+    small = engine.submit(GenerationRequest([7] * 20, 2, ignore_end=True, priority=1))
+    assert run(engine, [running, large, small]) == [running, large, small]
+    assert large.decision is not None
+    assert engine.totals.deferrals > 0, "the large one had to wait"
+    engine.close()
+
+
+@pytest.mark.parametrize("important", [0, 2])
 def test_a_more_important_request_never_makes_room_for_others(model: Any, important: int) -> None:
     limits = EngineSettings(chunk_tokens=32, max_running=3, reserve_tokens=1)
     engine = Engine.open(model, limits, device_tokens=160, page_size=16, probe_tokens=0)
-    asked = [
-        engine.submit(
-            GenerationRequest(
-                [5 + index] * 20, 90, ignore_end=True, priority=0 if index == important else 1
-            )
-        )
-        for index in range(3)
-    ]
+    asked = []
+    for index in range(3):  # each runs before the next one comes: the last is the youngest
+        priority = 0 if index == important else 1
+        request = GenerationRequest([5 + index] * 20, 90, ignore_end=True, priority=priority)
+        asked.append(engine.submit(request))
+        engine.step()
+    assert engine.schedule.running == asked
     run(engine, asked)
     assert asked[important].retractions == 0
     assert engine.totals.retractions > 0

@@ -34,7 +34,8 @@ class HitLog(Tracer):
         self._cache = cache
         self._clock = clock
         self._until: float | None = None
-        self._hits: deque[tuple[Request, dict[str, Any]]] = deque(maxlen=MOST_HITS)
+        self._hits: deque[dict[str, Any]] = deque(maxlen=MOST_HITS)
+        self._open: dict[Request, dict[str, Any]] = {}
         self._seen = 0
 
     def look(self) -> list[dict[str, Any]]:
@@ -42,7 +43,7 @@ class HitLog(Tracer):
         if self._until is None:
             self._cache.add_tracer(self)
         self._until = self._clock() + WATCHED_S
-        return [hit for _, hit in reversed(self._hits)]
+        return list(reversed(self._hits))
 
     def decided(self, request: Request, decision: Decision) -> None:
         """As in `Tracer`: note the request if it was admitted."""
@@ -60,23 +61,30 @@ class HitLog(Tracer):
             "storage": request.storage_tokens,
             "components": explanation_as_json(why)["components"],
         }
-        self._hits.append((request, hit))
+        self._hits.append(hit)
+        self._open[request] = hit
+
+    def finished(self, request: Request) -> None:
+        """As in `Tracer`."""
+        self._open.pop(request, None)
 
     def aborted(self, request: Request) -> None:
         """As in `Tracer`: a request that never ran, such as a trial of admission, is no hit."""
         if request.computed == request.anchor_tokens:
             self._forget(request)
+        self._open.pop(request, None)
 
     def polled(self) -> None:
         """As in `Tracer`: stop when nobody has looked for long."""
         if self._until is not None and self._clock() > self._until:
             self._until = None
+            self._open.clear()
             self._cache.remove_tracer(self)
 
     def _forget(self, request: Request) -> None:
-        for hit in list(self._hits):
-            if hit[0] is request:
-                self._hits.remove(hit)
+        hit = self._open.pop(request, None)
+        if hit is not None and hit in self._hits:
+            self._hits.remove(hit)
 
 
 def explanation_as_json(why: Any) -> dict[str, Any]:
