@@ -41,15 +41,19 @@ def _made(kind: Any, name: str, numbers: Iterator[int]) -> Any:
     return kind(*(_made(types[field], field, numbers) for field in kind._fields))
 
 
-def leaves(value: Any) -> Iterator[int]:
-    """The numbers in counts that a metric must show: not those that others add up to."""
+def leaves(value: Any, name: str = "stats") -> Iterator[tuple[str, int]]:
+    """The numbers in counts that a metric must show: not those that others add up to.
+
+    Yields:
+        Where a number is, and the number.
+    """
     if isinstance(value, int):
-        yield value
+        yield name, value
     elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from leaves(each)
+        for key, each in value.items():
+            yield from leaves(each, f"{name}[{key!r}]")
     elif isinstance(value, tuple):
         fields = getattr(value, "_fields", range(len(value)))
         for field, each in zip(fields, value):
             if field not in ("asked", "capacity", "started"):
-                yield from leaves(each)
+                yield from leaves(each, f"{name}.{field}")

@@ -41,8 +41,9 @@ def serve(cache: Cache, first: int, n_tokens: int, namespace: object = None) -> 
 class Listener:
     """Subscribes in this process, and asks for replays."""
 
-    def __init__(self, endpoint: str, replay: str) -> None:
+    def __init__(self, endpoint: str, replay: str, *, ipv6: bool = False) -> None:
         self.context = zmq.Context()
+        self.context.setsockopt(zmq.IPV6, ipv6)
         self.live = self.context.socket(zmq.SUB)
         self.live.setsockopt(zmq.RCVTIMEO, WAIT_MS)
         self.live.connect(endpoint)

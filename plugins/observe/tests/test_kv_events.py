@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import subprocess
 import sys
 import tempfile
@@ -294,6 +295,16 @@ def test_a_publisher_connects_to_a_subscriber_that_listens(cache: Cache, place: 
     _, events, rank = msgspec.msgpack.decode(payload)
     assert (topic, rank) == (b"kv", 0)
     assert events
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
+def test_addresses_of_ipv6_can_be_used(cache: Cache) -> None:
+    with KvEventPublisher(cache, bind="tcp://[::1]:*", replay="tcp://[::1]:*") as publisher:
+        assert publisher.endpoint.startswith("tcp://[::1]:")
+        listener = Listener(publisher.endpoint, str(publisher.replay_endpoint), ipv6=True)
+        cache.poll()
+        listener.until(has("AllBlocksCleared"))
+        listener.close()
 
 
 def test_a_process_ends_although_its_publisher_was_not_closed(place: str) -> None:

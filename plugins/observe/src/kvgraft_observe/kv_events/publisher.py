@@ -256,6 +256,7 @@ def _open(opened: zmq.Socket[bytes], bind: str | None, connect: str | None) -> s
     """
     address = bind if bind is not None else connect
     try:
+        opened.setsockopt(zmq.IPV6, int("[" in str(address)))
         if bind is not None:
             opened.bind(bind)
             return opened.getsockopt_string(zmq.LAST_ENDPOINT)
