@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvgraft import Cache, TokenKey
-from kvgraft.policies.density import Clock, Density
+from kvgraft.policies.density import Clock, Density, DensityOrder
 from kvgraft.policies.policy import PIECE_TOKENS, Hint, Use, class_of
 from kvgraft.policies.prefixes import N_BINS, Prefixes, Trail, Visit
 from kvgraft.policies.rates import Rates
@@ -278,6 +278,18 @@ def test_data_stays_as_long_as_its_tier_is_large() -> None:
         policy = cache.tree.policy
         assert isinstance(policy, Density)
         assert [order.tau for order in policy.orders] == [4096 // 64, 65536 // 64]
+
+
+def test_a_pool_whose_boundary_moved_is_as_large_as_it_was_when_scores_were_learnt() -> None:
+    policy, pool = Density(), Ledger("full", Tier.DEVICE, SlotAllocator(64 * 16))
+    order = policy.order(pool)
+    policy.opened(1 << 20)
+    pool.allocator.capacity *= 2
+    rates = Rates(sampled({0: [100] * N_BINS}, {0: [50] * N_BINS}), ())
+    assert isinstance(order, DensityOrder)
+    assert order.tau == 64 * 16
+    order.learn(rates)
+    assert order.tau == 64 * 32
 
 
 def sampled(reached: dict[int, list[int]], reused: dict[int, list[int]]) -> Prefixes:

@@ -101,23 +101,23 @@ class Density:
     def __init__(self) -> None:
         self.clock = Clock()
         self.orders: list[DensityOrder] = []
-        self._stays: dict[Tier, int] = {}
-        """Slots of the base component's pool by tier."""
+        self._bases: dict[Tier, Pool] = {}
+        """The base component's pool by tier."""
         self.prefixes = Prefixes(1, 1)
         self._n_uses = 0
 
     def order(self, pool: Pool) -> Order:
         """By what losing data costs, where that differs; else by what was learnt."""
-        stay = self._stays.setdefault(pool.tier, pool.capacity)
+        base = self._bases.setdefault(pool.tier, pool)
         if pool.cost is not None:
             return GreedyDualQueue(pool.cost)
-        order = DensityOrder(stay, self.clock)
+        order = DensityOrder(base, self.clock)
         self.orders.append(order)
         return order
 
     def opened(self, base_tokens: int) -> None:
         """The cache is open; tokens of the base component that its largest tier holds."""
-        self.prefixes = Prefixes(self._stays[Tier.DEVICE], base_tokens)
+        self.prefixes = Prefixes(self._bases[Tier.DEVICE].capacity, base_tokens)
         self.clock.unit = self.prefixes.unit
 
     def classify(self, use: Use) -> tuple[int, Any]:
@@ -201,11 +201,13 @@ class DensityOrder:
     something is learnt, all are of class 0.
 
     Attributes:
-        tau: slots that the base pool gives out in the mean stay of data in this pool.
+        tau: slots that the base pool gives out in the mean stay of data in this pool: as many as
+            the base component's pool on this tier had when scores were learnt.
     """
 
-    def __init__(self, tau: int, clock: Clock) -> None:
-        self.tau = tau
+    def __init__(self, base: Pool, clock: Clock) -> None:
+        self.tau = base.capacity
+        self._base = base
         self._clock = clock
         self._rates: Rates | None = None
         self._class_bits = 0
@@ -249,6 +251,7 @@ class DensityOrder:
         """New rates of reuse by class."""
         unsorted = self._rates is None
         self._rates = rates
+        self.tau = self._base.capacity
         self._class_bits = MAX_CLASSES - 1
         if unsorted:
             self._enter(list(self))
