@@ -1,4 +1,4 @@
-"""Whatever tenants do, none falls below its guarantee for another's requests (K4, A7, T8)."""
+"""No tenant falls below its guarantee for another's requests, whatever it does (K4, A7, T8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who keeps what: guarantees, borrowing, weights and limits, and the settings that say so."""
+"""Tenants' shares: guarantees, borrowing, weights and limits, and the settings that say so."""
 
 from __future__ import annotations
 

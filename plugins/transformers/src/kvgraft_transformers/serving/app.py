@@ -51,7 +51,7 @@ PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "img-src data:; connect-src 'self'; frame-ancestors 'none'"
 )
-"""What the page may load: itself, and this server's answers."""
+"""The sources that the page may load: itself, and this server's answers."""
 
 NO_BUFFERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """Headers of streams: nobody on the way keeps parts back."""

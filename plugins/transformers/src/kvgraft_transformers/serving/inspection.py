@@ -1,4 +1,4 @@
-"""What the cache holds, for people and routers: its state, reasons, and events."""
+"""Shows the cache to people and routers: its state, reasons, and events."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Inspection:
         self._readers = 0
 
     async def state(self) -> dict[str, Any]:
-        """What every pool holds and for whom, and the requests that were admitted lately."""
+        """Every pool's slots by owner, and the requests that were admitted lately."""
         return await self._worker.call(self._state)
 
     def _state(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Who was hit lately and why not deeper, as long as somebody looks."""
+"""Notes requests that were hit lately, and why not deeper, as long as somebody looks."""
 
 from __future__ import annotations
 
