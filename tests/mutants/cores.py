@@ -32,7 +32,8 @@ class CoreMutant(NamedTuple):
     """A core with a defect.
 
     Attributes:
-        kinds: the components it shows with: "everything", "window", "state".
+        kinds: the components it shows with: "everything", "window", "state"; and "share", where
+            their pools share one budget.
         rules: rules a report may name; the first is the one meant.
         put_in: puts it in, until the patch is undone.
         examples: how many the search may take.

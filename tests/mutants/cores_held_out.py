@@ -34,10 +34,10 @@ from kvgraft.tree import eviction, inserting, matching, operations, pinning
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.tree import Tree
 
-from .cores import CoreMutant
+from .cores import CoreMutant, Defect
 from .survivors import SURVIVORS
 
-__all__ = ["CORES_HELD_OUT", "edited"]
+__all__ = ["CORES_HELD_OUT", "Defect", "edited"]
 
 CORES_HELD_OUT: dict[str, CoreMutant] = {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -95,7 +96,7 @@ def find_in_core(mutant: CoreMutant) -> Kill | None:
     kinds += [
         load_plugin(kind, ODD[kind].implementation(kind)) for kind in mutant.kinds if kind in ODD
     ]
-    machine = machine_for(setup_for(kinds))
+    machine = machine_for(replace(setup_for(kinds), shared="share" in mutant.kinds))
     chosen = settings(derandomize=True, max_examples=mutant.examples, stateful_step_count=STEPS)
     with pytest.MonkeyPatch.context() as patch:
         mutant.put_in(patch)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from time import perf_counter
 from typing import NamedTuple
 
+from . import cores_of_budgets as _budgets  # noqa: F401 - fills CORES
 from . import cores_of_events as _events  # noqa: F401 - fills CORES
 from . import cores_of_keeping as _keeping  # noqa: F401 - fills CORES
 from . import cores_of_points as _points  # noqa: F401 - fills CORES

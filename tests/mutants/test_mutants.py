@@ -6,6 +6,7 @@ import pytest
 
 from kvgraft.testing import CLAUSES
 
+from . import cores_of_budgets as _budgets  # noqa: F401 - fills CORES
 from . import cores_of_events as _events  # noqa: F401 - fills CORES
 from . import cores_of_keeping as _keeping  # noqa: F401 - fills CORES
 from . import cores_of_points as _points  # noqa: F401 - fills CORES
@@ -31,8 +32,10 @@ QUICK = (
     "a_request_waits_for_pages_without_end",
     "a_request_that_was_put_off_is_not_matched_again",
     "more_is_pending_than_is_shared",
+    "a_running_request_keeps_its_old_pages",
+    "an_extent_is_leased_twice",
 )
-"""Cores that are found within a second or two: data left behind, events, waits."""
+"""Cores that are found within a second or two: data left behind, events, waits, budgets."""
 
 UNUSUAL = ("it builds its copies itself",)
 """Legal components that every run looks at, seconds each; the long tests look at all."""

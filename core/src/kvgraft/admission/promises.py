@@ -140,6 +140,8 @@ class Budget:
             self._leave_points_out(request)
             never = self._never(request, self._shortages(request))
         chunk = self._largest_chunk(request) if never is not None else request.chunk
+        if not chunk and wanted and self.boundaries is not None and self.tree.has_state:
+            chunk = self._chunk_without_points(request)
         if not chunk:
             request.checkpoints, request.points_left_out = wanted, None
             self._ask(request, request.chunk)
@@ -169,6 +171,21 @@ class Budget:
                 low = middle + 1
         request.checkpoints = sorted(useful[:low])
         self._ask(request, request.chunk)
+
+    def _chunk_without_points(self, request: Request) -> int:
+        """The largest chunk that could ever fit if states of points left their memory to pages.
+
+        That is so where pools share a budget (K7). 0 if none.
+        """
+        state = next(part for part in request.parts if part.component.is_state)
+        needed = state.demand.now + state.demand.later
+        capacity = state.component.device.capacity
+        request.checkpoints = []
+        request.points_left_out = LeftOut(state.component.name, needed, capacity)
+        self._ask(request, request.chunk)
+        if self._never(request, self._shortages(request)) is None:
+            return request.chunk
+        return self._largest_chunk(request)
 
     def _largest_chunk(self, request: Request) -> int:
         """The largest page-aligned chunk that could ever fit; 0 if none."""

@@ -206,12 +206,14 @@ class Arena:
         giver = self.moving[0] if self.moving is not None else None
         for lessee in self.lessees:
             extents = lessee.leased - (lessee is giver)
-            if lessee.allocator.end != extents * lessee.extent:
+            stays = lessee is not giver and lessee.allocator.closing
+            if lessee.allocator.end != extents * lessee.extent or stays:
                 raise IntegrityError(
                     "K7",
                     lessee.component.name,
                     f"{lessee.allocator.end} {self.tier.value} slots are open, {extents} extents "
-                    f"of {lessee.extent} are leased",
+                    f"of {lessee.extent} are leased; {lessee.allocator.closing} closed ones are in "
+                    "use",
                 )
 
 

@@ -66,6 +66,7 @@ class Rooms:
             source,
             lambda: f"an extent of {extent} slots {'moves' if moves else 'stays'} with {before}",
         )
+        self._expect_settled()
 
     def settle_memory(self) -> None:
         """Extents on their way arrive, and those that a request waits for."""
@@ -74,6 +75,21 @@ class Rooms:
             if arenas is not None and arenas.n_pending:
                 self.drain()
                 self.poll()
+        self._expect_settled()
+
+    def _expect_settled(self) -> None:
+        """Nothing is in flight, so no slot of a DEVICE extent that moves has to wait (K7)."""
+        arenas = self.cache.arenas
+        arena = arenas.by_tier.get(Tier.DEVICE) if arenas is not None else None
+        if arena is None or self.bench.engine.pending or self.cache.journal.n_in_flight:
+            return
+        giver = arena.moving[0] if arena.moving is not None else None
+        self.judge.expect(
+            giver is None or self.bench.waited_in_vain,
+            "K7",
+            None if giver is None else giver.component.name,
+            lambda: f"an extent stays on its way: {giver}",
+        )
 
     def step(self, index: int, *, fails: bool) -> None:
         """Run one pending copy, or let it fail."""
