@@ -151,7 +151,8 @@ class TenantSettings(SettingsModel):
         prefixes: others that are text and begin so belong to it, too; the longest prefix counts.
         guarantee: the share that other tenants' requests never take data of, nor count on.
         limit: the share that it never has more of.
-        host_guarantee, host_limit: the same on HOST; by default as on DEVICE.
+        host_guarantee: the same share on HOST; by default as on DEVICE.
+        host_limit: the same share on HOST; by default as on DEVICE.
         weight: its part of what is borrowed, against the weights of the others.
     """
 

@@ -268,7 +268,11 @@ class PoolShare(NamedTuple):
     Attributes:
         guarantee: slots that other tenants' requests take nothing of.
         limit: most slots it ever has.
-        evictable, pinned, private, in_flight, promised: its part of the pool's, see `PoolStats`.
+        evictable: its part of the pool's, see `PoolStats`.
+        pinned: the same.
+        private: the same.
+        in_flight: the same.
+        promised: the same.
         lost: its slots that were evicted for other tenants' requests, so far.
     """
 
@@ -293,7 +297,9 @@ class TenantTokens(NamedTuple):
     Attributes:
         admitted: admissions.
         asked: prompt tokens.
-        device, host, storage: those that need not be computed, by tier.
+        device: those of them that were resumed from DEVICE alone.
+        host: those that HOST had.
+        storage: those that HOST had because STORAGE brought them.
     """
 
     admitted: int
@@ -313,7 +319,8 @@ class TenantStats(NamedTuple):
 
     Attributes:
         tokens: of its prompts.
-        device, host: by component, its part of the pool on that tier.
+        device: by component, its part of the DEVICE pool.
+        host: by component, its part of the HOST pool.
     """
 
     tokens: TenantTokens
