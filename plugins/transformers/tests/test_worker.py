@@ -67,6 +67,8 @@ def test_a_pass_that_fails_is_a_server_error_and_serving_goes_on() -> None:
     assert again.json()["choices"] == good.json()["choices"]
     assert "kvgraft_failed_total 1.0" in metrics.text
     assert "kvgraft_failed_steps_total 0.0" in metrics.text
+    assert "kvgraft_admitted_requests_total 3.0" in metrics.text
+    assert "kvgraft_match_duration_seconds_count 3.0" in metrics.text
     worker.stop()
     assert not worker.alive
     assert not engine.memory.cache.requests

@@ -26,7 +26,7 @@ from kvgraft_transformers.engine import GenerationRequest
 from kvgraft_transformers.serving.answers import Answers, Piece
 from kvgraft_transformers.serving.grammar import Grammars
 from kvgraft_transformers.serving.inspection import Inspection
-from kvgraft_transformers.serving.metrics import render_metrics
+from kvgraft_transformers.serving.metrics import ServerMetrics
 from kvgraft_transformers.serving.protocol import (
     ApiError,
     ChatRequest,
@@ -169,6 +169,7 @@ class _Endpoints:
     def __init__(self, served: ServedModel) -> None:
         self.served = served
         self.created = int(time.time())
+        self._metrics = ServerMetrics(served.worker)
         self._grammars = Grammars(served.tokenizer.backend, served.worker.engine.end_tokens)
         self._page = resources.files(serving).joinpath("page.html").read_text("utf-8")
         self._inspection = Inspection(served.worker)
@@ -356,7 +357,7 @@ class _Endpoints:
 
     async def metrics(self, _: Request) -> Response:
         """`GET /metrics`, for Prometheus."""
-        return Response(render_metrics(self.served.worker), media_type="text/plain; version=0.0.4")
+        return Response(self._metrics.render(), media_type="text/plain; version=0.0.4")
 
     def _describe(self) -> dict[str, Any]:
         return {

@@ -1,4 +1,4 @@
-"""The text of `/metrics`: the engine's counts and the pools' ledgers, for Prometheus."""
+"""The text of `/metrics`: the engine's counts and latencies, and the cache's metrics."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from kvgraft.stats import StorageStats
-from kvgraft.storage import BreakerState
+from kvgraft_observe.prometheus import CacheCollector
 from kvgraft_transformers.serving.worker import EngineWorker
 
-__all__ = ["render_metrics"]
+__all__ = ["ServerMetrics"]
 
 COUNTERS = {
     "requests": "requests submitted",
@@ -29,7 +28,6 @@ COUNTERS = {
     "cached_tokens": "prompt tokens that were not computed",
     "host_tokens": "cached prompt tokens that came from the host",
     "storage_tokens": "cached prompt tokens that storage brought to the host",
-    "computed_tokens": "tokens through the model",
     "generated_tokens": "tokens produced",
     "deferrals": "times a request did not fit yet",
     "retractions": "times a running request made room for others",
@@ -76,68 +74,20 @@ class _EngineCollector(Collector):
             ("waiting", schedule.waiting),
         ):
             yield GaugeMetricFamily(f"kvgraft_{name}_requests", f"requests {name}", len(line))
-        slots = GaugeMetricFamily(
-            "kvgraft_slots", "slots of each pool by owner", labels=["component", "tier", "owner"]
-        )
-        evicted = CounterMetricFamily(
-            "kvgraft_evicted_slots", "slots evicted", labels=["component", "tier", "cause"]
-        )
-        hits = CounterMetricFamily(
-            "kvgraft_hit_slots",
-            "slots that admitted requests resume from",
-            labels=["component", "tier"],
-        )
-        stats = engine.memory.cache.stats()
-        for name, component in stats.components.items():
-            for tier, pool in (("device", component.device), ("host", component.host)):
-                if pool is None:
-                    continue
-                for owner, count in pool.owners.items():
-                    slots.add_metric([name, tier, owner], count)
-                for cause, count in pool.evicted.items():
-                    evicted.add_metric([name, tier, cause], count)
-            for tier, count in component.hits._asdict().items():
-                hits.add_metric([name, tier], count)
-        yield slots
-        yield evicted
-        yield hits
-        if stats.storage is not None:
-            yield from _storage(stats.storage)
 
 
-def _storage(tier: StorageStats) -> Iterator[Metric]:
-    """The storage tier's counts."""
-    for name, text, counts in (
-        ("prefetches", "prefetches of queued requests, by event", tier.prefetches),
-        ("stores", "nodes and slots on their way to storage, by event", tier.stores),
-    ):
-        events = CounterMetricFamily(f"kvgraft_{name}", text, labels=["event"])
-        for event, count in counts.items():
-            events.add_metric([event], count)
-        yield events
-    keys = CounterMetricFamily(
-        "kvgraft_storage_keys", "keys asked of storage", labels=["verb", "status"]
-    )
-    for verb, by_status in tier.keys.items():
-        for status, count in by_status.items():
-            keys.add_metric([verb, status], count)
-    yield keys
-    under_way = GaugeMetricFamily(
-        "kvgraft_storage_in_flight", "prefetches and stores under way", labels=["direction"]
-    )
-    under_way.add_metric(["prefetch"], tier.prefetches_in_flight)
-    under_way.add_metric(["store"], tier.stores_in_flight)
-    yield under_way
-    breaker = GaugeMetricFamily(
-        "kvgraft_storage_breaker", "1 for the state of storage's circuit breaker", labels=["state"]
-    )
-    for state in BreakerState:
-        breaker.add_metric([state.value], tier.breaker == state.value)
-    yield breaker
+class ServerMetrics:
+    """The metrics of a server: its engine's and its cache's.
 
+    Args:
+        worker: the engine's thread.
+    """
 
-def render_metrics(worker: EngineWorker) -> bytes:
-    """The numbers now, in Prometheus' text format."""
-    registry = CollectorRegistry()
-    registry.register(_EngineCollector(worker))
-    return generate_latest(registry)
+    def __init__(self, worker: EngineWorker) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_EngineCollector(worker))
+        self._registry.register(CacheCollector(worker.engine.memory.cache))
+
+    def render(self) -> bytes:
+        """The numbers now, in Prometheus' text format."""
+        return generate_latest(self._registry)
