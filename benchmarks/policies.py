@@ -2,8 +2,8 @@
 
 Candidates are slots of a pool that is full, each used once; the next victim makes room for one that
 is entered as used now, or, one in three, as used half a stay ago: a parent that inherits its
-child's use. `density` has learnt from eight classes of prefixes before, or nothing; windows and
-states are ordered by what their loss costs.
+child's use. `density` has learnt from eight classes of prefixes before; windows and states are
+ordered by what their loss costs.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class Bench:
         if policy == "windows and states":
             self.order = GreedyDualQueue(lambda node: node * 2654435761 % 65536)
         else:
-            made: EvictionPolicy = LeastRecentlyUsed() if policy == "lru" else Density()
+            made: EvictionPolicy = Density() if policy == "density" else LeastRecentlyUsed()
             self.order = made.order(pool)
             made.opened(size)
             self.density = made if isinstance(made, Density) else None
         for _ in range(size):
             self.enter(0)
-        if self.density is not None and policy == "density":
+        if self.density is not None:
             self.learn(self.density)
 
     def learn(self, density: Density) -> None:
@@ -94,7 +94,7 @@ def main() -> None:
         repetitions=f"median of {rounds} rounds of {BATCH}",
     )
     unit, rows = Unit(), []
-    for policy in ("lru", "density", "nothing learnt", "windows and states"):
+    for policy in ("lru", "density", "windows and states"):
         costs = []
         for size in sizes:
             bench = Bench(policy, size)

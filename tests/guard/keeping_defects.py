@@ -15,6 +15,7 @@ from kvgraft.requests.request import Request
 from kvgraft.tree import clearing, eviction, pinning
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.lifetimes import Levels
 from kvgraft.tree.node import Node
 from kvgraft.tree.pinning import Receipt
 from kvgraft.tree.tree import Tree
@@ -137,3 +138,24 @@ def an_unpin_that_leaves_its_pins(put: Patch) -> None:
 
 def _leave(leases: Leases, receipt: Receipt) -> None:
     pass
+
+
+# -- priorities
+
+
+@breaks("T7", "base")
+def an_order_that_forgets_priorities(put: Patch) -> None:
+    def at_one_level(self: Levels, stamp: int, node: Node) -> None:
+        self._orders[0].push(stamp, node)
+
+    scene = Scene()
+    put.setattr(Levels, "push", at_one_level)
+    for first, priority in ((0, 1), (500, 0)):
+        request = scene.begin(range(first, first + 16), priority=priority)
+        assert scene.cache.admit(request).admitted
+        scene.cache.load_back(request)
+        assert scene.cache.allocate(request, 16)
+        scene.cache.computed(request, 16)
+        scene.cache.finish(request)
+    scene.settle()
+    scene.cache.evict("base", 1)

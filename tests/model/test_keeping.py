@@ -8,20 +8,30 @@ import pytest
 from hypothesis import settings
 
 from kvgraft.errors import ContractViolation
-from kvgraft.testing.machine import BY_AGE_UNLEARNT, BY_NAMESPACE, Sizes, drive
+from kvgraft.testing.machine import (
+    BY_AGE_UNLEARNT,
+    BY_NAMESPACE,
+    BY_PRIORITY,
+    Keeping,
+    Sizes,
+    drive,
+)
 from kvgraft.testing.machine.harness import Harness
 from kvgraft.testing.policies import check_policy
+from kvgraft.tree.lifetimes import Lifetimes
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
 
 from .setups import SETUPS
 
-NAMES = ("full", "full+swa+mamba")
 
-
-@pytest.mark.parametrize("name", NAMES)
-def test_victims_are_those_of_the_lowest_rank(name: str) -> None:
-    found = drive(replace(SETUPS[name], keeping=BY_NAMESPACE), settings=settings())
+@pytest.mark.parametrize(
+    ("name", "keeping"),
+    [("full", BY_NAMESPACE), ("full+swa+mamba", BY_NAMESPACE), ("full+swa", BY_PRIORITY)],
+    ids=["full by namespace", "full+swa+mamba by namespace", "full+swa by priority"],
+)
+def test_victims_are_those_of_the_lowest_rank(name: str, keeping: Keeping) -> None:
+    found = drive(replace(SETUPS[name], keeping=keeping), settings=settings())
     assert found.violation is None, "\n".join([str(found.violation), *found.steps])
     assert found.counts["admitted"]
 
@@ -32,12 +42,12 @@ def test_density_goes_by_age_until_it_has_learnt_something() -> None:
     assert found.counts["admitted"]
 
 
-def serve_two_tenants_and_make_room() -> None:
+def serve_two_tenants_and_make_room(keeping: Keeping = BY_NAMESPACE) -> None:
     """The one used last is to leave first."""
-    rank = BY_NAMESPACE.rank
+    rank = keeping.rank
     first, last = sorted(("tenant", 0), key=rank)
     assert rank(first) < rank(last)
-    harness = Harness(replace(SETUPS["full"], keeping=BY_NAMESPACE), Sizes())
+    harness = Harness(replace(SETUPS["full"], keeping=keeping), Sizes())
     for namespace in (last, first):
         live = harness.begin(namespace, (1, 2, 3, 4), 0, None)
         harness.admit(live)
@@ -59,6 +69,13 @@ def test_a_tree_that_gives_uses_no_class_is_found_out(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Tree, "tick", tick)
     with pytest.raises(ContractViolation, match=r"T7.*data that was to leave before stayed"):
         serve_two_tenants_and_make_room()
+
+
+def test_an_order_that_forgets_priorities_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    serve_two_tenants_and_make_room(BY_PRIORITY)
+    monkeypatch.setattr(Lifetimes, "of", lambda lifetimes, stamp: None)
+    with pytest.raises(ContractViolation, match=r"T7.*data that was to leave before stayed"):
+        serve_two_tenants_and_make_room(BY_PRIORITY)
 
 
 def test_the_policy_by_namespace_keeps_the_contract() -> None:

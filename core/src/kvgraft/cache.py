@@ -62,6 +62,7 @@ from kvgraft.requests.request import (
 from kvgraft.requests.resume_points import ResumePoints, resume_pages
 from kvgraft.requests.state_slots import InnerStates, StateSlots
 from kvgraft.requests.tables import slot_table, state_slot
+from kvgraft.requests.terms import Terms
 from kvgraft.requests.uses import Uses, expect_hint
 from kvgraft.sizes import expect_count
 from kvgraft.stats import CacheStats, ClearStats, ComponentStats, RequestStats, TokenStats
@@ -95,6 +96,8 @@ class Cache:
         available: says how much memory pools may take; by default the memory available on the
             machine.
         parts: makes the parts of the cache; by default those that the settings ask for.
+        clock: seconds that only grow, for `ttl_s`; by default the machine's. Ranks that decide
+            alike need one that gives all of them the same at the same call (D1).
 
     Attributes:
         config: the settings it runs with; sizes that were given in bytes are tokens here.
@@ -129,6 +132,7 @@ class Cache:
         transfers: TransferEngine | None = None,
         available: AvailableMemory = available_nbytes,
         parts: PartsFactory | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.config = config = size_pools(config, plugins)
         parts = parts or parts_of(config)
@@ -160,6 +164,7 @@ class Cache:
         )
         self.pins = Pins(self.tree, self.leases, config.pin_share)
         self.uses = Uses(self.tree, parts.policy)
+        self.terms = Terms(self.tree, clock if clock is not None else parts.clock)
         self.hits = parts.hits(self.tree)
         self.pending = parts.kind(PendingPages)(
             self.tree, self.points, self.requests, can_wait=not self.leases.never_resumes
@@ -189,13 +194,15 @@ class Cache:
         components: Mapping[str, dict[str, Any]] | Sequence[str],
         *,
         transfers: TransferEngine | None = None,
+        clock: Callable[[], float] | None = None,
         **settings: Any,
     ) -> Cache:
         """A cache from plain values: `Cache.open(["full"], device_tokens=1_000_000)`.
 
         Raises `ConfigError` for a setting that is missing, unknown or impossible, named.
         """
-        return cls(parse_config({"components": components, **settings}), transfers=transfers)
+        config = parse_config({"components": components, **settings})
+        return cls(config, transfers=transfers, clock=clock)
 
     def __enter__(self) -> Cache:
         return self
@@ -221,7 +228,7 @@ class Cache:
 
     # -- the life of a request
 
-    def begin(
+    def begin(  # noqa: PLR0913 - each given by its name
         self,
         key: TokenKey,
         *,
@@ -231,6 +238,9 @@ class Cache:
         resume_at: int | Sequence[int] | None = None,
         hint: Hint | str | None = None,
         patience: int = 0,
+        priority: int | None = None,
+        ttl_requests: int | None = None,
+        ttl_s: float | None = None,
     ) -> Request:
         """Match `key` and pin the data found (M1 to M9).
 
@@ -249,10 +259,16 @@ class Cache:
             patience: how many calls of `admit` may put it off while a running request computes
                 pages that it would resume from (`Request.pending`); by default it computes them,
                 too.
+            priority: of the data that it uses and computes, from -8 to 8, 0 by default: data of a
+                lower one leaves first. The last use of data decides.
+            ttl_requests: how many other requests may begin after this one, and after its end,
+                until its data leaves before all other.
+            ttl_s: the same in seconds of the cache's clock.
 
         Raises:
             ConfigError: no `TokenKey`, an empty one, a negative reservation or patience, a chunk
-                below one token, no hint of that name, or a namespace that storage has no name for.
+                below one token, no hint of that name, no such priority or time, or a namespace that
+                storage has no name for.
             LeaseError: the cache is closed, or the prefetch was cancelled or is none of this cache.
         """
         prompt = expect_key(key).n_tokens
@@ -272,6 +288,8 @@ class Cache:
             request.hint = expect_hint("begin", hint)
         if type(patience) is not int or patience:
             request.patience = expect_count("begin: patience", patience)
+        if priority is not None or ttl_requests is not None or ttl_s is not None:
+            self.terms.ask("begin", request, priority, ttl_requests, ttl_s)
         request.root = root = self.tree.hold(key.namespace)
         try:
             if self.storage:
@@ -282,6 +300,8 @@ class Cache:
                     "tier; begin without one"
                 )
             self.uses.begin(request)
+            if self.tree.lifetimes is not None:
+                self.terms.begins(request)
             self.leases.lease(request, self._limit(request))
         except BaseException:
             self.tree.let_go(root)
@@ -505,17 +525,29 @@ class Cache:
         return self._may_share(request) and self.publisher.checkpoint(request, fence)
 
     def finish(
-        self, request: Request, fence: Fence | None = None, hint: Hint | str | None = None
+        self,
+        request: Request,
+        fence: Fence | None = None,
+        hint: Hint | str | None = None,
+        *,
+        priority: int | None = None,
+        ttl_requests: int | None = None,
+        ttl_s: float | None = None,
     ) -> int:
         """End a request and leave its data to the tree; return the tokens cached (I6, I7).
 
         A state component donates its live state if it stands on a page boundary. `hint` tells the
         eviction policy whether the sequence comes back: "continues", "turn-ended" or "over"; by
-        default it is that of `begin`. If the request's namespace was cleared since it began,
+        default it is that of `begin`. So it is with `priority` and the times to live, which count
+        from now. If the request's namespace was cleared since it began,
         nothing of it is cached, and the result is 0.
         """
         self._expect(request, ADMITTED)
+        if priority is not None or ttl_requests is not None or ttl_s is not None:
+            self.terms.ask("finish", request, priority, ttl_requests, ttl_s)
         self.uses.finish(request, hint)
+        if self.tree.lifetimes is not None:
+            self.terms.used(request)
         n_pages = self.publisher.finish(request, fence) if self._may_share(request) else 0
         self._end(request)
         if self._tracers is not None:
@@ -598,6 +630,8 @@ class Cache:
             self.arenas.poll()
         if self.storage:
             self.storage.poll()
+        if self.tree.lifetimes is not None:
+            self.tree.lifetimes.read_clock()
         if self.tree.cleared:
             sweep(self.tree)
         self.clean_reserve.fill()

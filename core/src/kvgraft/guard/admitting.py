@@ -321,10 +321,14 @@ class Admitting:
         return after
 
     def finish(
-        self, request: Request, fence: Fence | None = None, hint: Hint | str | None = None
+        self,
+        request: Request,
+        fence: Fence | None = None,
+        hint: Hint | str | None = None,
+        **others: object,
     ) -> After:
         """No more is cached than was computed (I6), and everything is given back (H8)."""
-        del fence, hint
+        del fence, hint, others
         if request.root in self.tree.cleared:
             return self.abort(request)
         self.watched.rooms.expect(self.watched.nothing, host_too=True)

@@ -68,9 +68,13 @@ class GuardedOperations(_Operations):
         return shared
 
     def finish(
-        self, request: Request, fence: Fence | None = None, hint: Hint | str | None = None
+        self,
+        request: Request,
+        fence: Fence | None = None,
+        hint: Hint | str | None = None,
+        **others: Any,
     ) -> int:
-        cached: int = self.guard.look("finish", super().finish, request, fence, hint)
+        cached: int = self.guard.look("finish", super().finish, request, fence, hint, **others)
         return cached
 
     def abort(self, request: Request) -> None:

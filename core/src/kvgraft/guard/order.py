@@ -16,6 +16,7 @@ from kvgraft.policies.policy import Order as Policy
 from kvgraft.policies.recency import RecencyQueue
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.explaining import ranked
+from kvgraft.tree.lifetimes import EXPIRED
 from kvgraft.tree.node import CLEAN, DOUBLE, Node
 from kvgraft.tree.tree import Tree
 
@@ -27,8 +28,8 @@ __all__ = ["Order"]
 NODES_A_LOOK = 1024
 """Nodes for which room is looked at one time in so many: this bounds the cost per call."""
 
-_Rank = tuple[float, int]
-"""The policy's score and the stamp: the lowest leaves first."""
+_Rank = tuple[float, float, int]
+"""Level (priority, expired), the policy's score, and the stamp: the lowest leaves first."""
 
 _Entry = tuple[_Rank, int, int, Node]
 
@@ -107,12 +108,12 @@ class Order:
         if self._component is None:
             return None
         self._queue = [
-            each for each in self._queue if each[0][1] >= 0 and id(each[3]) not in self._clean
+            each for each in self._queue if each[0][2] >= 0 and id(each[3]) not in self._clean
         ]
         heapify(self._queue)
         first = self._next()
         self._component = None
-        if first is None or (order.score(first[0][1]) is None and type(order) is not RecencyQueue):
+        if first is None or (order.score(first[0][2]) is None and type(order) is not RecencyQueue):
             return None
         return first[0]
 
@@ -243,10 +244,10 @@ class Order:
         stamp = node.cells[component.index].stamp
         rank = self._ranked(component, stamp)
         if self._is_double(node, component):
-            return -inf, 0
+            return -inf, 0.0, 0
         reserved, place = self._clean.get(id(node), (stamp + 1, 0))
         if reserved == stamp:
-            return -inf, place
+            return -inf, 0.0, place
         entered = self._entered.get(id(node), stamp)
         if entered == stamp or stamp < 0:
             return rank
@@ -255,9 +256,12 @@ class Order:
     def _ranked(self, component: TreeComponent, stamp: int) -> _Rank:
         """The rank of data with a stamp; what was left behind leaves before all other (I9)."""
         if stamp < 0:
-            return -inf, stamp
+            return -inf, 0.0, stamp
+        level = self.tree.level(stamp)
+        if level == EXPIRED:
+            return level, 0.0, stamp
         _, score = ranked(self.tree, self._order(component), stamp)
-        return (0.0 if score is None else score), stamp
+        return level, (0.0 if score is None else score), stamp
 
     def _next(self) -> _Entry | None:
         """The first of those that may go."""
@@ -299,15 +303,15 @@ class Order:
         rank = self._ranked(component, stamp)
         reserved, place = self._clean.get(id(node), (stamp + 1, 0))
         if reserved == stamp:
-            rank = -inf, place
+            rank = -inf, 0.0, place
         if first is None or first[0] >= rank:
             return
-        score, other = first[0]
+        level, score, other = first[0]
         order = self._order(component)
-        scored = score == -inf or order.score(stamp) is not None
+        scored = level == -inf or level != rank[0] or order.score(stamp) is not None
         if not scored and type(order) is not RecencyQueue:
             return
-        if score == -inf and other >= 0:
+        if level == -inf and other >= 0:
             ahead = f"number {other} of the clean reserve" if self._on_device else "on DEVICE, too"
             raise ContractViolation(
                 "T7",
@@ -322,7 +326,11 @@ class Order:
                 f"evicted before {first[3]!r}, left behind "
                 f"{stamp - other >> CLASS_BITS} earlier",
             )
-        scores = ("", "") if score == rank[0] else (f", score {rank[0]:g}", f", score {score:g}")
+        scores = "", ""
+        if level != rank[0]:
+            scores = f", level {rank[0]:g}", f", level {level:g}"
+        elif score != rank[1]:
+            scores = f", score {rank[1]:g}", f", score {score:g}"
         raise ContractViolation(
             "T7",
             component.name,

@@ -71,8 +71,9 @@ class Reserve:
             if its.device is None:
                 continue
             if each.host is not None and each.host_floor is not None:
-                score = each.host_queue.score(its.stamp)
-                if score is not None and score < each.host_floor:
+                score, level = each.host_queue.score(its.stamp), self.tree.level(its.stamp)
+                less = score is not None and score < each.host_floor
+                if level < each.host_level or (level == each.host_level and less):
                     return  # HOST keeps what is worth more
             no_room = each.host is not None and each.host.free < each.n_slots(node)
             path = 1 if each.is_state else node.end * each.slots_per_page

@@ -62,14 +62,12 @@ class Clock:
         unit: that width, in slots.
         now: the generation.
         since: the last stamp before it.
-        until: slots given out when the next one begins, or fewer.
     """
 
     def __init__(self) -> None:
         self.unit = 1
         self.now = 0
         self.since = -LEFT_BEHIND
-        self.until = 0
         self._stamps: list[int] = [-LEFT_BEHIND]
         self._generations: list[int] = [0]
 
@@ -79,7 +77,6 @@ class Clock:
         if now == self.now:
             return
         self.now = now
-        self.until = (now + 1) * self.unit
         self.since = stamp
         self._stamps.append(stamp)
         self._generations.append(now)
@@ -151,8 +148,7 @@ class Density:
     def admitted(self, use: Use, stamp: int) -> None:
         """Count the prefixes of the prompt as used."""
         allocated = use.allocated
-        if allocated >= self.clock.until:
-            self.clock.note(stamp, allocated)
+        self.clock.note(stamp, allocated)
         self.prefixes.used(use.memo, allocated)
         self._n_uses += 1
         if self._n_uses % AGE_EVERY:
@@ -164,8 +160,7 @@ class Density:
     def finished(self, use: Use, stamp: int, hint: Hint | None) -> int:
         """The request's class, with what the engine said of its future."""
         visit: Visit = use.memo
-        if use.allocated >= self.clock.until:
-            self.clock.note(stamp, use.allocated)
+        self.clock.note(stamp, use.allocated)
         its_class = visit.its_class if hint is None else visit.its_class | HINTS[hint]
         n_tokens = len(use.tokens) // 4
         sums = visit.sums
@@ -318,32 +313,21 @@ class DensityOrder:
             heap = self._oldest(place)
             if heap:
                 if len(line) > 1 and line[-2][0] == score:
-                    return self._oldest_of_equals(score, place, heap)
+                    return self._oldest_of_equals(score, heap)
                 self._first = heap
                 return heap
             line.pop()
             del self._listed[place]
         return []
 
-    def _oldest_of_equals(
-        self, score: float, first: int, heap: list[tuple[int, Any]]
-    ) -> list[tuple[int, Any]]:
-        """Of the heaps with the lowest score the one whose first candidate is the oldest.
-
-        In one class all candidates of an older heap leave before those of a younger one.
-        """
-        is_one_class = True
+    def _oldest_of_equals(self, score: float, heap: list[tuple[int, Any]]) -> list[tuple[int, Any]]:
+        """Of the heaps with the lowest score the one whose first candidate is the oldest."""
         for other_score, place in self._line[-2::-1]:
             if other_score != score:
                 break
-            if (place ^ first) & MAX_CLASSES - 1 == 0:
-                continue  # a younger bin of that class
-            is_one_class = False
             other = self._oldest(place)
             if other and other[0][0] < heap[0][0]:
                 heap = other
-        if is_one_class:
-            self._first = heap
         return heap
 
     def _oldest(self, place: int) -> list[tuple[int, Any]]:

@@ -158,6 +158,9 @@ class EvictionPolicy(Protocol):
     def order(self, pool: Pool) -> Order:
         """A new order for one pool; called once per pool when the cache is opened.
 
+        And again later, for each further priority that requests ask for: its data has an order of
+        its own.
+
         Pools come component by component, DEVICE before HOST; the base component's are the first.
         """
 

@@ -111,7 +111,10 @@ class CleanReserve:
         unbacked = [
             each for each in operations.needs_backup(tree, node) if each in victim.components
         ]
-        if not all(eviction.is_admitted(victim, each) for each in unbacked) or not unbacked:
+        if (
+            not all(eviction.is_admitted(self.tree, victim, each) for each in unbacked)
+            or not unbacked
+        ):
             return True
         if not all(
             self.evictor.free_host(each, each.n_slots(node), node.tenant) for each in unbacked

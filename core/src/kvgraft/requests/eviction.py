@@ -159,7 +159,7 @@ class Evictor:
         """Reserve HOST slots for a victim's data not there yet; None if all is, or HOST is full."""
         node = victim.node
         unbacked = [t for t in operations.needs_backup(self.tree, node) if t in victim.components]
-        if not all(eviction.is_admitted(victim, each) for each in unbacked):
+        if not all(eviction.is_admitted(self.tree, victim, each) for each in unbacked):
             return None
         if not unbacked:
             return None

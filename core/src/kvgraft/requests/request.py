@@ -18,6 +18,7 @@ from kvgraft.types import PointKind, Span
 
 if TYPE_CHECKING:
     from kvgraft.requests.pending import CacheMark, Pending
+    from kvgraft.requests.terms import Wanted
 
 __all__ = [
     "ADMITTED",
@@ -130,6 +131,7 @@ class Request:
         load_started: whether `load_back` was called since it was admitted.
         limited: why the match is shorter than the tree's data; None if it is not, and after a
             failed load-back.
+        wanted: the priority and time to live asked for its data; None if none was.
         hint: whether its sequence comes back, as the engine knew when it began.
         use: what the eviction policy is told of it; None where it is told nothing.
         use_class: class of its data, for the eviction policy.
@@ -178,6 +180,7 @@ class Request:
         "use_class",
         "use_counted",
         "waits",
+        "wanted",
     )
 
     def __init__(
@@ -197,6 +200,7 @@ class Request:
         self.skipped = NO_POINTS
         self.stage = LEASED
         self.hint: Hint | None = None
+        self.wanted: Wanted | None = None
         self.use: Use | None = None
         self.use_class = 0
         self.use_counted = False

@@ -124,6 +124,7 @@ class TreeComponent:
         doubles: nodes whose data both tiers have and that are not in the clean reserve; under
             write-back HOST gives up these copies first, the oldest entry before others.
         host_floor: the policy's score of the last victim of `host_queue`; None without one.
+        host_level: that victim's level, see `kvgraft.tree.lifetimes`.
         entries: entries by queue, as in `Cell.queued`, as the tree counts them.
         dead: how many of them are of nodes that left the tree.
         withholds: whether its orders keep candidates back from some tenants, see
@@ -148,6 +149,7 @@ class TreeComponent:
         "host",
         "host_evictions",
         "host_floor",
+        "host_level",
         "host_queue",
         "hosts",
         "index",
@@ -198,6 +200,7 @@ class TreeComponent:
         self.clean = Fifo()
         self.doubles = Fifo()
         self.host_floor: float | None = None
+        self.host_level = 0
         self.entries = [0] * (max(PLACES) + 1)
         self.dead = [0] * (max(PLACES) + 1)
         self.refused: Exception | None = None

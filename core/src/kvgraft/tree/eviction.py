@@ -243,12 +243,14 @@ def evict_host(tree: Tree, component: TreeComponent, n_slots: int) -> int:
         if node is None:
             break
         if tree.is_host_candidate(node, component):
-            component.host_floor = component.host_queue.score(node.cells[component.index].stamp)
+            stamp = node.cells[component.index].stamp
+            component.host_floor = component.host_queue.score(stamp)
+            component.host_level = tree.level(stamp)
             _evict_host_node(tree, node, component)
     return ledger.free - before
 
 
-def is_admitted(victim: Victim, component: TreeComponent) -> bool:
+def is_admitted(tree: Tree, victim: Victim, component: TreeComponent) -> bool:
     """Whether HOST has room for a component's data of a DEVICE victim, or it is worth that (E4).
 
     It is if the policy's score of it is no lower than that of the last victim there. Where tenants
@@ -258,7 +260,10 @@ def is_admitted(victim: Victim, component: TreeComponent) -> bool:
     assert ledger is not None
     if floor is None or component.withholds or ledger.free >= component.n_slots(node):
         return True
-    score = component.host_queue.score(node.cells[component.index].stamp)
+    stamp = node.cells[component.index].stamp
+    level, score = tree.level(stamp), component.host_queue.score(stamp)
+    if level != component.host_level:
+        return level > component.host_level
     return score is None or score >= floor
 
 

@@ -57,6 +57,8 @@ class Keeping(NamedTuple):
         use_class: the class of its last use.
         words: that class in words; empty where the policy has but one.
         score: the lowest leaves first; None if the data used least recently does.
+        priority: of its last use; data of a lower one leaves before, whatever the scores.
+        expires: when its time is over, in words; empty where it has none.
     """
 
     component: str
@@ -65,6 +67,8 @@ class Keeping(NamedTuple):
     use_class: int
     words: str
     score: float | None
+    priority: int = 0
+    expires: str = ""
 
     def __str__(self) -> str:
         said = [f"{self.component} on {self.tier.name}"]
@@ -72,6 +76,10 @@ class Keeping(NamedTuple):
             said.append(f"class {self.use_class} ({self.words})")
         if self.score is not None:
             said.append(f"score {self.score:.3g}")
+        if self.priority:
+            said.append(f"priority {self.priority}")
+        if self.expires:
+            said.append(self.expires)
         if self.pinned:
             said.append("pinned")
         return ", ".join(said)
@@ -177,7 +185,12 @@ def _kept(tree: Tree, nodes: list[Node], anchor: int) -> Iterator[Keeping]:
                 if slots is not None and cell.stamp >= 0:
                     words, score = ranked(tree, order, cell.stamp)
                     its_class = class_of(cell.stamp)
-                    yield Keeping(component.name, tier, pins > 0, its_class, words, score)
+                    kept = Keeping(component.name, tier, pins > 0, its_class, words, score)
+                    term = tree.lifetimes.of(cell.stamp) if tree.lifetimes is not None else None
+                    if tree.lifetimes is not None and term is not None:
+                        expires = tree.lifetimes.told(term)
+                        kept = kept._replace(priority=term.priority, expires=expires)
+                    yield kept
 
 
 def ranked(tree: Tree, order: Order, stamp: int) -> tuple[str, float | None]:

@@ -273,6 +273,10 @@ class TenantOrders:
         self._beside = beside
         self._waiting = [0] * len(orders)
 
+    def wrap(self, wrapper: Callable[[Order, Ledger], Order]) -> None:
+        """Put an order around each of the tenants'."""
+        self._orders = [wrapper(*each) for each in zip(self._orders, self._ledgers)]
+
     def push(self, stamp: int, node: Any) -> None:
         """Enter a candidate with those of its tenant."""
         self._orders[node.tenant].push(stamp, node)

@@ -17,6 +17,7 @@ from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree.component import Cause, ComponentShape, TreeComponent, ordered
 from kvgraft.tree.keys import HASH_BYTES, TOKEN_BYTES
 from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.lifetimes import Lifetimes, TermedClass
 from kvgraft.tree.node import Cell, Node
 from kvgraft.tree.observer import TreeObserver, TreeObservers
 from kvgraft.types import PointKind, Tier
@@ -48,7 +49,8 @@ class Tree:
         policy: that policy.
         clock: the latest stamp: the number of uses so far and, in its low bits, the class of that
             use, see `kvgraft.policies`.
-        use_class: class of the uses that come next.
+        use_class: class of the uses that come next, with the term of their data if they have one.
+        lifetimes: the terms of data; None while no use had any.
         tenant_of: the tenant of a namespace, as an index of `TreeComponent.devices`.
         asker: the tenant that room is being made for; None for nobody's request.
         observer: told of every change; None while nobody listens.
@@ -112,6 +114,7 @@ class Tree:
         self._holders: dict[Node, int] = {}
         self.clock = 0
         self.use_class = 0
+        self.lifetimes: Lifetimes | None = None
         self.tenant_of: Callable[[object], int] = _one_tenant
         self.asker: int | None = None
         self.n_nodes = 0
@@ -143,9 +146,15 @@ class Tree:
             raise ConfigError(f"component {name!r} is not in this cache; it has: {names}")
         return component
 
+    def level(self, stamp: int) -> int:
+        """The level of data with a stamp: its priority, or `EXPIRED`; 0 while no data has terms."""
+        return 0 if self.lifetimes is None else self.lifetimes.level(stamp)
+
     def tick(self) -> None:
         """Another use begins: its stamp is later than all before, and says its class."""
         self.clock = ((self.clock >> CLASS_BITS) + 1 << CLASS_BITS) + self.use_class
+        if self.lifetimes is not None and isinstance(self.use_class, TermedClass):
+            self.lifetimes.note(self.clock, self.use_class.term)
 
     # -- nodes
 

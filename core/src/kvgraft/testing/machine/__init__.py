@@ -40,7 +40,13 @@ from __future__ import annotations
 
 from kvgraft.testing.machine.components import paged_plugin, references, state_plugin
 from kvgraft.testing.machine.driving import Drive, drive, search
-from kvgraft.testing.machine.keeping import BY_AGE, BY_AGE_UNLEARNT, BY_NAMESPACE, Keeping
+from kvgraft.testing.machine.keeping import (
+    BY_AGE,
+    BY_AGE_UNLEARNT,
+    BY_NAMESPACE,
+    BY_PRIORITY,
+    Keeping,
+)
 from kvgraft.testing.machine.machine import CacheMachine, machine_for
 from kvgraft.testing.machine.setups import Setup, setup_for, setups_for
 from kvgraft.testing.machine.sizes import Options, Sizes
@@ -49,6 +55,7 @@ __all__ = [
     "BY_AGE",
     "BY_AGE_UNLEARNT",
     "BY_NAMESPACE",
+    "BY_PRIORITY",
     "MACHINE_RULES",
     "CacheMachine",
     "Drive",

@@ -138,6 +138,7 @@ class Harness:
                 resume_at=mark,
                 hint=hint,
                 patience=patience,
+                priority=bench.setup.keeping.priority(namespace),
             ),
             pressure=self._touched(sequence, limit),
             uses=self._resumed(sequence, before, limit),

@@ -1,4 +1,4 @@
-"""Eviction policies that the state machine's model knows: by age, and by namespace first.
+"""Orders of eviction that the state machine's model knows: by age, by namespace or priority first.
 
 `density` goes by age until it has learnt something, which it does not from the machine's short
 sequences; but it ranks windows and states by what their loss costs.
@@ -18,7 +18,7 @@ from kvgraft.policies.lru import LeastRecentlyUsed
 from kvgraft.policies.policy import EvictionPolicy, Hint, Order, Pool, Use, class_of
 from kvgraft.policies.recency import RecencyQueue
 
-__all__ = ["BY_AGE", "BY_AGE_UNLEARNT", "BY_NAMESPACE", "HINTS", "Keeping"]
+__all__ = ["BY_AGE", "BY_AGE_UNLEARNT", "BY_NAMESPACE", "BY_PRIORITY", "HINTS", "Keeping"]
 
 N_RANKS = 3
 
@@ -32,10 +32,12 @@ class Keeping(NamedTuple):
     Attributes:
         make: makes the policy.
         rank: of a namespace's data; all of a lower one leaves before any of a higher one.
+        priority: that requests in a namespace ask for; None if they ask for none.
     """
 
     make: Callable[[], EvictionPolicy]
     rank: Callable[[object], int]
+    priority: Callable[[object], int | None] = lambda namespace: None
 
 
 def _rank(namespace: object) -> int:
@@ -99,3 +101,4 @@ class _ByRank:
 BY_AGE = Keeping(LeastRecentlyUsed, lambda namespace: 0)
 BY_AGE_UNLEARNT = Keeping(Density, lambda namespace: 0)
 BY_NAMESPACE = Keeping(ByNamespace, _rank)
+BY_PRIORITY = Keeping(LeastRecentlyUsed, _rank, lambda namespace: _rank(namespace) - 1)

@@ -1,0 +1,257 @@
+"""Priorities and times to live: levels of candidates above what a policy orders.
+
+A use may carry a `Term`. Its stamp leads to it, so data has the term of its last use, and a
+parent inherits it with the stamp. From the first term on, every order of candidates is wrapped
+(`Levels`): data whose time is over leaves first, then the lowest priority; within a level the
+policy's own order decides. Until then nothing is wrapped and nothing is looked up.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Iterator
+from functools import partial
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvgraft.policies.policy import CLASS_BITS, Order
+from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.tenants import TenantOrders
+
+if TYPE_CHECKING:
+    from kvgraft.tree.tree import Tree
+
+__all__ = ["EXPIRED", "Levels", "Lifetimes", "Term", "TermedClass", "use_lifetimes"]
+
+EXPIRED = -1 << 16
+"""The level of data whose time is over: below every priority."""
+
+FEWEST_TERMS = 1024
+"""Uses with terms from which on those that no data is of any more are forgotten."""
+
+
+class Term(NamedTuple):
+    """How long a use's data is to be kept, against other data.
+
+    Attributes:
+        priority: data of a lower one leaves first; 0 for data without a term.
+        last_request: the last request, as they are counted, with which its time is not over; None
+            if requests do not matter.
+        until_s: when its time is over, in seconds of the clock; None if that does not matter.
+    """
+
+    priority: int
+    last_request: int | None = None
+    until_s: float | None = None
+
+
+class TermedClass(int):
+    """A use's class, with the term of its data."""
+
+    term: Term
+
+    @classmethod
+    def of(cls, use_class: int, term: Term) -> TermedClass:
+        """A class with a term."""
+        made = cls(use_class)
+        made.term = term
+        return made
+
+
+class Lifetimes:
+    """The terms of one tree's data, and the time.
+
+    Attributes:
+        n_requests: requests that began since the first term.
+        now_s: the clock, read when a request begins or ends and at every poll: while room is made
+            it stands still.
+    """
+
+    def __init__(self, tree: Tree, clock: Callable[[], float]) -> None:
+        self._tree = tree
+        self._clock = clock
+        self._terms: dict[int, Term] = {}
+        self._most = FEWEST_TERMS
+        self.n_requests = 0
+        self.now_s = clock()
+
+    def read_clock(self) -> None:
+        """Time goes on."""
+        self.now_s = self._clock()
+
+    def note(self, stamp: int, term: Term) -> None:
+        """A use has a term; O(1), amortised over the data there is."""
+        self._terms[stamp >> CLASS_BITS] = term
+        if len(self._terms) > self._most:
+            self._forget()
+
+    def of(self, stamp: int) -> Term | None:
+        """The term of the use that a stamp is of; None if it has none."""
+        return self._terms.get(stamp >> CLASS_BITS)
+
+    def level(self, stamp: int) -> int:
+        """The level of data with a stamp: its priority, or `EXPIRED`."""
+        term = self.of(stamp)
+        if term is None:
+            return 0
+        return EXPIRED if self.is_over(term) else term.priority
+
+    def is_over(self, term: Term) -> bool:
+        """Whether its time is over."""
+        by_requests = term.last_request is not None and term.last_request < self.n_requests
+        return by_requests or (term.until_s is not None and term.until_s <= self.now_s)
+
+    def told(self, term: Term) -> str:
+        """When its time is over, in words; empty if never."""
+        if self.is_over(term):
+            return "expired"
+        left = []
+        if term.last_request is not None:
+            left.append(f"with request {term.last_request - self.n_requests + 1} from now")
+        if term.until_s is not None:
+            left.append(f"in {term.until_s - self.now_s:.3g} s")
+        return f"expires {' or '.join(left)}" if left else ""
+
+    def _forget(self) -> None:
+        """Forget terms of uses that no data and no candidate is of."""
+        tree = self._tree
+        used = {cell.stamp >> CLASS_BITS for node in tree.nodes() for cell in node.cells}
+        for component in tree.components:
+            for order in (component.device_queue, component.host_queue):
+                used.update(stamp >> CLASS_BITS for stamp, _ in order)
+        used.add(tree.clock >> CLASS_BITS)
+        self._terms = {use: term for use, term in self._terms.items() if use in used}
+        self._most = max(FEWEST_TERMS, 2 * len(self._terms))
+
+
+class Levels:
+    """One pool's candidates by level, each level as the policy orders it.
+
+    An entry with a time to live waits in its level's order like any other. When its time is over
+    it goes first; the level's order then has an entry that counts no more, see `_void`.
+
+    Args:
+        first: the order that the pool had; it goes on as level 0.
+        lifetimes: the terms.
+        make: makes the order of another level.
+    """
+
+    def __init__(self, first: Order, lifetimes: Lifetimes, make: Callable[[], Order]) -> None:
+        self._lifetimes = lifetimes
+        self._make = make
+        self._orders: dict[int, Order] = {0: first}
+        self._levels = [0]
+        self._timed: dict[Any, int] = {}
+        """Candidates whose time is not over yet, with the stamps they were entered with."""
+        self._by_requests: list[tuple[int, int, Any]] = []
+        self._by_seconds: list[tuple[float, int, Any]] = []
+        self._expired: list[tuple[int, Any]] = []
+        self._void: set[Any] = set()
+        """Nodes that expired and left, and are in their level's order still."""
+
+    def push(self, stamp: int, node: Any) -> None:
+        """Enter a candidate at its level."""
+        if node in self._void:
+            self.keep(lambda each: True)
+        term = self._lifetimes.of(stamp)
+        level = 0 if term is None else term.priority
+        order = self._orders.get(level)
+        if order is None:
+            order = self._orders[level] = self._make()
+            insort(self._levels, level)
+        order.push(stamp, node)
+        if term is None or (term.last_request is None and term.until_s is None):
+            return
+        self._timed[node] = stamp
+        if term.last_request is not None:
+            heappush(self._by_requests, (term.last_request, stamp, node))
+        if term.until_s is not None:
+            heappush(self._by_seconds, (term.until_s, stamp, node))
+
+    def pop(self) -> tuple[int, Any] | None:
+        """Take the next victim: the longest unused whose time is over, else of the lowest level."""
+        self._expire()
+        if self._expired:
+            entry = heappop(self._expired)
+            self._void.add(entry[1])
+            return entry
+        for level in self._levels:
+            order = self._orders[level]
+            while (taken := order.pop()) is not None:
+                if taken[1] in self._void:
+                    self._void.discard(taken[1])
+                    continue
+                self._timed.pop(taken[1], None)
+                return taken
+        return None
+
+    def _expire(self) -> None:
+        """Find the entries whose time is over by now."""
+        lifetimes = self._lifetimes
+        while self._by_requests and self._by_requests[0][0] < lifetimes.n_requests:
+            self._note_expired(*heappop(self._by_requests)[1:])
+        while self._by_seconds and self._by_seconds[0][0] <= lifetimes.now_s:
+            self._note_expired(*heappop(self._by_seconds)[1:])
+
+    def _note_expired(self, stamp: int, node: Any) -> None:
+        if self._timed.get(node) == stamp:
+            del self._timed[node]
+            heappush(self._expired, (stamp, node))
+
+    def keep(self, wanted: Callable[[Any], object]) -> None:
+        """Drop every candidate that is not wanted; O(candidates)."""
+        void = self._void
+        for order in self._orders.values():
+            order.keep(lambda each: each not in void and wanted(each))
+        void.clear()
+        self._timed = {node: stamp for node, stamp in self._timed.items() if wanted(node)}
+        self._expired = [entry for entry in self._expired if wanted(entry[1])]
+        heapify(self._expired)
+        self._by_requests = [each for each in self._by_requests if self._waits(*each[1:])]
+        self._by_seconds = [each for each in self._by_seconds if self._waits(*each[1:])]
+        heapify(self._by_requests)
+        heapify(self._by_seconds)
+
+    def _waits(self, stamp: int, node: Any) -> bool:
+        return self._timed.get(node) == stamp
+
+    def score(self, stamp: int) -> float | None:
+        """The policy's score within the level; None if it has none."""
+        term = self._lifetimes.of(stamp)
+        order = self._orders.get(0 if term is None else term.priority)
+        return (self._orders[0] if order is None else order).score(stamp)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._orders.values())) - len(self._void)
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        """Every candidate with its stamp, in no order."""
+        for order in self._orders.values():
+            for entry in order:
+                if entry[1] not in self._void:
+                    yield entry
+
+
+def use_lifetimes(tree: Tree, clock: Callable[[], float]) -> Lifetimes:
+    """From here on data has priorities and times; what was entered before has none.
+
+    Tenants keep their own orders, so a priority decides among one tenant's data alone.
+    """
+    lifetimes = tree.lifetimes = Lifetimes(tree, clock)
+
+    def levels(order: Order, ledger: Ledger) -> Order:
+        return Levels(order, lifetimes, partial(tree.policy.order, ledger))
+
+    for component in tree.components:
+        device, host = component.device_queue, component.host_queue
+        if isinstance(device, TenantOrders):
+            device.wrap(levels)
+        else:
+            component.device_queue = levels(device, component.device)
+        if component.host is None:
+            continue
+        if isinstance(host, TenantOrders):
+            host.wrap(levels)
+        else:
+            component.host_queue = levels(host, component.host)
+    return lifetimes

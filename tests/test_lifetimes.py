@@ -1,0 +1,229 @@
+"""Priorities and times to live decide before any policy, and cost nothing until they are given."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from kvgraft import CacheConfig, ConfigError, GuardMode, TokenKey
+from kvgraft.cache import Cache
+from kvgraft.policies.lru import LeastRecentlyUsed
+from kvgraft.policies.recency import RecencyQueue
+from kvgraft.tree.lifetimes import EXPIRED, Levels, Lifetimes, Term
+from kvgraft.tree.tree import Tree
+from kvgraft.types import Tier
+
+POLICIES = ("lru", "density")
+
+
+class Time:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def opened(policy: str = "lru", clock: Time | None = None, **settings: Any) -> Cache:
+    given = {"device_tokens": 64, "host_tokens": 128, **settings}
+    config = CacheConfig(
+        components={"full": {}},
+        page_size=2,
+        load=None,
+        policy=policy,
+        guard=GuardMode.ON,
+        payload=False,
+        **given,
+    )
+    return Cache(config, clock=clock)
+
+
+def serve(
+    cache: Cache, prompt: list[int], at_end: dict[str, Any] | None = None, **term: Any
+) -> None:
+    request = cache.begin(TokenKey(prompt), **term)
+    assert cache.admit(request).admitted
+    cache.load_back(request)
+    cache.drain()
+    while request.computed < request.prompt:
+        n_tokens = cache.next_chunk(request)
+        assert cache.allocate(request, n_tokens)
+        cache.computed(request, n_tokens)
+    cache.finish(request, **(at_end or {}))
+    cache.drain()
+
+
+def prompt(number: int) -> list[int]:
+    return [1000 + number] * 8
+
+
+def left(cache: Cache, *numbers: int) -> list[int]:
+    """Those of some prompts that are cached still."""
+    return [n for n in numbers if cache.explain(TokenKey([*prompt(n), 1])).anchor == 8]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_data_of_a_lower_priority_leaves_first(policy: str) -> None:
+    with opened(policy, host_tokens=0) as cache:
+        for number, priority in enumerate((1, None, -1, 2)):
+            serve(cache, prompt(number), priority=priority)
+        for remaining in ((0, 1, 3), (0, 3), (3,), ()):
+            cache.evict("full", 4)
+            assert left(cache, 0, 1, 2, 3) == list(remaining)
+        cache.check_integrity()
+
+
+def test_the_end_of_a_request_may_say_otherwise() -> None:
+    with opened(host_tokens=0) as cache:
+        serve(cache, prompt(0), priority=5, at_end={"priority": -1})
+        serve(cache, prompt(1))
+        cache.evict("full", 4)
+        assert left(cache, 0, 1) == [1]
+
+
+def test_host_gives_up_a_lower_priority_first_too() -> None:
+    with opened(write_policy="write-through") as cache:
+        serve(cache, prompt(0), priority=1)
+        serve(cache, prompt(1))
+        cache.evict("full", 32)
+        cache.evict("full", 4, Tier.HOST)
+        assert left(cache, 0, 1) == [0]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_data_whose_time_is_over_in_seconds_leaves_first(policy: str) -> None:
+    clock = Time()
+    with opened(policy, clock, host_tokens=0) as cache:
+        serve(cache, prompt(0))
+        serve(cache, prompt(1), ttl_s=10, priority=8)
+        serve(cache, prompt(2), ttl_s=5)
+        cache.evict("full", 4)
+        assert left(cache, 0, 1, 2) == [1, 2]
+        clock.now_s = 10.0
+        cache.evict("full", 0)
+        told = str(cache.explain(TokenKey([*prompt(1), 1])))
+        assert "priority 8, expires in 10 s" in told, "the clock stands still between two polls"
+        cache.poll()
+        assert "priority 8, expired" in str(cache.explain(TokenKey([*prompt(1), 1])))
+        serve(cache, prompt(3))
+        cache.evict("full", 8)
+        assert left(cache, 1, 2, 3) == [3]
+
+
+def test_data_whose_time_is_over_in_requests_leaves_first() -> None:
+    with opened(host_tokens=0) as cache:
+        serve(cache, prompt(0), ttl_requests=1)
+        serve(cache, prompt(1))
+        told = str(cache.explain(TokenKey([*prompt(0), 1])))
+        assert "expires with request 1 from now" in told
+        serve(cache, prompt(2))
+        serve(cache, prompt(0)[:4])  # a later use without a time: of a part of it
+        cache.evict("full", 2)
+        assert left(cache, 0, 1, 2) == [1, 2]
+
+
+def test_a_later_use_decides() -> None:
+    with opened(host_tokens=0) as cache:
+        serve(cache, prompt(0), ttl_requests=0)
+        serve(cache, prompt(1))
+        serve(cache, [*prompt(0), 7, 7])  # its time was over; it is used again
+        cache.evict("full", 4)
+        assert left(cache, 0, 1) == [0]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("write_policy", ["write-through", "write-back"])
+def test_random_terms_keep_the_books_and_the_order(policy: str, write_policy: str) -> None:
+    """The guard compares every victim with its own list, by level, score and stamp (T7)."""
+    clock, draw = Time(), random.Random(5)
+    with opened(policy, clock, write_policy=write_policy) as cache:
+        for _ in range(30):
+            clock.now_s += draw.random()
+            term: dict[str, Any] = {
+                "priority": draw.choice((None, None, -1, 1, 2)),
+                "ttl_requests": draw.choice((None, 0, 1, 4)),
+                "ttl_s": draw.choice((None, None, 0.5, 2)),
+            }
+            serve(
+                cache, [draw.randint(1, 3), 1, draw.randint(1, 2), 2] * draw.randint(1, 4), **term
+            )
+            if draw.random() < 0.3:
+                cache.evict("full", draw.randint(1, 6))
+        cache.check_integrity()
+        cache.evict("full", 32)
+        assert cache.tree.components[0].device.free == 32
+
+
+def test_nothing_is_wrapped_before_the_first_term() -> None:
+    with opened() as cache:
+        serve(cache, prompt(0))
+        queue = cache.tree.components[0].device_queue
+        assert cache.tree.lifetimes is None
+        assert isinstance(queue, RecencyQueue)
+        serve(cache, prompt(1), priority=0)
+        assert isinstance(cache.tree.components[0].device_queue, Levels)
+
+
+def test_terms_that_no_data_has_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvgraft.tree.lifetimes.FEWEST_TERMS", 16)
+    with opened() as cache:
+        for number in range(100):
+            serve(cache, prompt(number), priority=number % 3)
+        lifetimes = cache.tree.lifetimes
+        assert lifetimes is not None
+        assert len(lifetimes._terms) < 100
+
+
+def test_an_entry_that_expired_counts_once_when_it_comes_back() -> None:
+    """Its level's order has the old entry still; it is dropped before the new one is entered."""
+    lifetimes = Lifetimes(Tree.__new__(Tree), Time())
+    levels = Levels(RecencyQueue(), lifetimes, lambda: LeastRecentlyUsed().order(None))  # type: ignore[arg-type]
+    nodes = [Node(number) for number in range(3)]
+    for number, node in enumerate(nodes):
+        lifetimes.note(number << 8, Term(0, last_request=number))
+        levels.push(number << 8, node)
+    assert [lifetimes.level(n << 8) for n in range(3)] == [0, 0, 0]
+    lifetimes.n_requests = 1
+    assert lifetimes.level(0) == EXPIRED
+    assert levels.pop() == (0, nodes[0])
+    assert len(levels) == 2
+    levels.push(5 << 8, nodes[0])
+    assert sorted(stamp >> 8 for stamp, _ in levels) == [1, 2, 5]
+    levels.keep(lambda node: node is not nodes[1])
+    assert [levels.pop(), levels.pop(), levels.pop()] == [
+        (2 << 8, nodes[2]),
+        (5 << 8, nodes[0]),
+        None,
+    ]
+
+
+class Node:
+    """A candidate."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __lt__(self, other: Node) -> bool:
+        return self.number < other.number
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"priority": 9}, "priority 9; give a whole number from -8 to 8"),
+        ({"priority": 1.0}, "priority 1.0"),
+        ({"ttl_requests": -1}, "ttl_requests -1"),
+        ({"ttl_s": float("nan")}, "ttl_s nan; give seconds, 0 or more"),
+        ({"ttl_s": "5"}, "ttl_s '5'"),
+    ],
+)
+def test_a_term_that_cannot_be_is_refused(given: dict[str, Any], said: str) -> None:
+    with opened() as cache:
+        with pytest.raises(ConfigError, match=f"begin: {said}"):
+            cache.begin(TokenKey(prompt(0)), **given)
+        assert not cache.requests
+        assert not cache.tree.roots
