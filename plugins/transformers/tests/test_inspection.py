@@ -209,6 +209,8 @@ def test_readers_of_events_are_bounded_and_leave_nothing(inside: Inside) -> None
         await anext(again)
         inside.served.worker.draining = True
         assert [each async for each in again] == []
+        await inside.served.worker.call(lambda: None)  # behind the closing of the streams
+        assert inside.served.worker.engine.memory.cache.tree.observer is None
 
     asyncio.run(talk())
 

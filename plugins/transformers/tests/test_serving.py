@@ -171,6 +171,18 @@ def test_an_answer_ends_before_a_stop_string(client: Any, expected: Any) -> None
     assert reply.usage.completion_tokens < 24
 
 
+def test_the_client_library_reads_log_probabilities(client: Any) -> None:
+    asked = {"model": "tiny-gemma", "max_tokens": 4, "temperature": 0}
+    hi = [{"role": "user", "content": "Hi"}]
+    chat = client.chat.completions.create(**asked, messages=hi, logprobs=True, top_logprobs=2)
+    for each in chat.choices[0].logprobs.content:
+        assert each.logprob == each.top_logprobs[0].logprob >= each.top_logprobs[1].logprob
+        assert bytes(each.bytes).decode() == each.token
+    plain = client.completions.create(**asked, prompt="x = ", logprobs=1)
+    given = plain.choices[0].logprobs
+    assert given.token_logprobs == [max(top.values()) for top in given.top_logprobs]
+
+
 def test_a_seed_repeats_a_sampled_answer(client: Any) -> None:
     def answer(seed: int) -> str:
         reply = client.completions.create(
