@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -12,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from kvgraft import ConfigError
+from kvgraft_transformers.serving.command import serve
 from kvgraft_transformers.tiny import build_tiny_model
 from kvgraft_transformers.tiny_tokenizer import build_tiny_tokenizer
 
@@ -118,3 +122,14 @@ def test_a_model_in_the_cache_is_served_while_the_hub_cannot_be_reached(
     assert f"{unreachable} cannot be reached" in said.splitlines()[0]
     assert "taking some/model from the cache" in said.splitlines()[0]
     assert "Retry" not in said
+
+
+@pytest.mark.parametrize("absent", ["uvicorn", "kvgraft_observe"])
+def test_a_package_of_the_extra_that_is_absent_is_named_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, absent: str
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setitem(sys.modules, absent, None)
+    monkeypatch.delitem(sys.modules, f"{absent}.prometheus", raising=False)
+    with pytest.raises(ConfigError, match=f"there is no {absent}.*; in a clone of kvgraft, pip"):
+        CliRunner().invoke(serve, [str(tmp_path)], catch_exceptions=False)

@@ -141,10 +141,12 @@ def serve(model: str, host: str, port: int, grace_s: float, **options: Any) -> N
     local = find_checkpoint(model)
     try:
         import uvicorn
+
+        import kvgraft_observe.prometheus  # noqa: F401 - for the metrics
     except ImportError as error:
         raise ConfigError(
-            "kvgraft serve needs an HTTP server; in a clone of kvgraft, pip install "
-            "'./plugins/transformers[serve]'"
+            f"kvgraft serve needs an HTTP server and metrics, and there is no {error.name}; in a "
+            "clone of kvgraft, pip install ./plugins/observe './plugins/transformers[serve]'"
         ) from error
     from kvgraft_transformers.serving.app import build_app
     from kvgraft_transformers.serving.shutdown import DrainingServer
