@@ -9,7 +9,7 @@ from kvgraft import Cache, Request, TokenKey
 from kvgraft.admission import Decision
 from kvgraft.assembly import parts_of
 from kvgraft.config import WritePolicy, parse_config
-from kvgraft.errors import TransferError
+from kvgraft.errors import BudgetError, TransferError
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.transfers.stepped import SteppedTransferEngine
 from kvgraft.types import Tier
@@ -205,6 +205,15 @@ class Player:
             (self.engine.fail if fails else self.engine.step)()
         self._watched(None, self.cache.poll)
 
+    def pin(self, namespace: object, tokens: Sequence[int]) -> bool:
+        """Pin the cached part of a prefix; whether its tenant may have that many slots (K6)."""
+        key = TokenKey(tokens, namespace)
+        try:
+            self._watched(self.tenant(namespace), lambda: self.cache.pin(key, owner=str(namespace)))
+        except BudgetError:
+            return False
+        return True
+
     def settle(self) -> None:
         """All copies end."""
         while self.engine.pending:
@@ -227,6 +236,8 @@ class Player:
         """End everything, evict everything; whether nothing is left."""
         for request in list(self.running):
             self.abort(request)
+        for owner in self.cache.stats().pins:
+            self.cache.unpin_all(owner)
         self.settle()
         for _ in range(2):
             for component in self.cache.tree.components:

@@ -70,10 +70,19 @@ class Flood(RuleBasedStateMachine):
     ) -> None:
         tokens = [*range(100 * stem, 100 * stem + length), 1000 + own, 1001 + own]
         _, decision = self.player.begin(namespace, tokens, reserve, chunk)
-        if decision.outcome is Outcome.DEFERRED and not self.player.running:
+        pinned = len(self.player.cache.pins)
+        if decision.outcome is Outcome.DEFERRED and not self.player.running and not pinned:
             waits = decision.waits_for
             assert waits is not None
             assert waits.transfers or waits.storage, f"{decision}: it would wait for ever (A8)"
+
+    @rule(namespace=st.sampled_from(NAMESPACES), stem=st.integers(0, 3), length=st.integers(4, 60))
+    def pin(self, namespace: str | None, stem: int, length: int) -> None:
+        self.player.pin(namespace, range(100 * stem, 100 * stem + length))
+
+    @rule(namespace=st.sampled_from(NAMESPACES))
+    def unpin(self, namespace: str | None) -> None:
+        self.player.cache.unpin_all(str(namespace))
 
     @precondition(lambda self: self.player.running)
     @rule(pick=st.integers(0, 99), steps=st.integers(1, 9))

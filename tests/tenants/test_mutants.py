@@ -49,6 +49,10 @@ def flood(seed: int) -> None:
                 state.run(chance.randrange(100), chance.randint(1, 9))
             elif kind < 0.87 and state.player.running:
                 state.end(chance.randrange(100), chance.choice(("finish", "abort", "checkpoint")))
+            elif kind < 0.9:
+                state.pin(chance.choice(NAMESPACES), chance.randrange(4), chance.randint(4, 60))
+            elif kind < 0.92:
+                state.unpin(chance.choice(NAMESPACES))
             else:
                 state.copy(chance.randint(1, 6), fails=chance.random() < 0.2)
             state.books_are_right()

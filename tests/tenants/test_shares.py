@@ -177,6 +177,25 @@ def test_a_request_that_only_others_guarantees_could_hold_never_fits() -> None:
     assert mine is not None
 
 
+def test_a_pinned_prefix_counts_for_its_tenant() -> None:
+    player = Player(("full",), {"a": {"namespaces": ["a"], "limit": 0.5}}, pin_share=1)
+    player.serve("a", tokens(1, 8))
+    assert player.pin("a", tokens(1, 8))
+    _, decision = player.begin("a", tokens(2, 8))
+    assert decision.outcome is Outcome.DEFERRED
+    assert "8 available of 16 for tenant 'a': its requests have 8" in str(decision)
+    player.cache.unpin_all("a")
+    request, _ = player.begin("a", tokens(2, 8))
+    assert request is not None
+
+
+def test_a_pin_takes_no_slots_of_anothers_guarantee() -> None:
+    player = Player(("full",), HALF, host_tokens=0, pin_share=1)
+    for number in range(3):
+        player.serve("b", tokens(number, 8))
+    assert [player.pin("b", tokens(number, 8)) for number in range(3)] == [True, True, False]
+
+
 # -- one tenant, or none
 
 
