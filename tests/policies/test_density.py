@@ -243,34 +243,6 @@ def test_a_sequence_that_goes_on_fast_is_of_another_class_than_a_slow_one() -> N
     assert policy.describe(classes[slow]) == f"{words} 4096 slots"
 
 
-def test_a_request_that_is_given_up_leaves_the_hint_of_the_use_before() -> None:
-    """As one that waits for room, is aborted and begun again."""
-    with Cache.open(["full"], device_tokens=8192, page_size=64) as cache:
-        key = TokenKey([1] * 2048)
-
-        def words() -> str:
-            return cache.explain(TokenKey([1] * 4096)).kept[0].words
-
-        request = cache.begin(key)
-        assert cache.admit(request).admitted
-        while n_tokens := cache.next_chunk(request):
-            cache.allocate(request, n_tokens)
-            cache.computed(request, n_tokens)
-        cache.finish(request, hint="continues")
-        assert words() == "mostly new, continues"
-        key.extend([1] * 512)
-        for _ in range(2):
-            cache.abort(cache.begin(key))
-            assert words() == "half of it seen before, continues"
-        request = cache.begin(key)
-        assert cache.admit(request).admitted
-        while n_tokens := cache.next_chunk(request):
-            cache.allocate(request, n_tokens)
-            cache.computed(request, n_tokens)
-        cache.finish(request)
-        assert words() == "half of it seen before"
-
-
 def test_data_stays_as_long_as_its_tier_is_large() -> None:
     with Cache.open(
         ["full"], device_tokens=4096, host_tokens=65536, page_size=64, policy="density"

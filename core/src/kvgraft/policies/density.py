@@ -125,8 +125,7 @@ class Density:
 
         Evicted data counts as seen. The class notes whether the longest prefix seen was used more
         than once, and, from the third use on, the mean of the slots given out between its uses:
-        each counts half as much as the one after it. The bins of that mean are those of ages. Until
-        the request ends the hint of that use holds: it may wait, be given up and begin again.
+        each counts half as much as the one after it. The bins of that mean are those of ages.
         """
         sums = prefix_sums(use, use.prompt_tokens)
         visit = self.prefixes.visit(sums)
@@ -143,7 +142,7 @@ class Density:
                 its_class |= bin_of(pace // self.clock.unit) + 1 << PACE_SHIFT
             visit.pace = pace
         visit.its_class = its_class
-        return its_class | last.its_class & HINT_BITS, visit
+        return its_class, visit
 
     def admitted(self, use: Use, stamp: int) -> None:
         """Count the prefixes of the prompt as used."""

@@ -52,10 +52,9 @@ class Trail:
         n_seen: how many of them had been used before its last use.
         clock: when that ended; while it runs, when it was admitted.
         pace: slots given out between its uses, as a mean; None at the first.
-        its_class: its class when that use ended; while its first one runs, 0.
     """
 
-    __slots__ = ("clock", "its_class", "n_seen", "pace", "sampled", "sums")
+    __slots__ = ("clock", "n_seen", "pace", "sampled", "sums")
 
     def __init__(self) -> None:
         self.sums: list[int] = []
@@ -63,7 +62,6 @@ class Trail:
         self.n_seen = 0
         self.clock = 0
         self.pace: int | None = None
-        self.its_class = 0
 
 
 class Visit:
@@ -174,7 +172,7 @@ class Prefixes:
         """
         trail = visit.trail
         assert trail is not None
-        trail.clock, trail.its_class = clock, its_class
+        trail.clock = clock
         its = trail.sums
         if len(its) == len(visit.sums) < len(sums) and its[-1:] == sums[: len(its)][-1:]:
             self._extend(trail, sums)  # nobody went on with it, nor forgot it, nor cut its key
