@@ -123,7 +123,7 @@ def an_eviction_takes_pinned_data(patch: Patch) -> None:
     patch.setattr(Cache, "evict", careless)
 
 
-@mutant("everything+window", "L1", "T8", "K6")
+@mutant("everything+window", "L1", "T8", "K6", "M1")
 def an_unpin_leaves_a_pin(patch: Patch) -> None:
     end = Pins._end
 
