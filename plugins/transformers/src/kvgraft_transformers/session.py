@@ -37,6 +37,7 @@ class Session:
         resume_at: tokens of the prompt after which others will go on differently: one position,
             several or None.
         limit_tokens: longest it may become; by default as long as there is memory.
+        patience: calls of `admit` that may put it off while another session computes its prefix.
 
     Attributes:
         request: the core's request.
@@ -45,7 +46,7 @@ class Session:
             the host, over all layers and passes; compare with `swapped.rows_moved`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - by name, as those of `Cache.begin`
         self,
         memory: ModelMemory,
         key: TokenKey,
@@ -55,6 +56,7 @@ class Session:
         prefetch: Prefetch | None = None,
         resume_at: int | Sequence[int] | None = (),
         limit_tokens: int | None = None,
+        patience: int = 0,
     ) -> None:
         self.memory = memory
         self.key = key
@@ -66,6 +68,7 @@ class Session:
             chunk=chunk,
             prefetch=prefetch,
             resume_at=[max(0, repeat), *positions(resume_at)],
+            patience=patience,
         )
         self._hot: list[HotBuffer] = []
         self._cache: SessionCache | None = None

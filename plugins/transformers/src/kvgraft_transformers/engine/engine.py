@@ -178,7 +178,10 @@ class Engine:
     def close(self) -> None:
         """Abort the remaining requests and close the memory."""
         schedule = self.schedule
-        for line in (schedule.running, schedule.loading, schedule.waiting, schedule.fetching):
+        for line in (
+            *(schedule.running, schedule.loading, schedule.following),
+            *(schedule.waiting, schedule.fetching),
+        ):
             for generation in list(line):
                 self.abort(generation)
         self.memory.close()

@@ -88,6 +88,7 @@ class Generation:
         prefetch: its prefetch from storage while it waits; None without, and once it runs.
         retractions: how often it made room for others.
         decision: admission's last one.
+        patience: steps that it may still wait for pages that another computes.
         error: why it failed; None otherwise.
         submitted_at: the engine's clock when it came, in seconds.
         token_at: the same at its newest token; None before the first.
@@ -108,6 +109,7 @@ class Generation:
         self.prefetch: Prefetch | None = None
         self.retractions = 0
         self.decision: Decision | None = None
+        self.patience: int | None = None
         self.error: Exception | None = None
         self.was_admitted = False
         self.loading_since = 0.0

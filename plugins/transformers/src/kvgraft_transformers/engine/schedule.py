@@ -4,6 +4,9 @@
        ▲                          │  ▲                                            │
        └─ storage is asked again ─┘  └─────────────── retract: no page left ──────┘
 
+A request whose prefix a running one computes is put off: it follows that one, outside of the line
+as well, until the prefix is shared or its patience ends.
+
 With a storage tier a request is fetching until the prefetch policy lets it go: outside of the
 line, so that it holds up nobody. One that does not fit now gives its lease back and waits;
 `WaitingQueue` bounds how often it is overtaken by others of its priority. A running one that needs
@@ -42,6 +45,7 @@ class Schedule:
     Attributes:
         fetching: requests that storage is asked for, in the order in which they came.
         waiting: requests without memory, in the order in which they are tried.
+        following: requests that wait for pages that a running one computes; they hold their leases.
         loading: admitted requests whose prefix is on its way from the host.
         running: requests the model works on, oldest first.
     """
@@ -59,6 +63,7 @@ class Schedule:
         self.totals = totals
         self.fetching: list[Generation] = []
         self.waiting = PriorityLine()
+        self.following: list[Generation] = []
         self.loading: list[Generation] = []
         self.running: list[Generation] = []
         self._latencies = latencies
@@ -68,7 +73,8 @@ class Schedule:
     @property
     def idle(self) -> bool:
         """Whether nothing is left to do."""
-        return not (self.fetching or self.waiting or self.loading or self.running)
+        lines = (self.fetching, self.waiting, self.following, self.loading, self.running)
+        return not any(lines)
 
     # -- in
 
@@ -104,7 +110,7 @@ class Schedule:
             self._pause = 0
 
     def admit(self, reject: Callable[[Generation], None]) -> None:
-        """Let waiting requests in while they fit.
+        """Let waiting requests in while they fit; those first that followed another.
 
         After a round in which none did, the next comes when memory was given back, and at the
         latest `RETRY_STEPS` steps later: windows give pages back unannounced.
@@ -112,6 +118,7 @@ class Schedule:
         Args:
             reject: called with requests that never will.
         """
+        self._follow(reject)
         if self._pause:
             self._pause -= 1
             return
@@ -120,27 +127,58 @@ class Schedule:
         if before and len(self.waiting) == before:
             self._pause = RETRY_STEPS
 
+    @property
+    def _full(self) -> bool:
+        return len(self.loading) + len(self.running) >= self.settings.max_running
+
+    def _follow(self, reject: Callable[[Generation], None]) -> None:
+        """Ask for those whose prefix another computes; they go on once it is there."""
+        back: list[Generation] = []
+        for generation in list(self.following):
+            if self._full:
+                break
+            session = generation.session
+            assert session is not None
+            decision = generation.decision = session.admit()
+            if decision.pending is not None:
+                continue
+            self.following.remove(generation)
+            if decision.admitted:
+                self._start(generation, session)
+                continue
+            self._give_back(generation)
+            if decision.outcome is Outcome.NEVER_FITS:
+                reject(generation)
+            else:
+                self.totals.deferrals += 1
+                back.append(generation)
+        for generation in reversed(back):
+            self.waiting.push_front(generation)
+
     def _round(self, reject: Callable[[Generation], None]) -> None:
         for generation in self.waiting.round():
-            if len(self.loading) + len(self.running) >= self.settings.max_running:
+            if self._full:
                 return
             if generation.prefetch is None and not self._fetch(generation):
                 self.waiting.take(generation)
                 continue
             outcome = self._try(generation)
-            if outcome is Outcome.DEFERRED:
+            if outcome is Outcome.DEFERRED and generation.session is None:
                 self.totals.deferrals += 1
                 continue
             self.waiting.take(generation)
             if outcome is Outcome.NEVER_FITS:
                 self._forget(generation)
                 reject(generation)
-            else:
-                self.totals.admissions += 1
-                self.loading.append(generation)
+            elif outcome is Outcome.DEFERRED:
+                self.totals.followers += 1
+                self.following.append(generation)
 
     def _try(self, generation: Generation) -> Outcome:
-        """Begin a session and ask for its slots; without them nothing is held."""
+        """Begin a session and ask for its slots; without them nothing is held.
+
+        But for one that is put off for pages that another computes: it keeps its session.
+        """
         reserve = min(generation.remaining, self.settings.reserve_tokens)
         prefetch = generation.prefetch
         if (
@@ -155,18 +193,34 @@ class Schedule:
             outcome = self._probe(generation, reserve)
             if outcome is not Outcome.ADMITTED:
                 return outcome
-        session = self._begin(generation, reserve, prefetch)
+        if generation.patience is None:
+            generation.patience = self.settings.patience_steps
+        session = self._begin(generation, reserve, prefetch, generation.patience)
         decision = generation.decision = session.admit()
-        if not decision.admitted:
+        if not decision.admitted and decision.pending is None:
             session.abort()
             return decision.outcome
         generation.session, generation.prefetch = session, None
+        if decision.admitted:
+            self._start(generation, session)
+        return decision.outcome
+
+    def _start(self, generation: Generation, session: Session) -> None:
+        """It was admitted: it fetches what only the host has, then runs."""
         now = generation.loading_since = self._clock()
         if not generation.was_admitted:
             generation.was_admitted = True
             self._latencies.queue.record(now - generation.submitted_at)
         session.load_back()
-        return decision.outcome
+        self.totals.admissions += 1
+        self.loading.append(generation)
+
+    def _give_back(self, generation: Generation) -> None:
+        """End a session that was not admitted, and keep the patience that it has left."""
+        session, generation.session = generation.session, None
+        assert session is not None
+        generation.patience = session.request.patience
+        session.abort()
 
     def _probe(self, generation: Generation, reserve: int) -> Outcome:
         """The answer that admission would give; holds nothing and ends no prefetch."""
@@ -176,7 +230,11 @@ class Schedule:
         return decision.outcome
 
     def _begin(
-        self, generation: Generation, reserve: int, prefetch: Prefetch | None = None
+        self,
+        generation: Generation,
+        reserve: int,
+        prefetch: Prefetch | None = None,
+        patience: int = 0,
     ) -> Session:
         chunk = self.settings.chunk_tokens
         return Session(
@@ -186,6 +244,7 @@ class Schedule:
             chunk=chunk,
             prefetch=prefetch,
             resume_at=generation.request.resume_at,
+            patience=patience,
         )
 
     def _note_hit(self, generation: Generation, session: Session) -> None:
@@ -229,8 +288,7 @@ class Schedule:
                     self._latencies.load_back.record(self._clock() - generation.loading_since)
                 self.running.append(generation)
             else:
-                session.abort()
-                generation.session = None
+                self._give_back(generation)
                 self.waiting.push_front(generation)
 
     def _forget(self, generation: Generation) -> None:
@@ -300,7 +358,7 @@ class Schedule:
         if session is None:
             self.waiting.take(generation)
             return
-        for line in (self.running, self.loading):
+        for line in (self.running, self.loading, self.following):
             if generation in line:
                 line.remove(generation)
         if finished:

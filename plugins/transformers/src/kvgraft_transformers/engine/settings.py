@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pydantic import PositiveInt
+from pydantic import NonNegativeInt, PositiveInt
 
 from kvgraft import SettingsModel
 
@@ -19,12 +19,15 @@ class EngineSettings(SettingsModel):
         chunk_tokens: most prompt tokens of one request in one pass.
         step_tokens: most tokens over all requests in one step.
         reserve_tokens: decode tokens promised at admission; beyond them a request may be retracted.
+        patience_steps: steps that a request waits, at most, while a running one computes pages that
+            it would resume from; 0 lets each compute its own.
     """
 
     max_running: PositiveInt = 16
     chunk_tokens: PositiveInt = 512
     step_tokens: PositiveInt = 2048
     reserve_tokens: PositiveInt = 64
+    patience_steps: NonNegativeInt = 256
 
 
 @dataclass(slots=True)
@@ -46,6 +49,7 @@ class EngineTotals:
         admissions: sessions that were promised their slots.
         deferrals: times a request did not fit yet.
         retractions: times a running request made room.
+        followers: requests that waited while another computed their prefix.
         passes: forward passes.
         rows: sequences in them, so that `rows / passes` is the mean batch.
         rows_moved: of a sparse model, rows fetched from the host, over all layers.
@@ -66,6 +70,7 @@ class EngineTotals:
     admissions: int = 0
     deferrals: int = 0
     retractions: int = 0
+    followers: int = 0
     passes: int = 0
     rows: int = 0
     rows_moved: int = 0

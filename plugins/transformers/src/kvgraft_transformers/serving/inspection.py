@@ -57,7 +57,7 @@ class Inspection:
             }
             for name, component in stats.components.items()
         }
-        lines = ("fetching", "waiting", "loading", "running")
+        lines = ("fetching", "waiting", "following", "loading", "running")
         return {
             "page_size": self._cache.config.page_size,
             "tokens": stats.tokens._asdict(),

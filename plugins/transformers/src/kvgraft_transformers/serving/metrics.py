@@ -31,6 +31,7 @@ COUNTERS = {
     "generated_tokens": "tokens produced",
     "deferrals": "times a request did not fit yet",
     "retractions": "times a running request made room for others",
+    "followers": "requests that waited while another computed their prefix",
     "passes": "forward passes",
 }
 
@@ -70,6 +71,7 @@ class _EngineCollector(Collector):
         for name, line in (
             ("fetching", schedule.fetching),
             ("running", schedule.running),
+            ("following", schedule.following),
             ("loading", schedule.loading),
             ("waiting", schedule.waiting),
         ):
