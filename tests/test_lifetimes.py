@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from kvgraft import CacheConfig, ConfigError, GuardMode, TokenKey
+from kvgraft import BudgetError, CacheConfig, ConfigError, GuardMode, TokenKey
 from kvgraft.cache import Cache
 from kvgraft.policies.lru import LeastRecentlyUsed
 from kvgraft.policies.recency import RecencyQueue
@@ -227,3 +228,36 @@ def test_a_term_that_cannot_be_is_refused(given: dict[str, Any], said: str) -> N
             cache.begin(TokenKey(prompt(0)), **given)
         assert not cache.requests
         assert not cache.tree.roots
+
+
+def test_priorities_pins_and_clearing_go_together_with_tenants() -> None:
+    """A priority decides among one tenant's data; the guard watches guarantees (K4, K5)."""
+    draw = random.Random(3)
+    tenants = {"a": {"namespaces": ["a"], "guarantee": 0.3}, "default": {"limit": 0.7}}
+    with opened(write_policy="write-back", tenants=tenants) as cache:
+        for number in range(40):
+            tokens = [draw.randint(1, 3), 1, draw.randint(1, 2), 2] * draw.randint(1, 3)
+            key = TokenKey(tokens, draw.choice(("a", "b", None)))
+            request = cache.begin(
+                key, priority=draw.choice((None, -1, 2)), ttl_requests=draw.choice((None, 0, 3))
+            )
+            if not cache.admit(request).admitted:
+                cache.abort(request)
+                continue
+            cache.load_back(request)
+            cache.drain()
+            while request.computed < request.prompt:
+                n_tokens = cache.next_chunk(request)
+                assert cache.allocate(request, n_tokens)
+                cache.computed(request, n_tokens)
+            cache.finish(request)
+            if number % 7 == 0:
+                with suppress(BudgetError):
+                    cache.pin(key, owner="router", max_tokens=4)
+            if number % 17 == 16:
+                cache.clear(draw.choice(("a", "b", None)))
+        cache.unpin_all("router")
+        cache.check_integrity()
+        cache.clear()
+        cache.drain()
+        assert cache.tree.components[0].device.free == 32
