@@ -22,6 +22,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "full": {"n_layers": 1},
     "swa": {"n_layers": 1, "window": 2 * PAGE, "device_tokens": 20 * PAGE},
     "mamba": {"n_layers": 1, "states": 9, "host_states": 9, "conv_dim": 8},
+    "hisparse": {"n_layers": 1, "hot_tokens": 2 * PAGE, "max_running": 5, "host_tokens": 128},
 }
 
 Result = TypeVar("Result")

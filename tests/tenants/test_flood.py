@@ -18,7 +18,13 @@ from kvgraft.admission import Outcome
 
 from .engine import PAGE, Player
 
-SETS = (("full",), ("full", "swa"), ("full", "mamba"), ("full", "swa", "mamba"))
+SETS = (
+    ("full",),
+    ("full", "swa"),
+    ("full", "mamba"),
+    ("full", "swa", "mamba"),
+    ("swa", "hisparse"),
+)
 
 RIGHTS = (
     {"a": {"namespaces": ["a"], "guarantee": 0.5}, "default": {}},
