@@ -199,7 +199,7 @@ def test_host_pools_share_a_budget_of_their_own() -> None:
     cache.close()
 
 
-def test_pools_that_cannot_share_keep_their_sizes() -> None:
+def test_pools_that_cannot_share_keep_their_sizes(caplog: pytest.LogCaptureFixture) -> None:
     components = {**MIXED, "hisparse": {"n_layers": 1, "hot_tokens": 32, "max_running": 2}}
     cache = opened(components, device_memory="8MB", host_tokens=64 * PAGE, guard="off")
     assert list(arena_of(cache).by_name) == ["full", "mamba"]
@@ -209,6 +209,8 @@ def test_pools_that_cannot_share_keep_their_sizes() -> None:
     alone = opened({"full": MIXED["full"]}, guard="off")
     assert alone.arenas is not None
     assert not alone.arenas.by_tier
+    (said,) = caplog.messages
+    assert said.startswith("device_memory: 1 of 1 pools on cpu can share it, so sizes stay")
     alone.close()
 
 

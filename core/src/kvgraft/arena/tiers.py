@@ -66,7 +66,15 @@ class Arenas:
                 shadows |= {(tier, p.component.index): each for p, each in zip(pools, own)}
                 self.balances.append(Balance(arena, own))
             else:
-                logger.info("%s_memory: no two pools can share it; their sizes stay", tier.value)
+                where = config.device if tier is Tier.DEVICE else "this host"
+                logger.warning(
+                    "%s_memory: %d of %d pools on %s can share it, so sizes stay as they begin; "
+                    "see docs/embedding.md",
+                    tier.value,
+                    len(pools),
+                    len(mounted),
+                    where,
+                )
         self.shadows = Shadows(tree, shadows)
         if self.by_tier:
             tree.add_observer(holders)
