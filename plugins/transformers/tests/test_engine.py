@@ -109,6 +109,39 @@ def test_running_requests_make_room_for_one_another_and_still_answer_right(
         assert generation.tokens == greedy(model, prompt, 90)
 
 
+def test_answers_stay_right_while_memory_moves_between_pools(
+    tiny: Any, open_engine: Any, tokens: Callable[..., list[int]]
+) -> None:
+    """Pages and states that running requests read move after every pass, now here, now there."""
+    model = tiny("bamba", torch.float64)
+    states = {"components": {"mamba": {"states": 40}}}
+    engine = open_engine(model, device_tokens=1024, device_memory="4MB", host_tokens=0, **states)
+    cache = engine.memory.cache
+    shared = tokens(48)
+    prompts = [shared + tokens(8 + 5 * i, seed=10 + i) for i in range(3)]
+    for _ in range(2):
+        generations = [
+            engine.submit(GenerationRequest(prompt, 20, ignore_end=True)) for prompt in prompts
+        ]
+        for _ in range(200):
+            engine.step()
+            for giver, taker in (("full", "mamba"), ("mamba", "full")):
+                # One that waits needs memory where it is: moving it away for ever would starve it.
+                while not engine.schedule.waiting and cache.move_memory(giver, taker):
+                    pass
+            if all(generation.finish is not None for generation in generations):
+                break
+        for prompt, generation in zip(prompts, generations):
+            assert generation.tokens == greedy(model, prompt, 20)
+        prompts = [
+            prompt + generation.tokens + tokens(9, seed=20)
+            for prompt, generation in zip(prompts, generations)
+        ]
+    assert cache.arenas is not None
+    assert cache.arenas.mover.moved_slots > 0
+    assert all(generation.cached_tokens for generation in generations)
+
+
 def test_a_request_that_never_fits_is_rejected_at_once_with_the_pool_and_the_numbers(
     tiny: Any, open_engine: Any, tokens: Callable[..., list[int]]
 ) -> None:
