@@ -259,3 +259,26 @@ def test_a_guard_raises_no_alarm_while_boundaries_move(name: str, seed: int) -> 
         cache.abort(request)
     crowd.settle()
     cache.close()
+
+
+def test_a_slot_that_once_was_the_trees_moves_with_a_requests_state() -> None:
+    """The guard knows its bytes of then; a request has written others since."""
+    cache = opened(device_tokens=480 * PAGE)
+    plane = cache.mounted[1].component.device.planes[0]
+    for first in range(0, 16_000, 1000):
+        cache.finish(prefilled(cache, first, 2 * PAGE))
+    assert cache.evict("mamba", 16) > 8
+    running = [prefilled(cache, first, 2 * PAGE) for first in range(20_000, 25_000, 1000)]
+    for request in running:
+        plane[cache.state_slot(request, "mamba")] = 55
+    assert cache.evict("mamba", 16) >= 0
+    end = arena_of(cache).by_name["mamba"].allocator.end
+    running.sort(key=lambda request: cache.state_slot(request, "mamba"))
+    assert cache.state_slot(running[-1], "mamba") >= end - 8
+    for request in running[:-1]:
+        cache.abort(request)
+    assert cache.move_memory("mamba", "full")
+    assert cache.state_slot(running[-1], "mamba") < end - 8
+    assert float(plane[cache.state_slot(running[-1], "mamba")].min()) == 55
+    cache.abort(running[-1])
+    cache.close()
