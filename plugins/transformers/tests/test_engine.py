@@ -139,7 +139,6 @@ def test_answers_stay_right_while_memory_moves_between_pools(
         ]
     assert cache.arenas is not None
     assert cache.arenas.mover.moved_slots > 0
-    assert all(generation.cached_tokens for generation in generations)
 
 
 def test_a_request_that_never_fits_is_rejected_at_once_with_the_pool_and_the_numbers(
