@@ -92,7 +92,7 @@ class Live:
         """Take over the values of a new lease."""
         self.anchor = self.request.anchor_tokens // page_size
         self.computed = self.request.anchor_tokens
-        self.admitted = self.loaded = self.started = self.deferred = False
+        self.admitted = self.loaded = self.started = self.deferred = self.waits = False
         self.due = set(self.request.checkpoints)
         self.kinds = dict(self.request.points)
         self.own = Progress(

@@ -111,15 +111,15 @@ class KvEventPublisher:
                 # a whole replay and its end, twice: subscribers acknowledge by halves
                 self._replay.setsockopt(zmq.SNDHWM, 2 * (replay_batches + 1))
                 self.replay_endpoint = _open(self._replay, replay, None)
+            self._wakes, self._wake = socket.socketpair()
+            self._wakes.setblocking(False)
+            self._wake.setblocking(False)
+            self._stream = cache.observe(self._take)
         except BaseException:
             self._context.destroy(linger=0)
             raise
-        self._wakes, self._wake = socket.socketpair()
-        self._wakes.setblocking(False)
-        self._wake.setblocking(False)
         self._thread = Thread(target=self._run, name="kvgraft-kv-events", daemon=True)
         self._thread.start()
-        self._stream = cache.observe(self._take)
 
     def __enter__(self) -> KvEventPublisher:
         return self
@@ -230,10 +230,10 @@ class KvEventPublisher:
         for kept in self._buffer.since(sequence):
             number = kept.sequence.to_bytes(8, "big")
             replay.send_multipart((client, *delimiter, self._topic, number, kept.payload))
-        replay.send_multipart((client, *delimiter, b"", END, b""))
         if not self._buffer.suffices(sequence) and not self._began_again:
             self._began_again = True
             self._stream.begin_again()
+        replay.send_multipart((client, *delimiter, b"", END, b""))
 
 
 def _batches(events: Iterator[WireEvent]) -> Iterator[list[WireEvent]]:
