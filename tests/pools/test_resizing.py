@@ -97,7 +97,7 @@ def test_memory_of_closed_slots_goes_back_to_the_system(tier: Tier) -> None:
     full = resident_nbytes()
     assert full - before > 30 * MIB
     pool.allocator.close(8)
-    pool.give_back_closed()
+    pool.resize(8)
     assert full - resident_nbytes() > 22 * MIB
     for plane in planes:
         assert plane[7].min() == plane[0].max() == 7

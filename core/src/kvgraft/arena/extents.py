@@ -8,6 +8,7 @@ take several steps. Until it ends, the slots that close are as good as promised.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,6 +24,8 @@ from kvgraft.types import Tier
 
 __all__ = ["EXTENTS", "Arena", "Lessee", "Memory"]
 
+logger = logging.getLogger("kvgraft")
+
 EXTENTS = 64
 """Extents of a budget, where its largest slot is smaller than one."""
 
@@ -37,11 +40,19 @@ class Memory(Protocol):
     @property
     def planned(self) -> PlannedMemory | None: ...
 
+    @property
+    def slack_nbytes(self) -> int:
+        """Most bytes that it takes beyond those of its slots: devices map whole blocks."""
+
     def copy_slots(self, source: bytes, target: bytes) -> None:
         """Copy whole slots within the pool."""
 
-    def give_back_closed(self) -> None:
-        """Give memory of closed slots back to the system."""
+    def resize(self, n_slots: int) -> None:
+        """Have memory for the first `n_slots` slots; give that of others back to the system.
+
+        Raises:
+            MemoryError: there is not that much.
+        """
 
 
 @dataclass(slots=True, eq=False)
@@ -123,12 +134,16 @@ class Arena:
                     f"{format_nbytes(self.extent_nbytes * len(self.lessees))} or more"
                 )
             largest.leased -= 1
-        for lessee in self.lessees:
-            allocator, wanted = lessee.allocator, lessee.leased * lessee.extent
-            if wanted < allocator.end:
-                allocator.close(wanted)
+        for lessee in sorted(self.lessees, key=_growth):
+            allocator, n_slots = lessee.allocator, lessee.leased * lessee.extent
+            if n_slots < allocator.end:
+                allocator.close(n_slots)
             else:
-                allocator.grow(wanted - allocator.end)
+                allocator.grow(n_slots - allocator.end)
+            try:
+                lessee.memory.resize(n_slots)
+            except MemoryError as error:
+                raise ConfigError(f"{error}; lower {self.tier.value}_memory") from error
 
     def begin(self, giver: Lessee, taker: Lessee) -> bool:
         """Begin to move an extent; whether it moves, now or as transfers end (K7)."""
@@ -148,12 +163,19 @@ class Arena:
             self.mover.empty(self.tier, giver)
         if giver.allocator.closing:
             return
-        giver.memory.give_back_closed()
+        giver.memory.resize(giver.allocator.end)
+        try:
+            taker.memory.resize(taker.allocator.end + taker.extent)
+        except MemoryError as error:  # blocks of the device are coarser than slots
+            logger.warning("%s; the pool of %s stays as it is", error, taker.component.name)
+            taker.memory.resize(taker.allocator.end)
+            giver.memory.resize(giver.allocator.end + giver.extent)
+            taker, self.wished = giver, None
         giver.leased -= 1
         taker.allocator.grow(taker.extent)
         taker.leased += 1
         self.moving = None
-        self.moves += 1
+        self.moves += taker is not giver
 
     # -- requests that need another boundary
 
@@ -220,3 +242,8 @@ class Arena:
 def _extents(lessee: Lessee, n_slots: int) -> int:
     """The fewest extents with so many slots."""
     return max(1, -(-n_slots // lessee.extent))
+
+
+def _growth(lessee: Lessee) -> int:
+    """Slots that its pool lacks: those with too many come first."""
+    return lessee.leased * lessee.extent - lessee.allocator.end

@@ -28,9 +28,9 @@ logger = logging.getLogger("kvgraft")
 class Arenas:
     """Moves the boundaries between the pools of one cache.
 
-    A pool's boundary stays where its memory is an engine's, on another device than the CPU or
-    page-locked, where its component has private pools, copies of its own or its home on HOST, and
-    on HOST where a store reads it.
+    A pool's boundary stays where its memory is an engine's, page-locked, or on a device that cannot
+    reserve address space; where its component has private pools, copies of its own or its home on
+    HOST; and on HOST where a store reads it.
 
     Attributes:
         by_tier: the arenas; none for a tier with fewer than two pools that can share.
@@ -161,7 +161,8 @@ def _lessees(tier: Tier, tree: Tree, mounted: Sequence[Mounted]) -> list[Lessee]
 
 
 def _fixed_nbytes(tier: Tier, lessees: Sequence[Lessee]) -> int:
-    """Bytes of a tier's pools whose boundary stays."""
+    """Bytes of a tier's pools whose boundary stays, and what others may take beyond their slots."""
     shared = [lessee.memory.planned for lessee in lessees]
     (plan,) = {id(each.plan): each.plan for each in shared if each is not None}.values()
-    return plan.nbytes(tier) - sum(each.nbytes for each in shared if each is not None)
+    slack = sum(lessee.memory.slack_nbytes for lessee in lessees)
+    return plan.nbytes(tier) - sum(each.nbytes for each in shared if each is not None) + slack

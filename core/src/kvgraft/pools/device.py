@@ -15,7 +15,7 @@ from kvgraft.errors import ConfigError
 from kvgraft.pools.allocator import SLOT_BYTES, SlotAllocator
 from kvgraft.pools.plan import PlannedMemory, plan_memory
 from kvgraft.pools.planes import PlaneSpec, lane_dtype, plane_nbytes
-from kvgraft.pools.reserved import AddressSpace
+from kvgraft.pools.reserved import ReservedSpace, reserve
 from kvgraft.pools.resizing import ResizableAllocator
 from kvgraft.types import Tier
 
@@ -62,7 +62,7 @@ class DevicePool:
         self.specs = tuple(specs)
         self.device = torch.device(device)
         self.planned: PlannedMemory | None = None
-        self._spaces: list[AddressSpace] = []
+        self._spaces: list[ReservedSpace] = []
         if tensors is None:
             nbytes = n_slots * self.slot_nbytes
             memory = plan_memory(Tier.DEVICE, self.device, nbytes, lambda: self.lanes)
@@ -96,14 +96,24 @@ class DevicePool:
         shape = (allocator.limit, *spec.shape)
         if self.device.type == "meta":
             return torch.zeros(shape, dtype=spec.dtype, device=self.device)
-        space = AddressSpace(allocator.limit * plane_nbytes(spec))
+        space = reserve(allocator.limit * plane_nbytes(spec), self.device)
+        space.resize(allocator.end * plane_nbytes(spec))
         self._spaces.append(space)
         return space.tensor().view(spec.dtype).view(shape)
 
-    def give_back_closed(self) -> None:
-        """Slots from `allocator.end` on are of no use: give their memory back (K7)."""
+    @property
+    def slack_nbytes(self) -> int:
+        """Most bytes that it takes beyond those of its slots: devices map whole blocks."""
+        return sum(space.slack_nbytes for space in self._spaces)
+
+    def resize(self, n_slots: int) -> None:
+        """Have memory for the first `n_slots` slots; that of others goes back (K7).
+
+        Raises:
+            MemoryError: the device has not that much; no slot less than before has memory.
+        """
         for spec, space in zip(self.specs, self._spaces):
-            space.give_back(self.allocator.end * plane_nbytes(spec))
+            space.resize(n_slots * plane_nbytes(spec))
 
     def _check_tensors(self, n_slots: int) -> None:
         if len(self.planes) != len(self.specs):

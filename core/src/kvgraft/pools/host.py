@@ -111,10 +111,15 @@ class HostMirror:
         if self.planned.device.type != "meta":
             self.slab[slot_index(target)] = self.slab[slot_index(source)]
 
-    def give_back_closed(self) -> None:
-        """Slots from `allocator.end` on are of no use: give their memory back (K7)."""
+    @property
+    def slack_nbytes(self) -> int:
+        """Most bytes that it takes beyond those of its slots."""
+        return 0 if self._space is None else self._space.slack_nbytes
+
+    def resize(self, n_slots: int) -> None:
+        """Slots from `n_slots` on are of no use: give their memory back (K7)."""
         if self._space is not None:
-            self._space.give_back(self.allocator.end * self.slab_nbytes)
+            self._space.resize(n_slots * self.slab_nbytes)
 
     def plane(self, layer: int, name: str) -> torch.Tensor:
         """One layer's plane as a strided view `[n_slots, *shape]` into the slabs."""

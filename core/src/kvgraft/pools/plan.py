@@ -17,6 +17,7 @@ import torch
 from kvgraft.errors import ConfigError
 from kvgraft.pools.allocator import SlotAllocator
 from kvgraft.pools.available import AvailableMemory, available_nbytes
+from kvgraft.pools.reserved import can_reserve
 from kvgraft.pools.resizing import ResizableAllocator, slots_within
 from kvgraft.sizes import format_nbytes
 from kvgraft.types import Tier
@@ -64,7 +65,7 @@ class PlannedMemory:
         self.plan.expect_room()
         try:
             return allocate()
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             reason = str(error).splitlines()[0]
             raise ConfigError(f"{self.plan.needs(self.device)}, torch: {reason}") from error
 
@@ -100,9 +101,9 @@ class PoolPlan:
     def add(
         self, tier: Tier, device: torch.device, nbytes: int, *, is_locked: bool = False
     ) -> PlannedMemory:
-        """One pool more; page-locked memory, and that of other devices than the CPU, stays."""
+        """One pool more; page-locked memory stays, and where no address space can be reserved."""
         where = device if self.payload else NO_PAYLOAD
-        can_move = where == NO_PAYLOAD or (where.type == "cpu" and not is_locked)
+        can_move = where == NO_PAYLOAD or (can_reserve(where) and not is_locked)
         limit = self.budgets.get(tier) if can_move else None
         pool = PlannedMemory(self._component, tier, where, nbytes, self, limit)
         self.pools.append(pool)

@@ -1,0 +1,169 @@
+"""CUDA's calls for virtual memory, which torch does not offer: reserve, create, map, unmap.
+
+Nobody has run this on a GPU yet. Names and values are those of `cuda.h` (CUDA 11 and later).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from functools import cache
+
+import torch
+
+__all__ = ["CudaDriver"]
+
+PINNED = 1
+"""`CU_MEM_ALLOCATION_TYPE_PINNED`: memory of a device that stays where it is."""
+
+ON_DEVICE = 1
+"""`CU_MEM_LOCATION_TYPE_DEVICE`"""
+
+READ_WRITE = 3
+"""`CU_MEM_ACCESS_FLAGS_PROT_READWRITE`"""
+
+LEAST = 0
+"""`CU_MEM_ALLOC_GRANULARITY_MINIMUM`"""
+
+
+class _Location(ctypes.Structure):
+    """`CUmemLocation`."""
+
+    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
+
+
+class _AllocationFlags(ctypes.Structure):
+    """`CUmemAllocationProp.allocFlags`."""
+
+    _fields_ = (
+        ("compression", ctypes.c_ubyte),
+        ("rdma", ctypes.c_ubyte),
+        ("usage", ctypes.c_ushort),
+        ("reserved", ctypes.c_ubyte * 4),
+    )
+
+
+class _Properties(ctypes.Structure):
+    """`CUmemAllocationProp`."""
+
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("handle_types", ctypes.c_int),
+        ("location", _Location),
+        ("windows", ctypes.c_void_p),
+        ("flags", _AllocationFlags),
+    )
+
+
+class _Access(ctypes.Structure):
+    """`CUmemAccessDesc`."""
+
+    _fields_ = (("location", _Location), ("flags", ctypes.c_int))
+
+
+class _Bytes:
+    """Memory of a device as other libraries exchange it (`__cuda_array_interface__`, version 3)."""
+
+    def __init__(self, address: int, nbytes: int, owner: object) -> None:
+        self.owner = owner
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
+
+
+class CudaDriver:
+    """A CUDA driver's calls; a refusal is an `OSError` with the driver's reason.
+
+    Addresses are numbers, memory is known by its handle. All sizes are multiples of `block_nbytes`.
+
+    Args:
+        library: the driver's library, loaded.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+
+    @staticmethod
+    @cache
+    def find() -> CudaDriver | None:
+        """The driver of this machine; None without one, or where torch is built for another."""
+        if torch.version.cuda is None or not sys.platform.startswith("linux"):
+            return None
+        try:
+            return CudaDriver(ctypes.CDLL("libcuda.so.1"))
+        except OSError:
+            return None
+
+    def block_nbytes(self, device: torch.device) -> int:
+        """Bytes of the smallest piece of memory that can be mapped."""
+        found = ctypes.c_size_t()
+        properties = ctypes.byref(_properties(device))
+        self._call("cuMemGetAllocationGranularity", ctypes.byref(found), properties, LEAST)
+        return found.value
+
+    def reserve(self, nbytes: int, device: torch.device) -> int:
+        """Reserve address space; where it begins."""
+        self.synchronize(device)  # makes the device's context this thread's
+        found = ctypes.c_uint64()
+        zero = ctypes.c_uint64(0)
+        size, alignment = ctypes.c_size_t(nbytes), ctypes.c_size_t(0)
+        self._call("cuMemAddressReserve", ctypes.byref(found), size, alignment, zero, zero)
+        return found.value
+
+    def free_address(self, address: int, nbytes: int) -> None:
+        """End a reservation in which nothing is mapped."""
+        self._call("cuMemAddressFree", ctypes.c_uint64(address), ctypes.c_size_t(nbytes))
+
+    def map(self, address: int, nbytes: int, device: torch.device) -> int:
+        """Take memory and map it, readable and writable; its handle."""
+        properties, handle = _properties(device), ctypes.c_uint64()
+        start, size, zero = ctypes.c_uint64(address), ctypes.c_size_t(nbytes), ctypes.c_uint64(0)
+        self._call("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(properties), zero)
+        try:
+            self._call("cuMemMap", start, size, ctypes.c_size_t(0), handle, zero)
+        except OSError:
+            self._call("cuMemRelease", handle)
+            raise
+        access = _Access(properties.location, READ_WRITE)
+        try:
+            self._call("cuMemSetAccess", start, size, ctypes.byref(access), ctypes.c_size_t(1))
+        except OSError:
+            self.unmap(address, nbytes, handle.value)
+            raise
+        return handle.value
+
+    def unmap(self, address: int, nbytes: int, handle: int) -> None:
+        """Unmap what one call mapped, and give the memory back."""
+        self._call("cuMemUnmap", ctypes.c_uint64(address), ctypes.c_size_t(nbytes))
+        self._call("cuMemRelease", ctypes.c_uint64(handle))
+
+    def synchronize(self, device: torch.device) -> None:
+        """Wait for all that the device was told to do."""
+        torch.cuda.synchronize(device)
+
+    def tensor(
+        self, address: int, nbytes: int, device: torch.device, owner: object
+    ) -> torch.Tensor:
+        """Uint8 `[nbytes]` at an address; `owner` lives as long as the tensor."""
+        return torch.as_tensor(_Bytes(address, nbytes, owner), device=device)
+
+    def _call(self, name: str, *arguments: object) -> None:
+        """Call the driver.
+
+        Raises:
+            OSError: it refuses.
+        """
+        error = getattr(self._library, name)(*arguments)
+        if error:
+            text = ctypes.c_char_p()
+            self._library.cuGetErrorString(error, ctypes.byref(text))
+            reason = text.value.decode() if text.value else f"error {error}"
+            raise OSError(f"{name}: {reason}")
+
+
+def _properties(device: torch.device) -> _Properties:
+    index = torch.cuda.current_device() if str(device) == "cuda" else device.index
+    return _Properties(type=PINNED, location=_Location(ON_DEVICE, index))

@@ -1,0 +1,115 @@
+"""Address space of a CUDA device that has memory mapped into it, block by block."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+
+from kvgraft.errors import ConfigError
+from kvgraft.pools.cuda_driver import CudaDriver
+from kvgraft.sizes import format_nbytes
+
+__all__ = ["MappedSpace"]
+
+
+class MappedSpace:
+    """Address space on a CUDA device, of which the first blocks have memory.
+
+    Memory reads as zeros when it is mapped. Before blocks are unmapped the device has done all that
+    it was told, so no kernel in its queue reads them any more. What is mapped goes back when the
+    last tensor of the space is gone.
+
+    Args:
+        driver: of the device.
+        nbytes: how much address space; rounded up to whole blocks.
+        device: where.
+
+    Attributes:
+        mapped_nbytes: how much of it has memory now.
+        slack_nbytes: most bytes that it takes beyond those that it was asked for.
+
+    Raises:
+        ConfigError: the device has not that much address space.
+    """
+
+    def __init__(self, driver: CudaDriver, nbytes: int, device: torch.device) -> None:
+        self.device = device
+        self.nbytes = nbytes
+        self._driver = driver
+        self._block = driver.block_nbytes(device)
+        self.slack_nbytes = self._block - 1
+        self._reserved = self._rounded(max(1, nbytes))
+        try:
+            self._address = driver.reserve(self._reserved, device)
+        except OSError as error:
+            raise ConfigError(
+                f"pool: {format_nbytes(nbytes)} of address space on {device}, {error}; lower the "
+                "budget"
+            ) from error
+        self._handles: list[int] = []
+        """Of the blocks that are mapped, by address."""
+        self._end = weakref.finalize(
+            self, _give_all_back, driver, device, self._address, self._reserved, self._handles
+        )
+        self._end.atexit = False  # the driver may be gone by then, and the memory with it
+
+    @property
+    def mapped_nbytes(self) -> int:
+        return len(self._handles) * self._block
+
+    def tensor(self) -> torch.Tensor:
+        """All of it, uint8 `[nbytes]`; only what is mapped may be touched.
+
+        The first block is mapped if nothing is: torch asks the driver whose address it is.
+        """
+        if not self._handles:
+            self.resize(1)
+        return self._driver.tensor(self._address, self.nbytes, self.device, self)
+
+    def resize(self, nbytes: int) -> None:
+        """Have memory for the first `nbytes` bytes and the rest of their last block.
+
+        Raises:
+            MemoryError: the device has not that much; what was mapped stays.
+        """
+        wanted, mapped = self._rounded(min(nbytes, self.nbytes)), self.mapped_nbytes
+        if wanted > mapped:
+            self._map(mapped, wanted)
+        elif wanted < mapped:
+            self._driver.synchronize(self.device)
+            self._unmap(wanted)
+
+    def _map(self, first: int, end: int) -> None:
+        """Map memory block by block, so that each can be unmapped by itself."""
+        for start in range(first, end, self._block):
+            try:
+                handle = self._driver.map(self._address + start, self._block, self.device)
+            except OSError as error:
+                self._unmap(first)
+                raise MemoryError(
+                    f"pool: {format_nbytes(end - first)} more on {self.device}, {error}"
+                ) from error
+            self._handles.append(handle)
+        fresh = self._driver.tensor(self._address + first, end - first, self.device, self)
+        fresh.zero_()
+        self._driver.synchronize(self.device)  # copies run on streams of their own
+
+    def _unmap(self, end: int) -> None:
+        while self.mapped_nbytes > end:
+            start = self.mapped_nbytes - self._block
+            self._driver.unmap(self._address + start, self._block, self._handles.pop())
+
+    def _rounded(self, nbytes: int) -> int:
+        return -(-nbytes // self._block) * self._block
+
+
+def _give_all_back(
+    driver: CudaDriver, device: torch.device, address: int, nbytes: int, handles: list[int]
+) -> None:
+    driver.synchronize(device)
+    block = driver.block_nbytes(device)
+    for at, handle in enumerate(handles):
+        driver.unmap(address + at * block, block, handle)
+    handles.clear()
+    driver.free_address(address, nbytes)
