@@ -82,27 +82,51 @@ def test_the_part_that_is_cached_is_pinned_and_no_more() -> None:
 
 
 def test_pins_count_by_owner_and_stay_within_their_share() -> None:
+    other = list(range(200, 218))
     with opened(pin_share=0.25) as cache:
         server = Server(cache)
-        server.serve(SYSTEM)
-        pins = [cache.pin(TokenKey(SYSTEM), owner=owner) for owner in ("a", "b")]
+        for prefix in (SYSTEM, other):
+            server.serve(prefix)
+        pins = [
+            cache.pin(TokenKey(prefix), owner=owner)
+            for prefix, owner in ((SYSTEM, "a"), (other[:16], "b"))
+        ]
         assert cache.stats().pins == {
             owner: PinStats(1, 16, {"full": 8}, {"full": 0}) for owner in ("a", "b")
         }
-        said = r"'full' device pool: held\(16\) \+ needed\(8\) > bound\(16\), 0.25 of 64 slots"
+        said = r"'full' device pool: held\(16\) \+ needed\(1\) > bound\(16\), 0.25 of 64 slots"
         books = ledgers(cache)
         with pytest.raises(BudgetError, match=said):
-            cache.pin(TokenKey(SYSTEM), owner="c")
+            cache.pin(TokenKey(other), owner="c")
         assert ledgers(cache) == books
         assert cache.unpin_all("a") == 1
         assert cache.unpin_all("a") == 0
-        cache.unpin(cache.pin(TokenKey(SYSTEM), owner="c"))
+        cache.unpin(cache.pin(TokenKey(other), owner="c"))
         cache.unpin(pins[1])
         assert not cache.stats().pins
         with pytest.raises(LeaseError, match="was unpinned before"):
             cache.unpin(pins[1])
         with pytest.raises(LeaseError, match="was unpinned before"):
             cache.unpin(pins[0])
+
+
+@pytest.mark.parametrize("name", ["full+swa+mamba", "hisparse"])
+def test_pages_that_several_pins_hold_count_once(name: str) -> None:
+    with SETUPS[name].open(guard=GuardMode.ON, device_tokens=256, host_tokens=512) as cache:
+        server = Server(cache)
+        server.serve(SYSTEM)
+        pools = [component.device for component in cache.tree.components]
+        pins = [cache.pin(TokenKey(SYSTEM), owner="a")]
+        held = [cache.pins.held(pool) for pool in pools]
+        assert held == [pins[0].slots[pool] for pool in pools]
+        server.serve([*SYSTEM[:10], 1, 2, 3, 4])  # cuts what is pinned
+        pins += [cache.pin(TokenKey(SYSTEM), owner=owner) for owner in "bcdefgh"]
+        assert [cache.pins.held(pool) for pool in pools] == held
+        cache.unpin(pins.pop(0))
+        assert [cache.pins.held(pool) for pool in pools] == held
+        for pin in pins:
+            cache.unpin(pin)
+        assert not any(cache.pins.held(pool) for pool in pools)
 
 
 def test_a_pin_takes_no_promised_slot() -> None:

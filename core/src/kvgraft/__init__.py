@@ -50,6 +50,7 @@ from kvgraft.types import (
     Kind,
     LockQuery,
     MatchView,
+    Namespaces,
     Span,
     Tier,
     TransferQuery,
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from kvgraft.cache import Cache
     from kvgraft.pools import BuildContext, Component, DevicePool, HostMirror, PlaneSpec
     from kvgraft.requests.pending import Pending
+    from kvgraft.requests.pins import Pin
     from kvgraft.requests.request import Request
     from kvgraft.storage_tier import Prefetch, StorageTier
     from kvgraft.tree.keys import TokenKey
@@ -76,6 +78,7 @@ _LAZY = {
     "HostMirror": "kvgraft.pools",
     "Outcome": "kvgraft.admission.decision",
     "Pending": "kvgraft.requests.pending",
+    "Pin": "kvgraft.requests.pins",
     "PlaneSpec": "kvgraft.pools",
     "Prefetch": "kvgraft.storage_tier",
     "Request": "kvgraft.requests.request",
@@ -122,9 +125,11 @@ __all__ = [
     "LoadModel",
     "LockQuery",
     "MatchView",
+    "Namespaces",
     "Nbytes",
     "Outcome",
     "Pending",
+    "Pin",
     "PlaneSpec",
     "PluginError",
     "PluginHookError",

@@ -246,7 +246,8 @@ class ClearStats(NamedTuple):
 class PinStats(NamedTuple):
     """The pinned prefixes of one owner (K6); slots by component, in each pool's own units.
 
-    A prefix counts once for each of its pins, and also where part of it is not cached.
+    Pages that several pins hold count for each of them here, and once against the bound; also where
+    they are not cached.
 
     Attributes:
         pins: how many.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from kvgraft.errors import ContractViolation
@@ -82,9 +83,12 @@ class Pinning:
     def _check_bounds(self, pin: Pin) -> None:
         """With a new pin all stay within their share of every pool, counted from their pages."""
         for component in self.tree.components:
-            if not self._n_slots(pin, component):
+            if not any(self._pages(pin, component)):
                 continue  # a pool that shrank may hold more
-            held = sum(self._n_slots(each, component) for each in self.watched.cache.pins)
+            pages = {
+                page for each in self.watched.cache.pins for page in self._pages(each, component)
+            }
+            held = len(pages) * (1 if component.is_state else component.slots_per_page)
             most = component.device.capacity * self.watched.cache.config.pin_share
             if held > most:
                 raise ContractViolation(
@@ -94,9 +98,15 @@ class Pinning:
                     f"{most:g}",
                 )
 
-    def _n_slots(self, pin: Pin, component: TreeComponent) -> int:
+    def _pages(self, pin: Pin, component: TreeComponent) -> Iterator[tuple[int, int]]:
+        """The pages that a component needs at a pin's end: their nodes, and places."""
         end = pin.tokens // self.tree.page_size
-        if component.is_state:
-            return int(end > 0)
         ranges = needed(component, end, self.tree.page_size)
-        return sum(high - low for low, high in ranges) * component.slots_per_page
+        if component.is_state:
+            ranges = [(end - 1, end)] if end else []
+        node: Node | None = pin.receipt.anchor
+        while node is not None and node.parent is not None:
+            for low, high in ranges:
+                for page in range(max(low, node.start), min(high, node.end)):
+                    yield id(node), page
+            node = node.parent

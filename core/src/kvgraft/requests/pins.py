@@ -7,9 +7,11 @@ from collections.abc import Collection, Iterator
 from kvgraft.errors import BudgetError, LeaseError
 from kvgraft.requests.leases import Leases
 from kvgraft.stats import PinStats
+from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import Node
+from kvgraft.tree.observer import TreeObserver
 from kvgraft.tree.operations import segment_nodes
 from kvgraft.tree.pinning import Receipt
 from kvgraft.tree.tree import Tree
@@ -30,7 +32,7 @@ class Pin:
         cleared: whether its namespace was cleared: it holds nothing any more.
         receipt: its hold on the tree.
         root: its namespace's root.
-        slots: the slots it counts for, by pool.
+        slots: the slots it needs, by pool.
     """
 
     __slots__ = (
@@ -64,7 +66,7 @@ class Pins:
 
     A pin holds the pages that every component needs to resume at its end, as a request's lease
     does, and through the same receipts. Pages that are not cached count as well: they are pinned
-    when they arrive (L4). So a prefix counts once for each of its pins.
+    when they arrive (L4). Pages that several pins hold count once.
 
     Args:
         tree: the tree.
@@ -77,7 +79,7 @@ class Pins:
         self.share = share
         self._leases = leases
         self._pins: dict[int, Pin] = {}
-        self._held: dict[Ledger, int] = {}
+        self._holders = _Holders(tree)
 
     def __len__(self) -> int:
         return len(self._pins)
@@ -86,11 +88,11 @@ class Pins:
         return iter(self._pins.values())
 
     def held(self, ledger: Ledger) -> int:
-        """Slots of a pool that pins count for."""
-        return self._held.get(ledger, 0)
+        """Slots of a pool that pins hold together."""
+        return self._holders.slots.get(ledger, 0)
 
     def bound(self, ledger: Ledger) -> int:
-        """Slots of a pool that they may count for; a pool that shrinks takes none back."""
+        """Slots of a pool that they may hold; a pool that shrinks takes none back."""
         return int(ledger.capacity * self.share)
 
     def pin(self, key: TokenKey, owner: str, limit: int) -> Pin:
@@ -109,9 +111,12 @@ class Pins:
                     f"pin of {owner!r:.60}: {found.anchor * self.tree.page_size} tokens are "
                     "promised in part to admitted requests; pin them when fewer run"
                 )
-            pin.receipt, pin.slots = receipt, self._slots(receipt)
+            pin.receipt = receipt
+            nodes = list(self._nodes(receipt))
+            for component, ledger, its in nodes:
+                pin.slots[ledger] = sum(map(component.n_slots, its))
             try:
-                self._expect_within_bounds(pin)
+                self._expect_within_bounds(pin, nodes)
             except BudgetError:
                 self._leases.unpin(receipt)
                 raise
@@ -120,9 +125,11 @@ class Pins:
             raise
         pin.tokens = found.anchor * self.tree.page_size
         pin.device_tokens = found.device_anchor * self.tree.page_size
+        if not self._pins:
+            self.tree.add_observer(self._holders)
         self._pins[id(pin)] = pin
-        for ledger, n_slots in pin.slots.items():
-            self._held[ledger] = self.held(ledger) + n_slots
+        for component, ledger, its in nodes:
+            self._holders.add(component, ledger, its)
         return pin
 
     def unpin(self, pin: Pin) -> None:
@@ -173,33 +180,79 @@ class Pins:
         return PinStats(len(pins), sum(pin.tokens for pin in pins), device, host)
 
     def _end(self, pin: Pin) -> None:
+        for component, ledger, nodes in self._nodes(pin.receipt):
+            self._holders.remove(component, ledger, nodes)
         del self._pins[id(pin)]
-        for ledger, n_slots in pin.slots.items():
-            self._held[ledger] -= n_slots
+        if not self._pins:
+            self.tree.remove_observer(self._holders)
         self._leases.unpin(pin.receipt)
         self.tree.let_go(pin.root)
 
-    def _slots(self, receipt: Receipt) -> dict[Ledger, int]:
-        """The slots that the pages of a receipt take, whether they are cached or not."""
-        slots: dict[Ledger, int] = {}
+    def _nodes(self, receipt: Receipt) -> Iterator[_Pages]:
+        """The nodes that a receipt holds in each pool, whether their data is cached or not."""
+        start = receipt.host_from
         for component in self.tree.components:
             nodes = segment_nodes(component, receipt)
-            slots[component.device] = sum(component.n_slots(node) for node in nodes)
-            start = receipt.host_from
+            yield component, component.device, nodes
             if component.host is not None and start is not None:
-                slots[component.host] = sum(
-                    component.n_slots(node) for node in nodes if node.end > start
-                )
-        return slots
+                yield component, component.host, [node for node in nodes if node.end > start]
 
-    def _expect_within_bounds(self, pin: Pin) -> None:
+    def _expect_within_bounds(self, pin: Pin, nodes: list[_Pages]) -> None:
         """Refuse a pin with which pins would hold more than their share of a pool."""
-        for ledger, n_slots in pin.slots.items():
+        for component, ledger, its in nodes:
             held, bound = self.held(ledger), self.bound(ledger)
-            if n_slots and held + n_slots > bound:
+            added = self._holders.added(component, ledger, its)
+            if added and held + added > bound:
                 raise BudgetError(
                     f"pin of {pin.owner!r:.60}: component {ledger.component!r} "
-                    f"{ledger.tier.value} pool: held({held}) + needed({n_slots}) > bound({bound}), "
+                    f"{ledger.tier.value} pool: held({held}) + needed({added}) > bound({bound}), "
                     f"{self.share:g} of {ledger.capacity} slots; unpin others, pin fewer tokens, "
                     "or open the cache with a larger pin_share"
                 )
+
+
+_Pages = tuple[TreeComponent, Ledger, list[Node]]
+"""Nodes of which a pin holds a component's data in one pool."""
+
+
+class _Holders(TreeObserver):
+    """How many pins hold each node, by pool; observes the tree for splits while there are pins.
+
+    Attributes:
+        slots: the slots of these nodes, by pool.
+    """
+
+    def __init__(self, tree: Tree) -> None:
+        self.slots: dict[Ledger, int] = {}
+        self._pins: dict[Ledger, dict[Node, int]] = {}
+        self._paged = [component for component in tree.components if not component.is_state]
+
+    def added(self, component: TreeComponent, ledger: Ledger, nodes: list[Node]) -> int:
+        """Slots of those of some nodes that no pin holds."""
+        pins = self._pins.get(ledger, {})
+        return sum(component.n_slots(node) for node in nodes if node not in pins)
+
+    def add(self, component: TreeComponent, ledger: Ledger, nodes: list[Node]) -> None:
+        """Another pin holds some nodes."""
+        added = self.added(component, ledger, nodes)
+        self.slots[ledger] = self.slots.get(ledger, 0) + added
+        pins = self._pins.setdefault(ledger, {})
+        for node in nodes:
+            pins[node] = pins.get(node, 0) + 1
+
+    def remove(self, component: TreeComponent, ledger: Ledger, nodes: list[Node]) -> None:
+        """A pin that held some nodes ends."""
+        pins = self._pins[ledger]
+        for node in nodes:
+            pins[node] -= 1
+            if not pins[node]:
+                del pins[node]
+                self.slots[ledger] -= component.n_slots(node)
+
+    def split(self, upper: Node, node: Node) -> None:
+        """Both parts are held as the whole was; a state stays with the lower one."""
+        for component in self._paged:
+            for ledger in (component.device, component.host):
+                pins = self._pins.get(ledger) if ledger is not None else None
+                if pins is not None and node in pins:
+                    pins[upper] = pins[node]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kvgraft.errors import BudgetError, LeaseError
 from kvgraft.requests.pins import Pin
 from kvgraft.testing.machine.bench import Bench
-from kvgraft.testing.machine.brute_force import Prefix
+from kvgraft.testing.machine.brute_force import ModelComponent, Prefix
 from kvgraft.testing.machine.hooks import locks, matches
 from kvgraft.testing.machine.observing import Snapshot
 from kvgraft.testing.machine.trace import shown
@@ -29,7 +29,6 @@ class Kept:
         owner: whose it is.
         namespace: of its sequence.
         pages: per component, the pages that are to stay.
-        slots: per component, the slots that it counts for on DEVICE.
     """
 
     pin: Pin
@@ -37,7 +36,6 @@ class Kept:
     owner: str
     namespace: object
     pages: dict[str, list[Prefix]]
-    slots: dict[str, int]
 
 
 class Pinning:
@@ -67,14 +65,11 @@ class Pinning:
         result = bench.act("pin", attempt)
         boundary, device = self._expected(before, sequence, limit)
         kept = self._pages(before, sequence, boundary)
-        slots = {
-            each.name: len(kept[each.name]) * each.slots_per_page for each in self.model.components
-        }
         if isinstance(result, BudgetError):
             bench.trace.outcome(str(result))
             bench.counts["pin refused"] += 1
             on_host = boundary > device or any(each.home_is_host for each in self.model.components)
-            self._check_refused(before, kept, slots, on_host)
+            self._check_refused(before, kept, on_host)
             return
         size = self.model.page_size
         bench.trace.outcome(f"{result.tokens} tokens")
@@ -87,10 +82,11 @@ class Pinning:
                 f"{boundary}, {device}"
             ),
         )
-        self.kept.append(Kept(result, f"p{self._made}", owner, namespace, kept, slots))
+        had = {each.name: self._held(each) for each in self.model.components}
+        self.kept.append(Kept(result, f"p{self._made}", owner, namespace, kept))
         for each in self.model.components:
-            held, most = self._held(each.name), self._most(before, each.name, "device")
-            if slots[each.name] and held > most:  # a pool that shrinks takes none back
+            held, most = self._held(each), self._most(before, each.name, "device")
+            if held > had[each.name] and held > most:  # a pool that shrinks takes none back
                 self.judge.fail("K6", each.name, f"pins hold {held} slots, the bound is {most}")
 
     def unpin(self, kept: Kept) -> None:
@@ -160,8 +156,10 @@ class Pinning:
             pages[component.name] = mine
         return pages
 
-    def _held(self, name: str) -> int:
-        return sum(each.slots[name] for each in self.kept)
+    def _held(self, component: ModelComponent, more: Iterable[Prefix] = ()) -> int:
+        """Slots of a component that pins hold, each once, with those of some more pages."""
+        pages = {page for each in self.kept for page in each.pages[component.name]}
+        return len(pages | set(more)) * component.slots_per_page
 
     def _most(self, seen: Snapshot, name: str, tier: str) -> int:
         return int(seen.books[name, tier].capacity * self.cache.config.pin_share)
@@ -170,7 +168,6 @@ class Pinning:
         self,
         before: Snapshot,
         pages: dict[str, list[Prefix]],
-        slots: dict[str, int],
         on_host: bool,  # noqa: FBT001 - passed on
     ) -> None:
         """It would go beyond a bound, or take slots that are promised."""
@@ -183,9 +180,9 @@ class Pinning:
                 books = before.books.get((name, tier))
                 if books is None or (tier == "host" and not on_host):
                     continue
-                if self._held(name) + slots[name] > self._most(before, name, tier):
+                if self._held(component, pages[name]) > self._most(before, name, tier):
                     return
                 taken = sum(page in cells and page not in pinned for page in pages[name])
                 if taken * component.slots_per_page > books.headroom:
                     return
-        self.judge.fail("K6", None, f"a pin of {slots} slots is refused, there is room for it")
+        self.judge.fail("K6", None, f"a pin of {pages} is refused, there is room for it")
