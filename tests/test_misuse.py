@@ -483,13 +483,16 @@ def test_a_guard_leaves_refusals_to_the_cache(call: str, n_tokens: object, guard
         (lambda c: c.evict("full", 1, "device"), "evict: tier 'device'; give Tier.DEVICE or"),
         (lambda c: c.evict("full", 1, Tier.STORAGE), "evict: tier <Tier.STORAGE: 'storage'>; give"),
         (lambda c: c.evict(5, 1), "component 5 is not in this cache; it has: full"),
+        (lambda c: c.evict(["full"], 1), "component ['full'] is not in this cache; it has: full"),
+        (lambda c: c.unpin(None), "unpin: None is no pin of this cache, or was unpinned before"),
         (
-            lambda c: c.begin(TokenKey([1, 2]), prefetch=5),
-            "a int is no prefetch; give the one that",
+            lambda c: c.move_memory("full", "full", "device"),
+            "move_memory: tier 'device'; give Tier",
         ),
-        (lambda c: c.storage.cancel(None), "a NoneType is no prefetch; give the one that"),
-        (lambda c: c.storage.prefetch([1, 2]), "a list is no TokenKey; give TokenKey("),
-        (lambda c: c.explain(None), "a NoneType is no TokenKey; give TokenKey("),
+        (
+            lambda c: Cache.open(["full"], device_tokens=64, clock=3),  # type: ignore[arg-type]
+            "clock 3; give a function of",
+        ),
     ],
 )
 def test_arguments_of_other_types_are_named(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvgraft import CacheStats, PrefetchPolicy, TokenKey
+from kvgraft import CacheStats, PrefetchPolicy, Tier, TokenKey
 from kvgraft.cache import Cache
 from kvgraft.stats import SlotHits, StorageStats, TokenStats
 
@@ -55,6 +55,16 @@ def test_hits_are_counted_in_tokens_and_in_every_component_s_slots(setup: Setup)
         assert (warm.requests.running, warm.requests.leased, warm.requests.admitted) == (1, 0, 2)
         expect_books(cache, warm)
         cache.abort(request)
+
+
+def test_data_at_home_on_host_that_goes_along_with_a_state_is_no_victim() -> None:
+    components = {"hisparse": {"hot_tokens": 16, "max_running": 1}, "mamba": {"states": 4}}
+    with Cache.open(components, page_size=2, device_tokens=64, host_tokens=64) as cache:
+        serve(cache)
+        cache.drain()
+        assert cache.evict("mamba", 1, Tier.HOST)
+        device = cache.stats().components["hisparse"].device
+        assert (device.evicted["leaf"], device.evicted["deleted"]) == (16, 0)
 
 
 @pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS)

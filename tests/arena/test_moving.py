@@ -199,6 +199,20 @@ def test_host_pools_share_a_budget_of_their_own() -> None:
     cache.close()
 
 
+def test_data_that_makes_room_for_a_move_is_copied_first_under_write_back() -> None:
+    """The guard is on: data that comes to HOST within `move_memory` is no surprise to it (B3)."""
+    cache = opened(device_memory=1 << 20, host_tokens=200 * PAGE, write_policy="write-back")
+    full = arena_of(cache).by_name["full"]
+    assert full.component.host is not None
+    for first in range(0, 9000, 1000):
+        cache.finish(prefilled(cache, first, 15 * PAGE))
+    before = full.component.host.evictable
+    while full.component.host.evictable == before:
+        assert cache.move_memory("full", "mamba")
+    cache.check_integrity()
+    cache.close()
+
+
 def test_pools_that_cannot_share_keep_their_sizes(caplog: pytest.LogCaptureFixture) -> None:
     components = {**MIXED, "hisparse": {"n_layers": 1, "hot_tokens": 32, "max_running": 2}}
     cache = opened(components, device_memory="8MB", host_tokens=64 * PAGE, guard="off")

@@ -115,7 +115,8 @@ class Cache:
         closed: whether `close` was called.
 
     Raises:
-        ConfigError: sizes or components that cannot work, or pools larger than that memory.
+        ConfigError: sizes or components that cannot work, pools larger than that memory, or a clock
+            that cannot be called.
         PluginError: a component that cannot be used.
     """
 
@@ -134,6 +135,10 @@ class Cache:
         parts: PartsFactory | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
+        if clock is not None and not callable(clock):
+            raise ConfigError(
+                f"clock {clock!r:.40}; give a function of no arguments, such as time.monotonic"
+            )
         self.config = config = size_pools(config, plugins)
         parts = parts or parts_of(config)
         self.mounted = mount_all(config, plugins, available, parts)
@@ -691,8 +696,7 @@ class Cache:
     def evict(self, component: str, n_slots: int, tier: Tier = Tier.DEVICE) -> int:
         """Free at least `n_slots` more slots of one pool; returns how many it freed (E6)."""
         n_slots = expect_count("evict: slots", n_slots)
-        if tier is not Tier.DEVICE and tier is not Tier.HOST:
-            raise ConfigError(f"evict: tier {tier!r:.40}; give Tier.DEVICE or Tier.HOST")
+        _expect_tier("evict", tier)
         return self.evictor.evict(self.tree.component(component), n_slots, tier)
 
     def move_memory(self, giver: str, taker: str, tier: Tier = Tier.DEVICE) -> bool:
@@ -708,6 +712,7 @@ class Cache:
         Raises:
             ConfigError: the components do not share a budget on that tier.
         """
+        _expect_tier("move_memory", tier)
         if self.arenas is None:
             raise ConfigError(
                 "move_memory: the cache has no budget that pools share; open it with device_memory"
@@ -1027,6 +1032,11 @@ def _expect_owner(call: str, owner: object) -> str:
     if not isinstance(owner, str) or not owner:
         raise ConfigError(f"{call}: owner {owner!r:.40}; give a name, such as 'router'")
     return owner
+
+
+def _expect_tier(call: str, tier: object) -> None:
+    if tier is not Tier.DEVICE and tier is not Tier.HOST:
+        raise ConfigError(f"{call}: tier {tier!r:.40}; give Tier.DEVICE or Tier.HOST")
 
 
 def _expect_observer(observer: object) -> None:

@@ -26,7 +26,7 @@ __all__ = ["After", "Holdings", "Watched", "holdings"]
 After = Callable[[Any, Reading, Reading], None]
 """A check after an operation, of its result and the books before and after it."""
 
-MAKES_ROOM = frozenset({"load_back", "allocate", "checkpoint", "evict"})
+MAKES_ROOM = frozenset({"load_back", "allocate", "checkpoint", "evict", "move_memory"})
 """Operations that evict on DEVICE; `computed` does too where it is given states."""
 
 

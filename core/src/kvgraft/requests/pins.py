@@ -138,7 +138,7 @@ class Pins:
         Raises:
             LeaseError: it was unpinned before, or is none of this cache.
         """
-        if self._pins.get(id(pin)) is not pin:
+        if self._pins.get(id(pin), self) is not pin:
             if getattr(pin, "cleared", False):
                 return
             raise LeaseError(

@@ -298,7 +298,7 @@ def _evict_host_node(tree: Tree, node: Node, component: TreeComponent) -> None:
             cause = "demoted" if on_device else "deleted"
         tree.drop_host(node, other, cause)
         if other.home_is_host:
-            _lose_home(tree, node, other)
+            _lose_home(tree, node, other, cause)
     if parent.parent is not None:
         for other in tree.prefix_closed:
             above = parent.cells[other.index]
@@ -315,14 +315,13 @@ def _host_idle(node: Node, component: TreeComponent) -> bool:
     return not cell.host_pins and not (component.home_is_host and cell.device_pins)
 
 
-def _lose_home(tree: Tree, node: Node, component: TreeComponent) -> None:
+def _lose_home(tree: Tree, node: Node, component: TreeComponent, cause: Cause) -> None:
     """The canonical copy is gone: DEVICE data of the component and narrower ones is useless."""
     for index in component.narrower:
         other = tree.components[index]
         cell = node.cells[index]
         if cell.device is not None and not cell.device_pins:
-            cause: Cause = "deleted" if other is component else "cascade"
-            tree.drop_device(node, other, cause)
+            tree.drop_device(node, other, cause if other is component else "cascade")
 
 
 def drop_unreachable(tree: Tree, node: Node) -> None:

@@ -140,11 +140,11 @@ class Tree:
         Raises:
             ConfigError: this cache has no such component.
         """
-        component = self.by_name.get(name)
-        if component is None:
+        try:
+            return self.by_name[name]
+        except (KeyError, TypeError):  # or not even hashable
             names = ", ".join(self.by_name)
-            raise ConfigError(f"component {name!r} is not in this cache; it has: {names}")
-        return component
+            raise ConfigError(f"component {name!r} is not in this cache; it has: {names}") from None
 
     def level(self, stamp: int) -> int:
         """The level of data with a stamp: its priority, or `EXPIRED`; 0 while no data has terms."""
