@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -110,18 +111,30 @@ def test_no_alarm_is_raised_in_a_longer_run(plugin: Plugin) -> None:
     expect_no_alarm(plugin, 100)
 
 
-def test_a_broken_rule_comes_with_the_calls_that_show_it() -> None:
-    found = drive(setup_for([wrong_hook(finalize_match_result=too_long)]), settings=SHORT)
+@cache
+def failure() -> Drive:
+    """A search that finds a broken rule; looking for it once takes seconds."""
+    return drive(setup_for([wrong_hook(finalize_match_result=too_long)]), settings=SHORT)
+
+
+def test_a_broken_rule_comes_with_the_calls_that_show_it_and_nothing_is_printed_or_stored(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    failure.cache_clear()
+    found = failure()
     assert found.violation is not None
     assert (found.violation.rule, found.violation.component) == ("M5", "mine")
     assert len(found.steps) < 20
     assert found.steps[0].startswith("open pages of")
     assert "mine.finalize_match_result(MatchView(" in found.steps[-1]
+    assert not list(tmp_path.iterdir())
+    assert capfd.readouterr() == ("", "")
 
 
 def test_the_rules_of_a_failure_break_it_again() -> None:
     setup = setup_for([wrong_hook(finalize_match_result=too_long)])
-    found = drive(setup, settings=SHORT)
+    found = failure()
     state: CacheMachine = machine_for(setup)()
     for rule in found.rules[:-1]:
         getattr(state, rule.name)(**rule.drawn)
@@ -219,7 +232,7 @@ def test_options_that_are_refused_are_the_callers_to_correct() -> None:
 
 def test_runs_add_up_and_the_first_broken_rule_counts() -> None:
     good = drive(setup_for([references()[1]]), settings=settings(SHORT, max_examples=8))
-    bad = drive(setup_for([wrong_hook(finalize_match_result=too_long)]), settings=SHORT)
+    bad = failure()
     both = good.then(bad).then(Drive(good.counts))
     assert both.violation is bad.violation
     assert both.steps == bad.steps
@@ -236,16 +249,6 @@ def test_equal_searches_do_the_same_after_any_imports_in_between(
     module = importlib.import_module("numbers_of_a_user")
     monkeypatch.setitem(sys.modules, "numbers_of_a_user", module)
     assert drive(setup_for(references()[:1]), settings=many).counts == before
-
-
-def test_nothing_is_printed_and_nothing_stored(
-    capfd: pytest.CaptureFixture[str], tmp_path: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)  # type: ignore[arg-type]
-    found = drive(setup_for([wrong_hook(finalize_match_result=too_long)]), settings=SHORT)
-    assert found.violation is not None
-    assert not list(tmp_path.iterdir())  # type: ignore[attr-defined]
-    assert capfd.readouterr() == ("", "")
 
 
 def test_every_rule_the_machine_names_is_in_its_list() -> None:
