@@ -198,9 +198,10 @@ def test_a_lagging_publisher_drops_events_and_begins_again(
     listen: Callable[[KvEventPublisher], Listener],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    go_on = Flag()
+    asked, go_on = Flag(), Flag()
 
     def names(namespace: object) -> Names:
+        asked.set()
         go_on.wait(20)
         return Names()
 
@@ -210,7 +211,9 @@ def test_a_lagging_publisher_drops_events_and_begins_again(
         KvEventPublisher(cache, **addresses, names=names, lag_events=8) as publisher,
     ):
         listener = listen(publisher)
-        for number in range(6):
+        serve(cache, 0, 30)
+        assert asked.wait(20)
+        for number in range(1, 6):
             serve(cache, 50 * number, 30)
         assert "events wait to be published, more than 8" in caplog.text
         assert publisher.lost > 0
