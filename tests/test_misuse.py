@@ -493,6 +493,13 @@ def test_a_guard_leaves_refusals_to_the_cache(call: str, n_tokens: object, guard
             lambda c: Cache.open(["full"], device_tokens=64, clock=3),  # type: ignore[arg-type]
             "clock 3; give a function of",
         ),
+        (
+            lambda c: c.begin(TokenKey([1, 2]), prefetch=5),
+            "a int is no prefetch; give the one that",
+        ),
+        (lambda c: c.storage.cancel(None), "a NoneType is no prefetch; give the one that"),
+        (lambda c: c.storage.prefetch([1, 2]), "a list is no TokenKey; give TokenKey("),
+        (lambda c: c.explain(None), "a NoneType is no TokenKey; give TokenKey("),
     ],
 )
 def test_arguments_of_other_types_are_named(
