@@ -8,6 +8,7 @@ import pytest
 
 from kvgraft import ConfigError, GuardMode, LeaseError, TokenKey
 from kvgraft.cache import Cache
+from kvgraft.config import StorePolicy
 from kvgraft.events import Cleared, Evicted, Residency
 from kvgraft.requests.request import Request
 from kvgraft.transfers import SteppedTransferEngine
@@ -15,7 +16,7 @@ from kvgraft.types import Tier
 
 from .serving.server import Server, ledgers
 from .serving.setups import SETUPS, Setup
-from .storage_tier.shelf import Shelf, open_cache, stocked, tier_of
+from .storage_tier.shelf import Shelf, open_cache, settings, stocked, tier_of
 
 PROMPT = list(range(100, 133))
 EVERYTHING = "full+swa+mamba"
@@ -127,6 +128,48 @@ def test_a_request_is_computed_anew_once_it_was_retracted_or_restarted() -> None
         assert is_empty(cache)
 
 
+def test_a_large_tree_is_freed_in_parts_and_found_no_more_at_once() -> None:
+    with opened() as cache:
+        fresh = ledgers(cache)
+        cache.evictor.sweeper.n_steps = 6
+        stream, residency = cache.events(), Residency()
+        for last in range(4):
+            cache.finish(run(cache, TokenKey([*PROMPT[:8], *[last] * 8])))
+        cache.drain()
+        told = cache.clear()
+        assert not told.complete
+        assert 0 < told.device["full"] < 20
+        assert anchor_of(cache, PROMPT[:8]) == 0
+        residency.apply(stream.take())
+        assert not any(residency.pages.values())
+        cache.check_integrity()
+        n_polls = 0
+        while not is_empty(cache):
+            cache.poll()
+            n_polls += 1
+        assert n_polls > 1
+        assert ledgers(cache) == fresh
+        assert not stream.take()
+        assert cache.clear().complete
+
+
+def test_room_is_made_from_cleared_data_first() -> None:
+    with opened("full") as cache:
+        cache.evictor.sweeper.n_steps = 8
+        cache.finish(run(cache, TokenKey(PROMPT[:16], "stays")))
+        for last in range(2):
+            cache.finish(run(cache, TokenKey([*PROMPT, last], "goes")))
+        cache.drain()
+        cache.evictor.sweeper.n_steps = 1
+        assert not cache.clear("goes").complete
+        cache.evictor.sweeper.n_steps = 8
+        free = cache.tree.by_name["full"].device.free
+        assert cache.evict("full", 4) >= 4
+        assert cache.tree.by_name["full"].device.free >= free + 4
+        evicted = cache.stats().components["full"].device.evicted
+        assert [cause for cause, n_slots in evicted.items() if n_slots] == ["cleared"]
+
+
 def test_transfers_in_flight_end_first() -> None:
     engine = SteppedTransferEngine()
     with opened("full", engine=engine) as cache:
@@ -197,6 +240,18 @@ def test_cleared_data_is_not_stored_any_more() -> None:
         cache.drain()
         assert not shelf.stored
         assert is_empty(cache)
+
+
+def test_cleared_data_that_is_evicted_is_not_stored() -> None:
+    shelf, policy = Shelf(), settings(store=StorePolicy.HOST_EVICTION)
+    with open_cache(SETUPS["full"], shelf, storage=policy) as cache:
+        cache.finish(run(cache, TokenKey(PROMPT)))
+        cache.drain()
+        cache.evictor.sweeper.n_steps = 0
+        assert not cache.clear().complete
+        assert cache.evict("full", 4, Tier.HOST) >= 4
+        assert cache.drain()
+        assert not shelf.stored
 
 
 def test_bad_input_is_refused() -> None:

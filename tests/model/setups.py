@@ -76,6 +76,11 @@ def shared(*components: str | Plugin) -> Setup:
     return replace(setup, name=f"{setup.name} share", shared=True)
 
 
+def swept_in_steps(*components: str | Plugin) -> Setup:
+    """A set whose cleared data is freed a node or two at a time."""
+    return replace(setup_for(components, OPTIONS), sweep_steps=3)
+
+
 SETUPS: dict[str, Setup] = {
     setup.name: setup
     for setup in (
@@ -94,12 +99,12 @@ SETUPS: dict[str, Setup] = {
             )
         ),
         setup_for([SINKS]),
-        setup_for(["mamba", CHUNKED], OPTIONS),
+        swept_in_steps("mamba", CHUNKED),
         setup_for(["full", QUARTERED, SINKS], OPTIONS),
         setup_for(["full", UNMIRRORED, CHUNKED], OPTIONS),
-        setup_for(["full", LOCAL], OPTIONS),
+        swept_in_steps("full", LOCAL),
         setup_for(["swa", LOCAL, HEAD], OPTIONS),
-        setup_for(["full", HEAD, "mamba"], OPTIONS),
+        swept_in_steps("full", HEAD, "mamba"),
         setup_for([BROAD, NEAR, FAR]),
         setup_for([BROAD, NEAR, FAR, LEAN]),
         setup_for([BROAD, LOCAL, LEAN]),

@@ -11,6 +11,7 @@ from kvgraft.requests.leases import Leases
 from kvgraft.requests.pins import Pin, Pins
 from kvgraft.requests.request import Request
 from kvgraft.tree import clearing, pinning
+from kvgraft.tree.clearing import Sweeper
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
 
@@ -53,8 +54,14 @@ def clearing_takes_held_data(patch: Patch) -> None:
 
 @mutant("everything", "T3")
 def cleared_data_stays_when_it_is_let_go_of(patch: Patch) -> None:
-    sweep = clearing.sweep
-    patch.setattr("kvgraft.cache.sweep", lambda tree: None if len(tree.roots) else sweep(tree))
+    for name in ("go_on", "finish"):
+        sweep = getattr(Sweeper, name)
+
+        def unless_others(self: Sweeper, sweep: Any = sweep) -> None:
+            if not self.tree.roots:
+                sweep(self)
+
+        patch.setattr(Sweeper, name, unless_others)
 
 
 @mutant("everything", "V1", "V2")

@@ -69,7 +69,7 @@ from kvgraft.stats import CacheStats, ClearStats, ComponentStats, RequestStats, 
 from kvgraft.tracing import Tracer, Tracers
 from kvgraft.transfers import Fence, Transfer, TransferEngine
 from kvgraft.tree import pinning
-from kvgraft.tree.clearing import held_slots, sweep
+from kvgraft.tree.clearing import held_slots
 from kvgraft.tree.explaining import Explanation, explain
 from kvgraft.tree.integrity import Held, SlotOwner, check_integrity
 from kvgraft.tree.keys import TokenKey, expect_namespace
@@ -638,7 +638,7 @@ class Cache:
         if self.tree.lifetimes is not None:
             self.tree.lifetimes.read_clock()
         if self.tree.cleared:
-            sweep(self.tree)
+            self.evictor.sweeper.go_on()
         self.clean_reserve.fill()
         if self._recorder is not None:
             self._recorder.deliver()
@@ -651,7 +651,7 @@ class Cache:
         ended = self.journal.drain(self.config.transfer_timeout_s)
         if self.storage:
             ended = self.storage.drain(self.config.transfer_timeout_s) and ended
-        sweep(self.tree)
+        self.evictor.sweeper.finish()
         if self._tracers is not None:
             self._tracers.tell("polled")
         return ended
@@ -762,12 +762,14 @@ class Cache:
         """Forget all data of one namespace, or of all, on DEVICE and HOST, while requests run.
 
         From now on no request finds it: after new weights were loaded, none resumes from the old
-        ones' data. What nobody holds is freed at once, the rest at the first `poll` after its
-        holders let go. Admitted requests go on with what they have and share nothing: to compute
-        them anew, `retract` them first. Requests begun and not admitted are matched again when they
-        are. Prefetches under way end, and so do pins. STORAGE keeps its data, and a later prefetch
-        brings it back: `storage.clear()` removes it there. O(nodes), and O(held nodes) more in each
-        `poll` while some stay.
+        ones' data. Data that nobody holds is freed in parts of some hundred nodes: the first at
+        once, another in each `poll`, all that is left in `drain`. Requests that need room take it
+        there first. Held data goes at a `poll` after its holders let go. Admitted requests go on
+        with what they have and share nothing: to compute them anew, `retract` them first. Requests
+        begun and not admitted are matched again when they are. Prefetches under way end, and so do
+        pins. STORAGE keeps its data, and a later prefetch brings it back: `storage.clear()` removes
+        it there. O(namespaces + requests + pins); O(nodes) where readers of events have to be told
+        which part of the cache was cleared.
 
         Args:
             namespace: clear this one alone. None is the namespace of keys without any.
@@ -789,9 +791,9 @@ class Cache:
         pools = [(component, component.device, component.host) for component in tree.components]
         was = [(device.free, 0 if host is None else host.free) for _, device, host in pools]
         roots = tree.set_aside(namespaces)
-        n_pins = self.pins.cleared(namespaces)
-        sweep(self.tree)
-        held = held_slots(tree, roots)
+        gone, n_pins = set(roots), self.pins.cleared(set(namespaces))
+        kept, complete = self.evictor.sweeper.begin(roots)
+        held = held_slots(tree, kept)
         freed = list(zip(pools, was))
         return ClearStats(
             len(roots),
@@ -801,8 +803,9 @@ class Cache:
                 for (each, _, host), (_, before) in freed
             },
             *held,
-            sum(each.root in roots for each in self.requests.values()),
+            sum(each.root in gone for each in self.requests.values()),
             n_pins,
+            complete,
         )
 
     def stats(self) -> CacheStats:

@@ -224,6 +224,8 @@ class StorageStats(NamedTuple):
 class ClearStats(NamedTuple):
     """The outcome of `Cache.clear`; slots by component, in each pool's own units.
 
+    Of a large tree they count the part that the call visited: `complete` is false then.
+
     Attributes:
         namespaces: namespaces that there were, of those it was asked to clear.
         device: slots freed on DEVICE.
@@ -232,6 +234,8 @@ class ClearStats(NamedTuple):
         held_host: the same on HOST.
         requests: requests begun before, and not ended: they share nothing any more.
         pins: pinned prefixes of these namespaces, which ended.
+        complete: whether all of their data was visited. Else each `poll` goes on, and requests that
+            need room take it there first.
     """
 
     namespaces: int
@@ -241,6 +245,7 @@ class ClearStats(NamedTuple):
     held_host: Mapping[str, int]
     requests: int
     pins: int
+    complete: bool
 
 
 class PinStats(NamedTuple):

@@ -37,7 +37,8 @@ class Clearing:
             for node in self.tree.nodes(self.tree.roots.values()):
                 if id(node) in nodes:
                     raise ContractViolation("M1", None, f"{node!r} was cleared, and may be hit")
-            for node in reversed(self._unheld(self.tree.nodes(self.tree.cleared))):
+            unheld = self._unheld(self.tree.nodes(self.tree.cleared)) if result.complete else []
+            for node in reversed(unheld):
                 for component in self.tree.components:
                     self._check_held(node, component)
             for at in range(self.books.n_tree):

@@ -124,17 +124,17 @@ class GuardedJournal(_Guarded, Journal):
 class GuardedEvictor(_Guarded, Evictor):
     """An evictor that may free no more than the operation needs."""
 
-    def free_device(self, component: TreeComponent, n_slots: int, tenant: int | None) -> bool:
+    def take_device(self, component: TreeComponent, n_slots: int, tenant: int | None) -> bool:
         if self.guard is None:
-            return super().free_device(component, n_slots, tenant)
+            return super().take_device(component, n_slots, tenant)
         rooms = self.guard.watched.rooms
-        return rooms.free_device(super().free_device, component, n_slots, tenant)
+        return rooms.free_device(super().take_device, component, n_slots, tenant)
 
-    def free_host(self, component: TreeComponent, n_slots: int, tenant: int | None) -> bool:
+    def take_host(self, component: TreeComponent, n_slots: int, tenant: int | None) -> bool:
         if self.guard is None:
-            return super().free_host(component, n_slots, tenant)
+            return super().take_host(component, n_slots, tenant)
         rooms = self.guard.watched.rooms
-        return rooms.free_host(super().free_host, component, n_slots, tenant)
+        return rooms.free_host(super().take_host, component, n_slots, tenant)
 
 
 class GuardedCleanReserve(_Guarded, CleanReserve):

@@ -35,9 +35,6 @@ MakeRoom = Callable[[TreeComponent, int, int | None], bool]
 
 DEMOTED, DELETED, CASCADE, LEAF, CLEARED = map(CAUSES.index, CAUSES)
 
-CLEARS = frozenset({"clear", "poll", "drain"})
-"""Operations in which cleared data leaves."""
-
 
 class Rooms:
     """Watches a cache make room.
@@ -117,7 +114,7 @@ class Rooms:
     def free_device(
         self, free: MakeRoom, component: TreeComponent, n_slots: int, tenant: int | None
     ) -> bool:
-        """`Evictor.free_device`, and a check of its effect."""
+        """`Evictor.take_device`, and a check of its effect."""
         ledger = component.device if tenant is None else component.devices[tenant]
         if not self.active or n_slots <= ledger.room:
             return free(component, n_slots, tenant)
@@ -153,7 +150,7 @@ class Rooms:
     def free_host(
         self, free: MakeRoom, component: TreeComponent, n_slots: int, tenant: int | None
     ) -> bool:
-        """`Evictor.free_host`, and a check of its effect."""
+        """`Evictor.take_host`, and a check of its effect."""
         ledger = component.host if tenant is None else component.hosts[tenant]
         if not self.active or ledger is None or n_slots <= ledger.room:
             return free(component, n_slots, tenant)
@@ -312,7 +309,7 @@ class Rooms:
         for at, (then, left) in enumerate(zip(was.left, now.left)):
             if then == left:
                 continue
-            cleared = left[CLEARED] - then[CLEARED] if name in CLEARS else 0
+            cleared = left[CLEARED] - then[CLEARED]  # it may leave at any time
             grown = sum(left) - left[CASCADE] - sum(then) + then[CASCADE] - cleared
             accounted = evicted[at] if evicted is not None else 0
             if grown != accounted:

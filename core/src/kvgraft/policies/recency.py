@@ -91,12 +91,16 @@ class RecencyQueue:
 
     def keep(self, wanted: Callable[[Any], object]) -> None:
         """Drop every candidate whose node is not wanted; O(candidates)."""
-        kept = [entry for entry in self if wanted(entry[1])]
-        self._oldest, self._reached = [], -LEFT_BEHIND
-        self._spans.clear()
-        self._order.clear()
-        for stamp, node in kept:
-            self.push(stamp, node)
+        self._oldest = [entry for entry in self._oldest if wanted(entry[1])]
+        heapify(self._oldest)
+        for span, entries in list(self._spans.items()):
+            kept = [entry for entry in entries if wanted(entry[1])]
+            if kept:
+                self._spans[span] = kept
+            else:
+                del self._spans[span]
+        self._order = list(self._spans)
+        heapify(self._order)
 
     def __len__(self) -> int:
         return len(self._oldest) + sum(len(entries) for entries in self._spans.values())

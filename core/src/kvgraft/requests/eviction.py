@@ -7,6 +7,7 @@ from kvgraft.errors import ContractViolation, KvgraftError, TransferError
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.transfers.journal import Journal, Transfer
 from kvgraft.tree import eviction, operations
+from kvgraft.tree.clearing import Sweeper
 from kvgraft.tree.component import Cause, TreeComponent
 from kvgraft.tree.eviction import Victim
 from kvgraft.tree.tree import Tree
@@ -25,6 +26,7 @@ class Evictor:
         timeout_s: longest wait for the victims' copies; then others are dropped instead (E4).
 
     Attributes:
+        sweeper: frees cleared data, which goes before all other.
         failed_demotions: victims whose copies could not be begun, and that were dropped.
     """
 
@@ -34,6 +36,7 @@ class Evictor:
         self.timeout_s = timeout_s
         self.write_back = policy is WritePolicy.WRITE_BACK
         self.failed_demotions = 0
+        self.sweeper = Sweeper(tree)
 
     def free_device(self, component: TreeComponent, n_slots: int, tenant: int | None) -> bool:
         """Free DEVICE slots of one component until `n_slots` are free; whether they are.
@@ -46,6 +49,15 @@ class Evictor:
             tenant: for whom: it loses its own data, and takes what others borrowed (K4, K5); None
                 for nobody, who may take any.
         """
+        ledger = component.device if tenant is None else component.devices[tenant]
+        if n_slots <= ledger.room:
+            return True
+        if self.sweeper.is_behind:
+            self.sweeper.make_room(ledger, n_slots)
+        return self.take_device(component, n_slots, tenant)
+
+    def take_device(self, component: TreeComponent, n_slots: int, tenant: int | None) -> bool:
+        """`free_device` in the order of eviction: cleared data is gone, as far as that was soon."""
         ledger = component.device if tenant is None else component.devices[tenant]
         if n_slots <= ledger.room:
             return True
@@ -87,6 +99,16 @@ class Evictor:
 
         `tenant` is the one they are for, as in `free_device`.
         """
+        ledger = component.host if tenant is None else component.hosts[tenant]
+        assert ledger is not None
+        if n_slots <= ledger.room:
+            return True
+        if self.sweeper.is_behind:
+            self.sweeper.make_room(ledger, n_slots)
+        return self.take_host(component, n_slots, tenant)
+
+    def take_host(self, component: TreeComponent, n_slots: int, tenant: int | None) -> bool:
+        """`free_host` in the order of eviction."""
         ledger = component.host if tenant is None else component.hosts[tenant]
         assert ledger is not None
         if n_slots > ledger.room:

@@ -210,7 +210,7 @@ class Storing(TreeObserver):
         """HOST is about to drop data of a node: copy it, and store the copy."""
         if tier is not HOST or self.policy is not StorePolicy.HOST_EVICTION:
             return
-        if cause == "cleared":
+        if cause == "cleared" or self.context.tree.is_cleared(node):
             return
         if not self.context.client.attached:
             return

@@ -1,38 +1,128 @@
 """Clearing: cached data is found no more, at once, and leaves as soon as nobody holds it.
 
-A cleared namespace begins again with an empty tree. The nodes it had stay below their old root as
-long as pins or transfers hold data there: they keep their books, and no match leads to them.
+A cleared namespace begins again with an empty tree. The nodes it had stay below their old root and
+keep their books, and no match leads to them. A `Sweeper` frees them bit by bit, so that nobody
+waits for a large tree; who needs room meanwhile takes it from them first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from kvgraft.pools.allocator import SLOT_BYTES
+from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
 
-__all__ = ["held_slots", "sweep"]
+__all__ = ["SLICE", "Sweeper", "held_slots"]
+
+SLICE = 512
+"""Most steps of one call, each of about 5 µs; a node takes two."""
 
 
-def sweep(tree: Tree) -> None:
-    """Drop cleared data that nobody holds; O(nodes of cleared trees).
+class _Visit:
+    """A node on the way from a root to where the sweeper is.
 
-    Data above a transfer's waits for its end, too: what arrives needs it there (T5).
+    Attributes:
+        node: the node.
+        below: its children not visited so far; None before the first.
+        busy: whether a transfer is under way below it.
     """
-    for root in list(tree.cleared):
-        busy: set[Node | None] = set()
-        for node in reversed(list(tree.nodes([root]))):  # children before parents
-            if node.operations is not None or node in busy:
-                busy.add(node.parent)
+
+    __slots__ = ("below", "busy", "node")
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.below: list[Node] | None = None
+        self.busy = False
+
+
+class Sweeper:
+    """Drops cleared data that nobody holds.
+
+    It visits children before their parents, some steps in each call, and goes on where it was. Data
+    above a transfer's waits for its end, too: what arrives needs it there (T5).
+
+    Args:
+        tree: the tree.
+
+    Attributes:
+        n_steps: most steps of one call.
+        is_behind: whether there is data that it has not visited since that was cleared.
+    """
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+        self.n_steps = SLICE
+        self.is_behind = False
+        self._path: list[_Visit] = []
+
+    def begin(self, roots: Sequence[Node]) -> tuple[list[Node], bool]:
+        """Begin with trees that have just been cleared.
+
+        Returns:
+            Visited nodes whose data is held, and whether all were visited.
+        """
+        outer = len(self._path)
+        self._path += [_Visit(root) for root in roots if root in self.tree.cleared]
+        visited = []
+        for _ in range(self.n_steps):
+            if len(self._path) == outer:
+                break
+            visited.append(self._step())
+        done = len(self._path) == outer
+        self.is_behind = self.is_behind or not done
+        return [node for node in visited if node is not None and node.parent is not None], done
+
+    def go_on(self) -> None:
+        """Some steps; once all is visited, again those that were held."""
+        if not self._path:
+            self._path = [_Visit(root) for root in self.tree.cleared]
+        for _ in range(self.n_steps):
+            if not self._path:
+                break
+            self._step()
+
+    def finish(self) -> None:
+        """Drop all that nobody holds; O(nodes of cleared trees)."""
+        self._path = [_Visit(root) for root in self.tree.cleared]
+        while self._path:
+            self._step()
+        self.is_behind = False
+
+    def make_room(self, ledger: Ledger, n_slots: int) -> None:
+        """Some steps among data not visited before, fewer where a ledger has room for `n_slots`."""
+        asked, self.tree.asker = self.tree.asker, None
+        try:
+            for _ in range(self.n_steps):
+                if not self.is_behind or ledger.room >= n_slots:
+                    break
+                self._step()
+        finally:
+            self.tree.asker = asked
+
+    def _step(self) -> Node | None:
+        """Go one node down, or leave one whose children are done; the node that was left."""
+        visit = self._path[-1]
+        node = visit.node
+        if visit.below is None:
+            visit.below = list(node.each_child())
+        if visit.below:
+            self._path.append(_Visit(visit.below.pop()))
+            return None
+        self._path.pop()
+        if node.parent is not None:
+            if visit.busy or node.operations is not None:
+                self._path[-1].busy = True
             else:
-                _drop(tree, node)
+                _drop(self.tree, node)
+        if not self._path:
+            self.is_behind = False
+        return node
 
 
 def _drop(tree: Tree, node: Node) -> None:
     """Drop the data of one node that is nobody's, a canonical copy after what hangs from it."""
-    if node.parent is None:
-        return  # it went with the node before
     for component in tree.components:
         if tree.is_device_candidate(node, component):
             tree.drop_device(node, component, "cleared")
@@ -42,11 +132,11 @@ def _drop(tree: Tree, node: Node) -> None:
     tree.remove_dead(node)
 
 
-def held_slots(tree: Tree, roots: Iterable[Node]) -> tuple[dict[str, int], dict[str, int]]:
-    """Slots on DEVICE and on HOST below some roots, by component."""
+def held_slots(tree: Tree, nodes: Iterable[Node]) -> tuple[dict[str, int], dict[str, int]]:
+    """Slots on DEVICE and on HOST of some nodes, by component."""
     device = dict.fromkeys(tree.by_name, 0)
     host = dict.fromkeys(tree.by_name, 0)
-    for node in tree.nodes(roots):
+    for node in nodes:
         for component, cell in zip(tree.components, node.cells):
             device[component.name] += len(cell.device or b"") // SLOT_BYTES
             host[component.name] += len(cell.host or b"") // SLOT_BYTES

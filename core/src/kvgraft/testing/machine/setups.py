@@ -35,6 +35,8 @@ class Setup:
         page_sizes: tokens per page to try; sizes that components refuse are left out.
         keeping: the eviction policy.
         shared: whether the pools of a tier share one budget, so that boundaries move (K7).
+        sweep_steps: steps in which cleared data is freed, each of a node; None for as many as are
+            usual, more than such a tree has.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Setup:
     page_sizes: tuple[int, ...] = (1, 2, 4)
     keeping: Keeping = BY_AGE
     shared: bool = False
+    sweep_steps: int | None = None
 
 
 def setup_for(

@@ -83,6 +83,7 @@ class Inspection:
         return {
             "freed_slots": {"device": dict(cleared.device), "host": dict(cleared.host)},
             "held_slots": {"device": dict(cleared.held_device), "host": dict(cleared.held_host)},
+            "complete": cleared.complete,
         }
 
     # -- events
