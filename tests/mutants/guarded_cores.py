@@ -326,8 +326,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "the clean reserve takes all but the next": BadCore(
         ("T7",),
         "requests/clean_reserve.py",
-        "            node = component.take_in_order()\n",
-        "            component.take_in_order()\n            node = component.take_in_order()\n",
+        "while (node := component.take_in_order()) is not None:",
+        "while component.take_in_order() and (node := component.take_in_order()) is not None:",
     ),
     "used data stays in the clean reserve": BadCore(
         ("T7",),

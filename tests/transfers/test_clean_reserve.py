@@ -95,6 +95,35 @@ def test_a_conversation_is_copied_from_its_end_upwards() -> None:
         assert copied == list(range(9))[-len(copied) :]
 
 
+@pytest.mark.parametrize("why", ["it was held", "its priority is lower"])
+def test_data_that_is_next_meanwhile_goes_before_what_is_above_the_reserve(why: str) -> None:
+    with opened() as cache:
+        server = Server(cache)
+        server.serve(prompt(20))
+        held = server.begin([*prompt(20), 1, 2])
+        turns: list[int] = []
+        for number in range(8):
+            turns += prompt(number, n_pages=1)
+            server.serve(turns)
+        for number in range(10, 16):
+            server.serve(prompt(number))
+        server.serve(prompt(21, n_pages=7))
+        cache.poll()
+        assert pages_on(cache, turns, "full", Tier.HOST) == []
+        cache.drain()
+        assert pages_on(cache, turns, "full", Tier.HOST) == [6, 7]
+        if why == "it was held":
+            cache.abort(held)
+        else:
+            cache.admit(held)
+            server.prefill(held)
+            cache.finish(held, priority=-1)
+        cache.poll()
+        cache.drain()
+        assert pages_on(cache, prompt(20), "full", Tier.HOST) == list(range(16))
+        assert pages_on(cache, turns, "full", Tier.HOST) == [6, 7]
+
+
 def test_data_that_is_used_again_leaves_the_reserve() -> None:
     with opened() as cache:
         server = filled(cache)

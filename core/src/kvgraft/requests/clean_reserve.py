@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import NamedTuple
 
 from kvgraft.config import WritePolicy
 from kvgraft.errors import PluginError
@@ -11,14 +12,12 @@ from kvgraft.transfers.journal import Journal
 from kvgraft.tree import eviction, operations
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.eviction import Victim
+from kvgraft.tree.lifetimes import EXPIRED
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Direction
 
 __all__ = ["RESERVE_SHARE", "CleanReserve"]
-
-_Next = tuple[int, Victim | None]
-"""The stamp with which a victim leaves, and the victim; None if there is none."""
 
 logger = logging.getLogger("kvgraft")
 
@@ -27,6 +26,18 @@ RESERVE_SHARE = 16
 
 STEPS = 4
 """Steps in which an empty reserve is filled: this bounds the copies that one step begins."""
+
+
+class _Next(NamedTuple):
+    """A victim.
+
+    Attributes:
+        stamp: with which it leaves.
+        victim: the data.
+    """
+
+    stamp: int
+    victim: Victim
 
 
 class CleanReserve:
@@ -69,41 +80,64 @@ class CleanReserve:
     def fill_pool(self, component: TreeComponent, n_slots: int) -> None:
         """Take victims of at least `n_slots` slots into the reserve, and begin their copies."""
         goal = component.clean.n_slots + n_slots
-        going = self._copy_run(component, self._above(component, component.clean.last), goal)
-        while going and component.clean.n_slots < goal:
-            node = component.take_in_order()
-            if node is None:
-                return
-            victim = eviction.victim_at(self.tree, node, component)
-            stamp = node.cells[component.index].stamp
-            going = self._copy_run(component, (stamp, victim), goal)
+        entry = self._first(component)
+        while entry is not None and self._copy_run(component, entry, goal):
+            entry = self._take(component) if component.clean.n_slots < goal else None
 
-    def _copy_run(self, component: TreeComponent, first: _Next, goal: int) -> bool:
+    def _first(self, component: TreeComponent) -> _Next | None:
+        """The next victim: what is above the reserve, unless other data is to leave before by now.
+
+        That may be data that was held until now, or of a lower priority or score.
+        """
+        above, other = self._above(component, component.clean.last), self._take(component)
+        if above is None or other is None:
+            return above or other
+        if self._rank(component, other) < self._rank(component, above):
+            return other
+        component.queue_device(other.victim.node)
+        return above
+
+    def _take(self, component: TreeComponent) -> _Next | None:
+        """The next victim as the policy orders them, taken off its queue; None if there is none."""
+        while (node := component.take_in_order()) is not None:
+            victim = eviction.victim_at(self.tree, node, component)
+            if victim is not None:
+                return _Next(node.cells[component.index].stamp, victim)
+        return None
+
+    def _rank(self, component: TreeComponent, entry: _Next) -> tuple[float, float, int]:
+        """The lowest leaves first."""
+        level = self.tree.level(entry.stamp)
+        score = None if level == EXPIRED else component.device_queue.score(entry.stamp)
+        return level, 0.0 if score is None else score, entry.stamp
+
+    def _copy_run(self, component: TreeComponent, entry: _Next | None, goal: int) -> bool:
         """Enter a victim in the reserve, and those above that leave right behind it.
 
         Their copies begin when all are known: a copy pins its data. False if a hook failed.
         """
         run: list[Victim] = []
-        stamp, victim = first
-        while victim is not None and component.clean.n_slots < goal:
+        while entry is not None and component.clean.n_slots < goal:
+            stamp, victim = entry
             component.keep_clean(victim.node, stamp)
             run.append(victim)
-            stamp, victim = self._above(component, (stamp, victim.node))
+            entry = self._above(component, (stamp, victim.node))
         return all(self._copy(victim) for victim in run)
 
-    def _above(self, component: TreeComponent, below: tuple[int, Node] | None) -> _Next:
+    def _above(self, component: TreeComponent, below: tuple[int, Node] | None) -> _Next | None:
         """The victim above an entry of the reserve, where it leaves right behind that.
 
         A node that is a leaf once the one below has left inherits its place in the order, unless it
         was used later itself.
         """
         if below is None or not component.is_prefix_closed:
-            return 0, None
+            return None
         stamp, node = below
         above = node.parent
         if above is None or above.parent is None or above.cells[component.index].stamp > stamp:
-            return 0, None
-        return stamp, eviction.victim_at(self.tree, above, component, below=1)
+            return None
+        victim = eviction.victim_at(self.tree, above, component, below=1)
+        return None if victim is None else _Next(stamp, victim)
 
     def _copy(self, victim: Victim) -> bool:
         """Begin the copy of data that HOST lacks; False if a component's hook failed."""
