@@ -18,7 +18,7 @@ from kvgraft_replay.detect import open_workload
 from kvgraft_replay.payload import Verify
 from kvgraft_replay.planning.models import components_of, quantized
 from kvgraft_replay.planning.schema import PlanResult, SizeResult
-from kvgraft_replay.planning.workers import replay_all
+from kvgraft_replay.planning.workers import Replays
 from kvgraft_replay.replay import ReplaySettings
 from tests.cli.refusals import Refusal, refused
 from tests.commands import KVGRAFT, run_forked
@@ -194,13 +194,33 @@ def test_a_process_that_dies_is_named_and_the_others_end(
     cache = {"components": {"full": {}}, "device_tokens": 6400, "payload": False}
     settings = ReplaySettings(cache={}, verify=Verify.OFF)
     with pytest.raises(KvgraftError, match="a process that replays ended with signal 9"):
-        replay_all(
-            open_workload(trace),
-            settings,
-            [cache, cache],
-            n_processes=2,
-            progress=lambda task, share: None,
-        )
+        Replays(open_workload(trace), settings, 2).run([cache, cache], lambda task, share: None)
+    assert [each.poll() is not None for each in started] == [True, True]
+
+
+@pytest.mark.long
+def test_processes_stay_for_the_sizes_that_are_replayed_later(
+    trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    start = subprocess.Popen
+
+    def watched(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(start(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", watched)
+    cache = {"components": {"full": {}}, "device_tokens": 6400, "payload": False}
+    replays = Replays(open_workload(trace), ReplaySettings(cache={}, verify=Verify.OFF), 2)
+    rates = [
+        one["token_hit_rate"]
+        for caches in ([cache, cache], [cache], [cache, cache, cache])
+        for one in replays.run(caches, lambda task, share: None)
+    ]
+    assert len(rates) == 6
+    assert len(set(rates)) == 1
+    assert [each.poll() for each in started] == [None, None]
+    replays.close()
     assert [each.poll() is not None for each in started] == [True, True]
 
 

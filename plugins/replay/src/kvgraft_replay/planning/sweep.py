@@ -22,7 +22,7 @@ from kvgraft_replay.planning.sizes import (
     page_nbytes,
     slot_nbytes,
 )
-from kvgraft_replay.planning.workers import replay_all
+from kvgraft_replay.planning.workers import Replays
 from kvgraft_replay.replay import ReplaySettings
 from kvgraft_replay.report.plot import compact
 from kvgraft_replay.workload import Workload
@@ -67,7 +67,7 @@ class Sweep:
     ) -> None:
         self.workload = workload
         self.settings = settings
-        self._n_processes = n_processes
+        self._replays = Replays(workload, settings, n_processes)
         self._progress = progress
         self._n_done = 0
 
@@ -83,15 +83,13 @@ class Sweep:
             shares[task] = share
             self._progress(self._n_done + sum(shares), self._n_done + len(shares))
 
-        done = replay_all(
-            self.workload,
-            self.settings,
-            [size.cache for size in sizes],
-            n_processes=self._n_processes,
-            progress=tell,
-        )
+        done = self._replays.run([size.cache for size in sizes], tell)
         self._n_done += len(sizes)
         return done
+
+    def close(self) -> None:
+        """End the processes of the replays."""
+        self._replays.close()
 
 
 def plan_sizes(
@@ -107,7 +105,16 @@ def plan_sizes(
 
     Raises:
         ConfigError: a replay that cannot be run.
+
+    Effects: the sweep is closed, also where it raises.
     """
+    try:
+        return _plan(sweep, sizes, growth=growth, target=target)
+    finally:
+        sweep.close()
+
+
+def _plan(sweep: Sweep, sizes: Sequence[Size], *, growth: bool, target: float | None) -> PlanResult:
     started, cpu = time.perf_counter(), _cpu_s()
     larger = [_larger(size) if growth else [] for size in sizes]
     found = sweep.replay([*sizes, *(each for some in larger for each in some)])
@@ -124,6 +131,7 @@ def plan_sizes(
         results = [*results, *more]
         sizes = [*sizes, *tried]
     first = replayed[0]
+    sweep.close()  # before CPU time is read: it counts processes that have ended
     return {
         "kvgraft": kvgraft.__version__,
         "workload": first["workload"],

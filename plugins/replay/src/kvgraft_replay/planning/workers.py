@@ -17,7 +17,7 @@ from kvgraft_replay.planning.worker import Done, Progress, Refused, replay_one
 from kvgraft_replay.replay import ReplaySettings
 from kvgraft_replay.workload import Workload
 
-__all__ = ["replay_all", "usable_processors"]
+__all__ = ["Replays", "usable_processors"]
 
 # The working directory is left out of the path: an operator's files are no modules.
 START = (
@@ -43,51 +43,69 @@ def usable_processors() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def replay_all(
-    workload: Workload,
-    settings: ReplaySettings,
-    caches: Sequence[dict[str, Any]],
-    *,
-    n_processes: int,
-    progress: Callable[[int, float], None],
-) -> list[Mapping[str, Any]]:
-    """Replay a workload with each cache, several at a time; results in their order.
+class Replays:
+    """Replays one workload at sizes that become known bit by bit.
+
+    Its processes stay until it is closed: each loads torch once.
 
     Args:
         workload: the same for all.
         settings: the same for all but the cache.
-        caches: settings of each cache.
-        n_processes: how many replays run at a time.
-        progress: told, by replay, the share of it that is done.
-
-    Raises:
-        ConfigError: a replay that cannot be run.
-        KvgraftError: a process that ended before its replay did.
-
-    Effects: starts processes, and ends them before it returns or raises; for one replay at a time
-    it starts none.
+        n_processes: how many replays run at a time; for one at a time no process is started.
     """
-    if min(n_processes, len(caches)) == 1:
-        return [
-            replay_one(
-                workload,
-                replace(settings, cache=cache),
-                _share_of(task, progress),
-            )
-            for task, cache in enumerate(caches)
-        ]
-    left = deque(range(len(caches)))
-    done: dict[int, Mapping[str, Any]] = {}
-    workers: list[_Worker] = []
-    try:
-        for _ in range(min(n_processes, len(caches))):
+
+    def __init__(self, workload: Workload, settings: ReplaySettings, n_processes: int) -> None:
+        self._workload, self._settings = workload, settings
+        self._n_processes = n_processes
+        self._workers: list[_Worker] = []
+
+    def run(
+        self, caches: Sequence[dict[str, Any]], progress: Callable[[int, float], None]
+    ) -> list[Mapping[str, Any]]:
+        """Replay the workload with each cache, several at a time; results in their order.
+
+        Args:
+            caches: settings of each cache.
+            progress: told, by replay, the share of it that is done.
+
+        Raises:
+            ConfigError: a replay that cannot be run; the processes are gone then.
+            KvgraftError: a process that ended before its replay did; the same.
+        """
+        n_workers = min(self._n_processes, len(caches))
+        if n_workers == 1 and not self._workers:
+            return [
+                replay_one(
+                    self._workload,
+                    replace(self._settings, cache=cache),
+                    _share_of(task, progress),
+                )
+                for task, cache in enumerate(caches)
+            ]
+        try:
+            return self._run(caches, n_workers, progress)
+        except BaseException:
+            self.close()
+            raise
+
+    def _run(
+        self,
+        caches: Sequence[dict[str, Any]],
+        n_workers: int,
+        progress: Callable[[int, float], None],
+    ) -> list[Mapping[str, Any]]:
+        left = deque(range(len(caches)))
+        done: dict[int, Mapping[str, Any]] = {}
+        while len(self._workers) < n_workers:
             worker = _started()
-            workers.append(worker)
-            _send(worker, (workload, settings))
+            self._workers.append(worker)
+            _send(worker, (self._workload, self._settings))
+        busy = self._workers[:n_workers]
+        for worker in busy:
             _next(worker, left, caches)
-        while len(done) < len(caches):
-            ready = wait([worker.connection for worker in workers])
-            for worker in [each for each in workers if each.connection in ready]:
+        while busy:
+            ready = wait([worker.connection for worker in busy])
+            for worker in [each for each in busy if each.connection in ready]:
                 message = _received(worker)
                 if isinstance(message, Refused):
                     raise ConfigError(message.message)
@@ -99,12 +117,13 @@ def replay_all(
                 if left:
                     _next(worker, left, caches)
                 else:
-                    workers.remove(worker)
-                    _stop(worker)
-    finally:
-        for worker in workers:
-            _stop(worker)
-    return [done[task] for task in range(len(caches))]
+                    busy.remove(worker)
+        return [done[task] for task in range(len(caches))]
+
+    def close(self) -> None:
+        """End the processes."""
+        while self._workers:
+            _stop(self._workers.pop())
 
 
 def _share_of(task: int, progress: Callable[[int, float], None]) -> Callable[[int, int], None]:
