@@ -25,7 +25,7 @@ from _measure import arguments, heading
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from kvgraft_transformers import ModelMemory
+from kvgraft_transformers import ModelMemory, read_architecture
 from kvgraft_transformers.engine import Engine, EngineSettings, GenerationRequest
 from kvgraft_transformers.probing import cache_argument, plain_cache
 from kvgraft_transformers.session import Session
@@ -155,6 +155,8 @@ class Bench:
             "device_tokens": batch * (length + pages),
             "probe_tokens": 0,
         }
+        if "mamba" in read_architecture(model, sparse_on_host=False).components:
+            options["components"] = {"mamba": {"states": 8 * batch + 2 * turns}}
         # in memories of their own, so that neither reuses the other's data
         settings = EngineSettings(chunk_tokens=CHUNK, max_running=batch, step_tokens=8 * CHUNK)
         self.engine = Engine.open(model, settings, **options)

@@ -1,13 +1,14 @@
 """Cache layers over pools, which transformers' models call, one per layer of the model.
 
 They subclass transformers' own layers, because models ask `isinstance`, and replace their tensors
-by rows of kvgraft's pools. New keys and values go straight into pool pages; attention's inputs are
-gathered from them into the contiguous `[batch, heads, tokens, dim]` tensors that transformers'
-dynamic layers return, so that every bit of the result is the same.
+by rows of kvgraft's pools. New keys and values go straight into pool pages; attention reads them in
+`[batch, heads, tokens, dim]` from working copies (`kvgraft_transformers.working`), with the values
+that transformers' dynamic layers return, so that every bit of the result is the same.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -22,6 +23,7 @@ from transformers.cache_utils import (
 )
 
 from kvgraft_transformers.architecture import LayerPlan
+from kvgraft_transformers.working import WorkingCopy
 
 if TYPE_CHECKING:
     from kvgraft_transformers.session_cache import SessionCache
@@ -35,14 +37,34 @@ class _Attention:
     plan: LayerPlan
     cache: SessionCache
     _updated: bool
+    _copies: list[WorkingCopy]
 
     def _attach_pages(self, plan: LayerPlan, cache: SessionCache) -> None:
         self.plan, self.cache, self._updated = plan, cache, False
         self.is_initialized = True
+        assert plan.paged is not None
+        find = partial(cache.memory.rows, plan.paged, plan.index)
+        if plan.sparse:
+            planes = []
+        elif plan.latent:
+            latent = find("latent").unsqueeze(1)
+            planes = [latent[..., : plan.key_dim], latent[..., plan.key_dim :]]
+        else:
+            planes = [find("k"), find("v")]
+        self._copies = [WorkingCopy(plane) for plane in planes]
+        if plan.indexer is not None:
+            name = "index" if plan.sparse else "latent"
+            keys = cache.memory.rows(plan.indexer, plan.index, name)
+            self._copies.append(WorkingCopy(keys.unsqueeze(1)))
 
     def begin_pages(self) -> None:
         """A forward pass begins, or has ended."""
         self._updated = False
+
+    def drop_copies(self) -> None:
+        """Give the working copies back."""
+        for copy in self._copies:
+            copy.drop()
 
     def get_seq_length(self) -> int:
         """Tokens before those of the running pass, and these once they are stored."""
@@ -60,25 +82,19 @@ class _Attention:
             kwargs: ignored too.
 
         Returns:
-            Keys and values, `[batch, heads, n_past + n_new, dim]`, contiguous.
+            Keys and values, `[batch, heads, n_past + n_new, dim]`: views, until the next pass.
         """
-        plan, memory = self.plan, self.cache.memory
-        assert plan.paged is not None
-        rows = self.cache.rows(plan.paged, plan.window)
+        assert self.plan.paged is not None
+        columns = self.cache.columns(self.plan.paged, self.plan.window)
         self._updated = True
-        if plan.latent:
-            plane = memory.rows(plan.paged, plan.index, "latent")
-            new = torch.cat([key_states, value_states], dim=-1)
-            plane[rows.write] = new[:, 0].flatten(0, 1)
-            latent = plane[rows.read].unsqueeze(1)
-            keys, values = latent[..., : plan.key_dim], latent[..., plan.key_dim :]
-            return keys.contiguous(), values.contiguous()
-        stored = []
-        for name, new in (("k", key_states), ("v", value_states)):
-            plane = memory.rows(plan.paged, plan.index, name)
-            plane[rows.write] = new.transpose(1, 2).flatten(0, 1)
-            stored.append(plane[rows.read].transpose(1, 2).contiguous())
-        return stored[0], stored[1]
+        keys, values = self._copies[:2]
+        return keys.extend(columns, key_states), values.extend(columns, value_states)
+
+    def _index(self, new: torch.Tensor) -> torch.Tensor:
+        """Store new indexer keys `[batch, n_new, dim]`; all of them, `[batch, n, dim]`."""
+        assert self.plan.indexer is not None
+        columns = self.cache.columns(self.plan.indexer, None)
+        return self._copies[-1].extend(columns, new.unsqueeze(1)).squeeze(1)
 
 
 class _Window(_Attention):
@@ -173,11 +189,7 @@ class IndexedLayer(_Attention, DynamicIndexedLayer):
 
     def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:
         """Store new indexer keys `[batch, n_new, dim]`; all of them, `[batch, n, dim]`."""
-        assert self.plan.indexer is not None
-        rows = self.cache.rows(self.plan.indexer, None)
-        plane = self.cache.memory.rows(self.plan.indexer, self.plan.index, "latent")
-        plane[rows.write] = indexer_key_states.flatten(0, 1)
-        return plane[rows.read]
+        return self._index(indexer_key_states)
 
 
 class SparseLayer(_Attention, DynamicIndexedLayer):
@@ -205,16 +217,12 @@ class SparseLayer(_Attention, DynamicIndexedLayer):
 
     def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:
         """Store new indexer keys `[batch, n_new, dim]` on both tiers; all of them."""
-        plan, memory = self.plan, self.cache.memory
+        plan = self.plan
         assert plan.indexer is not None
-        rows = self.cache.rows(plan.indexer, None)
-        plane = memory.rows(plan.indexer, plan.index, "index")
-        new = indexer_key_states.flatten(0, 1)
-        plane[rows.write] = new
         pages, offsets = self.cache.host_rows(plan.indexer)
-        host = memory.host_plane(plan.indexer, plan.index, "index")
-        host[pages, offsets] = new.to(host.device)
-        return plane[rows.read]
+        host = self.cache.memory.host_plane(plan.indexer, plan.index, "index")
+        host[pages, offsets] = indexer_key_states.flatten(0, 1).to(host.device)
+        return self._index(indexer_key_states)
 
 
 class StateLayer(_State, LinearAttentionLayer):

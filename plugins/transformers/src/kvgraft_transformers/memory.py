@@ -24,6 +24,7 @@ from kvgraft_transformers.self_check import NOT_CHECKED, SelfCheck, check_reuse
 from kvgraft_transformers.session import Session
 from kvgraft_transformers.session_cache import SessionCache
 from kvgraft_transformers.sparse import route_sparse_attention
+from kvgraft_transformers.working import WorkingMemory
 
 __all__ = ["ModelMemory", "check_chunk"]
 
@@ -42,6 +43,7 @@ class ModelMemory:
         architecture: the model's data per layer.
         cache: opened with the components the architecture names.
         self_check: the comparisons made before; none by default.
+        working_tokens: see `open`.
 
     Attributes:
         cache: kvgraft's cache.
@@ -50,6 +52,7 @@ class ModelMemory:
         sparse: name of the component that keeps keys and values on the host; None if none does.
         n_sparse_layers: layers it serves.
         running: the cache of the forward pass that is running; None between passes.
+        working: bounds the copies that attention reads.
 
     One thread uses it and runs the model.
     """
@@ -60,6 +63,7 @@ class ModelMemory:
         architecture: Architecture,
         cache: Cache,
         self_check: SelfCheck = NOT_CHECKED,
+        working_tokens: int | None = None,
     ) -> None:
         self.model = model
         self.self_check = self_check
@@ -79,6 +83,9 @@ class ModelMemory:
             self._pools[each.name] = each.component.device
             if each.component.host is not None:
                 self._mirrors[each.name] = each.component.host
+        if working_tokens is None:
+            working_tokens = self._largest_pool_tokens()
+        self.working = WorkingMemory(working_tokens)
         self._planes: dict[tuple[str, int, str], torch.Tensor] = {}
         self._rows: dict[tuple[str, int, str], torch.Tensor] = {}
         self._undo: list[Callable[[], None]] = [watch_forward(self), watch_generate(model)]
@@ -94,6 +101,7 @@ class ModelMemory:
         chunk_tokens: int = 512,
         sparse_on_host: bool = False,
         probe_tokens: int = 256,
+        working_tokens: int | None = None,
         components: Mapping[str, Mapping[str, Any]] | None = None,
         storage: str | Mapping[str, Any] | StorageSettings | None = None,
         transfers: TransferEngine | None = None,
@@ -111,6 +119,10 @@ class ModelMemory:
             probe_tokens: most tokens of a sequence that is tried first, on small pools: in chunks,
                 behind a reused prefix, in a batch, and padded, against one pass of the plain
                 model. 0 tries nothing.
+            working_tokens: most tokens of running batches, padding included, whose keys and values
+                are kept a second time, in the form that attention reads; beyond them they are
+                gathered from the pools in every pass, which is slower. By default as many as the
+                largest pool holds. They take memory beside the pools.
             components: options to add per component or per package, such as
                 `{"mamba": {"states": 64}}`.
             storage: a store's URL such as `"file:/var/cache/kvgraft?capacity=10GiB"`, or options
@@ -128,6 +140,7 @@ class ModelMemory:
         """
         _expect_model(model)
         check_chunk(chunk_tokens, page_size)
+        _check_working(working_tokens)
         extra = _options_by_name(components or {})
         self_check = NOT_CHECKED
         with undisturbed(model):
@@ -155,7 +168,8 @@ class ModelMemory:
             **settings,
         }
         config = _configure(model, {"components": options, **plain}, storage)
-        return cls(model, architecture, Cache(config, transfers=transfers), self_check)
+        cache = Cache(config, transfers=transfers)
+        return cls(model, architecture, cache, self_check, working_tokens)
 
     def __repr__(self) -> str:
         return f"<ModelMemory of {type(self.model).__name__}: {self.cache!r}>"
@@ -274,6 +288,15 @@ class ModelMemory:
                 return session.ready
         return True
 
+    def _largest_pool_tokens(self) -> int:
+        """Most tokens that a pool keeps pages of; 0 for a model of states alone."""
+        pages = [
+            each.component.device.capacity // each.component.slots_per_page
+            for each in self.cache.mounted
+            if each.name in {plan.paged for plan in self.layers}
+        ]
+        return max(pages, default=0) * self.page_size
+
     @property
     def room_tokens(self) -> int:
         """Longest sequence the pools can hold, a page of slack aside."""
@@ -377,6 +400,20 @@ def check_chunk(chunk_tokens: int, page_size: int) -> None:
         raise ConfigError(
             f"chunk_tokens {chunk_tokens} is not a multiple of page_size {page_size}; use "
             f"{max(1, chunk_tokens // page_size) * page_size}"
+        )
+
+
+def _check_working(working_tokens: object) -> None:
+    """Refuse a bound that is no number of tokens.
+
+    Raises:
+        ConfigError: saying which values there are.
+    """
+    known = isinstance(working_tokens, int) and not isinstance(working_tokens, bool)
+    if working_tokens is not None and not (known and int(working_tokens) >= 0):  # type: ignore[call-overload]
+        raise ConfigError(
+            f"setting working_tokens={working_tokens!r}: give a whole number of tokens; 0 keeps "
+            "no working copies, None as many tokens as the largest pool"
         )
 
 

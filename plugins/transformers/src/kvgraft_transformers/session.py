@@ -106,7 +106,7 @@ class Session:
 
     def restart(self) -> None:
         """Match again after a failed load-back; it must be admitted again."""
-        self._close_buffer()
+        self._close()
         self._cache = None
         self.memory.cache.restart(self.request)
 
@@ -293,7 +293,7 @@ class Session:
             SessionError: a forward pass failed; only `abort` is left.
         """
         self._require_whole()
-        self._close_buffer()
+        self._close()
         return self.memory.cache.finish(self.request)
 
     def retract(self) -> int:
@@ -302,7 +302,7 @@ class Session:
 
     def abort(self) -> None:
         """End it and drop the data computed since the last shared boundary."""
-        self._close_buffer()
+        self._close()
         self.memory.cache.abort(self.request)
 
     @property
@@ -310,7 +310,8 @@ class Session:
         """Whether it was finished or aborted."""
         return self.request.stage.value == "closed"
 
-    def _close_buffer(self) -> None:
+    def _close(self) -> None:
+        self.memory.working.leave(self)
         if self._hot:
             buffer = self._hot.pop()
             self._swapped = buffer.statistics

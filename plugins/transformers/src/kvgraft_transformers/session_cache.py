@@ -1,6 +1,6 @@
 """The cache object transformers' models and `generate` are given: one or several sessions.
 
-    begin     tokens are about to be computed: slots for them, tables of rows
+    begin     tokens are about to be computed: slots for them
     update    each layer stores and reads (`kvgraft_transformers.layers`)
     end       they are computed: states stored, boundaries shared
 
@@ -17,32 +17,22 @@ Several sessions are padded on the left to the longest, as transformers' masks e
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from transformers.cache_utils import Cache
 
 from kvgraft_transformers.errors import SessionError
 from kvgraft_transformers.layers import build_layer
+from kvgraft_transformers.working import Columns
 
 if TYPE_CHECKING:
     from kvgraft_transformers.memory import ModelMemory
     from kvgraft_transformers.session import Session
 
-__all__ = ["Rows", "SessionCache"]
-
-
-class Rows(NamedTuple):
-    """Rows of a component's flattened planes in one forward pass.
-
-    Attributes:
-        write: int64 `[batch * n_new]`, where the new tokens go.
-        read: int64 `[batch, n_past + n_new]`, the tokens they may attend to.
-    """
-
-    write: torch.Tensor
-    read: torch.Tensor
+__all__ = ["SessionCache"]
 
 
 class SessionCache(Cache):
@@ -64,12 +54,17 @@ class SessionCache(Cache):
         self.memory = memory
         self.sessions = tuple(sessions)
         self.n_new = 0
-        self._rows: dict[tuple[str, int | None], Rows] = {}
+        self._keeps = True
+        self._padding: tuple[int, ...] = ()
+        self._columns: dict[tuple[str, int | None], Columns] = {}
         self._slots: dict[str, torch.Tensor] = {}
         # not super(): a class the model insists on may stand between (`lightning.accepted_as`)
         Cache.__init__(self, layers=[build_layer(plan, self) for plan in memory.layers])
         self._paged = [layer for layer in self.layers if hasattr(layer, "begin_pages")]
         self._stateful = [layer for layer in self.layers if hasattr(layer, "begin_states")]
+        windows = [plan.window for plan in memory.layers if plan.paged is not None]
+        bounded = [window for window in windows if window is not None]
+        self._window = max(bounded, default=1) if len(bounded) == len(windows) else None
 
     @property
     def past(self) -> int:
@@ -107,21 +102,28 @@ class SessionCache(Cache):
                 f"{sum(beginning)} of {batch} sessions begin, the others continue a state; run "
                 "them in passes of their own"
             )
-        padding = self.memory.self_check.padding
-        if padding is not None and len({session.computed for session in self.sessions}) > 1:
+        refused = self.memory.self_check.padding
+        if refused is not None and len({session.computed for session in self.sessions}) > 1:
             lengths = sorted({session.computed for session in self.sessions})
             raise SessionError(
                 f"sessions of {lengths[0]} to {lengths[-1]} tokens in one pass: this model answers "
-                f"differently in a padded batch ({padding}); run sessions of equal length together"
+                f"differently in a padded batch ({refused}); run sessions of equal length together"
             )
         rows = tokens.tolist()
         for session, row in zip(self.sessions, rows):
             session.make_room(row)
         for session, row in zip(self.sessions, rows):
             session.begin_step(row)
-        self._rows.clear()
+        self._columns.clear()
         self._slots.clear()
         self.n_new = n_new
+        past = self.past
+        padding = tuple(past - session.computed for session in self.sessions)
+        if padding != self._padding:
+            self.release()
+            self._padding = padding
+        n_columns = past + n_new - self._first_column(self._window)
+        self._keeps = self.memory.working.hold(self, batch * n_columns)
         for layer in self._paged:
             layer.begin_pages()
         for layer in self._stateful:
@@ -136,11 +138,19 @@ class SessionCache(Cache):
             session.end_step(n_new)
         for layer in self._paged:
             layer.begin_pages()
+        if not self._keeps:
+            self.release()
         self.memory.cache.poll()  # callers of `generate` do not
+
+    def release(self) -> None:
+        """Give the working copies back; a later pass gathers what it reads."""
+        for layer in self._paged:
+            layer.drop_copies()
+        self.memory.working.release(self)
 
     # -- calls of layers
 
-    def rows(self, component: str, window: int | None) -> Rows:
+    def columns(self, component: str, window: int | None) -> Columns:
         """Where a paged component keeps the running pass's tokens and those they attend to."""
         if not self.n_new:
             raise SessionError(
@@ -148,30 +158,48 @@ class SessionCache(Cache):
                 "belongs to another model"
             )
         key = (component, window)
-        rows = self._rows.get(key)
-        if rows is None:
-            rows = self._rows[key] = self._find_rows(component, window)
-        return rows
+        columns = self._columns.get(key)
+        if columns is None:
+            columns = self._columns[key] = self._find_columns(component, window)
+        return columns
 
-    def _find_rows(self, component: str, window: int | None) -> Rows:
-        page_size = self.memory.page_size
-        first = 0 if window is None else max(0, self.past - window + 1)
-        write, read = [], []
-        for session in self.sessions:
-            table = self.memory.cache.table(session.request, component).astype(np.int64)
-            end = session.computed + self.n_new
+    def _first_column(self, window: int | None) -> int:
+        return 0 if window is None else max(0, self.past - window + 1)
+
+    def _find_columns(self, component: str, window: int | None) -> Columns:
+        past, first, n_new = self.past, self._first_column(window), self.n_new
+        # read after `poll`, where slots may move, and for this pass alone
+        tables = [self.memory.cache.table(each.request, component) for each in self.sessions]
+        found: dict[int, torch.Tensor] = {}
+
+        def read(at: int) -> torch.Tensor:
+            """Layers that hold the same columns read the same ones."""
+            if at not in found:
+                found[at] = self._rows(tables, at, past)
+            return found[at]
+
+        end = past + n_new
+        write = self._rows(tables, past, end).flatten()
+        return Columns(first, past, end, write, read)
+
+    def _rows(self, tables: Sequence[npt.NDArray[np.int32]], first: int, end: int) -> torch.Tensor:
+        """Rows of columns of the padded batch, int64 `[batch, end - first]`.
+
+        Args:
+            tables: slots of each session's pages.
+            first: the first column.
+            end: behind the last one.
+        """
+        page_size, rows = self.memory.page_size, []
+        for table, padding in zip(tables, self._padding):
             # column j of the padded batch is position j - padding of this session
-            padding = self.past - session.computed
-            lowest = max(0, first - padding)
-            positions = np.arange(first - padding, end).clip(min=lowest)
-            rows = table[positions // page_size] * page_size + positions % page_size
-            read.append(rows)
-            write.append(rows[len(rows) - self.n_new :])
-        device = self.memory.device
-        return Rows(
-            torch.from_numpy(np.concatenate(write)).to(device),
-            torch.from_numpy(np.stack(read)).to(device),
-        )
+            positions = np.arange(first - padding, end - padding)
+            if first < padding:
+                positions = positions.clip(min=0)
+            pages, offsets = np.divmod(positions, page_size)
+            rows.append(table[pages] * np.int64(page_size) + offsets)
+        found = rows[0][None] if len(rows) == 1 else np.stack(rows)
+        return torch.from_numpy(found).to(self.memory.device)
 
     def host_rows(self, component: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Host page and offset of the new tokens, int64 `[batch * n_new]` each."""
@@ -198,7 +226,7 @@ class SessionCache(Cache):
         if len(self.sessions) == 1:
             slot = int(slots[0])
             return plane[slot : slot + 1]
-        return plane[slots]
+        return plane.index_select(0, slots)
 
     def write_states(
         self, component: str, plane: torch.Tensor, states: torch.Tensor | None
@@ -207,7 +235,7 @@ class SessionCache(Cache):
         assert states is not None
         slots = self._state_slots(component)
         if len(self.sessions) > 1 or states.data_ptr() != plane[int(slots[0])].data_ptr():
-            plane[slots] = states
+            plane.index_copy_(0, slots, states)
 
     # -- calls of transformers
 

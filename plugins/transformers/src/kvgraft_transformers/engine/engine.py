@@ -66,7 +66,7 @@ class Engine:
         self.schedule = Schedule(memory, self.settings, self.totals, self.latencies, clock)
         self._clock = clock
         self._out: list[NewToken] = []
-        self._cache: SessionCache | None = None
+        self._caches: list[SessionCache] = []
         self.end_tokens = _end_tokens(self.model)
         self._argument = cache_argument(self.model)
         self._takes_positions = takes_positions(self.model)
@@ -245,10 +245,19 @@ class Engine:
 
     def _cache_for(self, group: Sequence[Generation]) -> SessionCache:
         """The cache of these sessions in this order; kept while the group stays the same."""
-        sessions = tuple(generation.session for generation in group)
-        if self._cache is None or self._cache.sessions != sessions:
-            self._cache = self.memory.session_cache([each for each in sessions if each is not None])
-        return self._cache
+        sessions = tuple(each.session for each in group if each.session is not None)
+        left: list[SessionCache] = []
+        for cache in self._caches:
+            if cache.sessions == sessions:
+                return cache
+            # a session is in one group; those that it left will not come back
+            if any(each.ended or each in sessions for each in cache.sessions):
+                cache.release()
+            else:
+                left.append(cache)
+        cache = self.memory.session_cache(sessions)
+        self._caches = [*left, cache]
+        return cache
 
     def _take(self, generation: Generation, logits: torch.Tensor) -> None:
         try:

@@ -87,6 +87,12 @@ TOKENS = TokenCount(min=1)
     type=click.IntRange(min=1),
     help="Requests that hold memory at a time.",
 )
+@click.option(
+    "--working-tokens",
+    type=TokenCount(min=0),
+    help="Tokens of running requests that are kept twice, to decode faster; 0 for none.  "
+    "[default: as many as the largest device pool holds]",
+)
 @click.option("--sparse-on-host", is_flag=True, help="Keep K/V of indexed layers on the host.")
 @click.option(
     "--storage",

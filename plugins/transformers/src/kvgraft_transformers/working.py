@@ -1,0 +1,142 @@
+"""Working copies: what a batch's attention reads, one tensor per layer that grows in place.
+
+Pools keep tokens in pages anywhere; attention wants `[batch, heads, tokens, dim]`. Gathering all of
+it for every new token would cost up to half as much as the model does. So a batch keeps what it
+gathered, and a pass adds its new tokens:
+
+    columns    base ...... first .......... end ........ base + capacity
+               given back  what the pass reads           room for the next ones
+
+Columns are those of the padded batch; a window leaves its first ones behind. Whatever is not in the
+copy is gathered from the pool first: at the beginning, after a change of the batch's padding, and
+tokens that were computed in another batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+
+if TYPE_CHECKING:
+    from kvgraft_transformers.session import Session
+    from kvgraft_transformers.session_cache import SessionCache
+
+__all__ = ["Columns", "WorkingCopy", "WorkingMemory"]
+
+LEAST_ROOM = 64
+"""Columns kept free behind a new copy, at least; else an eighth of what it holds."""
+
+
+class Columns(NamedTuple):
+    """The columns that a pass reads of a component, and where the pool keeps them.
+
+    Attributes:
+        first: the first one that the new tokens may attend to.
+        past: the first new one.
+        end: behind the last new one.
+        write: int64 `[batch * n_new]`, rows of the new tokens in the component's planes.
+        read: rows of computed columns, from a given one to `past`, int64 `[batch, n]`.
+    """
+
+    first: int
+    past: int
+    end: int
+    write: torch.Tensor
+    read: Callable[[int], torch.Tensor]
+
+
+class WorkingCopy:
+    """One plane's columns for one batch; empty until it is asked for them.
+
+    Args:
+        rows: the plane with a row per token, `[n_rows, heads, dim]`.
+    """
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        self._rows = rows
+        self._tensor: torch.Tensor | None = None
+        self._base = self._end = 0
+
+    def drop(self) -> None:
+        """Give its memory back; the next pass gathers all it reads."""
+        self._tensor = None
+        self._base = self._end = 0
+
+    def extend(self, columns: Columns, new: torch.Tensor) -> torch.Tensor:
+        """Store new tokens in the pool and here.
+
+        Args:
+            columns: of the running pass.
+            new: `[batch, heads, n_new, dim]`.
+
+        Returns:
+            All columns of the pass, `[batch, heads, end - first, dim]`: a view, until the next
+            call.
+        """
+        self._rows.index_copy_(0, columns.write, new.transpose(1, 2).flatten(0, 1))
+        tensor = self._room_for(columns, new)
+        if self._end < columns.past:
+            rows = columns.read(self._end)
+            held = self._rows.index_select(0, rows.flatten()).view(*rows.shape, *new.shape[1::2])
+            self._between(tensor, self._end, columns.past).copy_(held.transpose(1, 2))
+        self._between(tensor, columns.past, columns.end).copy_(new)
+        self._end = columns.end
+        return self._between(tensor, columns.first, columns.end)
+
+    def _between(self, tensor: torch.Tensor, first: int, end: int) -> torch.Tensor:
+        return tensor[:, :, first - self._base : end - self._base]
+
+    def _room_for(self, columns: Columns, new: torch.Tensor) -> torch.Tensor:
+        """The tensor, or a larger one with what the pass still reads of it."""
+        former, first = self._tensor, columns.first
+        if former is not None and columns.end <= self._base + former.shape[2]:
+            self._end = max(self._end, first)
+            return former
+        n_columns = columns.end - first
+        capacity = n_columns + max(LEAST_ROOM, n_columns // 8)
+        batch, heads, _, dim = new.shape
+        with torch.inference_mode(False):  # or only passes in that mode could write to it
+            tensor = self._rows.new_empty((batch, heads, capacity, dim))
+        held = max(first, self._end)
+        if former is not None and held > first:
+            tensor[:, :, : held - first] = self._between(former, first, held)
+        self._tensor, self._base, self._end = tensor, first, held
+        return tensor
+
+
+class WorkingMemory:
+    """Bounds the working copies of all batches.
+
+    Args:
+        limit_tokens: most tokens they hold together, padding included; a batch beyond that gathers
+            all it reads in every pass.
+    """
+
+    def __init__(self, limit_tokens: int) -> None:
+        self.limit_tokens = limit_tokens
+        self._held: WeakKeyDictionary[SessionCache, int] = WeakKeyDictionary()
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens that are held, padding included."""
+        return sum(self._held.values())
+
+    def hold(self, cache: SessionCache, n_tokens: int) -> bool:
+        """Whether a batch may keep its copies of so many tokens behind the pass that begins."""
+        others = self.n_tokens - self._held.get(cache, 0)
+        fits = others + n_tokens <= self.limit_tokens
+        self._held[cache] = n_tokens if fits else 0
+        return fits
+
+    def release(self, cache: SessionCache) -> None:
+        """A batch has given its copies back."""
+        self._held.pop(cache, None)
+
+    def leave(self, session: Session) -> None:
+        """A session has ended, and with it the batches it was in."""
+        for cache in list(self._held):
+            if session in cache.sessions:
+                cache.release()
