@@ -157,6 +157,39 @@ def test_the_page_shows_the_tables_and_loads_nothing(trace: Path, tmp_path: Path
     assert text.count('class="line l-computed"') == 1, "the exact curve"
 
 
+HYBRID = (
+    *("--synthetic", "chat", "--page-size", 16),
+    *("--component", "full:n_layers=2,n_kv_heads=2,head_dim=16"),
+    *("--component", "mamba:states=16,n_layers=2,n_heads=4,head_dim=32,state_dim=64"),
+)
+"""16 states are the bottleneck."""
+
+
+def test_pools_of_one_budget_end_with_other_shares_than_fixed_ones(planned: Plan) -> None:
+    arguments = (*HYBRID, "--requests", 100, "--device", "20MB")
+    fixed, shared = planned(*arguments, "--no-growth"), planned(*arguments, "--one-budget")
+    assert not fixed["settings"]["one_budget"]
+    assert shared["settings"]["one_budget"]
+    (alone,), (size,) = fixed["sizes"], shared["sizes"]
+    slots, of_fixed = (
+        {pool["component"]: pool["slots"] for pool in each["pools"]} for each in (size, alone)
+    )
+    assert of_fixed["mamba"] == 16 < slots["mamba"]
+    assert slots["full"] < of_fixed["full"]
+    assert sum(pool["nbytes"] for pool in size["pools"]) <= 20e6
+    assert size["token_hit_rate"] > alone["token_hit_rate"]
+    assert not size["growth"]
+
+
+@pytest.mark.long
+def test_a_budget_that_reaches_a_target_is_searched(planned: Plan) -> None:
+    arguments = (*HYBRID, "--requests", 200, "--device", "40MB,60MB", "--one-budget")
+    result = planned(*arguments, "--target", 25)
+    assert len(result["sizes"]) == 2 + 4
+    assert all(39e6 < size["device_nbytes"] < 60e6 for size in result["sizes"][2:])
+    assert result["target"]["cheapest"]
+
+
 def test_every_policy_is_replayed_at_every_size(planned: Plan) -> None:
     result = planned(
         *("--synthetic", "chat", "--requests", 200, "--component", "full", "--no-growth"),
@@ -283,6 +316,10 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "too few bytes": (
         ("TRACE", "--component", "full", "--device", "1kB"),
         "setting device_bytes: 1.0 kB are less than the smallest pools take, 2.0 kB; give more",
+    ),
+    "a budget of tokens": (
+        ("TRACE", "--component", "full", "--device", "40GB,4M", "--one-budget"),
+        "--one-budget: 4000000 are tokens of each pool; give the bytes of all, as 40GB",
     ),
     "no such policy": (
         ("TRACE", "--component", "full", "--device", "4M", "--policy", "lru,mru"),

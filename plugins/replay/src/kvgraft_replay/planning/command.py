@@ -91,6 +91,11 @@ class SizeList(PoolSize):
     show_default=True,
     help="Sizes of all host mirrors together; each is replayed with each device size.",
 )
+@click.option(
+    "--one-budget",
+    is_flag=True,
+    help="The pools of a tier share its bytes, and their sizes follow their use.",
+)
 @cache_options
 @click.option(
     "--target",
@@ -169,7 +174,13 @@ def _planned(
         if options["load_policy"] == "always"
         else {"prefill_tokens_s": options["prefill_rate"]},
     }
-    sizes = all_sizes(cache, options["devices"], options["hosts"], options["policies"])
+    sizes = all_sizes(
+        cache,
+        options["devices"],
+        options["hosts"],
+        options["policies"],
+        one_budget=options["one_budget"],
+    )
     workload = read_workload(path, options)
     settings = ReplaySettings(
         cache={},

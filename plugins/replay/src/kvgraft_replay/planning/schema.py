@@ -29,7 +29,7 @@ class PoolName(TypedDict):
 
 
 class PoolUse(TypedDict):
-    """One component's pool on one tier.
+    """One component's pool on one tier, at the end: in a budget its size follows its use.
 
     `evicted`: slots that made room for others.
     """

@@ -8,6 +8,7 @@ from typing import Any
 
 from kvgraft.assembly import mount_all, size_pools
 from kvgraft.config import CacheConfig, parse_config
+from kvgraft.errors import ConfigError
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.sizes import format_nbytes, is_nbytes
 from kvgraft.types import Tier
@@ -68,6 +69,8 @@ def all_sizes(
     devices: Sequence[Asked],
     hosts: Sequence[Asked],
     policies: Sequence[str],
+    *,
+    one_budget: bool = False,
 ) -> list[Size]:
     """Every size of DEVICE with every size of HOST, and each pair with every policy.
 
@@ -76,11 +79,18 @@ def all_sizes(
         devices: tokens of each device pool, or bytes of all together.
         hosts: the same on HOST; 0 for none.
         policies: names of eviction policies.
+        one_budget: the pools of a tier share its bytes, and their sizes follow their use.
 
     Raises:
-        ConfigError: a size that is too small, or an impossible setting.
+        ConfigError: a size that is too small, one of tokens for a budget, or an impossible setting.
     """
-    pairs = [_sized(cache, device, host) for device in devices for host in hosts]
+    tokens = [size for size in (*devices, *hosts) if size and not is_nbytes(size)]
+    if one_budget and tokens:
+        raise ConfigError(
+            f"--one-budget: {tokens[0]} are tokens of each pool; give the bytes of all, as 40GB"
+        )
+    sized = _with_budgets if one_budget else _sized
+    pairs = [sized(cache, device, host) for device in devices for host in hosts]
     return [
         replace(size, policy=policy, cache={**size.cache, "policy": policy})
         for size in pairs
@@ -93,6 +103,16 @@ def _sized(cache: Mapping[str, Any], device: Asked, host: Asked) -> Size:
     config = size_pools(parse_config(given))
     tokens = {"device_tokens": config.device_tokens, "host_tokens": config.host_tokens}
     return Size(device, host, "", {**given, **tokens}, tuple(_pools(built(config))))
+
+
+def _with_budgets(cache: Mapping[str, Any], device: Asked, host: Asked) -> Size:
+    """Pools that share the bytes of each tier; they begin as fixed ones of that size."""
+    budgets = {"device_memory": device, **({"host_memory": host} if host else {})}
+    others = {name: value for name, value in cache.items() if not name.endswith("_memory")}
+    size = _sized(others, device, host)
+    config = parse_config({**size.cache, **budgets})
+    given = {name: getattr(config, name) for name in budgets}
+    return replace(size, cache={**size.cache, **given})
 
 
 def built(config: CacheConfig) -> list[Mounted]:
@@ -114,7 +134,12 @@ def _pools(mounted: Iterable[Mounted]) -> Iterator[Pool]:
 
 
 def grown(size: Size, pool: Pool) -> Size | None:
-    """The same sizes but for one pool that is a tenth larger; None if its size is fixed."""
+    """The same sizes but for one pool that is a tenth larger; None if it has no size of its own.
+
+    That is fixed, or it follows the pool's use in a budget.
+    """
+    if f"{pool.tier.value}_memory" in size.cache:
+        return None
     setting = f"{pool.tier.value}_tokens"
     options = size.cache["components"][pool.component]
     tokens = options.get(setting) or size.cache[setting]
@@ -140,6 +165,11 @@ def lru_pages(mounted: Iterable[Mounted]) -> int | None:
 
 def between(low: Size, high: Size) -> Size | None:
     """A size in the middle of two that differ on DEVICE alone; None where they are neighbours."""
+    if "device_memory" in low.cache:
+        nbytes = (low.cache["device_memory"] + high.cache["device_memory"]) // 2
+        middle = _with_budgets(low.cache, f"{nbytes}B", low.host)
+        found = middle.cache["device_tokens"] > low.cache["device_tokens"]
+        return replace(middle, device=format_nbytes(nbytes), policy=low.policy) if found else None
     page_size = low.cache["page_size"]
     n_pages = (low.cache["device_tokens"] + high.cache["device_tokens"]) // 2 // page_size
     tokens = n_pages * page_size

@@ -35,7 +35,8 @@ NOTICEABLE = 0.001
 """A pool limits if a tenth more of it gains at least this share of the input tokens."""
 
 OF_A_SIZE = {
-    *("components", "device", "device_tokens", "eviction_policy", "host_tokens", "payload"),
+    *("components", "device", "device_memory", "device_tokens", "eviction_policy"),
+    *("host_memory", "host_tokens", "payload"),
     *("slots", "storage"),
 }
 """Settings of a replay that are told with the size, or mean nothing here."""
@@ -158,6 +159,7 @@ def _settings(first: Mapping[str, Any], size: Size) -> dict[str, object]:
     return {
         **{name: value for name, value in first.items() if name not in OF_A_SIZE},
         "load_policy": "always" if load is None else "cost",
+        "one_budget": "device_memory" in size.cache,
     }
 
 
@@ -166,7 +168,7 @@ def _result(
 ) -> SizeResult:
     loaded: Mapping[str, int] = result["load_backs"]["slots"]
     nbytes = slot_nbytes(built(parse_config(size.cache)))
-    tokens = size.cache["device_tokens"]
+    tokens, slots = size.cache["device_tokens"], result["settings"]["slots"]
     return {
         "device": _asked(size.device),
         "host": _asked(size.host),
@@ -191,8 +193,8 @@ def _result(
             {
                 "component": pool.component,
                 "tier": pool.tier.value,
-                "slots": pool.slots,
-                "nbytes": pool.nbytes,
+                "slots": slots[pool.component][pool.tier.value],
+                "nbytes": slots[pool.component][pool.tier.value] * pool.nbytes // pool.slots,
                 "evicted": sum(result["evictions"][pool.component][pool.tier.value].values()),
             }
             for pool in size.pools

@@ -44,6 +44,8 @@ def plan_tables(plan: PlanResult) -> tuple[SummaryTable, ...]:
     tables = [_hit_table(plan), _saving_table(plan)]
     if "policy" in _columns(plan):
         tables.insert(0, _policy_table(plan))
+    if plan["settings"]["one_budget"]:
+        tables.append(_split_table(plan))
     if any(size["growth"] for size in plan["sizes"]):
         tables += [_limit_table(plan), _growth_table(plan)]
     if plan["target"] is not None:
@@ -133,6 +135,29 @@ def _saving_table(plan: PlanResult) -> SummaryTable:
             for size in plan["sizes"]
         ),
         n_labels=len(_columns(plan)),
+    )
+
+
+def _split_table(plan: PlanResult) -> SummaryTable:
+    rows = []
+    for size in plan["sizes"]:
+        for pool in size["pools"]:
+            mates = [each["nbytes"] for each in size["pools"] if each["tier"] == pool["tier"]]
+            rows.append(
+                (
+                    *_names(plan, size),
+                    f"{pool['component']}, {pool['tier']}",
+                    count(pool["slots"]),
+                    format_nbytes(pool["nbytes"]),
+                    percent(pool["nbytes"], sum(mates)),
+                )
+            )
+    return SummaryTable(
+        "Shares of one budget",
+        "at the end of the trace",
+        (*_columns(plan), "pool", "slots", "bytes", "share"),
+        tuple(rows),
+        n_labels=len(_columns(plan)) + 1,
     )
 
 
