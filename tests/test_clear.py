@@ -64,6 +64,20 @@ def test_an_idle_cache_is_empty_after_it_is_cleared(setup: Setup) -> None:
         assert cache.clear().namespaces == 1
 
 
+def test_data_that_was_cleared_before_and_let_go_of_since_waits_for_a_poll() -> None:
+    """The guard is on: another clearing need not free it (T3)."""
+    with opened() as cache:
+        cache.finish(run(cache, TokenKey(PROMPT, "old")))
+        held = cache.begin(TokenKey(PROMPT, "old"))
+        assert cache.clear("old").namespaces == 1
+        cache.finish(run(cache, TokenKey(PROMPT, "new")))
+        cache.drain()
+        cache.abort(held)
+        assert cache.clear("new").namespaces == 1
+        cache.drain()
+        assert is_empty(cache)
+
+
 @pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS)
 def test_a_running_request_goes_on_with_its_data_and_shares_nothing(setup: Setup) -> None:
     with setup.open(guard=GuardMode.ON) as cache:

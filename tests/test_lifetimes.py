@@ -159,6 +159,18 @@ def test_random_terms_keep_the_books_and_the_order(policy: str, write_policy: st
         assert cache.tree.components[0].device.free == 32
 
 
+def test_a_lower_priority_takes_effect_when_room_is_made_at_the_old_one() -> None:
+    """The guard is on: data that is entered anew while room is made has its place from there."""
+    with opened() as cache:
+        serve(cache, prompt(0)[:4], ttl_requests=0)
+        serve(cache, prompt(0)[:8], {"priority": -8}, priority=8)
+        serve(cache, prompt(1)[:6])
+        serve(cache, prompt(2)[:6])
+        assert cache.evict("full", 3, Tier.HOST) == 2 + 3
+        assert cache.evict("full", 1, Tier.HOST) == 3
+        assert cache.evict("full", 1, Tier.HOST) == 2
+
+
 def test_nothing_is_wrapped_before_the_first_term() -> None:
     with opened() as cache:
         serve(cache, prompt(0))

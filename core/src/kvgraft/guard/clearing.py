@@ -37,8 +37,9 @@ class Clearing:
             for node in self.tree.nodes(self.tree.roots.values()):
                 if id(node) in nodes:
                     raise ContractViolation("M1", None, f"{node!r} was cleared, and may be hit")
-            unheld = self._unheld(self.tree.nodes(self.tree.cleared)) if result.complete else []
-            for node in reversed(unheld):
+            # Data that was cleared before, and has been held until now, waits for a poll.
+            left = [each for each in self.tree.nodes(self.tree.cleared) if id(each) in nodes]
+            for node in reversed(self._unheld(left) if result.complete else []):
                 for component in self.tree.components:
                     self._check_held(node, component)
             for at in range(self.books.n_tree):

@@ -81,7 +81,7 @@ class Order:
         self._held = {}
         self._pinned = set()
         self._queue = []
-        self._entered = {id(node): stamp for stamp, node in self._order(component)}
+        self._note_entered()
         self._clean, self._doubles = {}, set()
         if on_device:
             entries = enumerate(component.clean)
@@ -235,6 +235,11 @@ class Order:
     def _order(self, component: TreeComponent) -> Policy:
         return component.device_queue if self._on_device else component.host_queue
 
+    def _note_entered(self) -> None:
+        """Note with which stamps candidates are in the policy's order."""
+        assert self._component is not None
+        self._entered = {id(node): stamp for stamp, node in self._order(self._component)}
+
     def _rank(self, node: Node, component: TreeComponent) -> _Rank:
         """When a candidate is to leave: the clean reserve first, in the order of its entries.
 
@@ -304,6 +309,10 @@ class Order:
         reserved, place = self._clean.get(id(node), (stamp + 1, 0))
         if reserved == stamp:
             rank = -inf, 0.0, place
+        if first is not None and first[0] < rank:
+            # Candidates that were used since they were entered may have been entered anew by now.
+            self._note_entered()
+            first = self._next()
         if first is None or first[0] >= rank:
             return
         level, score, other = first[0]
