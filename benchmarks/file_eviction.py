@@ -118,11 +118,14 @@ class Written:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("trace", type=Path, help="JSON lines, gzipped, with hash_ids")
+    parser.add_argument("trace", type=Path, nargs="?", help="JSON lines, gzipped, with hash_ids")
     parser.add_argument("--requests", type=int, default=12_031)
     parser.add_argument("--share", type=float, default=0.1, help="of the bytes that are asked for")
     parser.add_argument("--payload", type=int, default=BLOCK_NBYTES, help="bytes of a page")
     given = parser.parse_args()
+    if given.trace is None:
+        print("skipped: give a trace")
+        return
     chains = list(conversations(given.trace, given.requests))
     parents: dict[int, int | None] = {}
     for chain in chains:
