@@ -98,6 +98,20 @@ def test_a_running_request_goes_on_with_its_data_and_shares_nothing(setup: Setup
         cache.check_integrity()
 
 
+def test_clearing_again_frees_data_that_was_let_go_of_since() -> None:
+    with opened() as cache:
+        cache.finish(run(cache, TokenKey(PROMPT)))
+        request = run(cache, TokenKey([*PROMPT, 1]))
+        cache.drain()
+        assert cache.clear().held_device["full"]
+        cache.abort(request)
+        assert not is_empty(cache)
+        told = cache.clear()
+        assert (told.namespaces, told.complete) == (0, True)
+        assert told.device["full"]
+        assert is_empty(cache)
+
+
 def test_a_namespace_is_cleared_alone_and_none_is_one_of_them() -> None:
     with opened() as cache:
         for namespace in (None, "tenant"):

@@ -58,20 +58,24 @@ class Sweeper:
         self._path: list[_Visit] = []
 
     def begin(self, roots: Sequence[Node]) -> tuple[list[Node], bool]:
-        """Begin with trees that have just been cleared.
+        """Begin with trees that have just been cleared; then go on with those before.
 
         Returns:
-            Visited nodes whose data is held, and whether all were visited.
+            Visited nodes of the first whose data is held, and whether all of them were visited.
         """
+        left, cleared, new = self.n_steps, self.tree.cleared, set(roots)
+        self._path = self._path or [_Visit(root) for root in cleared if root not in new]
         outer = len(self._path)
-        self._path += [_Visit(root) for root in roots if root in self.tree.cleared]
+        self._path += [_Visit(root) for root in roots if root in cleared]
         visited = []
-        for _ in range(self.n_steps):
-            if len(self._path) == outer:
-                break
+        while left and len(self._path) > outer:
             visited.append(self._step())
+            left -= 1
         done = len(self._path) == outer
         self.is_behind = self.is_behind or not done
+        while left and self._path:
+            self._step()
+            left -= 1
         return [node for node in visited if node is not None and node.parent is not None], done
 
     def go_on(self) -> None:
