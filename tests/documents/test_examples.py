@@ -67,12 +67,15 @@ def shape(line: str) -> str:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_a_documents_python_runs_in_order(document: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_documents_python_runs_in_order(
+    document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "error")  # it tells of kernels for GPUs
+    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     code = "\n".join(blocks(document, "python"))
     if "kvgraft_transformers" in code and find_spec("kvgraft_transformers") is None:
         pytest.skip("needs Python 3.11")
-    done = run_forked("-c", code)
+    done = run_forked("-c", code, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -2,6 +2,7 @@
 
 metrics      all metrics: name, labels, and how to read each from `Cache.stats()`
 steps        durations of requests' steps, and why prefixes were not longer
+arguments    refusals of wrong arguments
 prometheus   a collector of them; extra `prometheus`
 grafana.json a dashboard of them
 otel         metrics and spans for OpenTelemetry; extra `opentelemetry`

@@ -18,8 +18,14 @@ from opentelemetry.trace import Link, Span, SpanContext, Status, StatusCode, Tra
 
 from kvgraft import Cache, Decision, Prefetch, Request, TokenKey, __version__
 from kvgraft.tracing import Tracer
+from kvgraft_observe.arguments import (
+    expect_attributes,
+    expect_cache,
+    expect_callable,
+    expect_type,
+)
 from kvgraft_observe.metrics import EXPLAINED, METRICS, Kind, Metric, Read
-from kvgraft_observe.steps import EXPLAIN_EVERY, Outcome, Steps
+from kvgraft_observe.steps import EXPLAIN_EVERY, Outcome, Steps, expect_steps
 
 __all__ = [
     "CACHE_READ_INPUT_TOKENS",
@@ -60,7 +66,7 @@ class CacheMetrics:
             were not longer; 0 for none.
 
     Raises:
-        ConfigError: a negative number.
+        ConfigError: no cache, a provider or attributes that are none, or a negative number.
     """
 
     def __init__(
@@ -71,8 +77,12 @@ class CacheMetrics:
         attributes: Attributes | None = None,
         explain_every: int = EXPLAIN_EVERY,
     ) -> None:
+        expect_steps("CacheMetrics", cache, explain_every)
+        if provider is not None:
+            wanted = "a MeterProvider of opentelemetry.metrics"
+            expect_type("CacheMetrics: provider", provider, MeterProvider, wanted)
         self._cache = cache
-        self._attributes = dict(attributes or {})
+        self._attributes = _attributes("CacheMetrics", attributes)
         self._closed = False
         meter = metrics.get_meter(SCOPE, __version__, provider)
         self._histograms: dict[str, Histogram] = {}
@@ -153,6 +163,9 @@ class RequestSpans(Tracer):
         parent_of: the context of the span that a key's spans are part of; by default, or for None,
             the one that is current where the cache is called.
         attributes: attributes of every span.
+
+    Raises:
+        ConfigError: no cache, or another argument that is none of its kind.
     """
 
     def __init__(
@@ -163,9 +176,15 @@ class RequestSpans(Tracer):
         parent_of: Callable[[TokenKey], Context | None] = _no_parent,
         attributes: Attributes | None = None,
     ) -> None:
+        expect_cache("RequestSpans", cache)
+        if provider is not None:
+            wanted = "a TracerProvider of opentelemetry.trace"
+            expect_type("RequestSpans: provider", provider, TracerProvider, wanted)
+        wanted = "a function from a TokenKey to a context"
+        expect_callable("RequestSpans: parent_of", parent_of, wanted)
         self._cache = cache
         self._parent_of = parent_of
-        self._attributes = dict(attributes or {})
+        self._attributes = _attributes("RequestSpans", attributes)
         self._tracer = trace.get_tracer(SCOPE, __version__, provider)
         self._since_ns = 0
         self._lives: dict[Request, _Life] = {}
@@ -293,6 +312,18 @@ class RequestSpans(Tracer):
         life.whole.set_attribute("kvgraft.outcome", outcome)
         life.whole.set_attribute(OUTPUT_TOKENS, produced)
         life.whole.end()
+
+
+def _attributes(subject: str, given: Attributes | None) -> dict[str, str | int | float | bool]:
+    """Attributes of one's own; by default none.
+
+    Raises:
+        ConfigError: they are none.
+    """
+    if given is None:
+        return {}
+    expect_attributes(subject, given)
+    return dict(given)
 
 
 def _end_if_open(span: Span) -> None:

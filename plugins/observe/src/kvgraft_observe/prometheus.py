@@ -13,8 +13,9 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from kvgraft import Cache, ConfigError
+from kvgraft_observe.arguments import expect_type
 from kvgraft_observe.metrics import EXPLAINED, METRICS, Kind, Metric
-from kvgraft_observe.steps import EXPLAIN_EVERY, Outcome, Steps
+from kvgraft_observe.steps import EXPLAIN_EVERY, Outcome, Steps, expect_steps
 
 __all__ = ["CacheCollector"]
 
@@ -33,7 +34,7 @@ class CacheCollector(Collector):
             were not longer; 0 for none.
 
     Raises:
-        ConfigError: neither a cache nor caches, or a negative number.
+        ConfigError: neither a cache nor caches by names, or a negative number.
     """
 
     def __init__(
@@ -42,12 +43,11 @@ class CacheCollector(Collector):
         named = isinstance(caches, Mapping)
         self._prefix = ("cache",) if named else ()
         found = dict(caches) if isinstance(caches, Mapping) else {"": caches}
-        for each in found.values():
-            if not isinstance(each, Cache):
-                raise ConfigError(
-                    f"CacheCollector: a {type(each).__name__} is no cache; give a Cache, or a "
-                    "mapping from names to caches"
-                )
+        if not found:
+            raise ConfigError("CacheCollector: no cache in {}; give a Cache, or caches by name")
+        for name, each in found.items():
+            expect_type("CacheCollector: name", name, str, "texts as names of caches")
+            expect_steps("CacheCollector", each, explain_every)
         self._watched = [
             _Watched((name,) if named else (), cache, explain_every)
             for name, cache in found.items()

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
-from kvgraft import Cache, ConfigError, Decision, Prefetch, Request, TokenKey
+from kvgraft import Cache, Decision, Prefetch, Request, TokenKey
 from kvgraft.tracing import Tracer
+from kvgraft_observe.arguments import expect_cache, expect_count
 from kvgraft_observe.metrics import ADMISSION_WAIT, LOAD_BACK, MATCH, PREFETCH, Metric
 
-__all__ = ["EXPLAIN_EVERY", "Outcome", "Sink", "Steps", "outcomes"]
+__all__ = ["EXPLAIN_EVERY", "Outcome", "Sink", "Steps", "expect_steps", "outcomes"]
 
 EXPLAIN_EVERY = 16
 """Of so many admitted requests one is explained, unless it is said otherwise."""
@@ -70,7 +71,7 @@ class Steps(Tracer):
         clock: seconds that only grow.
 
     Raises:
-        ConfigError: a negative number.
+        ConfigError: no cache, or a negative number.
     """
 
     def __init__(
@@ -80,8 +81,7 @@ class Steps(Tracer):
         explain_every: int = EXPLAIN_EVERY,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        if explain_every < 0:
-            raise ConfigError(f"explain_every={explain_every}; give 0 for never, or more")
+        expect_steps("Steps", cache, explain_every)
         self.cache = cache
         self._sink = sink
         self._every = explain_every
@@ -144,6 +144,16 @@ class Steps(Tracer):
             since = self._fetching.pop(prefetch)
             result = "delivered" if prefetch.gained_tokens else "in vain"
             self._sink.record(PREFETCH, now - since, result)
+
+
+def expect_steps(subject: str, cache: object, explain_every: object) -> None:
+    """Refuse arguments with which nothing can be measured, before anything is made of them.
+
+    Raises:
+        ConfigError: no cache, or a negative number.
+    """
+    expect_cache(subject, cache)
+    expect_count(f"{subject}: explain_every", explain_every, 0, zero="0 for never")
 
 
 def outcomes(cache: Cache, request: Request) -> Iterator[Outcome]:

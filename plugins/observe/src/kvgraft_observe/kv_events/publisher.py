@@ -17,6 +17,8 @@ import zmq
 
 from kvgraft import Cache, ConfigError, KvgraftError
 from kvgraft.events import Cleared, Event
+from kvgraft.refusals import shown
+from kvgraft_observe.arguments import expect_count, expect_type
 from kvgraft_observe.kv_events.replaying import ReplayBuffer
 from kvgraft_observe.kv_events.translating import Names, Translator, WireEvent, names_of
 from kvgraft_observe.kv_events.wire import END, AllBlocksCleared, Batch
@@ -27,6 +29,12 @@ logger = logging.getLogger("kvgraft")
 
 BATCH_EVENTS = 256
 """Most events of one message."""
+
+MOST = 10**9
+"""Largest number of messages, which ZMQ counts with int32."""
+
+ANY_ADDRESS = ("*", ":0")
+"""Ends of addresses that stand for any free one."""
 
 CLOSE_S = 5.0
 """Longest wait for the thread at the end."""
@@ -64,8 +72,9 @@ class KvEventPublisher:
         replay_endpoint: the address of the replay socket; None without one.
 
     Raises:
-        ConfigError: both or neither of `bind` and `connect`, an address that cannot be used, or a
-            component that the cache does not have.
+        ConfigError: both or neither of `bind` and `connect`, an address that cannot be used or is
+            given twice, a component that the cache does not have, or another argument that is none
+            of its kind.
     """
 
     def __init__(  # noqa: PLR0913 - the options of a configuration
@@ -86,6 +95,24 @@ class KvEventPublisher:
     ) -> None:
         if (bind is None) == (connect is None):
             raise ConfigError("KV events: give bind or connect, one of them")
+        if (
+            replay is not None
+            and replay in (bind, connect)
+            and not str(replay).endswith(ANY_ADDRESS)
+        ):
+            raise ConfigError(
+                f"KV events: replay={shown(replay)} is the address of the events; give another"
+            )
+        expect_type("KV events: topic", topic, str, "text, such as 'kv@POD@MODEL'")
+        for name, number, least in (
+            ("data_parallel_rank", data_parallel_rank, 0),
+            ("replay_batches", replay_batches, 0),
+            ("replay_nbytes", replay_nbytes, 0),
+            ("lag_events", lag_events, 1),
+            ("high_water_mark", high_water_mark, 1),
+        ):
+            most = None if name == "replay_nbytes" else MOST
+            expect_count(f"KV events: {name}", number, least, most)
         self._translator = Translator(cache, components, names)
         self._topic = topic.encode()
         self._rank = data_parallel_rank

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from kvgraft import Cache, ChunkedLocal, ConfigError, Everything, Reach, Tier, Trailing
 from kvgraft.events import Cleared, Event, Evicted, Moved, Pages, Stored
+from kvgraft_observe.arguments import expect_cache, expect_callable, expect_names
 from kvgraft_observe.kv_events.wire import CPU, GPU, AllBlocksCleared, BlockRemoved, BlockStored
 
 __all__ = ["Group", "Names", "Translator", "WireEvent", "names_of"]
@@ -86,7 +87,7 @@ class Translator:
         unnamed: how often `names` raised.
 
     Raises:
-        ConfigError: a component that the cache does not have, or none at all.
+        ConfigError: no cache, a component that the cache does not have, or none at all.
     """
 
     def __init__(
@@ -95,6 +96,10 @@ class Translator:
         components: Collection[str] | None = None,
         names: Callable[[object], Names] = names_of,
     ) -> None:
+        expect_cache("KV events", cache)
+        expect_callable("KV events: names", names, "a function from a namespace to Names")
+        if components is not None:
+            expect_names("KV events: components", components, cache.tree.components[0].name)
         groups = {
             component.name: Group(component.index, *_kind(component.reach))
             for component in cache.tree.components
