@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvgraft import Cache, CacheConfig, ConfigError, LeaseError, TokenKey
+from kvgraft import Cache, CacheConfig, ConfigError, LeaseError, TokenKey, WritePolicy
 from kvgraft.transfers import SteppedTransferEngine
 
 SETTINGS: dict[str, Any] = {"page_size": 16, "device_tokens": 64 * 16, "load": None}
@@ -62,7 +62,8 @@ def test_a_key_is_cut_to_its_first_tokens() -> None:
 def test_a_request_that_waits_for_backups_alone_is_told_so() -> None:
     """An engine with nothing running could not tell it from being stuck otherwise."""
     engine = SteppedTransferEngine()
-    config = CacheConfig(components={"full": {}}, host_tokens=64 * 16, **SETTINGS)
+    copied = {"host_tokens": 64 * 16, "write_policy": WritePolicy.WRITE_THROUGH}
+    config = CacheConfig(components={"full": {}}, **copied, **SETTINGS)
     with Cache(config, transfers=engine) as cache:
         run(cache, TokenKey(range(60 * 16)))
         assert engine.pending

@@ -73,7 +73,11 @@ def transfers_wait() -> None:
     """Slots that a copy reads stay; their extent costs headroom until it has gone."""
     engine = SteppedTransferEngine()
     cache = opened(
-        engine=engine, device_tokens=480 * PAGE, host_tokens=900 * PAGE, guard_full_check=1
+        engine=engine,
+        device_tokens=480 * PAGE,
+        host_tokens=900 * PAGE,
+        write_policy="write-through",
+        guard_full_check=1,
     )
     full = arena_of(cache).by_name["full"]
     below = prefilled(cache, 0, 200 * PAGE)

@@ -109,8 +109,9 @@ def _resident() -> int:
 
 
 def test_slots_of_a_transfer_in_flight_wait_and_promises_hold_meanwhile() -> None:
+    sizes = {"device_tokens": 480 * PAGE, "host_tokens": 900 * PAGE}
     engine = SteppedTransferEngine()
-    cache = opened(engine=engine, device_tokens=480 * PAGE, host_tokens=900 * PAGE)
+    cache = opened(engine=engine, write_policy="write-through", **sizes)
     arena = arena_of(cache)
     full = arena.by_name["full"]
     n_pages = full.allocator.end - 202

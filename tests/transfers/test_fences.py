@@ -12,6 +12,8 @@ from kvgraft.types import Direction
 
 PROMPT = list(range(8))
 
+SIZES = {"page_size": 4, "device_tokens": 64, "host_tokens": 64, "write_policy": "write-through"}
+
 
 def computed(cache: Cache, tokens: list[int]) -> Request:
     """A request that has computed its prompt and named no fence yet."""
@@ -94,7 +96,7 @@ def test_a_backup_waits_for_the_latest_fence_that_was_named(call: str) -> None:
 @pytest.mark.parametrize("last", ["named first", "named second"])
 def test_a_fence_that_is_named_again_does_not_undo_a_newer_one(last: str) -> None:
     """It is the old point, or the engine uses the object for a newer one, reached last."""
-    cache = Cache.open(["full"], page_size=4, device_tokens=64, host_tokens=64)
+    cache = Cache.open(["full"], **SIZES)
     first, second = threading.Event(), threading.Event()
     early, late = computed(cache, PROMPT), computed(cache, [7, *PROMPT])
     cache.computed(early, 0, first)
@@ -114,7 +116,7 @@ def test_a_fence_that_is_named_again_does_not_undo_a_newer_one(last: str) -> Non
 
 def test_a_newer_fence_covers_those_before_it() -> None:
     """Of a step that the engine gave up, say: its fence is never reached."""
-    cache = Cache.open(["full"], page_size=4, device_tokens=64, host_tokens=64)
+    cache = Cache.open(["full"], **SIZES)
     given_up, also_given_up, newest = (threading.Event() for _ in range(3))
     request = computed(cache, PROMPT)
     for fence in (given_up, also_given_up, given_up, newest):

@@ -9,6 +9,7 @@ import pytest
 
 from kvgraft import Direction, GuardMode, Tier, TransferError, WritePolicy
 from kvgraft.cache import Cache
+from kvgraft.config import parse_config
 from kvgraft.transfers import CpuTransferEngine, SteppedTransferEngine, Ticket
 
 from ..serving.engines import PromptEngine
@@ -307,3 +308,25 @@ def test_data_on_its_way_to_host_keeps_its_descendants() -> None:
         cache.drain()
         assert pages_on(cache, PROMPT, "full", Tier.HOST) == list(range(8))
         cache.check_integrity()
+
+
+STORED = {"storage": {"model": "m", "weights": "w"}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "policy"),
+    [
+        ({}, WRITE_BACK),
+        ({"write_policy": None}, WRITE_BACK),
+        ({"host_tokens": 64, "storage": None, "tenants": {}}, WRITE_BACK),
+        (STORED, WritePolicy.WRITE_THROUGH),
+        ({"tenants": {"chat": {"guarantee": 0.5}}}, WritePolicy.WRITE_THROUGH),
+        ({"write_policy": "write-back", **STORED}, WRITE_BACK),
+        ({"write_policy": "write-through"}, WritePolicy.WRITE_THROUGH),
+    ],
+)
+def test_write_back_is_the_default_but_with_a_store_or_tenants(
+    settings: dict[str, Any], policy: WritePolicy
+) -> None:
+    config = parse_config({"components": ["full"], "device_tokens": 64, **settings})
+    assert config.write_policy is policy

@@ -144,7 +144,8 @@ def test_a_component_written_for_1_0_is_told_when_a_copy_fails() -> None:
     from kvgraft.transfers import SteppedTransferEngine
 
     engine = SteppedTransferEngine()
-    cache = Cache(CacheConfig(components={"frozen_pages": {}}, **SETTINGS), transfers=engine)
+    settings = {**SETTINGS, "write_policy": "write-through"}
+    cache = Cache(CacheConfig(components={"frozen_pages": {}}, **settings), transfers=engine)
     pages = cache.mounted[0].component
     request = cache.begin(TokenKey(range(12)))
     assert cache.admit(request).admitted

@@ -199,7 +199,8 @@ class CacheConfig(SettingsModel):
         payload: false for pools of any size that take no memory: all decisions are the same, and
             there is nothing to read, to copy or to store. For simulations.
         policy: the eviction policy: which data is kept, see `kvgraft.policies`.
-        write_policy: when data goes to HOST.
+        write_policy: when data goes to HOST; without one write-back, but write-through with
+            `storage` or `tenants`.
         pin_share: the part of every pool's slots that pinned prefixes may hold together (K6).
         load: the load-or-recompute decision; None always loads.
         storage: the storage tier; none by default.
@@ -228,7 +229,7 @@ class CacheConfig(SettingsModel):
     payload: StrictBool = True
     policy: str = "density"
     pin_share: float = Field(default=0.25, gt=0, le=1)
-    write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
+    write_policy: WritePolicy = WritePolicy.WRITE_BACK
     load: LoadModel | None = Field(default=LoadModel(), examples=[{"prefill_tokens_s": 20_000}])
     storage: StorageSettings | None = Field(default=None, examples=[STORAGE_EXAMPLE])
     tenants: dict[str, TenantSettings] = Field(default={}, examples=[TENANTS_EXAMPLE])
@@ -262,6 +263,16 @@ class CacheConfig(SettingsModel):
                     raise _sized_twice(settings, tokens, nbytes)
                 settings[tokens] = 1
         return settings
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_write_policy(cls, settings: Any) -> Any:
+        """Write-back hits most; a store is fed from HOST, and tenants have no clean reserve."""
+        if not isinstance(settings, Mapping) or settings.get("write_policy") is not None:
+            return settings
+        through = settings.get("storage") or settings.get("tenants")
+        policy = WritePolicy.WRITE_THROUGH if through else WritePolicy.WRITE_BACK
+        return {**settings, "write_policy": policy}
 
     @model_validator(mode="after")
     def _pages_have_numbers(self) -> CacheConfig:

@@ -87,6 +87,9 @@ def serve(cache: Cache, tokens: list[int]) -> None:
     cache.poll()
 
 
+SIZES: dict[str, Any] = {"page_size": PAGE, "device_tokens": 1024, "host_tokens": 2048}
+
+
 def held(cache: Cache, tokens: list[int]) -> tuple[int, int]:
     """Tokens of a prompt that full attention has on DEVICE, and on any tier."""
     (full,) = (
@@ -101,7 +104,7 @@ def test_dynamos_indexer_that_comes_late_knows_what_a_cache_holds(
 ) -> None:
     components: dict[str, dict[str, Any]] = {"full": {}, "swa": {"window": 64}, "mamba": {}}
     with (
-        Cache.open(components, page_size=PAGE, device_tokens=1024, host_tokens=2048) as cache,
+        Cache.open(components, write_policy="write-through", **SIZES) as cache,
         KvEventPublisher(
             cache,
             bind="tcp://127.0.0.1:*",

@@ -36,7 +36,8 @@ def made_place() -> Iterator[str]:
 
 @pytest.fixture(name="cache")
 def made_cache() -> Iterator[Cache]:
-    with Cache.open(COMPONENTS, page_size=8, device_tokens=256, host_tokens=512) as cache:
+    sizes: dict[str, Any] = {"page_size": 8, "device_tokens": 256, "host_tokens": 512}
+    with Cache.open(COMPONENTS, write_policy="write-through", **sizes) as cache:
         yield cache
 
 

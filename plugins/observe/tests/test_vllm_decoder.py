@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Any
 
 import pytest
 
@@ -26,6 +27,8 @@ from kvgraft_observe.kv_events import KvEventPublisher, Names
 
 from .listening import Listener, has, serve
 
+SIZES: dict[str, Any] = {"page_size": 8, "device_tokens": 256, "host_tokens": 512}
+
 
 @pytest.fixture(name="place")
 def made_place() -> Iterator[str]:
@@ -38,7 +41,7 @@ def test_vllms_classes_read_every_event_and_write_the_same(place: str) -> None:
     components = {"full": {}, "swa": {"window": 20}, "mamba": {}}
     residency = Residency()
     with (
-        Cache.open(components, page_size=8, device_tokens=256, host_tokens=512) as cache,
+        Cache.open(components, write_policy="write-through", **SIZES) as cache,
         KvEventPublisher(
             cache,
             bind=f"{place}/live",

@@ -162,6 +162,7 @@ def test_aborting_frees_everything_in_every_state(
     engine = open_engine(
         tiny("bamba"),
         device_tokens=256,
+        write_policy="write-through",
         transfers=SteppedTransferEngine(),
         components={"mamba": {"states": 12}},
     )
@@ -216,7 +217,8 @@ def test_a_bus_that_keeps_failing_costs_hits_or_requests_never_answers_or_progre
 ) -> None:
     model = tiny("llama", torch.float64)
     transfers = BrokenBus(ends=ends)
-    engine = open_engine(model, transfers=transfers, transfer_timeout_s=0.2)
+    copied = {"write_policy": "write-through", "transfer_timeout_s": 0.2}
+    engine = open_engine(model, transfers=transfers, **copied)
     prompt = tokens(100)
     first = engine.submit(GenerationRequest(prompt, 1, ignore_end=True))
     while not first.finish:

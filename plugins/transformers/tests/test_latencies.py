@@ -33,6 +33,7 @@ def test_each_wait_is_measured_where_it_is(tiny: Any, tokens: Callable[..., list
         page_size=16,
         device_tokens=128,
         host_tokens=256,
+        write_policy="write-through",
         probe_tokens=0,
         load=None,
         transfers=bus,

@@ -221,7 +221,7 @@ def test_a_failed_load_back_is_computed_again(
 ) -> None:
     model = tiny("llama")
     transfers = SteppedTransferEngine()
-    memory = open_memory(model, transfers=transfers)
+    memory = open_memory(model, transfers=transfers, write_policy="write-through")
     prompt = tokens(70)
     with memory.session(prompt) as session:
         expected = run(model, prompt, session)

@@ -50,7 +50,8 @@ class Rooms:
         self.tree = cache.tree
         self.active = False
         self.left = False
-        self.write_back = cache.config.write_policy is WritePolicy.WRITE_BACK
+        write_back = cache.config.write_policy is WritePolicy.WRITE_BACK
+        self.write_back = write_back and cache.backups.enabled
         self._device = range(books.n_device)
         self._host = range(books.n_device, books.n_tree)
         self._homes = any(component.home_is_host for component in cache.tree.components)

@@ -68,7 +68,7 @@ class Watched:
         self.leases = Leases(cache)
         self.queues = tuple(cache.journal.queues.values())
         policy = self.policy = cache.config.write_policy
-        self.write_back = policy is WritePolicy.WRITE_BACK
+        self.write_back = policy is WritePolicy.WRITE_BACK and cache.backups.enabled
         makes_room = MAKES_ROOM | ({"computed"} if cache.config.states_inside_chunks else set())
         self.ends_backups = makes_room if self.write_back else frozenset()
         self.copies_hits = cache.backups.enabled and not self.write_back

@@ -32,10 +32,7 @@ class Backups:
         self.journal = journal
         self.evictor = evictor
         self.policy = policy
-        self.enabled = any(
-            component.host is not None and not component.home_is_host
-            for component in tree.components
-        )
+        self.enabled = bool(tree.mirrored)
 
     def inserted(self, anchor: Node, nodes: list[Node], since: int) -> None:
         """Nodes on the path to `anchor` gained data; the caller holds a receipt over them.

@@ -58,11 +58,8 @@ class CleanReserve:
         self.share = RESERVE_SHARE
         self.components = [
             component
-            for component in tree.components
-            if policy is WritePolicy.WRITE_BACK
-            and component.host is not None
-            and not component.home_is_host
-            and not component.withholds
+            for component in tree.mirrored
+            if policy is WritePolicy.WRITE_BACK and not component.withholds
         ]
 
     def wanted(self, component: TreeComponent) -> int:

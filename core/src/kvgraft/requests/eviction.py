@@ -34,7 +34,7 @@ class Evictor:
         self.tree = tree
         self.journal = journal
         self.timeout_s = timeout_s
-        self.write_back = policy is WritePolicy.WRITE_BACK
+        self.write_back = policy is WritePolicy.WRITE_BACK and bool(tree.mirrored)
         self.failed_demotions = 0
         self.sweeper = Sweeper(tree)
 

@@ -51,6 +51,7 @@ class Tree:
             use, see `kvgraft.policies`.
         use_class: class of the uses that come next, with the term of their data if they have one.
         lifetimes: the terms of data; None while no use had any.
+        mirrored: components whose DEVICE data HOST can have copies of.
         tenant_of: the tenant of a namespace, as an index of `TreeComponent.devices`.
         asker: the tenant that room is being made for; None for nobody's request.
         observer: told of every change; None while nobody listens.
@@ -104,6 +105,11 @@ class Tree:
             1 << component.index for component in self.components if component.is_state
         )
         self.has_state = bool(self.states)
+        self.mirrored = tuple(
+            component
+            for component in self.components
+            if component.host is not None and not component.home_is_host
+        )
         self.homes_on_host = any(component.home_is_host for component in self.components)
         self.observer: TreeObserver | None = None
         self._observers: list[TreeObserver] = []

@@ -59,8 +59,7 @@ cache_options = OptionGroup(
     click.option(
         "--write-policy",
         type=click.Choice([policy.value for policy in WritePolicy]),
-        default=WritePolicy.WRITE_THROUGH.value,
-        show_default=True,
+        show_default="write-back; with a store or tenants write-through",
         help="When data is copied to the host.",
     ),
 )

@@ -233,7 +233,9 @@ def _eviction_table(result: ReplayResult) -> SummaryTable:
             rows.append((name, tier, count(sum(causes.values())), text or ABSENT))
     note = "in slots"
     waits = result["backups"]["waits"]
-    if waits or result["settings"].get("write_policy") == WritePolicy.WRITE_BACK.value:
+    settings = result["settings"]
+    write_back = settings.get("write_policy") == WritePolicy.WRITE_BACK.value
+    if waits or (write_back and settings.get("host_tokens")):
         note += f"; {count(waits)} wait{'' if waits == 1 else 's'} for copies"
     return SummaryTable(
         "Evictions",
