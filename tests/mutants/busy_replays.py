@@ -134,6 +134,7 @@ def _sessions(guard: str) -> str:
                 "page_size": PAGE,
                 "device_tokens": 800,
                 "host_tokens": 1200,
+                "write_policy": "write-through",
                 "load": None,
                 "guard": guard,
             }
