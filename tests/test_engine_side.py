@@ -62,7 +62,7 @@ def test_a_key_is_cut_to_its_first_tokens() -> None:
 def test_a_request_that_waits_for_backups_alone_is_told_so() -> None:
     """An engine with nothing running could not tell it from being stuck otherwise."""
     engine = SteppedTransferEngine()
-    copied = {"host_tokens": 64 * 16, "write_policy": WritePolicy.WRITE_THROUGH}
+    copied: dict[str, Any] = {"host_tokens": 64 * 16, "write_policy": WritePolicy.WRITE_THROUGH}
     config = CacheConfig(components={"full": {}}, **copied, **SETTINGS)
     with Cache(config, transfers=engine) as cache:
         run(cache, TokenKey(range(60 * 16)))

@@ -109,7 +109,7 @@ def _resident() -> int:
 
 
 def test_slots_of_a_transfer_in_flight_wait_and_promises_hold_meanwhile() -> None:
-    sizes = {"device_tokens": 480 * PAGE, "host_tokens": 900 * PAGE}
+    sizes: dict[str, Any] = {"device_tokens": 480 * PAGE, "host_tokens": 900 * PAGE}
     engine = SteppedTransferEngine()
     cache = opened(engine=engine, write_policy="write-through", **sizes)
     arena = arena_of(cache)

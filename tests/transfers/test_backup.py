@@ -286,7 +286,7 @@ def _settled(cache: Cache) -> None:
 
 def test_room_for_a_backup_is_not_made_of_the_backup_above_it() -> None:
     """Its descendants would be of no use, and both copies would be gone."""
-    sizes = {"page_size": 1, "device_tokens": 64, "host_tokens": 16}
+    sizes: dict[str, Any] = {"page_size": 1, "device_tokens": 64, "host_tokens": 16}
     with Cache.open(
         {"full": {"n_layers": 1}}, write_policy="write-through", load=None, **sizes
     ) as cache:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,12 @@ from kvgraft.types import Direction
 
 PROMPT = list(range(8))
 
-SIZES = {"page_size": 4, "device_tokens": 64, "host_tokens": 64, "write_policy": "write-through"}
+SIZES: dict[str, Any] = {
+    "page_size": 4,
+    "device_tokens": 64,
+    "host_tokens": 64,
+    "write_policy": "write-through",
+}
 
 
 def computed(cache: Cache, tokens: list[int]) -> Request:

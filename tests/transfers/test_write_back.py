@@ -310,7 +310,7 @@ def test_data_on_its_way_to_host_keeps_its_descendants() -> None:
         cache.check_integrity()
 
 
-STORED = {"storage": {"model": "m", "weights": "w"}}
+STORED: dict[str, Any] = {"storage": {"model": "m", "weights": "w"}}
 
 
 @pytest.mark.parametrize(

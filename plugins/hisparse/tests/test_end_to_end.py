@@ -82,8 +82,8 @@ class Engine:
 
     def __init__(self, components: dict[str, dict[str, Any]], **sizes: Any) -> None:
         self.transfers = SteppedTransferEngine()
-        settings = {"page_size": PAGE, "device_tokens": 400, "host_tokens": 600, "load": None}
-        settings["write_policy"] = "write-through"
+        settings: dict[str, Any] = {"page_size": PAGE, "device_tokens": 400, "host_tokens": 600}
+        settings |= {"load": None, "write_policy": "write-through"}
         config = CacheConfig(components=components, **{**settings, **sizes})
         self.cache = Cache(config, transfers=self.transfers)
         self.sparse = SparseComponent.of(self.cache)
