@@ -2,7 +2,7 @@
 
 Two tables per model, batch and prompt length. A decode step: the model over one token per row, with
 a session per row (`session`), in the engine (`engine`, with sampling and scheduling), and with
-transformers' dynamic cache and greedy choice. A first token behind a cached prompt: 32 new tokens
+transformers' dynamic cache and greedy choice. A first token behind a cached prompt: 41 new tokens
 per row, for sessions and engine from the request on, for transformers with a kept cache of the same
 rows (`kept`; the copy that keeps it whole is made beforehand) and with the copy counted (`copied`).
 
@@ -31,7 +31,7 @@ from kvgraft_transformers.probing import cache_argument, plain_cache
 from kvgraft_transformers.session import Session
 from kvgraft_transformers.tiny import build_tiny_model
 
-CHUNK, PAGE, TAIL, WARM_UP = 512, 16, 32, 4
+CHUNK, PAGE, TAIL, WARM_UP = 512, 16, 41, 4
 WIDE: dict[str, Any] = {
     "vocab_size": 2048,
     "hidden_size": 512,

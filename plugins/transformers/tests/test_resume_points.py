@@ -302,6 +302,18 @@ def test_generate_goes_on_behind_cached_tokens_for_every_caller_that_gives_the_w
         assert said == expected
 
 
+def test_a_few_tokens_behind_a_cached_prompt_are_one_pass(
+    tiny: Any, open_memory: Any, tokens: Callable[..., list[int]]
+) -> None:
+    """A state at their last boundary would save a repetition fewer tokens than a pass costs."""
+    model, prompt = tiny("lfm2"), tokens(330)
+    memory = open_memory(model, **ROOMY)
+    for ids, passes in ((prompt, [320, 10]), (prompt[:320] + tokens(41, 2), [41])):
+        with memory.session(ids, max_new_tokens=4) as session, lengths_of(model) as lengths:
+            answer(model, ids, past_key_values=session.cache)
+        assert lengths == [*passes, 1, 1, 1]
+
+
 @pytest.mark.parametrize("case", one_of_each_kind())
 def test_two_sessions_with_one_prompt_share_pages_and_read_their_own(
     case: Any, tiny: Any, open_memory: Any, tokens: Callable[..., list[int]], run: Any, poison: Any

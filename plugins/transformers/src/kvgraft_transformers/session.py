@@ -61,13 +61,15 @@ class Session:
         self.memory = memory
         self.key = key
         self.limit_tokens = limit_tokens
-        repeat = (key.n_tokens - 1) // memory.page_size * memory.page_size
+        last = key.n_tokens - memory.page_size
+        # of other prompts the core keeps the last boundary by itself, as far as a cut pays
+        repeat = [last] if key.n_tokens % memory.page_size == 0 else []
         self.request = memory.cache.begin(
             key,
             reserve=reserve,
             chunk=chunk,
             prefetch=prefetch,
-            resume_at=[max(0, repeat), *positions(resume_at)],
+            resume_at=[*repeat, *positions(resume_at)],
             patience=patience,
         )
         self._hot: list[HotBuffer] = []
