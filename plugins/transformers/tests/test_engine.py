@@ -141,6 +141,17 @@ def test_answers_stay_right_while_memory_moves_between_pools(
     assert cache.arenas.mover.moved_slots > 0
 
 
+def test_all_requests_that_fit_begin_in_one_step(
+    tiny: Any, open_engine: Opener, tokens: Callable[..., list[int]]
+) -> None:
+    engine = open_engine(tiny("llama"), EngineSettings(max_running=8), probe_tokens=0)
+    asked = [engine.submit(GenerationRequest(tokens(20, seed=n), 2)) for n in range(8)]
+    engine.step()
+    assert [len(each.tokens) for each in asked] == [1] * 8
+    for _ in engine.run():
+        pass
+
+
 def test_a_request_that_never_fits_is_rejected_at_once_with_the_pool_and_the_numbers(
     tiny: Any, open_engine: Any, tokens: Callable[..., list[int]]
 ) -> None:

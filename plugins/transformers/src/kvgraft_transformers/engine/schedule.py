@@ -123,7 +123,8 @@ class Schedule:
             self._pause -= 1
             return
         before = len(self.waiting)
-        self._round(reject)
+        while self.waiting and self._round(reject):
+            pass
         if before and len(self.waiting) == before:
             self._pause = RETRY_STEPS
 
@@ -155,16 +156,19 @@ class Schedule:
         for generation in reversed(back):
             self.waiting.push_front(generation)
 
-    def _round(self, reject: Callable[[Generation], None]) -> None:
+    def _round(self, reject: Callable[[Generation], None]) -> bool:
+        """Try those first in line; whether all of them left it, so that the next may be tried."""
+        all_left = True
         for generation in self.waiting.round():
             if self._full:
-                return
+                return False
             if generation.prefetch is None and not self._fetch(generation):
                 self.waiting.take(generation)
                 continue
             outcome = self._try(generation)
             if outcome is Outcome.DEFERRED and generation.session is None:
                 self.totals.deferrals += 1
+                all_left = False
                 continue
             self.waiting.take(generation)
             if outcome is Outcome.NEVER_FITS:
@@ -173,6 +177,7 @@ class Schedule:
             elif outcome is Outcome.DEFERRED:
                 self.totals.followers += 1
                 self.following.append(generation)
+        return all_left
 
     def _try(self, generation: Generation) -> Outcome:
         """Begin a session and ask for its slots; without them nothing is held.
