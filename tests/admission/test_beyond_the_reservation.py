@@ -102,3 +102,34 @@ def test_a_refused_decode_publishes_no_state_either() -> None:
     assert not cache.allocate(request, 1)
     assert (ledgers(cache), tree_dump(cache)) == before
     cache.check_integrity()
+
+
+def prefill(cache: Cache, request: Request) -> None:
+    while request.computed < request.prompt:
+        n_tokens = cache.next_chunk(request)
+        assert cache.allocate(request, n_tokens)
+        cache.computed(request, n_tokens)
+
+
+@pytest.mark.parametrize(("n_pages", "fits"), [(9, True), (10, True), (16, True), (17, False)])
+def test_publishing_states_takes_no_room_from_the_pages_that_are_asked_for(
+    n_pages: int, *, fits: bool
+) -> None:
+    """Another request's copy of the same pages is evictable: it goes, rather than to be pinned."""
+    components = {"full": {}, "mamba": {"states": 8}}
+    with Cache.open(components, page_size=2, device_tokens=48, guard="on") as cache:
+        key = TokenKey(range(16))
+        request, other = cache.begin(key, reserve=2), cache.begin(TokenKey(range(16)))
+        assert cache.admit(request).admitted
+        assert cache.admit(other).admitted
+        prefill(cache, request)
+        prefill(cache, other)
+        cache.finish(other)
+        pool = cache.tree.component("full").device
+        before = pool.counts(), pool.promised
+        assert (pool.free, pool.evictable, pool.headroom) == (8, 8, 14), "and 2 are promised to it"
+        assert cache.allocate(request, 2 * n_pages) is fits
+        if not fits:
+            assert (pool.counts(), pool.promised) == before
+        cache.check_integrity()
+        cache.abort(request)

@@ -453,15 +453,22 @@ class Cache:
         pages = request.pages_short(n_tokens, self.tree.page_size)
         page = request.computed // self.tree.page_size
         within = pages <= 0 or self.pages.has_promise_left(request.parts, pages)
-        if not within and not self.pages.could_allocate(request, pages, page):
+        beyond = [] if within else self.pages.beyond_promise(request, pages, page)
+        if beyond is None:
             return False
-        if self.tree.has_state:
-            self.publisher.publish_states(request)
-        if pages > 0:
+        # What is published first leaves the room for these pages: pins of others' data take some.
+        for ledger, n_slots in beyond:
+            ledger.promised += n_slots
+        try:
+            if self.tree.has_state:
+                self.publisher.publish_states(request)
             if not within and request.bounded_parts:
                 self.publisher.leave_behind(request, page, pages)
-            if not self.pages.allocate_pages(request, pages):
-                return False
+        finally:
+            for ledger, n_slots in beyond:
+                ledger.promised -= n_slots
+        if pages > 0 and not self.pages.allocate_pages(request, pages):
+            return False
         if self.tree.has_state:
             self.states.set_up_states(request)
         return True

@@ -9,6 +9,7 @@ from kvgraft.requests.parts import Part
 from kvgraft.requests.request import Request
 from kvgraft.requests.runs import NO_PAGE, divided, needed_between
 from kvgraft.tree.inserting import Run
+from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Span
 
@@ -35,7 +36,9 @@ class PageSlots:
             if component.is_state:
                 continue
             n = component.stored_between(first, end) * component.slots_per_page
-            if not part.headroom_covers(n):
+            if not part.has_promised(n) and any(
+                short > ledger.headroom for ledger, short in part.beyond_promise(n)
+            ):
                 return False
             if n:
                 needs.append((part, n))
@@ -82,9 +85,15 @@ class PageSlots:
                 return False
         return True
 
-    def could_allocate(self, request: Request, pages: int, page: int) -> bool:
-        """Whether the next `pages` pages fit once those behind boundary `page` are left behind."""
+    def beyond_promise(
+        self, request: Request, pages: int, page: int
+    ) -> list[tuple[Ledger, int]] | None:
+        """The slots, by pool, that the next `pages` pages need beside the promised ones.
+
+        None if they do not fit once those behind boundary `page` are left behind.
+        """
         first, end = request.allocated, request.allocated + pages
+        found: list[tuple[Ledger, int]] = []
         for part in request.parts:
             component = part.component
             if component.is_state:
@@ -92,9 +101,9 @@ class PageSlots:
             n = component.stored_between(first, end)
             if not component.is_prefix_closed:
                 n -= sum(run.end - run.first for run in self._behind(part, page)[1])
-            if n > 0 and not part.headroom_covers(n * component.slots_per_page):
-                return False
-        return True
+            if n > 0:
+                found += part.beyond_promise(n * component.slots_per_page)
+        return found if all(n <= ledger.headroom for ledger, n in found) else None
 
     def is_worth_keeping(self, request: Request, page: int) -> bool:
         """Whether a resume point needs any page that `left_behind` names."""

@@ -10,6 +10,7 @@ from kvgraft.requests.account import Account
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.inserting import Run
 from kvgraft.tree.integrity import SlotOwner
+from kvgraft.tree.ledger import Ledger
 from kvgraft.types import Demand, Tier
 
 __all__ = ["DECODED", "POINT", "Due", "Part", "StatePart"]
@@ -89,14 +90,19 @@ class Part:
             if run.host is not None
         ]
 
-    def headroom_covers(self, n: int) -> bool:
-        """Whether `n` slots are promised, or could be at once."""
-        for account in (self.account, self.host_account):
-            if account is not None:
-                short = n - account.promised
-                if short > 0 and short > account.ledger.headroom:
-                    return False
-        return True
+    def has_promised(self, n: int) -> bool:
+        """Whether `n` slots are promised."""
+        host = self.host_account
+        return n <= self.account.promised and (host is None or n <= host.promised)
+
+    def beyond_promise(self, n: int) -> list[tuple[Ledger, int]]:
+        """By pool, how many of `n` slots are not promised."""
+        accounts = (self.account, self.host_account)
+        return [
+            (account.ledger, n - account.promised)
+            for account in accounts
+            if account is not None and n > account.promised
+        ]
 
     def can_replenish(self, page: int) -> bool:
         """Whether pages up to `page` can move to the tree and be replaced out of headroom."""
