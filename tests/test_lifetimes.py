@@ -117,14 +117,29 @@ def test_data_whose_time_is_over_in_seconds_leaves_first(policy: str) -> None:
 
 def test_data_whose_time_is_over_in_requests_leaves_first() -> None:
     with opened(host_tokens=0) as cache:
-        serve(cache, prompt(0), ttl_requests=1)
+        serve(cache, prompt(0), ttl_requests=2)
         serve(cache, prompt(1))
         told = str(cache.explain(TokenKey([*prompt(0), 1])))
         assert "expires with request 1 from now" in told
         serve(cache, prompt(2))
+        assert "expired" in str(cache.explain(TokenKey([*prompt(0), 1])))
         serve(cache, prompt(0)[:4])  # a later use without a time: of a part of it
         cache.evict("full", 2)
         assert left(cache, 0, 1, 2) == [1, 2]
+
+
+@pytest.mark.parametrize("n_requests", [0, 1, 3])
+def test_a_time_in_requests_is_over_once_so_many_have_begun(n_requests: int) -> None:
+    with opened(host_tokens=0) as cache:
+        key = TokenKey([*prompt(0), 1])
+        serve(cache, prompt(0), ttl_requests=n_requests)
+        for left_over in range(n_requests, 0, -1):
+            assert f"expires with request {left_over} from now" in str(cache.explain(key))
+            cache.abort(cache.begin(TokenKey(prompt(left_over))))
+        assert "expired" in str(cache.explain(key))
+        serve(cache, prompt(9), ttl_requests=5)
+        cache.evict("full", 4)
+        assert left(cache, 0, 9) == [9]
 
 
 def test_a_later_use_decides() -> None:
@@ -197,7 +212,7 @@ def test_an_entry_that_expired_counts_once_when_it_comes_back() -> None:
     levels = Levels(RecencyQueue(), lifetimes, lambda: LeastRecentlyUsed().order(None))  # type: ignore[arg-type]
     nodes = [Node(number) for number in range(3)]
     for number, node in enumerate(nodes):
-        lifetimes.note(number << 8, Term(0, last_request=number))
+        lifetimes.note(number << 8, Term(0, until_request=number + 1))
         levels.push(number << 8, node)
     assert [lifetimes.level(n << 8) for n in range(3)] == [0, 0, 0]
     lifetimes.n_requests = 1

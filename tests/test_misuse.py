@@ -370,10 +370,28 @@ def test_after_a_cut_of_its_key_a_request_may_end_that_shared_all_it_computed(en
         assert cache.allocate(other, 20)
         cache.computed(other, 20)
         other.key.truncate(18)
-        with pytest.raises(LeaseError, match="its key was cut"):
+        with pytest.raises(LeaseError, match="its key was cut to 18"):
             getattr(cache, end)(other)
         cache.abort(other)
         cache.check_integrity()
+
+
+@pytest.mark.parametrize("end", ["checkpoint", "finish", "retract"])
+def test_a_request_may_compute_tokens_before_its_key_has_them_and_not_share_them(end: str) -> None:
+    with Cache.open(["full"], page_size=4, device_tokens=64) as cache:
+        request = cache.begin(TokenKey(range(20)), reserve=12)
+        assert cache.admit(request).admitted
+        assert cache.allocate(request, 30)
+        cache.computed(request, 30)
+        with pytest.raises(LeaseError) as refused:
+            getattr(cache, end)(request)
+        assert str(refused.value) == (
+            "request computed 30 tokens and its key holds 20; extend the key with the tokens that "
+            "were decoded, then call this again"
+        )
+        request.key.extend(range(100, 110))
+        getattr(cache, end)(request)
+        assert cache.explain(request.key).known == 28
 
 
 @pytest.mark.parametrize("guard", ["off", "on"])
@@ -433,10 +451,10 @@ def test_an_object_that_is_no_request_is_named(call: Call, given: object, guard:
         running = cache.begin(TokenKey(range(8)))
         with pytest.raises(LeaseError) as refused:
             call(cache, given)
-        kind = type(given).__name__
-        assert (
-            str(refused.value)
-            == f"a {kind} is no request; give the request that Cache.begin returned"
+        article = "an" if given == 5 else "a"
+        kind = "None" if given is None else f"{article} {type(given).__name__}"
+        assert str(refused.value) == (
+            f"{kind} is no request; give the request that Cache.begin returned"
         )
         assert cache.admit(running).admitted
         cache.abort(running)
@@ -495,11 +513,11 @@ def test_a_guard_leaves_refusals_to_the_cache(call: str, n_tokens: object, guard
         ),
         (
             lambda c: c.begin(TokenKey([1, 2]), prefetch=5),
-            "a int is no prefetch; give the one that",
+            "an int is no prefetch; give the one that",
         ),
-        (lambda c: c.storage.cancel(None), "a NoneType is no prefetch; give the one that"),
+        (lambda c: c.storage.cancel(None), "None is no prefetch; give the one that"),
         (lambda c: c.storage.prefetch([1, 2]), "a list is no TokenKey; give TokenKey("),
-        (lambda c: c.explain(None), "a NoneType is no TokenKey; give TokenKey("),
+        (lambda c: c.explain(None), "None is no TokenKey; give TokenKey("),
     ],
 )
 def test_arguments_of_other_types_are_named(
@@ -531,7 +549,7 @@ def test_a_refused_finish_keeps_the_live_state(guard: str) -> None:
     assert cache.allocate(request, 2)
     cache.computed(request, 2)
     slot = cache.state_slot(request, "mamba")
-    with pytest.raises(LeaseError, match="append decoded tokens first"):
+    with pytest.raises(LeaseError, match="extend the key with the tokens that were decoded"):
         cache.finish(request)
     key.extend([1, 2])
     assert cache.allocate(request, 2)
@@ -582,7 +600,7 @@ def test_a_call_out_of_order_names_the_call_to_make(cache: Cache) -> None:
 def test_a_namespace_that_cannot_be_hashed_is_refused_at_once() -> None:
     namespaces: list[object] = [[], ("tenant", [])]
     for namespace in namespaces:
-        with pytest.raises(ConfigError, match="which cannot be hashed; use an int, a str"):
+        with pytest.raises(ConfigError, match="cannot be hashed; use an int, a str, bytes or"):
             TokenKey([1, 2], namespace=namespace)
 
 

@@ -302,7 +302,7 @@ def test_a_grid_point_without_a_slot_is_skipped_and_a_promised_one_is_not() -> N
         (lambda planes: [planes[0].tolist(), *planes[1:]], "is a list; give "),
         (lambda planes: [3, 4], "is a list; give "),
         (lambda planes: planes[0], "is a Tensor; give "),
-        (lambda planes: None, "is a NoneType; give "),
+        (lambda planes: None, "is None; give "),
         (lambda planes: "planes", "is a str; give "),
     ],
     ids=[
@@ -340,7 +340,7 @@ def test_states_of_other_shapes_or_types_are_refused_and_change_nothing(
         ([1, 2], "computed: states=[1, 2]; give "),
         ("near", "computed: states='near'; give "),
         ({"near": [1, 2]}, "computed: states of component 'near' are a list; give "),
-        ({"near": None}, "computed: states of component 'near' are a NoneType; give "),
+        ({"near": None}, "computed: states of component 'near' are None; give "),
         ({3: {}}, "computed: component 3 keeps no states; those that do are far, near"),
     ],
 )

@@ -108,7 +108,7 @@ def test_the_pool_that_never_fits_is_named_with_its_numbers() -> None:
     request = Server(cache).begin(range(60), reserve=4)
     decision = cache.admit(request)
     assert str(decision) == (
-        "never fits; component 'full' device pool: needs 33 slots, 20 available of 20"
+        "never fits; component 'full' device pool: needs 33 slots, the pool has 20"
     )
     cache.close()
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvgraft.admission.waiting import WaitingQueue
+from kvgraft.errors import ConfigError
 
 
 class Job:
@@ -90,5 +91,21 @@ def test_a_rejected_request_leaves_the_line() -> None:
     queue.take("never fits")
     assert list(queue.round()) == ["next"]
     assert len(queue) == 1
-    with pytest.raises(ValueError, match="not in the line"):
+    with pytest.raises(ConfigError, match="'never fits' is not in the line of 1; append it first"):
         queue.take("never fits")
+
+
+@pytest.mark.parametrize(
+    ("lookahead", "patience", "said"),
+    [
+        (0, 8, "WaitingQueue: lookahead 0; give a whole number, 1 or more"),
+        (4, -1, "WaitingQueue: patience -1; give a whole number, 0 or more"),
+        (True, 8, "WaitingQueue: lookahead True; give a whole number, 1 or more"),
+    ],
+)
+def test_a_line_in_which_nobody_is_tried_is_refused(
+    lookahead: int, patience: int, said: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        WaitingQueue(lookahead, patience)
+    assert str(refused.value) == said

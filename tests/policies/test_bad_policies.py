@@ -10,7 +10,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from kvgraft.errors import ContractViolation
+from kvgraft.errors import ConfigError, ContractViolation
+from kvgraft.packages import policies as packages
+from kvgraft.packages.entry_points import Published
 from kvgraft.policies import Hint, Order, Pool, Use
 from kvgraft.policies.density import Density
 from kvgraft.policies.greedy_dual import GreedyDualQueue
@@ -378,3 +380,15 @@ class Salted(Density):
 def test_a_bad_policy_is_found_out(policy: Any, said: str) -> None:
     with pytest.raises(ContractViolation, match=said):
         check_policy(policy)
+
+
+def test_a_policy_of_another_name_than_its_entry_point_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    point = Published("mine", "kvgraft-mine", "1", ("kvgraft-mine",), lambda: LeastRecentlyUsed)
+    monkeypatch.setattr(packages, "published", lambda group: [point])
+    with pytest.raises(ConfigError) as refused:
+        packages.load_policy("mine")
+    assert str(refused.value) == (
+        "eviction policy 'mine': its `name` is 'lru'; entry point and name must agree"
+    )

@@ -23,10 +23,10 @@ except ConfigError as error:
     [
         ("raise ImportError('no such file')", ": import failed: ImportError: no such file"),
         ("import sys; sys.exit(7)", ": import failed: SystemExit: 7"),
-        ("MADE = 3", ": its entry point is a int; publish a class, or a function without"),
+        ("MADE = 3", ": its entry point is an int; publish a class, or a function without"),
         ("def MADE():\n    return 1 / 0", " cannot be made: ZeroDivisionError: division by zero"),
         ("def MADE():\n    raise SystemExit(7)", " cannot be made: SystemExit: 7"),
-        ("MADE = object", ": a object has no name, classifies, order"),
+        ("MADE = object", ": an object has no name, classifies, order"),
     ],
 )
 def test_a_broken_policy_is_refused_in_one_line(tmp_path: Path, source: str, reason: str) -> None:

@@ -157,7 +157,7 @@ def test_a_request_beyond_its_tenants_limit_is_refused_with_the_numbers() -> Non
     _, decision = player.begin("a", tokens(1, 8))
     assert decision.outcome is Outcome.NEVER_FITS
     assert str(decision) == (
-        "never fits; component 'full' device pool: needs 10 slots, 8 available of 8 for tenant "
+        "never fits; component 'full' device pool: needs 10 slots, the pool has 8 for tenant "
         "'a': its requests have 0, its guarantee is 0, its limit 8; others' guarantees are kept "
         "for them, see the setting tenants"
     )
@@ -172,7 +172,7 @@ def test_a_request_that_only_others_guarantees_could_hold_never_fits() -> None:
     player = Player(("full",), HALF)
     _, decision = player.begin("b", tokens(1, 20))
     assert decision.outcome is Outcome.NEVER_FITS
-    assert "16 available of 16 for tenant 'default'" in str(decision)
+    assert "the pool has 16 for tenant 'default'" in str(decision)
     mine, _ = player.begin("a", tokens(1, 20))
     assert mine is not None
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvgraft import TokenKey
+from kvgraft import Cache, TokenKey
+from kvgraft.transfers import SteppedTransferEngine
 from kvgraft.tree import eviction, matching
 from kvgraft.tree.explaining import Explanation, explain
 from kvgraft.tree.tree import Tree
@@ -31,6 +32,50 @@ def test_where_everything_is_cached_the_limit_is_the_reason() -> None:
     assert set(reasons(explanation).values()) == {
         "nothing deeper may be matched; one token is always computed"
     }
+
+
+def test_a_page_that_the_sequence_does_not_fill_is_the_reason() -> None:
+    tree = open_tree("full")
+    for tokens, n_cached in ([7], 0), (SEQUENCE[:5], 4):
+        insert(tree, tokens[:n_cached])
+        explanation = told(tree, tokens)
+        assert explanation.anchor == n_cached
+        assert reasons(explanation) == {
+            "full": "nothing deeper may be matched; fewer tokens follow, 1, than a page of 2 has"
+        }
+
+
+def test_data_is_told_apart_that_a_copy_under_way_holds_and_that_was_cleared() -> None:
+    transfers = SteppedTransferEngine()
+    with Cache.open(
+        {"full": {}, "swa": {"window": 4}},
+        page_size=4,
+        device_tokens=64,
+        host_tokens=64,
+        load=None,
+        write_policy="write-through",
+        transfers=transfers,
+    ) as cache:
+        key = TokenKey(range(9))
+        request = cache.begin(key)
+        assert cache.admit(request).admitted
+        assert cache.allocate(request, 9)
+        cache.computed(request, 9)
+        cache.finish(request)
+        assert transfers.pending
+        assert "held by a copy under way" in str(cache.explain(key))
+        assert "pinned" not in str(cache.explain(key))
+        again = cache.begin(key)
+        assert cache.explain(key).kept[0].pinned
+        assert not cache.explain(key).kept[0].copied
+        cache.abort(again)
+        transfers.run_all()
+        cache.poll()
+        assert not any(each.pinned for each in cache.explain(key).kept)
+        cache.clear()
+        cache.drain()
+        told = str(cache.explain(key))
+        assert "resume points evicted or cleared in this cache: 1 (repeat)" in told
 
 
 def test_where_the_sequence_is_new_the_tree_holds_no_node_beyond() -> None:

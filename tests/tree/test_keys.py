@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -100,6 +101,23 @@ def test_text_is_no_list_of_tokens(text: Any) -> None:
             "the model's tokenizer"
         )
     assert key.tokens().tolist() == [5]
+
+
+@pytest.mark.parametrize("make", [np.array, torch.tensor])
+@pytest.mark.parametrize(
+    ("ids", "shape"), [([[1, 2, 3]], "(1, 3)"), ([[1], [2]], "(2, 1)"), ([[]], "(1, 0)"), (5, "()")]
+)
+def test_ids_of_several_dimensions_are_refused_with_their_shape(
+    make: Any, ids: Any, shape: str
+) -> None:
+    key = TokenKey([5])
+    with pytest.raises(ConfigError) as refused:
+        key.extend(make(ids))
+    assert str(refused.value) == (
+        f"token ids of shape {shape}; give one sequence, such as ids[0] of a batch"
+    )
+    assert key.tokens().tolist() == [5]
+    assert TokenKey(make([1, 2, 3])).tokens().tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("lowest", [-1, -100, -(2**31)])

@@ -88,7 +88,7 @@ NUMBERS = (
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda number: f"{type(number).__name__} {number}")
 def test_a_number_that_is_no_int_is_refused_as_a_namespace(number: object) -> None:
     """Most equal an int, and so would share its tenant's data."""
-    said = rf" is a {type(number).__name__}, and equal numbers .*; use an int, a str or a tuple of"
+    said = rf" is an? {type(number).__name__}, and equal numbers .*; use an int, a str, bytes or"
     cache = small_cache()
     for name in (number, ("a", (2, number)), frozenset({"a", number})):
         with pytest.raises(ConfigError, match=said) as refused:

@@ -266,8 +266,8 @@ class Cache:
                 too.
             priority: of the data that it uses and computes, from -8 to 8, 0 by default: data of a
                 lower one leaves first. The last use of data decides.
-            ttl_requests: how many other requests may begin after this one, and after its end,
-                until its data leaves before all other.
+            ttl_requests: once so many other requests have begun after this one, and after its end,
+                its data leaves before all other; with 0 from its end on.
             ttl_s: the same in seconds of the cache's clock.
 
         Raises:
@@ -498,6 +498,9 @@ class Cache:
     ) -> None:
         """The data of the next `n_tokens` tokens exists in the allocated slots.
 
+        The key may lack them still, as where a token is known after the model ran: extend it
+        before the next `checkpoint`, and before the request ends.
+
         Notes where states are to be kept. Hands pages that a bounded reach has passed to the tree
         (I9), and loosens the pins on them (L6); a request at the end of its reservation keeps such
         pages until it ends. `table` stays the same for all pages that a reach still covers.
@@ -583,14 +586,16 @@ class Cache:
         """Per component, why the anchor of `key` is not deeper (M9); and the result of a prefetch.
 
         Beside the resume points on the way it names kinds of which points were skipped in this
-        cache, with the reason of the last one (I11), and how many were evicted.
+        cache, with the reason of the last one (I11), and how many were evicted or cleared.
 
         Raises:
             ContractViolation: K1, the eviction policy cannot say how it ranks data.
         """
         root = self.tree.hold(expect_key(key).namespace)
         try:
-            found = explain(self.tree, key, max(0, key.n_tokens - 1) // self.tree.page_size)
+            limit = max(0, key.n_tokens - 1) // self.tree.page_size
+            copies = [each.receipt for each in self.journal.operations()]
+            found = explain(self.tree, key, limit, [each for each in copies if each is not None])
         finally:
             self.tree.let_go(root)
         lost = tuple((kind, n) for kind, n in self.points.lost.items() if n)

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-__all__ = ["SettingsModel", "first_refusal", "shown"]
+__all__ = ["SettingsModel", "first_refusal", "of_type", "shown"]
 
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
@@ -107,6 +107,14 @@ def first_refusal(error: ValidationError, model: type[BaseModel], noun: str) -> 
     bounds = {key: _short(each) for key, each in first.get("ctx", {}).items()}
     example = _example(field, ", such as ") if first["type"] in OF_A_TYPE else ""
     return f"{name}={value}: give {wanted.format(**bounds)}{example}"
+
+
+def of_type(value: object) -> str:
+    """An object in a message, by its type: "an int", "a str", or "None"."""
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
 def shown(value: object) -> str:

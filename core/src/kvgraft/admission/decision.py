@@ -65,10 +65,11 @@ class Shortage(NamedTuple):
     tenant: ShortTenant | None = None
 
     def __str__(self) -> str:
-        said = (
-            f"component {self.component!r} {self.pool} pool: needs {self.needed} slots, "
-            f"{self.available} available of {self.capacity}"
-        )
+        said = f"component {self.component!r} {self.pool} pool: needs {self.needed} slots, "
+        if self.needed > self.capacity:
+            said += f"the pool has {self.capacity}"
+        else:
+            said += f"{self.available} available of {self.capacity}"
         return said if self.tenant is None else f"{said} for {self.tenant}"
 
 

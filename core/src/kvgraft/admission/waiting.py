@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Generic, TypeVar
 
+from kvgraft.errors import ConfigError
+from kvgraft.sizes import expect_count
+
 __all__ = ["WaitingQueue"]
 
 T = TypeVar("T")
@@ -20,13 +23,16 @@ class WaitingQueue(Generic[T]):
     it.
 
     Args:
-        lookahead: how many requests are tried in one round.
-        patience: how often a request may be overtaken.
+        lookahead: how many requests are tried in one round, 1 or more.
+        patience: how often a request may be overtaken, 0 or more.
+
+    Raises:
+        ConfigError: one of them is no such number.
     """
 
     def __init__(self, lookahead: int = 4, patience: int = 8) -> None:
-        self.lookahead = lookahead
-        self.patience = patience
+        self.lookahead = expect_count("WaitingQueue: lookahead", lookahead, 1)
+        self.patience = expect_count("WaitingQueue: patience", patience)
         self._line: deque[_Place[T]] = deque()
 
     def __len__(self) -> int:
@@ -55,7 +61,7 @@ class WaitingQueue(Generic[T]):
         """`item` was admitted or rejected: it leaves the line.
 
         Raises:
-            ValueError: it is not in the line.
+            ConfigError: it is not in the line.
         """
         for index, place in enumerate(self._line):
             if place.item is item:
@@ -64,7 +70,7 @@ class WaitingQueue(Generic[T]):
                 for passed in islice(self._line, index):
                     passed.overtaken += 1
                 return
-        raise ValueError(f"{item!r} is not in the line of {len(self._line)}; append it first")
+        raise ConfigError(f"{item!r:.60} is not in the line of {len(self._line)}; append it first")
 
 
 class _Place(Generic[T]):

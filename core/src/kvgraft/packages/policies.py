@@ -8,6 +8,7 @@ from importlib import import_module
 from kvgraft.errors import ConfigError
 from kvgraft.packages.entry_points import import_failure, published
 from kvgraft.policies.policy import EvictionPolicy
+from kvgraft.refusals import of_type
 
 __all__ = ["BUILT_IN", "POLICY_GROUP", "load_policy", "missing_members", "policy_names"]
 
@@ -56,7 +57,7 @@ def _published(name: str, load: Callable[[], object]) -> EvictionPolicy:
         raise ConfigError(f"eviction policy {name!r}: {import_failure(error)}") from error
     if not callable(make):
         raise ConfigError(
-            f"eviction policy {name!r}: its entry point is a {type(make).__name__}; publish a "
+            f"eviction policy {name!r}: its entry point is {of_type(make)}; publish a "
             "class, or a function without arguments"
         )
     try:
@@ -67,10 +68,15 @@ def _published(name: str, load: Callable[[], object]) -> EvictionPolicy:
     missing = missing_members(policy)
     if missing:
         raise ConfigError(
-            f"eviction policy {name!r}: a {type(policy).__name__} has no {', '.join(missing)}; "
+            f"eviction policy {name!r}: {of_type(policy)} has no {', '.join(missing)}; "
             "implement kvgraft.policies.EvictionPolicy"
         )
     made: EvictionPolicy = policy
+    if made.name != name:
+        raise ConfigError(
+            f"eviction policy {name!r}: its `name` is {made.name!r:.40}; entry point and name must "
+            "agree"
+        )
     return made
 
 

@@ -18,7 +18,7 @@ PIECE_BYTES = PIECE_TOKENS * 4
 def prefix_sums(use: Use, n_tokens: int) -> list[int]:
     """The checksums of the prefixes of 1,024 tokens, 2,048 and so on, up to `n_tokens`.
 
-    Namespaces share none, but those that are no number, text or bytes, nor a tuple of these, count
+    Namespaces share none, but those that are no int, text or bytes, nor a tuple of these, count
     as one. Only pieces that the key was not asked for before are read. 64 bits each, the same on
     every rank.
     """

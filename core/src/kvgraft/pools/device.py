@@ -17,6 +17,7 @@ from kvgraft.pools.plan import PlannedMemory, plan_memory
 from kvgraft.pools.planes import PlaneSpec, lane_dtype, plane_nbytes
 from kvgraft.pools.reserved import ReservedSpace, reserve
 from kvgraft.pools.resizing import ResizableAllocator
+from kvgraft.refusals import of_type
 from kvgraft.types import Tier
 
 __all__ = ["DevicePool", "slot_index"]
@@ -164,7 +165,7 @@ class DevicePool:
         wanted = [(tuple(spec.shape), spec.dtype) for spec in self.specs]
         if not isinstance(planes, Sequence) or not all(map(torch.is_tensor, planes)):
             raise ConfigError(
-                f"{what} is a {type(planes).__name__}; give a list of {len(wanted)} tensors, one "
+                f"{what} is {of_type(planes)}; give a list of {len(wanted)} tensors, one "
                 "for each plane of the pool"
             )
         given = [(tuple(plane.shape), plane.dtype) for plane in planes]

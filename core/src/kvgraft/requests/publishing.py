@@ -220,9 +220,14 @@ class Publisher:
         key = request.key
         if not request.has_same_key() or page * self.tree.page_bytes > len(key.data):
             request.expect_namespace()
+            if key.edits == request.key_edits:
+                raise LeaseError(
+                    f"request computed {request.computed} tokens and its key holds {key.n_tokens}; "
+                    "extend the key with the tokens that were decoded, then call this again"
+                )
             raise LeaseError(
-                f"request computed {request.computed} tokens but its key was cut or holds only "
-                f"{key.n_tokens}; append decoded tokens first and cut keys after it ended"
+                f"request computed {request.computed} tokens and its key was cut to {key.n_tokens} "
+                "before its end; cut keys of requests that ended"
             )
 
     def insert(self, request: Request, page: int) -> inserting.Inserted:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvgraft.errors import ConfigError, LeaseError
 from kvgraft.policies.policy import Hint, Use
+from kvgraft.refusals import of_type
 from kvgraft.requests.parts import Part, StatePart
 from kvgraft.transfers.journal import Transfer
 from kvgraft.tree.keys import TokenKey, expect_namespace
@@ -313,9 +314,7 @@ def whole(n_tokens: object, call: str) -> int:
 
 def no_request(given: object) -> LeaseError:
     """The refusal of an object that is no request."""
-    return LeaseError(
-        f"a {type(given).__name__} is no request; give the request that Cache.begin returned"
-    )
+    return LeaseError(f"{of_type(given)} is no request; give the request that Cache.begin returned")
 
 
 def expect_key(key: Any) -> TokenKey:
@@ -325,6 +324,6 @@ def expect_key(key: Any) -> TokenKey:
         ConfigError: it is no `TokenKey`, or its namespace is refused as a new key's would be.
     """
     if not isinstance(key, TokenKey):
-        raise ConfigError(f"a {type(key).__name__} is no TokenKey; give TokenKey(token_ids)")
+        raise ConfigError(f"{of_type(key)} is no TokenKey; give TokenKey(token_ids)")
     expect_namespace(key.namespace)
     return key

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from kvgraft.errors import ConfigError
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.packages.hook_results import shown
+from kvgraft.refusals import of_type
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.parts import DECODED, POINT, Due, StatePart
 from kvgraft.requests.request import Request
@@ -119,7 +120,7 @@ class StateSlots:
                 )
             if not isinstance(by_position, Mapping):
                 raise ConfigError(
-                    f"computed: states of component {name!r} are a {type(by_position).__name__}; "
+                    f"computed: states of component {name!r} are {of_type(by_position)}; "
                     "give {position: planes}"
                 )
             for position, planes in by_position.items():

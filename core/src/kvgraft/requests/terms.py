@@ -23,7 +23,7 @@ class Wanted(NamedTuple):
 
     Attributes:
         priority: data of a lower one leaves first.
-        ttl_requests: requests that may begin after its use until its time is over.
+        ttl_requests: requests that begin after its use until its time is over.
         ttl_s: seconds after its use until its time is over.
     """
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from kvgraft.config import PrefetchPolicy, StorageSettings
 from kvgraft.errors import LeaseError
+from kvgraft.refusals import of_type
 from kvgraft.requests.request import expect_key
 from kvgraft.storage_tier.context import TierContext
 from kvgraft.storage_tier.fetching import Fetch, Phase
@@ -304,7 +305,7 @@ class Prefetching:
         """Refuse other objects than prefetches, and other caches' prefetches (`LeaseError`)."""
         if not isinstance(prefetch, Prefetch):
             raise LeaseError(
-                f"a {type(prefetch).__name__} is no prefetch; give the one that "
+                f"{of_type(prefetch)} is no prefetch; give the one that "
                 "cache.storage.prefetch returned"
             )
         if prefetch._owner is not self:

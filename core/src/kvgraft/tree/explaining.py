@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from kvgraft.errors import ContractViolation
@@ -11,6 +11,8 @@ from kvgraft.tree import matching
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.node import Node
+from kvgraft.tree.operations import segment_nodes
+from kvgraft.tree.pinning import Receipt
 from kvgraft.tree.tree import Tree
 from kvgraft.types import PointKind, Tier
 
@@ -53,12 +55,14 @@ class Keeping(NamedTuple):
     Attributes:
         component: its name.
         tier: DEVICE or HOST.
-        pinned: whether a running request holds it: then it does not leave.
+        pinned: whether a request, a pinned prefix or a copy under way holds it: then it does not
+            leave.
         use_class: the class of its last use.
         words: that class in words; empty where the policy has but one.
         score: the lowest leaves first; None if the data used least recently does.
         priority: of its last use; data of a lower one leaves before, whatever the scores.
         expires: when its time is over, in words; empty where it has none.
+        copied: whether copies under way alone hold it.
     """
 
     component: str
@@ -69,6 +73,7 @@ class Keeping(NamedTuple):
     score: float | None
     priority: int = 0
     expires: str = ""
+    copied: bool = False
 
     def __str__(self) -> str:
         said = [f"{self.component} on {self.tier.name}"]
@@ -81,7 +86,7 @@ class Keeping(NamedTuple):
         if self.expires:
             said.append(self.expires)
         if self.pinned:
-            said.append("pinned")
+            said.append("held by a copy under way" if self.copied else "pinned")
         return ", ".join(said)
 
 
@@ -99,7 +104,7 @@ class Explanation(NamedTuple):
             anchor, data is missing as `components` says.
         storage: the result of a prefetch and why it was not more; empty without one.
         skipped: resume points that requests of this cache left out, by kind.
-        lost: resume points of this cache of which data was evicted, by kind.
+        lost: resume points of this cache of which data was evicted or cleared, by kind.
         policy: the eviction policy's name.
         kept: how it ranks the data at the anchor, by component and tier.
     """
@@ -137,7 +142,7 @@ class Explanation(NamedTuple):
         ]
         if self.lost:
             named = ", ".join(f"{n_points} ({kind})" for kind, n_points in self.lost)
-            lines.append(f"  resume points evicted in this cache: {named}")
+            lines.append(f"  resume points evicted or cleared in this cache: {named}")
         if self.kept:
             lines.append(f"  kept by {self.policy}: {'; '.join(map(str, self.kept))}")
         if self.storage:
@@ -145,15 +150,25 @@ class Explanation(NamedTuple):
         return "\n".join(lines)
 
 
-def explain(tree: Tree, key: TokenKey, limit: int) -> Explanation:
+def explain(tree: Tree, key: TokenKey, limit: int, copies: Sequence[Receipt] = ()) -> Explanation:
     """Explain a match of at most `limit` pages; changes nothing.
 
-    Slower than matching: every boundary is tried for every component on its own.
+    Slower than matching: every boundary is tried for every component on its own. `copies` are the
+    pins of transfers under way.
     """
     nodes, known = matching.follow(tree, tree.root(key.namespace), key.data, limit)
     found = matching.match(tree, key, limit)
-    reasons = tuple(_reason(tree, component, nodes, known, limit) for component in tree.components)
     size = tree.page_size
+    rest = key.n_tokens - limit * size
+    at_limit = "nothing deeper may be matched; " + (
+        f"fewer tokens follow, {rest}, than a page of {size} has"
+        if 0 < rest < size
+        else "one token is always computed"
+    )
+    reasons = tuple(
+        _reason(tree, component, nodes, known, None if known < limit else at_limit)
+        for component in tree.components
+    )
     return Explanation(
         key.n_tokens,
         limit * size,
@@ -168,11 +183,13 @@ def explain(tree: Tree, key: TokenKey, limit: int) -> Explanation:
             if page <= known
         ),
         policy=tree.policy.name,
-        kept=tuple(_kept(tree, nodes, found.anchor)),
+        kept=tuple(_kept(tree, nodes, found.anchor, copies)),
     )
 
 
-def _kept(tree: Tree, nodes: list[Node], anchor: int) -> Iterator[Keeping]:
+def _kept(
+    tree: Tree, nodes: list[Node], anchor: int, copies: Sequence[Receipt]
+) -> Iterator[Keeping]:
     """The rank of the data on the node before the anchor."""
     for node in nodes:
         if not node.start < anchor <= node.end:
@@ -185,12 +202,22 @@ def _kept(tree: Tree, nodes: list[Node], anchor: int) -> Iterator[Keeping]:
                 if slots is not None and cell.stamp >= 0:
                     words, score = ranked(tree, order, cell.stamp)
                     its_class = class_of(cell.stamp)
+                    n_copies = sum(_holds(each, component, node, tier) for each in copies)
                     kept = Keeping(component.name, tier, pins > 0, its_class, words, score)
+                    kept = kept._replace(copied=0 < pins <= n_copies)
                     term = tree.lifetimes.of(cell.stamp) if tree.lifetimes is not None else None
                     if tree.lifetimes is not None and term is not None:
                         expires = tree.lifetimes.told(term)
                         kept = kept._replace(priority=term.priority, expires=expires)
                     yield kept
+
+
+def _holds(receipt: Receipt, component: TreeComponent, node: Node, tier: Tier) -> bool:
+    """Whether a receipt pins a component's data on a node."""
+    since = 0 if tier is Tier.DEVICE else receipt.host_from
+    if since is None or (node.end <= since and not component.is_state):
+        return False
+    return node in segment_nodes(component, receipt)
 
 
 def ranked(tree: Tree, order: Order, stamp: int) -> tuple[str, float | None]:
@@ -238,7 +265,7 @@ def _gap(
 
 
 def _reason(
-    tree: Tree, component: TreeComponent, nodes: list[Node], known: int, limit: int
+    tree: Tree, component: TreeComponent, nodes: list[Node], known: int, at_limit: str | None
 ) -> ComponentReason:
     if component.ends_at_boundary:
         boundaries = [known, *(node.end for node in reversed(nodes) if node.end < known)]
@@ -255,8 +282,8 @@ def _reason(
     if deeper:
         gap = _gap(component, nodes, deeper[-1], size, device_only=False)
         reason = f"at {deeper[-1] * size}: {gap}"
-    elif known < limit:
+    elif at_limit is None:
         reason = f"the tree holds no node beyond {known * size}"
     else:
-        reason = "nothing deeper may be matched; one token is always computed"
+        reason = at_limit
     return ComponentReason(component.name, accepted[False] * size, accepted[True] * size, reason)

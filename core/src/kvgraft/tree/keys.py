@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from kvgraft.errors import ConfigError
 from kvgraft.policies.policy import PIECE_TOKENS
+from kvgraft.refusals import of_type
 from kvgraft.sizes import expect_count
 
 if TYPE_CHECKING:
@@ -103,16 +104,16 @@ def expect_namespace(namespace: object) -> None:
             parts += [(each, depth + 1) for each in part]
         elif isinstance(part, (Number, np.bool_)):
             raise ConfigError(
-                f"namespace {_shown(namespace)}: {part!r:.40} is a {type(part).__name__}, and "
-                "equal numbers of different types would be one namespace; use an int, a str or a "
+                f"namespace {_shown(namespace)}: {part!r:.40} is {of_type(part)}, and equal "
+                "numbers of different types would be one namespace; use an int, a str, bytes or a "
                 "tuple of them"
             )
     try:
         hash(namespace)
     except TypeError:
         raise ConfigError(
-            f"namespace {_shown(namespace)} is a {type(namespace).__name__}, which cannot be "
-            "hashed; use an int, a str or a tuple of them"
+            f"namespace {_shown(namespace)} is {of_type(namespace)}, which cannot be hashed; "
+            "use an int, a str, bytes or a tuple of them"
         ) from None
 
 
@@ -120,8 +121,10 @@ def _array_bytes(tokens: npt.NDArray[Any]) -> bytes:
     """The token ids of an array as int32.
 
     Raises:
-        ConfigError: they are no integers, or do not fit.
+        ConfigError: they are of several sequences, are no integers, or do not fit.
     """
+    if tokens.ndim != 1:
+        raise _several(tokens.shape)
     if tokens.dtype != np.int32:
         if tokens.size and tokens.dtype.kind not in "iu":
             raise ConfigError(
@@ -135,6 +138,13 @@ def _array_bytes(tokens: npt.NDArray[Any]) -> bytes:
             )
         tokens = tokens.astype(np.int32)
     return tokens.tobytes()
+
+
+def _several(shape: tuple[int, ...]) -> ConfigError:
+    """The refusal of an array or a tensor that is no sequence of ids."""
+    return ConfigError(
+        f"token ids of shape {tuple(shape)}; give one sequence, such as ids[0] of a batch"
+    )
 
 
 def _is_text(tokens: object) -> bool:
@@ -175,9 +185,10 @@ class TokenKey:
             frozensets too, because `1`, `True` and `1.0` would be one.
 
     Raises:
-        ConfigError: a token id that is negative or does not fit int32, text or bytes in place of
-            ids, or a namespace that cannot be hashed or has a number which is no `int`,
-            an int of more than 256 bits or more than 16 tuples inside one another.
+        ConfigError: a token id that is negative or does not fit int32, text, bytes or an array of
+            several dimensions in place of ids, or a namespace that cannot be hashed or has a number
+            which is no `int`, an int of more than 256 bits or more than 16 tuples inside one
+            another.
     """
 
     __slots__ = (
@@ -225,6 +236,9 @@ class TokenKey:
                     "int32, such as those of the model's tokenizer"
                 )
             else:
+                shape = getattr(tokens, "shape", None)
+                if isinstance(shape, tuple) and len(shape) != 1:
+                    raise _several(shape)
                 data = array("i", tokens).tobytes()
         except (OverflowError, TypeError, struct.error) as error:
             raise ConfigError(

@@ -35,13 +35,13 @@ class Term(NamedTuple):
 
     Attributes:
         priority: data of a lower one leaves first; 0 for data without a term.
-        last_request: the last request, as they are counted, with which its time is not over; None
+        until_request: its time is over once so many requests have begun, as they are counted; None
             if requests do not matter.
         until_s: when its time is over, in seconds of the clock; None if that does not matter.
     """
 
     priority: int
-    last_request: int | None = None
+    until_request: int | None = None
     until_s: float | None = None
 
 
@@ -98,7 +98,7 @@ class Lifetimes:
 
     def is_over(self, term: Term) -> bool:
         """Whether its time is over."""
-        by_requests = term.last_request is not None and term.last_request < self.n_requests
+        by_requests = term.until_request is not None and term.until_request <= self.n_requests
         return by_requests or (term.until_s is not None and term.until_s <= self.now_s)
 
     def told(self, term: Term) -> str:
@@ -106,8 +106,8 @@ class Lifetimes:
         if self.is_over(term):
             return "expired"
         left = []
-        if term.last_request is not None:
-            left.append(f"with request {term.last_request - self.n_requests + 1} from now")
+        if term.until_request is not None:
+            left.append(f"with request {term.until_request - self.n_requests} from now")
         if term.until_s is not None:
             left.append(f"in {term.until_s - self.now_s:.3g} s")
         return f"expires {' or '.join(left)}" if left else ""
@@ -160,11 +160,11 @@ class Levels:
             order = self._orders[level] = self._make()
             insort(self._levels, level)
         order.push(stamp, node)
-        if term is None or (term.last_request is None and term.until_s is None):
+        if term is None or (term.until_request is None and term.until_s is None):
             return
         self._timed[node] = stamp
-        if term.last_request is not None:
-            heappush(self._by_requests, (term.last_request, stamp, node))
+        if term.until_request is not None:
+            heappush(self._by_requests, (term.until_request, stamp, node))
         if term.until_s is not None:
             heappush(self._by_seconds, (term.until_s, stamp, node))
 
@@ -188,7 +188,7 @@ class Levels:
     def _expire(self) -> None:
         """Find the entries whose time is over by now."""
         lifetimes = self._lifetimes
-        while self._by_requests and self._by_requests[0][0] < lifetimes.n_requests:
+        while self._by_requests and self._by_requests[0][0] <= lifetimes.n_requests:
             self._note_expired(*heappop(self._by_requests)[1:])
         while self._by_seconds and self._by_seconds[0][0] <= lifetimes.now_s:
             self._note_expired(*heappop(self._by_seconds)[1:])
