@@ -76,6 +76,15 @@ def shared(*components: str | Plugin) -> Setup:
     return replace(setup, name=f"{setup.name} share", shared=True)
 
 
+def with_tenants(*components: str | Plugin) -> Setup:
+    """A set whose pools two tenants share, one of them for a weight."""
+    tenants: dict[str, dict[str, Any]] = {
+        "a": {"namespaces": ["tenant"], "guarantee": 0.35, "weight": 2},
+        "default": {"guarantee": 0.2},
+    }
+    return replace(setup_for(components, OPTIONS), tenants=tenants)
+
+
 def swept_in_steps(*components: str | Plugin) -> Setup:
     """A set whose cleared data is freed a node or two at a time."""
     return replace(setup_for(components, OPTIONS), sweep_steps=3)
@@ -100,7 +109,7 @@ SETUPS: dict[str, Setup] = {
         ),
         setup_for([SINKS]),
         swept_in_steps("mamba", CHUNKED),
-        setup_for(["full", QUARTERED, SINKS], OPTIONS),
+        with_tenants("full", QUARTERED, SINKS),
         setup_for(["full", UNMIRRORED, CHUNKED], OPTIONS),
         swept_in_steps("full", LOCAL),
         setup_for(["swa", LOCAL, HEAD], OPTIONS),

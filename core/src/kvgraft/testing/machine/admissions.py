@@ -104,7 +104,7 @@ class Admissions:
         if kept != live.due and self.cache.arenas is None:
             demands = {part.component.name: part.demand for part in live.request.parts}
             spare = [
-                self.bench.seen.books[state.name, "device"].capacity
+                self.bench.seen.ceiling(state.name, "device", live.namespace)
                 - demands[state.name].now
                 - demands[state.name].later
                 for state in self.bench.states

@@ -60,6 +60,7 @@ class Donations:
 
         write_through = bench.sizes.policy is WritePolicy.WRITE_THROUGH
         pressure = Pressure(
+            asks=live.namespace,
             device={} if name == "finish" else {each.name: 1 for each in bench.states},
             host=dict.fromkeys(bench.mirrored) if write_through else {},
             passing={

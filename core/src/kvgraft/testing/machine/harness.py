@@ -83,6 +83,7 @@ class Harness:
         """
         copies = self.bench.sizes.policy is not WritePolicy.WRITE_BACK
         return Pressure(
+            asks=sequence[0],
             host=dict.fromkeys(self.bench.mirrored) if copies else {},
             passing={self.model.prefix(*sequence, page) for page in range(limit)},
         )
@@ -257,7 +258,7 @@ class Harness:
         bench.act(
             "load back",
             lambda: self.cache.load_back(live.request),
-            pressure=Pressure(device=wanted),
+            pressure=Pressure(device=wanted, asks=live.namespace),
         )
         if bench.timed_out:
             bench.let_copies_run()

@@ -193,7 +193,8 @@ class Leases:
                 if books is None:
                     continue
                 moved = sum(page in cells and page not in pinned for page in pages)
-                if moved * component.slots_per_page > books.headroom:
+                room = before.headroom(component.name, tier, live.namespace)
+                if moved * component.slots_per_page > room:
                     return
         self.judge.fail("A12", None, f"limited: {live.request.limited}, but no pool lacks headroom")
 

@@ -17,6 +17,7 @@ from kvgraft.testing.machine.brute_force import BruteForce, Gone, ModelComponent
 from kvgraft.testing.machine.judging import Judge
 from kvgraft.testing.machine.observing import NodeView, Snapshot
 from kvgraft.testing.machine.recency import Recency
+from kvgraft.testing.machine.tenancy import NOBODY, check_taken
 from kvgraft.testing.machine.tiers import TierChange, cut_nodes, vanished
 
 __all__ = ["Pressure", "check_losses", "remaining_victims"]
@@ -37,6 +38,7 @@ class Pressure:
         unpins: transfers may end, and with them their pins, before room is made.
         doubles: HOST gives up first what DEVICE has, too.
         delayed: a wait for copies of evicted data ran out, so others had to go as well (E4).
+        asks: the namespace of the request that room is made for.
     """
 
     device: Mapping[str, int | None] = field(default_factory=dict)
@@ -45,6 +47,7 @@ class Pressure:
     unpins: bool = False
     doubles: bool = False
     delayed: bool = False
+    asks: object = NOBODY
 
 
 def _gap(model: BruteForce, after: Snapshot, page: Prefix, first: int, end: int) -> bool:
@@ -121,9 +124,13 @@ def remaining_victims(
 
 
 def check_losses(
-    judge: Judge, before: Snapshot, after: Snapshot, pressure: Pressure, recency: Recency
+    judge: Judge,
+    before: Snapshot,
+    after: Snapshot,
+    pressure: Pressure,
+    recency: Recency,
 ) -> None:
-    """Every cell that vanished did so by the rules E1 to E5.
+    """Every cell that vanished did so by the rules E1 to E5, and of tenants by K4.
 
     An operation splits nodes and evicts, in any order: data that vanished from a node that is two
     nodes now was evicted from either, or from the one before another two were made.
@@ -137,6 +144,7 @@ def check_losses(
         if remade == split:
             raise
         _check_losses(judge, replace(before, nodes=remade), after, pressure, recency)
+    check_taken(judge, recency.model, before, after, pressure.asks)
 
 
 def _check_losses(
@@ -298,6 +306,7 @@ class _Losses:
         """Victims that were kept though they were to leave before the node, and their last use."""
         tier, component = self.tier, self.tier.parts[name]
         rank, page = self.recency.rank, view.pages[-1]
+        tenant = tier.before.tenant_of(page[0])
         used = rank(page, self.recency.certain(component, tier.tier, tier.cells_of(view, name)))
         on_device = tier.tier == "device"
         if on_device and page in tier.before.held[name].reserved:
@@ -309,6 +318,7 @@ class _Losses:
             for other in self.kept[name]
             if other.pages[-1] not in self.pressure.passing
             and not isinstance(other.pages[-1][0], Gone)
+            and tier.before.tenant_of(other.pages[-1][0]) == tenant
         ]
         found = [each for each in latest if self._rank(name, *each) < used]
         found += [(0, other) for other in self._kept_doubles(name)]
@@ -364,8 +374,10 @@ class _Losses:
         self.judge.fail("I9" if left else "T7", possible[0], f"{where}; {why}")
 
     def _check_leaf(self, view: NodeView, losers: list[str]) -> None:
-        """At a leaf everything goes."""
+        """At a leaf everything goes; of another tenant's only if all of it was borrowed."""
         tier = self.tier
+        if tier.before.shares:
+            return
         left = [
             name
             for name in tier.holders(tier.after, view)

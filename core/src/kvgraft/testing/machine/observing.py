@@ -5,15 +5,20 @@ The only part of the model that reads the tree's nodes; it calls none of the tre
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvgraft.cache import Cache
+from kvgraft.config import TenantSettings
 from kvgraft.testing.machine.brute_force import BruteForce, Gone, ModelComponent, Prefix
+from kvgraft.tree.component import TreeComponent
+from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import Node
+from kvgraft.tree.tenants import TenantLedger
+from kvgraft.types import Tier
 
-__all__ = ["Books", "Held", "NodeView", "Snapshot", "observe"]
+__all__ = ["Books", "Held", "NodeView", "Share", "Snapshot", "observe"]
 
 
 class Books(NamedTuple):
@@ -29,6 +34,28 @@ class Books(NamedTuple):
     def headroom(self) -> int:
         """Slots that may be given away without breaking a promise."""
         return self.free + self.evictable - self.promised - self.closing
+
+
+class Share(NamedTuple):
+    """One tenant's part of a pool, in slots.
+
+    Attributes:
+        guarantee, limit: as its settings say.
+        used: its slots.
+        leaving: those on their way out.
+        committed: slots that its requests, pins and transfers hold, and those that are promised.
+    """
+
+    guarantee: int
+    limit: int
+    used: int
+    leaving: int
+    committed: int
+
+    @property
+    def over(self) -> int:
+        """Slots that it has borrowed."""
+        return self.used - self.leaving - self.guarantee
 
 
 class NodeView(NamedTuple):
@@ -73,11 +100,43 @@ class Snapshot:
         held: per component.
         nodes: parents before children.
         books: per component and tier (`"device"`, `"host"`).
+        shares: the same by tenant; empty without tenants.
+        tenant: the tenant of a namespace, by its place in `shares`.
     """
 
     held: dict[str, Held]
     nodes: list[NodeView]
     books: dict[tuple[str, str], Books]
+    shares: dict[tuple[str, str], tuple[Share, ...]] = field(default_factory=dict)
+    tenant: Callable[[object], int] = lambda namespace: 0
+
+    def tenant_of(self, namespace: object) -> int:
+        """The tenant of a namespace, also of one that was cleared."""
+        return self.tenant(namespace.namespace if isinstance(namespace, Gone) else namespace)
+
+    def headroom(self, name: str, tier: str, namespace: object) -> int:
+        """Slots that a request of a namespace may be given without breaking a promise (A12, K4)."""
+        shares, books = self.shares.get((name, tier)), self.books[name, tier]
+        if not shares:
+            return books.headroom
+        mine = self.tenant_of(namespace)
+        others = sum(
+            max(each.guarantee, each.committed) for at, each in enumerate(shares) if at != mine
+        )
+        return min(books.capacity - others, shares[mine].limit) - shares[mine].committed
+
+    def may_take(self, name: str, tier: str, namespace: object, other: object) -> bool:
+        """Whether data of another namespace may leave for a request's (K4)."""
+        shares, owner = self.shares.get((name, tier)), self.tenant_of(other)
+        return not shares or owner == self.tenant_of(namespace) or shares[owner].over > 0
+
+    def ceiling(self, name: str, tier: str, namespace: object) -> int:
+        """The most slots that requests of a namespace can have, with nothing else there."""
+        shares, capacity = self.shares.get((name, tier)), self.books[name, tier].capacity
+        if not shares:
+            return capacity
+        mine = shares[self.tenant_of(namespace)]
+        return min(capacity - sum(each.guarantee for each in shares) + mine.guarantee, mine.limit)
 
     def known(self) -> set[Prefix]:
         """Every page the tree has a node for."""
@@ -109,7 +168,7 @@ class Snapshot:
             for each, held in self.held.items()
         }
         nodes = [view._replace(pages=tuple(map(name, view.pages))) for view in self.nodes]
-        return Snapshot(held, nodes, self.books)
+        return Snapshot(held, nodes, self.books, self.shares, self.tenant)
 
     def left_over(self) -> dict[tuple[str, str], set[Prefix]]:
         """Data of cleared namespaces that nobody holds, by component and tier.
@@ -206,4 +265,28 @@ def observe(cache: Cache, model: BruteForce) -> Snapshot:
                 books[name, tier] = Books(
                     ledger.capacity, ledger.free, ledger.evictable, ledger.promised, closing
                 )
-    return Snapshot(held, nodes, books)
+    return Snapshot(held, nodes, books, _shares(cache), cache.tree.tenant_of)
+
+
+def _shares(cache: Cache) -> dict[tuple[str, str], tuple[Share, ...]]:
+    if not cache.config.tenants:
+        return {}
+    return {
+        (component.name, tier): tuple(_share(cache, component, part) for part in ledger.parts)
+        for component in cache.tree.components
+        for tier, ledger in (("device", component.device), ("host", component.host))
+        if ledger is not None
+    }
+
+
+def _share(cache: Cache, component: TreeComponent, part: Ledger) -> Share:
+    assert isinstance(part, TenantLedger)
+    settings = cache.config.tenants.get(part.tenant.name, TenantSettings())
+    on_device = (settings.guarantee, settings.limit)
+    granule = 1 if component.is_state else component.slots_per_page
+    guarantee, limit = (
+        int(share * part.capacity + 1e-6) // granule * granule if share < 1 else part.capacity
+        for share in (on_device if part.tier is Tier.DEVICE else settings.on_host)
+    )
+    held = part.pinned + part.private + part.in_flight
+    return Share(guarantee, limit, held + part.evictable, part.leaving, held + part.promised)

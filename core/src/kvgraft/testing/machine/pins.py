@@ -69,7 +69,7 @@ class Pinning:
             bench.trace.outcome(str(result))
             bench.counts["pin refused"] += 1
             on_host = boundary > device or any(each.home_is_host for each in self.model.components)
-            self._check_refused(before, kept, on_host)
+            self._check_refused(before, kept, on_host, namespace)
             return
         size = self.model.page_size
         bench.trace.outcome(f"{result.tokens} tokens")
@@ -169,6 +169,7 @@ class Pinning:
         before: Snapshot,
         pages: dict[str, list[Prefix]],
         on_host: bool,  # noqa: FBT001 - passed on
+        namespace: object,
     ) -> None:
         """It would go beyond a bound, or take slots that are promised."""
         for component in self.model.components:
@@ -183,6 +184,7 @@ class Pinning:
                 if self._held(component, pages[name]) > self._most(before, name, tier):
                     return
                 taken = sum(page in cells and page not in pinned for page in pages[name])
-                if taken * component.slots_per_page > books.headroom:
+                room = before.headroom(name, tier, namespace)
+                if taken * component.slots_per_page > room:
                     return
         self.judge.fail("K6", None, f"a pin of {pages} is refused, there is room for it")

@@ -176,8 +176,13 @@ class Publishing:
         for state in self.bench.states:
             books, held = seen.books[state.name, "device"], seen.held[state.name]
             idle = held.device.keys() - held.device_pinned
-            place = books.free > 0 or any(used[state.name].get(page, 0) < 0 for page in idle)
-            if books.headroom < 1 or (live.standing_as == "left" and not place):
+            place = books.free > 0 or any(
+                used[state.name].get(page, 0) < 0
+                and seen.may_take(state.name, "device", live.namespace, page[0])
+                for page in idle
+            )
+            room = seen.headroom(state.name, "device", live.namespace)
+            if room < 1 or (live.standing_as == "left" and not place):
                 return False
         return True
 

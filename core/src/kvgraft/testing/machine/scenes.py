@@ -303,7 +303,7 @@ class Scenes(Picking):
         sequence = picked(harness.ended, index)
         self._make_place(1)
         base, size = harness.model.components[0], harness.model.page_size
-        books = harness.bench.seen.books[base.name, "device"]
-        n_pages = max(0, books.headroom // base.slots_per_page - 2 - spare)
+        room = harness.bench.seen.headroom(base.name, "device", None)
+        n_pages = max(0, room // base.slots_per_page - 2 - spare)
         self._along(self._begin(None, harness.unseen(size), n_pages * size, None), 1)
         harness.pins.pin(sequence)

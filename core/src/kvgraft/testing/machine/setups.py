@@ -8,7 +8,7 @@ from typing import Any
 
 from kvgraft.assembly import parts_of, planned_nbytes
 from kvgraft.cache import Cache
-from kvgraft.config import CacheConfig
+from kvgraft.config import CacheConfig, TenantSettings
 from kvgraft.packages.registry import Plugin, select
 from kvgraft.testing.machine.components import (
     REFERENCE_OPTIONS,
@@ -35,6 +35,7 @@ class Setup:
         page_sizes: tokens per page to try; sizes that components refuse are left out.
         keeping: the eviction policy.
         shared: whether the pools of a tier share one budget, so that boundaries move (K7).
+        tenants: settings of tenants that share the pools; none by default.
         sweep_steps: steps in which cleared data is freed, each of a node; None for as many as are
             usual, more than such a tree has.
     """
@@ -45,6 +46,7 @@ class Setup:
     page_sizes: tuple[int, ...] = (1, 2, 4)
     keeping: Keeping = BY_AGE
     shared: bool = False
+    tenants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     sweep_steps: int | None = None
 
 
@@ -133,6 +135,7 @@ def open_cache(
         cut_tokens=sizes.cut_tokens,
         states_inside_chunks=sizes.inside,
         transfer_timeout_s=1e-3,
+        tenants={name: TenantSettings.model_validate(each) for name, each in setup.tenants.items()},
     )
     plugins = list(setup.plugins.values())
     if setup.shared:

@@ -132,7 +132,7 @@ class Sharing:
         """One that waits for pages alone could be admitted, the point it asked for included."""
         for part in live.request.parts:
             name, needed = part.component.name, part.demand.now + part.demand.later
-            room = self.bench.seen.books[name, "device"].headroom
+            room = self.bench.seen.headroom(name, "device", live.namespace)
             if needed > room:
                 said = f"{live.name} waits for pages, and needs {needed} slots of {room}"
                 self.judge.fail("A12", name, said)

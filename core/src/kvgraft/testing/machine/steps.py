@@ -52,7 +52,7 @@ class Steps:
         host: dict[str, int | None] = {
             each.name: wanted[each.name] for each in bench.paged if each.home_is_host
         }
-        pressure = Pressure(device=wanted, host=host)
+        pressure = Pressure(device=wanted, host=host, asks=live.namespace)
         standing = plain(request) if promised_by is None else None
         given = self._allocate(live, n_tokens, pressure, first)
         if bench.timed_out:
@@ -132,7 +132,9 @@ class Steps:
         bench.act(
             "computed",
             lambda: self.cache.computed(request, n_tokens, fence, states),
-            pressure=Pressure(device={each.name: n_states for each in bench.states}),
+            pressure=Pressure(
+                device={each.name: n_states for each in bench.states}, asks=live.namespace
+            ),
             uses=uses,
         )
         for (name, tier), books in bench.seen.books.items():
@@ -141,7 +143,8 @@ class Steps:
             cost = self._joined(before, name, tier)
             if tier == "device" and self.model.component(name).is_state:
                 cost += taken
-            if books.headroom + cost < before.books[name, tier].headroom:
+            was_room = before.headroom(name, tier, live.namespace)
+            if bench.seen.headroom(name, tier, live.namespace) + cost < was_room:
                 said = f"{tier}: {before.books[name, tier]} became {books} as {live.name} went on"
                 self.judge.fail("I12", name, said)
         if page > was and live.computed <= live.prompt and live.computed < request.total:
@@ -211,7 +214,7 @@ class Steps:
         how many of the latter is told as well (I10, I11). Now and then the engine leaves one out.
         """
         bench, own, size = self.bench, live.own, self.model.page_size
-        spare = min(before.books[each.name, "device"].headroom for each in bench.states)
+        spare = min(before.headroom(each.name, "device", live.namespace) for each in bench.states)
         taken = 0
         given = [page for page in wanted if not self._left_out()]
         for page in wanted:
