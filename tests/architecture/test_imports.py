@@ -57,6 +57,7 @@ INSIDE_PURE = ("pools.allocator", "requests.account")
 
 OPEN_TO_PLUGINS = {
     "kvgraft",
+    "kvgraft.cli.cache_options",
     "kvgraft.cli.sizes",
     "kvgraft.config",
     "kvgraft.events",

@@ -336,6 +336,10 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         ("TRACE", "--storage", "file:DIR", "--prefetch-memory", "many"),
         "invalid value for '--prefetch-memory': 'many' is no size; write for example 256MiB",
     ),
+    "memory without its unit": (
+        ("TRACE", "--device-memory", "4M"),
+        "invalid value for '--device-memory': '4M' has no unit of bytes; write 4MB",
+    ),
     "memory of nothing": (
         ("TRACE", "--storage", "file:DIR", "--store-memory", "0"),
         "invalid value for '--store-memory': 0 is not in the range x>=1",

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
+from kvgraft.cli.cache_options import parse_tenants
 from kvgraft.errors import ConfigError
 from kvgraft_replay.payload import Verify
 from kvgraft_replay.replay import ReplaySettings, replay
 from kvgraft_replay.synthetic import synthetic_workload
-from kvgraft_replay.tenants import SCANNER, TRACE, parse_tenants, with_scanner
+from kvgraft_replay.tenants import SCANNER, TRACE, with_scanner
 from kvgraft_replay.workload import Workload
 from tests.commands import KVGRAFT, run_forked
 

@@ -20,7 +20,8 @@ import pytest
 import torch
 
 from kvgraft import ConfigError
-from kvgraft_transformers.serving.command import serve
+from kvgraft.config import CacheConfig
+from kvgraft_transformers.serving.command import load_served_model, serve
 from kvgraft_transformers.tiny import build_tiny_model
 from kvgraft_transformers.tiny_tokenizer import build_tiny_tokenizer
 
@@ -524,10 +525,65 @@ def test_impossible_sizes_are_one_line(checkpoint: Any) -> None:
     assert line == "chunk_tokens 100 is not a multiple of page_size 64; use 64"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--policy", "newest"), "newest"),
+        (
+            ("--tenant", "chat:0.5"),
+            "--tenant 'chat:0.5': '0.5' is not OPTION=VALUE; write for exam",
+        ),
+        (("--tenant", "a:guarantee=2"), "setting tenants.a.guarantee='2': give 1 or less"),
+        (
+            ("--tenant", "a", "--device-memory", "4MB"),
+            "setting tenants: tenants have shares of pools whose size stays; give device_bytes",
+        ),
+        (("--device-memory", "4M"), "'4M' has no unit of bytes; write 4MB"),
+    ],
+)
+def test_a_cache_that_cannot_be_is_refused_before_the_model_is_loaded(
+    checkpoint: Any, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises((ConfigError, click.BadParameter)) as refusal:
+        serve.main([str(checkpoint), "--port", "0", *arguments], standalone_mode=False)
+    line = str(refusal.value)
+    assert said in line
+    assert "\n" not in line
+    assert "loading" not in capsys.readouterr().err
+
+
+def test_options_of_a_replay_become_settings_of_the_cache_that_serves(checkpoint: Any) -> None:
+    arguments = ("--policy", "lru", "--write-policy", "write-back", "--cut-tokens", "64")
+    tenant = ("--tenant", "chat:guarantee=0.5", "--device-tokens", "1024", "--host-tokens", "2k")
+    config = opened(checkpoint, *arguments, *tenant)
+    assert (config.policy, config.write_policy.value, config.cut_tokens) == (
+        "lru",
+        "write-back",
+        64,
+    )
+    assert config.tenants["chat"].namespaces == ("chat",)
+    assert config.tenants["chat"].guarantee == 0.5
+    assert (config.device_tokens, config.host_tokens) == (1024, 2000)
+    config = opened(checkpoint, "--device-memory", "4MB", "--host-memory", "8MB")
+    assert (config.device_memory, config.host_memory) == (4_000_000, 8_000_000)
+    assert config.cut_tokens == 128
+
+
+def opened(checkpoint: Path, *arguments: str) -> CacheConfig:
+    """Settings of the cache that the command opens with these arguments."""
+    with serve.make_context("serve", [str(checkpoint), *arguments]) as context:
+        options = dict(context.params)
+        for name in ("model", "host", "port", "grace_s"):
+            del options[name]
+        served = load_served_model(str(checkpoint), options, local=True)
+        served.worker.stop()
+        return served.worker.engine.memory.cache.config
+
+
 def test_the_help_names_the_unit_of_each_option() -> None:
     said = serve.get_help(click.Context(serve, info_name="serve", max_content_width=200))
     metavars = dict(re.findall(r"--([a-z-]+) ([A-Z]+)", said))
     in_tokens = {option for option, metavar in metavars.items() if metavar == "TOKENS"}
-    tokens = {"page-size", "chunk-tokens", "step-tokens", "working-tokens"}
+    tokens = {"page-size", "chunk-tokens", "step-tokens", "working-tokens", "cut-tokens"}
     assert in_tokens == tokens
     assert (metavars["max-running"], metavars["threads"]) == ("INTEGER", "INTEGER")

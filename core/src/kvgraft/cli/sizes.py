@@ -51,9 +51,12 @@ class PoolSize(TokenCount):
 
 
 class ByteCount(TokenCount):
-    """A number of bytes such as `256MiB`."""
+    """A number of bytes such as `256MiB`; `4M` is refused, which is tokens elsewhere."""
 
     name = "size"
 
     def _parse(self, text: str) -> int:
-        return parse_nbytes(text)
+        nbytes = parse_nbytes(text)
+        if not is_nbytes(text):
+            raise ValueError(f"{text!r} has no unit of bytes; write {text.strip()}B")
+        return nbytes

@@ -7,17 +7,16 @@ from typing import Any
 
 import click
 
+from kvgraft.cli.cache_options import OptionGroup, PolicyName, write_policy_option
 from kvgraft.cli.components import parse_component
 from kvgraft.cli.sizes import TokenCount
-from kvgraft.config import CacheConfig, WritePolicy
+from kvgraft.config import CacheConfig
 from kvgraft.errors import ConfigError
-from kvgraft.packages.policies import load_policy
-from kvgraft_replay.option_groups import OptionGroup
 
 __all__ = ["cache_options", "parse_components"]
 
 
-class PolicyList(click.ParamType):  # type: ignore[type-arg] # generic since click 8.3
+class PolicyList(PolicyName):
     """Names of policies such as `lru,density`, each once."""
 
     name = "policies"
@@ -30,13 +29,8 @@ class PolicyList(click.ParamType):  # type: ignore[type-arg] # generic since cli
         """
         if not isinstance(value, str):
             return value
-        names = list(dict.fromkeys(name.strip() for name in value.split(",")))
-        for name in names:
-            try:
-                load_policy(name)
-            except ConfigError as error:
-                self.fail(str(error), param, ctx)
-        return names
+        names = dict.fromkeys(name.strip() for name in value.split(","))
+        return [super(PolicyList, self).convert(name, param, ctx) for name in names]
 
 
 cache_options = OptionGroup(
@@ -56,12 +50,7 @@ cache_options = OptionGroup(
         show_default=True,
         help="Eviction policy: which data is kept. With several, each is replayed and compared.",
     ),
-    click.option(
-        "--write-policy",
-        type=click.Choice([policy.value for policy in WritePolicy]),
-        show_default="write-back; with a store or tenants write-through",
-        help="When data is copied to the host.",
-    ),
+    write_policy_option,
 )
 """The options of the caches."""
 

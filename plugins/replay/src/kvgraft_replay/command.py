@@ -10,12 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from kvgraft.cli.cache_options import (
+    cut_tokens_option,
+    memory_options,
+    parse_tenants,
+    pool_sizes,
+)
 from kvgraft.cli.components import default_shape
-from kvgraft.cli.sizes import ByteCount, PoolSize, TokenCount
+from kvgraft.cli.sizes import PoolSize
 from kvgraft.config import GuardMode
 from kvgraft.errors import ConfigError, KvgraftError
 from kvgraft.packages.registry import discover
@@ -31,7 +36,7 @@ from kvgraft_replay.report import ReplayResult, print_tables, render_html
 from kvgraft_replay.report.comparison import print_comparison
 from kvgraft_replay.report.output import Target
 from kvgraft_replay.storage_options import storage_options, storage_settings
-from kvgraft_replay.tenants import parse_tenants, tenant_options, with_scanner
+from kvgraft_replay.tenants import tenant_options, with_scanner
 from kvgraft_replay.workload import Workload
 from kvgraft_replay.workload_options import (
     engine_model,
@@ -109,19 +114,7 @@ def run_with_progress(workload: Workload, settings: Any, console: Console) -> Re
     show_default=True,
     help="Host mirror size, as for the device; 0 for none.",
 )
-@click.option(
-    "--device-memory",
-    type=ByteCount(min=1),
-    metavar="BYTES",
-    help="One budget for all device pools, such as 60GB, whose shares follow their use. They begin "
-    "at --device-tokens, if that is given.",
-)
-@click.option(
-    "--host-memory",
-    type=ByteCount(min=1),
-    metavar="BYTES",
-    help="One budget for all host mirrors, as for the device.",
-)
+@memory_options
 @cache_options
 @click.option(
     "--hints/--no-hints",
@@ -136,13 +129,7 @@ def run_with_progress(workload: Workload, settings: Any, console: Console) -> Re
     show_default=True,
     help="Load a prefix back if that is estimated cheaper than computing it, or always.",
 )
-@click.option(
-    "--cut-tokens",
-    type=TokenCount(min=0),
-    default=0,
-    show_default=True,
-    help="Least distance of two cuts of a prefill for its states: the cost of an extra pass.",
-)
+@cut_tokens_option(0)
 @tenant_options
 @storage_options
 @engine_options
@@ -183,7 +170,7 @@ def replay(path: Path | None, **options: Any) -> None:
         "components": components,
         "page_size": options["page_size"],
         "device": options["device"],
-        **_sizes(options),
+        **pool_sizes(options),
         "policy": options["policies"][0],
         "write_policy": options["write_policy"],
         "cut_tokens": options["cut_tokens"],
@@ -210,19 +197,6 @@ def replay(path: Path | None, **options: Any) -> None:
         for policy in options["policies"]
     ]
     _report(results, targets)
-
-
-def _sizes(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The sizes of the pools; where a budget is given, tokens count only if they are, too."""
-    sizes = {}
-    source = click.get_current_context().get_parameter_source
-    for tier in ("device", "host"):
-        memory, tokens = f"{tier}_memory", f"{tier}_tokens"
-        if options[memory] is not None:
-            sizes[memory] = options[memory]
-        if options[memory] is None or source(tokens) is not ParameterSource.DEFAULT:
-            sizes[tokens] = options[tokens]
-    return sizes
 
 
 def _check_policies(options: Mapping[str, Any]) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from kvgraft.cli.cache_options import OptionGroup
 from kvgraft.cli.sizes import ByteCount, TokenCount
 from kvgraft.config import PrefetchPolicy, StorageSettings, StorePolicy
 from kvgraft.errors import ConfigError
-from kvgraft_replay.option_groups import OptionGroup
 
 __all__ = ["storage_options", "storage_settings"]
 

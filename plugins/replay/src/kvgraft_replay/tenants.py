@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import click
 
+from kvgraft.cli.cache_options import OptionGroup, tenant_option
 from kvgraft.errors import ConfigError
-from kvgraft_replay.option_groups import OptionGroup
 from kvgraft_replay.workload import Addresses, Span, TraceRequest, Workload
 
-__all__ = ["SCANNER", "TRACE", "parse_tenants", "tenant_options", "with_scanner"]
+__all__ = ["SCANNER", "TRACE", "tenant_options", "with_scanner"]
 
 TRACE, SCANNER = "trace", "scanner"
 """Namespaces of the trace's requests and of the scanner's, where there is a scanner."""
@@ -29,41 +27,9 @@ tenant_options = OptionGroup(
         help="Beside the trace, a job asks for documents of 8,192 tokens, so many tokens a second, "
         "none twice. Its requests are in namespace 'scanner', the trace's in 'trace'.",
     ),
-    click.option(
-        "--tenant",
-        "tenants",
-        multiple=True,
-        metavar="NAMESPACE[:OPTION=VALUE,...]",
-        help="A tenant with that namespace and its rights, such as trace:guarantee=0.5; repeat for "
-        "more. See docs/tenants.md.",
-    ),
+    tenant_option,
 )
 """The options of tenants."""
-
-
-def parse_tenants(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Tenants such as `trace:guarantee=0.5`, each name once: the setting `tenants` of a cache.
-
-    Raises:
-        ConfigError: one that is not of that form, or a name given twice.
-    """
-    tenants: dict[str, dict[str, Any]] = {}
-    for text in texts:
-        name, _, rest = text.partition(":")
-        if not name or name in tenants:
-            said = "is given twice; give it once" if name else "has no namespace; name one"
-            raise ConfigError(f"--tenant {text!r} {said}")
-        rights: dict[str, Any] = {"namespaces": [name]}
-        for item in filter(None, rest.split(",")):
-            field, equals, value = item.partition("=")
-            if not equals:
-                raise ConfigError(
-                    f"--tenant {text!r}: {item!r} is not OPTION=VALUE; write for example "
-                    f"{name}:guarantee=0.5"
-                )
-            rights[field.strip()] = value.strip()
-        tenants[name] = rights
-    return tenants
 
 
 def with_scanner(workload: Workload, tokens_s: float, limit: int | None) -> Workload:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvgraft.cli.cache_options import OptionGroup
 from kvgraft.cli.sizes import TokenCount
 from kvgraft.errors import ConfigError
 from kvgraft_replay.detect import open_workload
-from kvgraft_replay.option_groups import OptionGroup
 from kvgraft_replay.synthetic import synthetic_workload
 from kvgraft_replay.workload import Workload
 

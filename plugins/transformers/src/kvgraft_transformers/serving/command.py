@@ -13,8 +13,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvgraft import ConfigError, GuardMode
+from kvgraft.cli.cache_options import (
+    PolicyName,
+    cut_tokens_option,
+    memory_options,
+    parse_tenants,
+    pool_sizes,
+    tenant_option,
+    write_policy_option,
+)
 from kvgraft.cli.sizes import PoolSize, TokenCount
-from kvgraft.config import PrefetchPolicy, StorePolicy
+from kvgraft.config import CacheConfig, PrefetchPolicy, StorePolicy, parse_config
 from kvgraft_transformers.serving.checkpoint import (
     check_device,
     find_checkpoint,
@@ -66,6 +75,18 @@ TOKENS = TokenCount(min=1)
     type=PoolSize(min=0),
     help="Size of host mirrors, as for the device; 0 for none.",
 )
+@memory_options
+@click.option(
+    "--policy",
+    type=PolicyName(),
+    metavar="NAME",
+    default=CacheConfig.model_fields["policy"].default,
+    show_default=True,
+    help="Eviction policy: which data is kept.",
+)
+@write_policy_option
+@tenant_option
+@cut_tokens_option(None, "128, or --chunk-tokens where these are fewer")
 @click.option(
     "--chunk-tokens",
     default=512,
@@ -181,7 +202,7 @@ def load_served_model(model: str, options: dict[str, Any], *, local: bool) -> Se
 
     Args:
         model: a directory or a name on the model hub.
-        options: those of the command.
+        options: those of the command, which is running.
         local: all files are on this machine.
 
     Raises:
@@ -206,6 +227,7 @@ def load_served_model(model: str, options: dict[str, Any], *, local: bool) -> Se
     threads = memory.pop("threads")
     limits = {each: memory.pop(each) for each in ("chunk_tokens", "step_tokens", "max_running")}
     check_chunk(limits["chunk_tokens"], memory["page_size"])
+    memory |= _take_cache_settings(memory)
     if threads is not None:
         torch.set_num_threads(threads)
     if not sys.stderr.isatty():
@@ -243,6 +265,24 @@ def load_served_model(model: str, options: dict[str, Any], *, local: bool) -> Se
     )
 
 
+def _take_cache_settings(options: dict[str, Any]) -> dict[str, Any]:
+    """Take the options of the cache out, as its settings; refused before anything is loaded.
+
+    Raises:
+        ConfigError: settings that cannot work, whatever the model.
+    """
+    settings = pool_sizes(options)
+    for name in ("device_tokens", "host_tokens", "device_memory", "host_memory"):
+        del options[name]
+    settings["tenants"] = parse_tenants(options.pop("tenants"))
+    for name in ("policy", "write_policy", "cut_tokens"):
+        value = options.pop(name)
+        if value is not None:
+            settings[name] = value
+    parse_config({"components": ["any"], "page_size": options["page_size"], **settings})
+    return settings
+
+
 def _open_store(options: dict[str, Any]) -> StorageBackend | None:
     """The store, before anything is loaded; leaves the settings of its tier in the options.
 
@@ -258,7 +298,7 @@ def _open_store(options: dict[str, Any]) -> StorageBackend | None:
         if given:
             raise ConfigError(f"--{next(iter(given))}-policy without --storage; give --storage URL")
         return None
-    if not options["host_tokens"]:
+    if not options.get("host_tokens") and "host_memory" not in options:
         raise ConfigError("--storage with --host-tokens 0: storage is filled from the host")
     options["storage"] = given
     return open_storage(url)

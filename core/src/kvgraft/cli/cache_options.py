@@ -1,0 +1,154 @@
+"""Options of every command that opens caches, with one spelling, help and parsing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from kvgraft.cli.sizes import ByteCount, TokenCount
+from kvgraft.config import WritePolicy
+from kvgraft.errors import ConfigError
+from kvgraft.packages.policies import load_policy
+
+__all__ = [
+    "OptionGroup",
+    "PolicyName",
+    "cut_tokens_option",
+    "memory_options",
+    "parse_tenants",
+    "pool_sizes",
+    "tenant_option",
+    "write_policy_option",
+]
+
+F = TypeVar("F", bound=Callable[..., None])
+
+
+class OptionGroup:
+    """A decorator that adds options to a command; its help lists them in their order here.
+
+    Args:
+        options: decorators of `click`.
+    """
+
+    def __init__(self, *options: Callable[[Any], Any]) -> None:
+        self._options = options
+
+    def __call__(self, command: F) -> F:
+        for option in reversed(self._options):
+            command = option(command)
+        return command
+
+
+class PolicyName(click.ParamType):  # type: ignore[type-arg] # generic since click 8.3
+    """The name of an eviction policy, such as `lru`."""
+
+    name = "policy"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The name.
+
+        Raises:
+            click.BadParameter: no policy has it, or the policy cannot be used.
+        """
+        try:
+            load_policy(value)
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
+        return value
+
+
+memory_options = OptionGroup(
+    click.option(
+        "--device-memory",
+        type=ByteCount(min=1),
+        metavar="BYTES",
+        help="One budget for all device pools, such as 60GB, whose shares follow their use. They "
+        "begin at --device-tokens, if that is given.",
+    ),
+    click.option(
+        "--host-memory",
+        type=ByteCount(min=1),
+        metavar="BYTES",
+        help="One budget for all host mirrors, as for the device.",
+    ),
+)
+"""Budgets, for `pool_sizes`."""
+
+write_policy_option = click.option(
+    "--write-policy",
+    type=click.Choice([policy.value for policy in WritePolicy]),
+    show_default="write-back; with a store or tenants write-through",
+    help="When data is copied to the host.",
+)
+
+tenant_option = click.option(
+    "--tenant",
+    "tenants",
+    multiple=True,
+    metavar="NAMESPACE[:OPTION=VALUE,...]",
+    help="A tenant with that namespace and its rights, such as trace:guarantee=0.5; repeat for "
+    "more. See docs/tenants.md.",
+)
+"""Tenants, for `parse_tenants`."""
+
+
+def cut_tokens_option(default: int | None, said: str | None = None) -> Callable[[F], F]:
+    """The option `--cut-tokens`.
+
+    Args:
+        default: its default.
+        said: the default in the help, where it is no number.
+    """
+    return click.option(
+        "--cut-tokens",
+        type=TokenCount(min=0),
+        default=default,
+        show_default=said or True,
+        help="Least distance of two cuts of a prefill for its states: the cost of an extra pass.",
+    )
+
+
+def pool_sizes(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of the pools' sizes; where a budget is given, tokens count only if they are, too.
+
+    Args:
+        options: those of the command that runs, with `--device-tokens` and `--host-tokens`.
+    """
+    sizes = {}
+    source = click.get_current_context().get_parameter_source
+    for tier in ("device", "host"):
+        memory, tokens = f"{tier}_memory", f"{tier}_tokens"
+        if options[memory] is not None:
+            sizes[memory] = options[memory]
+        if options[memory] is None or source(tokens) is not ParameterSource.DEFAULT:
+            sizes[tokens] = options[tokens]
+    return sizes
+
+
+def parse_tenants(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Tenants such as `trace:guarantee=0.5`, each name once: the setting `tenants` of a cache.
+
+    Raises:
+        ConfigError: one that is not of that form, or a name given twice.
+    """
+    tenants: dict[str, dict[str, Any]] = {}
+    for text in texts:
+        name, _, rest = text.partition(":")
+        if not name or name in tenants:
+            said = "is given twice; give it once" if name else "has no namespace; name one"
+            raise ConfigError(f"--tenant {text!r} {said}")
+        rights: dict[str, Any] = {"namespaces": [name]}
+        for item in filter(None, rest.split(",")):
+            field, equals, value = item.partition("=")
+            if not equals:
+                raise ConfigError(
+                    f"--tenant {text!r}: {item!r} is not OPTION=VALUE; write for example "
+                    f"{name}:guarantee=0.5"
+                )
+            rights[field.strip()] = value.strip()
+        tenants[name] = rights
+    return tenants
