@@ -344,6 +344,18 @@ GUARDED_CORES: dict[str, BadCore] = {
         "        node = node if node is not None else self.take_in_order()\n"
         "        return node if node is not None else self._take_clean()\n",
     ),
+    "HOST that is full admits nothing": BadCore(
+        ("E4",),
+        "tree/eviction.py",
+        "    return score is None or score >= floor\n",
+        "    return False\n",
+    ),
+    "HOST admits what is worth less than its last victim": BadCore(
+        ("E4",),
+        "tree/eviction.py",
+        "    return score is None or score >= floor\n",
+        "    return True\n",
+    ),
     "HOST keeps what DEVICE has, too": BadCore(
         ("T7",),
         "tree/eviction.py",
