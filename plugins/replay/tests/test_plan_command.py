@@ -92,6 +92,29 @@ def test_bytes_become_tokens_of_the_model_with_keys_and_values_of_a_byte(
     assert size["device_nbytes"] == 4 * 10**9 // page_nbytes * page_nbytes
 
 
+def test_bytes_of_default_shapes_are_noted_with_the_bytes_of_a_token(
+    planned: Plan, trace: Path
+) -> None:
+    bytes_of = ("--component", "mamba", "--component", "swa:window=64", "--no-growth", "--device")
+    shapes = "n_layers=4,n_kv_heads=2,head_dim=16"
+    noted = planned(trace, "--component", f"full:{shapes}", *bytes_of, "20k,20MB")["notices"]
+    mamba, swa = sorted(each for each in noted if "default shapes" in each)
+    assert re.match(r"mamba has its default shapes, [\d.]+ k?B a state, so bytes are not", mamba)
+    assert re.match(r"swa has its default shapes, \d+ B a token, so bytes are not those", swa)
+    assert planned(trace, *bytes_of, "20k")["notices"] == []
+
+
+def test_tenants_a_scanner_and_cuts_are_planned_as_they_are_replayed(planned: Plan) -> None:
+    result = planned(
+        *("--synthetic", "chat", "--requests", 10, "--component", "full", "--device", "20k"),
+        *("--scanner", "2000", "--tenant", "trace:guarantee=0.5", "--cut-tokens", 128),
+        *("--no-hints", "--no-growth"),
+    )
+    assert result["workload"]["name"].endswith("and a scanner")
+    assert result["settings"]["cut_tokens"] == 128
+    assert result["settings"]["tenants"]["trace"]["guarantee"] == 0.5
+
+
 def test_each_pool_is_tried_a_tenth_larger_by_itself(planned: Plan) -> None:
     result = planned(
         *("--synthetic", "chat", "--requests", 30, "--component", "full"),

@@ -36,7 +36,7 @@ from kvgraft_replay.report import ReplayResult, print_tables, render_html
 from kvgraft_replay.report.comparison import print_comparison
 from kvgraft_replay.report.output import Target
 from kvgraft_replay.storage_options import storage_options, storage_settings
-from kvgraft_replay.tenants import tenant_options, with_scanner
+from kvgraft_replay.tenants import scanned, tenant_options
 from kvgraft_replay.workload import Workload
 from kvgraft_replay.workload_options import (
     engine_model,
@@ -117,12 +117,6 @@ def run_with_progress(workload: Workload, settings: Any, console: Console) -> Re
 @memory_options
 @cache_options
 @click.option(
-    "--hints/--no-hints",
-    default=True,
-    show_default=True,
-    help="Tell the policy why outputs ended, where the trace says it.",
-)
-@click.option(
     "--load-policy",
     type=click.Choice(["cost", "always"]),
     default="cost",
@@ -162,9 +156,7 @@ def replay(path: Path | None, **options: Any) -> None:
 
     targets = open_targets(options, path)
     _check_policies(options)
-    workload, limit = read_workload(path, options), options["limit"]
-    if options["scanner_tokens_s"] is not None:
-        workload, limit = with_scanner(workload, options["scanner_tokens_s"], limit), None
+    workload, limit = scanned(read_workload(path, options), options)
     components = parse_components(options["components"] or [_widest_component()])
     cache: dict[str, Any] = {
         "components": components,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import click
 
@@ -10,7 +12,7 @@ from kvgraft.cli.cache_options import OptionGroup, tenant_option
 from kvgraft.errors import ConfigError
 from kvgraft_replay.workload import Addresses, Span, TraceRequest, Workload
 
-__all__ = ["SCANNER", "TRACE", "tenant_options", "with_scanner"]
+__all__ = ["SCANNER", "TRACE", "scanned", "tenant_options", "with_scanner"]
 
 TRACE, SCANNER = "trace", "scanner"
 """Namespaces of the trace's requests and of the scanner's, where there is a scanner."""
@@ -30,6 +32,18 @@ tenant_options = OptionGroup(
     tenant_option,
 )
 """The options of tenants."""
+
+
+def scanned(workload: Workload, options: Mapping[str, Any]) -> tuple[Workload, int | None]:
+    """The workload with the scanner that the options ask for, and the limit of its requests.
+
+    Raises:
+        ConfigError: the workload has no absolute times.
+        TraceError: too many distinct tokens.
+    """
+    if options["scanner_tokens_s"] is None:
+        return workload, options["limit"]
+    return with_scanner(workload, options["scanner_tokens_s"], options["limit"]), None
 
 
 def with_scanner(workload: Workload, tokens_s: float, limit: int | None) -> Workload:

@@ -80,6 +80,12 @@ engine_options = OptionGroup(
         show_default=True,
         help="Output tokens per second and request of the pretended engine.",
     ),
+    click.option(
+        "--hints/--no-hints",
+        default=True,
+        show_default=True,
+        help="Tell the policy why outputs ended, where the trace says it.",
+    ),
 )
 """The options of the pretended engine, for `engine_model`."""
 
@@ -110,5 +116,5 @@ def engine_model(options: Mapping[str, Any]) -> EngineModel:
         chunk_tokens=options["chunk_tokens"],
         max_running=options["max_running"],
         reserve_tokens=options["reserve_tokens"],
-        hints=options.get("hints", True),
+        hints=options["hints"],
     )

@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from kvgraft.cli.cache_options import cut_tokens_option, parse_tenants
 from kvgraft.cli.sizes import PoolSize
 from kvgraft.errors import ConfigError
 from kvgraft.packages.entry_points import published
@@ -29,6 +30,7 @@ from kvgraft_replay.planning.models import (
 )
 from kvgraft_replay.planning.schema import PlanResult
 from kvgraft_replay.planning.tables import print_plan
+from kvgraft_replay.tenants import scanned, tenant_options
 from kvgraft_replay.workload_options import (
     engine_model,
     engine_options,
@@ -115,6 +117,8 @@ class SizeList(PoolSize):
     show_default=True,
     help="Load every prefix back, or where that is estimated cheaper than --prefill-rate.",
 )
+@cut_tokens_option(0)
+@tenant_options
 @engine_options
 @click.option(
     "--processes",
@@ -170,6 +174,8 @@ def _planned(
         "components": components,
         "page_size": options["page_size"],
         "write_policy": options["write_policy"],
+        "cut_tokens": options["cut_tokens"],
+        "tenants": parse_tenants(options["tenants"]),
         "load": None
         if options["load_policy"] == "always"
         else {"prefill_tokens_s": options["prefill_rate"]},
@@ -181,14 +187,14 @@ def _planned(
         options["policies"],
         one_budget=options["one_budget"],
     )
-    workload = read_workload(path, options)
+    workload, limit = scanned(read_workload(path, options), options)
     settings = ReplaySettings(
         cache={},
         users=options["users"],
         model=engine_model(options),
         verify=Verify.OFF,
         seed=options["seed"],
-        limit=options["limit"],
+        limit=limit,
         meter=Unmetered,
     )
     console = Console(stderr=True)

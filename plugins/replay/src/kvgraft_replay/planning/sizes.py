@@ -8,7 +8,7 @@ from typing import Any
 
 from kvgraft.assembly import mount_all, size_pools
 from kvgraft.config import CacheConfig, parse_config
-from kvgraft.errors import ConfigError
+from kvgraft.errors import ConfigError, KvgraftError
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.sizes import format_nbytes, is_nbytes
 from kvgraft.types import Tier
@@ -19,6 +19,7 @@ __all__ = [
     "all_sizes",
     "between",
     "built",
+    "default_shapes",
     "grown",
     "lru_pages",
     "page_nbytes",
@@ -188,6 +189,24 @@ def page_nbytes(mounted: Iterable[Mounted]) -> int:
     return sum(
         each.component.device.slot_nbytes * each.component.slots_per_page for each in mounted
     )
+
+
+def default_shapes(size: Size) -> dict[str, str]:
+    """Components as large as with their default options, and the bytes of each's token or state."""
+    found = {}
+    for each in built(parse_config(size.cache)):
+        plain = {**size.cache, "components": {each.name: {}}}
+        try:
+            (default,) = built(parse_config(plain))
+        except KvgraftError:
+            continue  # it has no default
+        slot = each.component.device.slot_nbytes
+        if slot == default.component.device.slot_nbytes:
+            tokens = size.cache["page_size"] // each.component.slots_per_page
+            state = each.shape.reach.is_state
+            nbytes = slot if state else slot // tokens
+            found[each.name] = f"{format_nbytes(nbytes)} a {'state' if state else 'token'}"
+    return found
 
 
 def slot_nbytes(mounted: Iterable[Mounted]) -> dict[str, int]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import kvgraft
 from kvgraft.config import parse_config
-from kvgraft.sizes import parse_tokens
+from kvgraft.sizes import is_nbytes, parse_tokens
 from kvgraft.types import Tier
 from kvgraft_replay.planning.lru_curve import LruCurve, lru_curve
 from kvgraft_replay.planning.schema import Curve, Growth, PlanResult, PoolName, SizeResult, Target
@@ -17,6 +17,7 @@ from kvgraft_replay.planning.sizes import (
     Size,
     between,
     built,
+    default_shapes,
     grown,
     lru_pages,
     page_nbytes,
@@ -138,13 +139,28 @@ def _plan(sweep: Sweep, sizes: Sequence[Size], *, growth: bool, target: float | 
         "workload": first["workload"],
         "components": first["settings"]["components"],
         "settings": _settings(first["settings"], sizes[0]),
-        "notices": list(dict.fromkeys(each for one in replayed for each in one["notices"])),
+        "notices": list(
+            dict.fromkeys(
+                [*_shape_notices(sizes), *(each for one in replayed for each in one["notices"])]
+            )
+        ),
         "sizes": results,
         "curve": _points(curve, reason, sizes),
         "target": None if target is None else _target(target, results, curve),
         "cpu_s": _cpu_s() - cpu,
         "wall_s": time.perf_counter() - started,
     }
+
+
+def _shape_notices(sizes: Sequence[Size]) -> list[str]:
+    """Bytes say how many tokens fit only with the model's own shapes."""
+    if not any(is_nbytes(asked) for size in sizes for asked in (size.device, size.host)):
+        return []
+    return [
+        f"{name} has its default shapes, {nbytes}, so bytes are not those of a model; give --model "
+        f"CONFIG.json, or the model's shapes as --component {name}:OPTION=VALUE"
+        for name, nbytes in default_shapes(sizes[0]).items()
+    ]
 
 
 def _cpu_s() -> float:
