@@ -119,13 +119,19 @@ def test_a_setting_of_the_storage_tier_that_is_wrong_is_named(
     assert str(refused.value) == said
 
 
+def test_a_size_that_is_none_is_not_given() -> None:
+    sizes = {"device_tokens": None, "host_tokens": None, "device_memory": "1MB"}
+    config = parse_config({"components": ["full"], **sizes})
+    assert (config.device_memory, config.device_bytes, config.host_tokens) == (10**6, 10**6, 0)
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
         ({}, "setting device_tokens is missing; give for example '4M'"),
         ({"device_tokens": -1}, "setting device_tokens=-1: give more than 0"),
         ({"device_tokens": 1.5}, "setting device_tokens=1.5: give a whole number, such as '4M'"),
-        ({"device_tokens": None}, "setting device_tokens=None: give a whole number, such as '4M'"),
+        ({"device_tokens": None}, "setting device_tokens is missing; give for example '4M'"),
         (
             {"device_tokens": "lots"},
             "setting device_tokens='lots' is no number of tokens; write for example 4M or 4096",

@@ -182,3 +182,8 @@ def test_a_component_that_cannot_be_built_is_listed_with_the_reason(
     printed = shelf.run(KVGRAFT, "components").stdout
     assert f"thrown: {rows['thrown']['status']}" in printed
     assert re.search("thrown .* broken", printed)
+
+
+def test_the_first_word_of_a_command_names_those_that_begin_with_it() -> None:
+    with pytest.raises(click.UsageError, match="did you mean 'new-component' or 'new-policy'"):
+        app.cli.main(["new"], standalone_mode=False)

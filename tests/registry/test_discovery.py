@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from kvgraft.contract import API_VERSION, check_api_version
-from kvgraft.errors import PluginError
+from kvgraft.errors import ConfigError, PluginError
+from kvgraft.packages.registry import expect_installed
 
 from ..commands import KVGRAFT
 from .distributions import COMPONENT, Shelf
@@ -268,6 +269,11 @@ def test_a_missing_component_is_an_error_that_lists_installed_ones(shelf: Shelf)
         "component 'sinks' is not installed; installed: full, hisparse, mamba, swa; "
         in (done.stderr.splitlines()[-1])
     )
+
+
+def test_a_component_that_is_nearly_named_is_meant() -> None:
+    with pytest.raises(ConfigError, match="'ful' is not installed; did you mean 'full'"):
+        expect_installed("ful")
 
 
 @pytest.mark.parametrize("version", ["", "1", "1.0.0", "1.x", None, 1.0])

@@ -239,6 +239,11 @@ def test_one_tenant_alone_is_served_as_without_tenants(policy: str) -> None:
             {"a": {"namespaces": [{}]}},
             "setting tenants: 'a' has the namespace {}, which is not hashable",
         ),
+        (
+            {"a": {}, "default": {"limit": 0.5}},
+            "setting tenants: 'a' has neither namespaces nor prefixes, so nobody is it; give "
+            "'namespaces': ['a'] or others",
+        ),
         ({"a": {"guarantee": 2}}, "setting tenants.a.guarantee=2: give 1 or less"),
         ({"a": {"limit": 0}}, "setting tenants.a.limit=0: give more than 0"),
         ({"a": {"weight": 0}}, "setting tenants.a.weight=0: give more than 0"),

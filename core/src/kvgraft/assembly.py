@@ -111,6 +111,8 @@ def _largest(
 ) -> CacheConfig:
     """The settings with the most tokens whose pools of one tier stay within `limit` bytes."""
     refused: KvgraftError | None = None
+    budget = getattr(config, f"{tier.value}_memory") is not None
+    setting = f"{tier.value}_memory" if budget else f"{tier.value}_bytes"
 
     def sized(n_pages: int) -> CacheConfig:
         tokens = {f"{tier.value}_tokens": n_pages * config.page_size}
@@ -138,7 +140,7 @@ def _largest(
         raise refused
     if fewest > limit:
         raise ConfigError(
-            f"setting {tier.value}_bytes: {format_nbytes(limit)} are less than the smallest pools "
+            f"setting {setting}: {format_nbytes(limit)} are less than the smallest pools "
             f"take, {format_nbytes(fewest)}; give more"
         )
     if nbytes(2 * n_pages) == fewest == nbytes(64 * n_pages):

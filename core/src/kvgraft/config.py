@@ -249,6 +249,8 @@ class CacheConfig(SettingsModel):
         settings = dict(settings)
         for tier in ("device", "host"):
             tokens, nbytes, memory = f"{tier}_tokens", f"{tier}_bytes", f"{tier}_memory"
+            if tokens in settings and settings[tokens] is None:
+                del settings[tokens]
             if is_nbytes(settings.get(tokens)):
                 if settings.get(nbytes) is not None:
                     raise _sized_twice(settings, tokens, nbytes)
@@ -325,6 +327,12 @@ def refused_tenants(tenants: Mapping[str, TenantSettings]) -> str:
             return (
                 f"{' + '.join(map(str, guarantees))} of {tier}guarantee are more than 1; lower "
                 f"one by {round(sum(guarantees) - 1, 6)}"
+            )
+    for name, each in tenants.items():
+        if name != OTHERS and not (each.namespaces or each.prefixes):
+            return (
+                f"{name!r} has neither namespaces nor prefixes, so nobody is it; give "
+                f"'namespaces': [{shown(name)}] or others"
             )
     return ""
 

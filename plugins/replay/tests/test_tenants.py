@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+import click
 import pytest
 
 from kvgraft.cli.cache_options import parse_tenants
 from kvgraft.errors import ConfigError
+from kvgraft_replay.command import replay as replay_command
 from kvgraft_replay.payload import Verify
 from kvgraft_replay.replay import ReplaySettings, replay
 from kvgraft_replay.synthetic import synthetic_workload
-from kvgraft_replay.tenants import SCANNER, TRACE, with_scanner
+from kvgraft_replay.tenants import SCANNER, TRACE, unused_tenants, with_scanner
 from kvgraft_replay.workload import Workload
 from tests.commands import KVGRAFT, run_forked
 
@@ -60,8 +63,11 @@ def test_the_scanner_reads_new_documents_by_the_clock_until_the_last_request() -
 @pytest.mark.parametrize(
     ("texts", "said"),
     [
-        (["a", "a:limit=1"], "--tenant 'a:limit=1' is given twice; give it once"),
-        ([":limit=1"], "--tenant ':limit=1' has no namespace; name one"),
+        (
+            ["a", "a:limit=1"],
+            "--tenant 'a:limit=1': namespace 'a' is given twice; give one --tenant",
+        ),
+        ([":limit=1"], "--tenant ':limit=1': has no namespace; name one"),
         (
             ["a:half"],
             "--tenant 'a:half': 'half' is not OPTION=VALUE; write for example a:guarantee",
@@ -72,6 +78,34 @@ def test_a_tenant_that_is_not_of_that_form_is_refused(texts: list[str], said: st
     with pytest.raises(ConfigError) as refused:
         parse_tenants(texts)
     assert str(refused.value).startswith(said)
+
+
+def test_a_tenant_that_no_request_is_of_is_noted() -> None:
+    assert unused_tenants(["trace", "default"], SCANNED) == []
+    assert unused_tenants(["trace", "foo"], SCANNED) == [
+        "no request is of tenant 'foo'; its rights change nothing but the room of others. "
+        "Namespaces of the requests: scanner, trace"
+    ]
+    assert "requests: none, as they have with --scanner alone" in unused_tenants(["foo"], CHAT)[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--policy", "lru,lru"), "policy 'lru' is given 2 times; give it once"),
+        (
+            ("--tenant", "trace", "--device-memory", "1GB"),
+            "--tenant and --device-memory: tenants have shares of pools whose size stays; give the "
+            "bytes as --device-tokens, such as --device-tokens 1GB",
+        ),
+        (("--policy", "lru,density", "--html", "a.html"), "--policy lru,density and --html: the"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused_before_a_trace_is_read(
+    given: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises((ConfigError, click.UsageError), match=re.escape(said)):
+        replay_command.main(["no such trace", *given], standalone_mode=False)
 
 
 def test_the_command_prints_each_namespaces_share_and_refuses_what_a_cache_refuses() -> None:

@@ -59,8 +59,10 @@ class Commands(click.Group):
             ctx.fail(f"command {cmd_name!r} is not installed; {advice}")
         if not ctx.resilient_parsing:
             names = self.list_commands(ctx)
-            near = get_close_matches(cmd_name, names, n=1)
-            advice = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(names)}"
+            longer = [each for each in names if each.startswith(f"{cmd_name}-")]
+            near = longer or get_close_matches(cmd_name, names, n=1)
+            meant = " or ".join(map(repr, near))
+            advice = f"did you mean {meant}?" if near else f"it has {', '.join(names)}"
             ctx.fail(f"no such command {cmd_name!r}; {advice}")
         return None
 

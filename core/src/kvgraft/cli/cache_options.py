@@ -16,6 +16,7 @@ from kvgraft.packages.policies import load_policy
 __all__ = [
     "OptionGroup",
     "PolicyName",
+    "check_tenants",
     "cut_tokens_option",
     "memory_options",
     "parse_tenants",
@@ -129,6 +130,20 @@ def pool_sizes(options: Mapping[str, Any]) -> dict[str, Any]:
     return sizes
 
 
+def check_tenants(options: Mapping[str, Any]) -> None:
+    """Refuse tenants of pools that share one budget.
+
+    Raises:
+        ConfigError: naming the options.
+    """
+    for tier in ("device", "host"):
+        if options["tenants"] and options[f"{tier}_memory"] is not None:
+            raise ConfigError(
+                f"--tenant and --{tier}-memory: tenants have shares of pools whose size stays; "
+                f"give the bytes as --{tier}-tokens, such as --{tier}-tokens 1GB"
+            )
+
+
 def parse_tenants(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Tenants such as `trace:guarantee=0.5`, each name once: the setting `tenants` of a cache.
 
@@ -139,8 +154,10 @@ def parse_tenants(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
     for text in texts:
         name, _, rest = text.partition(":")
         if not name or name in tenants:
-            said = "is given twice; give it once" if name else "has no namespace; name one"
-            raise ConfigError(f"--tenant {text!r} {said}")
+            twice = f"namespace {name!r} is given twice; give one --tenant with all its options"
+            raise ConfigError(
+                f"--tenant {text!r}: {twice if name else 'has no namespace; name one'}"
+            )
         rights: dict[str, Any] = {"namespaces": [name]}
         for item in filter(None, rest.split(",")):
             field, equals, value = item.partition("=")

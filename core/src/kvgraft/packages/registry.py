@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from types import SimpleNamespace
 from typing import Any
 
@@ -277,8 +278,10 @@ def expect_installed(name: str) -> None:
 
 def _not_installed(name: str, known: Collection[str]) -> ConfigError:
     names = ", ".join(sorted(known)) or "none"
+    near = get_close_matches(name, known, n=1)
+    meant = f" did you mean {near[0]!r}?" if near else ""
     return ConfigError(
-        f"component {name!r} is not installed; installed: {names}; see `kvgraft components`"
+        f"component {name!r} is not installed;{meant} installed: {names}; see `kvgraft components`"
     )
 
 

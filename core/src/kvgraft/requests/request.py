@@ -292,7 +292,7 @@ class Request:
 
     @property
     def ready(self) -> bool:
-        """Whether all the data it resumes from is on DEVICE, or failed to get there."""
+        """Whether all copies that `load_back` waits for have ended or failed; true before it."""
         return all(transfer.ended for transfer in self.waits)
 
     @property

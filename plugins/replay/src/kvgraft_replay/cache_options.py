@@ -29,7 +29,10 @@ class PolicyList(PolicyName):
         """
         if not isinstance(value, str):
             return value
-        names = dict.fromkeys(name.strip() for name in value.split(","))
+        names = [name.strip() for name in value.split(",")]
+        for name in names:
+            if names.count(name) > 1:
+                self.fail(f"policy {name!r} is given {names.count(name)} times; give it once")
         return [super(PolicyList, self).convert(name, param, ctx) for name in names]
 
 

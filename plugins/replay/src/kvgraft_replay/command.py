@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kvgraft.cli.cache_options import (
+    check_tenants,
     cut_tokens_option,
     memory_options,
     parse_tenants,
@@ -151,11 +152,13 @@ def replay(path: Path | None, **options: Any) -> None:
     the cache, its pools and its copies are real. Exits with 1 if memory ran out, a payload was
     wrong or a ledger did not balance.
     """
+    targets = open_targets(options, path)
+    _check_policies(options)
+    check_tenants(options)
+
     from kvgraft_replay.payload import Verify
     from kvgraft_replay.replay import ReplaySettings
 
-    targets = open_targets(options, path)
-    _check_policies(options)
     workload, limit = scanned(read_workload(path, options), options)
     components = parse_components(options["components"] or [_widest_component()])
     cache: dict[str, Any] = {

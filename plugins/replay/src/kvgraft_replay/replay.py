@@ -21,6 +21,7 @@ from kvgraft_replay.payload import Verify
 from kvgraft_replay.report.counts import cache_counts, storage_counts, store_contents
 from kvgraft_replay.report.schema import ReplayResult, StorageCounts
 from kvgraft_replay.running import Player
+from kvgraft_replay.tenants import unused_tenants
 from kvgraft_replay.timeline import Timeline
 from kvgraft_replay.totals import Totals
 from kvgraft_replay.workload import Workload
@@ -87,7 +88,8 @@ def replay(
         result = _run(cache, arrivals, expected, workload, settings, progress)
     finally:
         cache.close()
-    result["notices"] = [*notices, *result["notices"]]
+    unused = unused_tenants(list(cache.config.tenants), workload)
+    result["notices"] = [*notices, *unused, *result["notices"]]
     return result
 
 

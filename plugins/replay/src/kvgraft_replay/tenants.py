@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import click
 
 from kvgraft.cli.cache_options import OptionGroup, tenant_option
+from kvgraft.config import OTHERS
 from kvgraft.errors import ConfigError
 from kvgraft_replay.workload import Addresses, Span, TraceRequest, Workload
 
-__all__ = ["SCANNER", "TRACE", "scanned", "tenant_options", "with_scanner"]
+__all__ = ["SCANNER", "TRACE", "scanned", "tenant_options", "unused_tenants", "with_scanner"]
 
 TRACE, SCANNER = "trace", "scanner"
 """Namespaces of the trace's requests and of the scanner's, where there is a scanner."""
@@ -44,6 +45,18 @@ def scanned(workload: Workload, options: Mapping[str, Any]) -> tuple[Workload, i
     if options["scanner_tokens_s"] is None:
         return workload, options["limit"]
     return with_scanner(workload, options["scanner_tokens_s"], options["limit"]), None
+
+
+def unused_tenants(tenants: Sequence[str], workload: Workload) -> list[str]:
+    """Notes on tenants that no request of the workload belongs to."""
+    there = {each.namespace for each in workload.requests if each.namespace is not None}
+    named = ", ".join(sorted(there)) or "none, as they have with --scanner alone"
+    return [
+        f"no request is of tenant {name!r}; its rights change nothing but the room of others. "
+        f"Namespaces of the requests: {named}"
+        for name in tenants
+        if name != OTHERS and name not in there
+    ]
 
 
 def with_scanner(workload: Workload, tokens_s: float, limit: int | None) -> Workload:

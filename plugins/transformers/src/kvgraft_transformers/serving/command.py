@@ -15,6 +15,7 @@ import click
 from kvgraft import ConfigError, GuardMode
 from kvgraft.cli.cache_options import (
     PolicyName,
+    check_tenants,
     cut_tokens_option,
     memory_options,
     parse_tenants,
@@ -271,6 +272,7 @@ def _take_cache_settings(options: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: settings that cannot work, whatever the model.
     """
+    check_tenants(options)
     settings = pool_sizes(options)
     for name in ("device_tokens", "host_tokens", "device_memory", "host_memory"):
         del options[name]
