@@ -20,13 +20,18 @@ from ..serving.setups import installed
 from ..storage_tier.shelf import AT_ONCE, open_cache, step_by_step, stocked, tier_of, until
 
 
+def mine(policy: type[LeastRecentlyUsed]) -> Published:
+    """The policy as an installed package offers it, by the name "mine"."""
+    named = type(policy.__name__, (policy,), {"name": "mine"})
+    return Published("mine", "mine-dist", "1.0", ("mine-dist",), lambda: named)
+
+
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cache]:
     """Opens a cache of 16 pages with a policy."""
 
     def open_with(policy: type[LeastRecentlyUsed], **options: Any) -> Cache:
-        entry = Published("mine", "mine-dist", "1.0", ("mine-dist",), lambda: policy)
-        monkeypatch.setattr(policies, "published", lambda group: [entry])
+        monkeypatch.setattr(policies, "published", lambda group: [mine(policy)])
         given = {"device_tokens": 256, "page_size": 16, "policy": "mine", **options}
         return Cache.open(["full"], **given)
 
@@ -88,8 +93,7 @@ def test_a_restart_is_a_use_of_the_request_that_restarts_and_counted_once(
 def test_data_that_arrives_at_begin_does_not_change_the_class_of_the_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    entry = Published("mine", "mine-dist", "1.0", ("mine-dist",), lambda: Classifying)
-    monkeypatch.setattr(policies, "published", lambda group: [entry])
+    monkeypatch.setattr(policies, "published", lambda group: [mine(Classifying)])
     prompt = list(range(100, 133))
     shelf = stocked(installed("full"), prompt, synchronous=True)
     cache = open_cache(
@@ -126,7 +130,7 @@ def test_an_answer_that_is_no_class_is_refused_and_the_books_stay_right(
             return given
 
     with opened(Bad) as cache:
-        refused = pytest.raises(ContractViolation, match=f"K1: .*policy 'lru': `{call}` gives")
+        refused = pytest.raises(ContractViolation, match=f"K1: .*policy 'mine': `{call}` gives")
         if call == "classify":
             with refused:
                 cache.begin(TokenKey(range(64)))
@@ -149,7 +153,7 @@ def test_a_policy_that_fails_at_admission_leaves_the_request_as_it_was(
 
     with opened(Bad) as cache:
         request = cache.begin(TokenKey(range(64)))
-        with pytest.raises(ContractViolation, match=r"P5.*'lru': `admitted` raised KeyError: 'lo"):
+        with pytest.raises(ContractViolation, match=r"P5.*'mine': `admitted` raised KeyError: 'lo"):
             cache.admit(request)
         assert cache.tree.components[0].device.promised == 0
         with pytest.raises(LeaseError, match="request is leased"):
@@ -176,7 +180,9 @@ def test_an_explanation_names_a_policy_that_cannot_say_how_it_ranks(
         assert cache.allocate(request, 64)
         cache.computed(request, 64)
         cache.finish(request)
-        with pytest.raises(ContractViolation, match=f"K1: .*policy 'lru' cannot rank data: {said}"):
+        with pytest.raises(
+            ContractViolation, match=f"K1: .*policy 'mine' cannot rank data: {said}"
+        ):
             cache.explain(TokenKey(range(64)))
 
 
@@ -250,8 +256,7 @@ def test_an_order_that_drops_candidates_with_what_left_the_tree_is_refused(
         def order(self, pool: Pool) -> RecencyQueue:
             return Forgetting()
 
-    entry = Published("mine", "mine-dist", "1.0", ("mine-dist",), lambda: Bad)
-    monkeypatch.setattr(policies, "published", lambda group: [entry])
+    monkeypatch.setattr(policies, "published", lambda group: [mine(Bad)])
 
     def serve(cache: Cache) -> None:
         for number in range(800):
@@ -340,7 +345,7 @@ def test_a_guard_expects_victims_in_the_order_of_the_scores_if_there_are_any(
 
     with opened(Mine, guard="on") as cache:
         if order is Untrue:
-            with pytest.raises(ContractViolation, match=r"T7.*'full'.*under the policy 'lru'"):
+            with pytest.raises(ContractViolation, match=r"T7.*'full'.*under the policy 'mine'"):
                 serve(cache)
         else:
             serve(cache)

@@ -17,6 +17,7 @@ from kvgraft.pools import BuildContext
 from kvgraft.reach import Reach
 from kvgraft.terms import Trailing
 from kvgraft.testing.machine import Drive, Setup, drive, references, setups_for
+from kvgraft.testing.machine.driving import quiet_log
 from kvgraft.testing.machine.fitting import LARGER_PAGES, fitting_sizes
 from kvgraft.testing.machine.harness import Harness
 from kvgraft.testing.machine.judging import Judge, Stopped
@@ -271,6 +272,10 @@ class Subject:
         Raises:
             ContractViolation: a rule is broken.
         """
+        with quiet_log():
+            self._serve_with(host_pages)
+
+    def _serve_with(self, host_pages: int) -> None:
         setup = self._setups()[0]
         for page_size, scale in fitting_sizes(setup).items():
             sizes = Sizes(page_size, device=9 * scale, host=host_pages * scale)

@@ -20,7 +20,7 @@ from kvgraft.testing.machine.machine import machine_for
 from kvgraft.testing.machine.setups import Setup
 from kvgraft.testing.machine.shrinking import shrunk
 
-__all__ = ["Drive", "drive", "search"]
+__all__ = ["Drive", "drive", "quiet_log", "search"]
 
 DEFAULT = hypothesis.settings(max_examples=60, stateful_step_count=50, derandomize=True)
 """Settings of `drive`: every run is the same."""
@@ -85,7 +85,7 @@ def drive(
     counts = Counter(machine.total)
     if failure is None:
         return Drive(counts)
-    with _quiet_log():
+    with quiet_log():
         failure = shrunk(machine, failure)
     broken = failure.violation.with_traceback(None)
     return Drive(counts, broken, tuple(failure.steps), tuple(failure.rules))
@@ -105,7 +105,7 @@ def search(machine: type[Example], settings: hypothesis.settings) -> Failure | N
     )
     machine.failures.clear()
     try:
-        with _quiet_log(), constants_of_modules_left_out():
+        with quiet_log(), constants_of_modules_left_out():
             run_state_machine_as_test(machine, settings=chosen)
     except ContractViolation:
         return machine.failures[0]
@@ -118,7 +118,7 @@ def search(machine: type[Example], settings: hypothesis.settings) -> Failure | N
 
 
 @contextmanager
-def _quiet_log() -> Iterator[None]:
+def quiet_log() -> Iterator[None]:
     """Keep the core's log quiet: its messages are findings here."""
     logger, handler = logging.getLogger("kvgraft"), logging.NullHandler()
     logger.addHandler(handler)
