@@ -88,7 +88,7 @@ def test_a_policy_of_an_installed_package_is_found(monkeypatch: pytest.MonkeyPat
     assert isinstance(load_policy("mine"), Mine)
     with pytest.raises(ConfigError, match="published by one and two; uninstall all but one"):
         load_policy("twice")
-    with pytest.raises(ConfigError, match="a object has no name, classifies, order"):
+    with pytest.raises(ConfigError, match="an object has no name, classifies, order"):
         load_policy("broken")
     with pytest.raises(ConfigError, match="use one of broken, density, lru, mine, twice"):
         load_policy("random")
