@@ -176,7 +176,7 @@ def test_random_terms_keep_the_books_and_the_order(policy: str, write_policy: st
 
 def test_a_lower_priority_takes_effect_when_room_is_made_at_the_old_one() -> None:
     """The guard is on: data that is entered anew while room is made has its place from there."""
-    with opened() as cache:
+    with opened(write_policy="write-through") as cache:
         serve(cache, prompt(0)[:4], ttl_requests=0)
         serve(cache, prompt(0)[:8], {"priority": -8}, priority=8)
         serve(cache, prompt(1)[:6])
