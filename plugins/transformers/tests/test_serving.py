@@ -536,7 +536,7 @@ def test_impossible_sizes_are_one_line(checkpoint: Any) -> None:
         (("--tenant", "a:guarantee=2"), "setting tenants.a.guarantee='2': give 1 or less"),
         (
             ("--tenant", "a", "--device-memory", "4MB"),
-            "setting tenants: tenants have shares of pools whose size stays; give device_bytes",
+            "--tenant and --device-memory: tenants have shares of pools whose size stays",
         ),
         (("--device-memory", "4M"), "'4M' has no unit of bytes; write 4MB"),
     ],
