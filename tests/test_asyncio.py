@@ -18,7 +18,13 @@ from .serving.setups import SETUPS
 from .storage_tier.shelf import open_cache, settings, stocked, tier_of
 
 PROMPT = range(100)
-SETTINGS: dict[str, Any] = {"page_size": 4, "device_tokens": 256, "host_tokens": 256, "load": None}
+SETTINGS: dict[str, Any] = {
+    "page_size": 4,
+    "device_tokens": 256,
+    "host_tokens": 256,
+    "write_policy": "write-through",
+    "load": None,
+}
 
 
 class _NoWait(selectors.DefaultSelector):

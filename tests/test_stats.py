@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kvgraft import CacheStats, PrefetchPolicy, Tier, TokenKey
@@ -59,7 +61,8 @@ def test_hits_are_counted_in_tokens_and_in_every_component_s_slots(setup: Setup)
 
 def test_data_at_home_on_host_that_goes_along_with_a_state_is_no_victim() -> None:
     components = {"hisparse": {"hot_tokens": 16, "max_running": 1}, "mamba": {"states": 4}}
-    with Cache.open(components, page_size=2, device_tokens=64, host_tokens=64) as cache:
+    given: dict[str, Any] = {"page_size": 2, "device_tokens": 64, "host_tokens": 64}
+    with Cache.open(components, write_policy="write-through", **given) as cache:
         serve(cache)
         cache.drain()
         assert cache.evict("mamba", 1, Tier.HOST)

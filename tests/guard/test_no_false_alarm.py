@@ -331,7 +331,7 @@ def test_a_call_refused_for_its_key_takes_no_component_lock(end: str, mode: Guar
     assert scene.cache.allocate(request, PAGE)
     scene.cache.computed(request, PAGE)
     locked = scene.window.segments.copy()
-    with pytest.raises(LeaseError, match="append decoded tokens first"):
+    with pytest.raises(LeaseError, match="extend the key with the tokens that were decoded"):
         getattr(scene.cache, end)(request)
     assert scene.window.segments == locked
     request.key.extend(range(PAGE))

@@ -320,7 +320,7 @@ STORED: dict[str, Any] = {"storage": {"model": "m", "weights": "w"}}
         ({"write_policy": None}, WRITE_BACK),
         ({"host_tokens": 64, "storage": None, "tenants": {}}, WRITE_BACK),
         (STORED, WritePolicy.WRITE_THROUGH),
-        ({"tenants": {"chat": {"guarantee": 0.5}}}, WritePolicy.WRITE_THROUGH),
+        ({"tenants": {"chat": {"namespaces": ["chat"]}}}, WritePolicy.WRITE_THROUGH),
         ({"write_policy": "write-back", **STORED}, WRITE_BACK),
         ({"write_policy": "write-through"}, WritePolicy.WRITE_THROUGH),
     ],
