@@ -549,7 +549,6 @@ class AliasedPool(DevicePool):
         super().__init__(specs, n_slots, device)
         kept = [torch.zeros_like(lanes[: max(1, n_slots - 1)]) for lanes in self.lanes]
         self.lanes = [torch.as_strided(rows, (n_slots, rows.shape[1]), (0, 1)) for rows in kept]
-        self._arrays = [lanes.numpy() for lanes in self.lanes]
 
 
 @mutant("all slots of a pool are the same memory", "T9", "M7", "M8", "B3", "R5", "T8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,26 +27,28 @@ def blocks(nbytes: int) -> int:
     return -(-nbytes // BLOCK)
 
 
-@given(st.lists(st.integers(0, 40 * BLOCK), max_size=12))
+@given(st.lists(st.integers(0, 40 * BLOCK), max_size=12), st.integers(1, 3))
 def test_exactly_the_blocks_that_are_needed_are_mapped_zeroed_and_keep_their_bytes(
-    sizes: list[int],
+    sizes: list[int], n_parts: int
 ) -> None:
-    driver = SimulatedDriver(64 * BLOCK)
-    space = MappedSpace(driver, 40 * BLOCK, GPU)
+    driver = SimulatedDriver(n_parts * 40 * BLOCK)
+    space = MappedSpace(driver, 40 * BLOCK - 8, GPU, n_parts)
     memory, before = space.tensor(), 1
-    memory[:BLOCK] = 7
+    assert memory.shape == (n_parts, 40 * BLOCK - 8)
+    memory[:, :BLOCK] = 7
     for nbytes in sizes:
         space.resize(nbytes)
-        after = blocks(nbytes)
+        after = blocks(min(nbytes, 40 * BLOCK - 8))
         first = min(driver.library.reserved)
-        assert sorted(driver.library.mapped) == [first + at * BLOCK for at in range(after)]
+        starts = [part * 40 + at for part in range(n_parts) for at in range(after)]
+        assert sorted(driver.library.mapped) == [first + at * BLOCK for at in starts]
         assert driver.library.accessible == driver.library.mapped.keys()
-        assert driver.library.used == space.mapped_nbytes == after * BLOCK
-        assert space.mapped_nbytes <= nbytes + space.slack_nbytes
+        assert driver.library.used == n_parts * space.mapped_nbytes == len(starts) * BLOCK
+        assert driver.library.used <= n_parts * nbytes + space.slack_nbytes
         kept = min(before, after) * BLOCK
-        assert not kept or memory[:kept].min() == 7
-        assert not memory[kept : after * BLOCK].any()
-        memory[: after * BLOCK] = 7
+        assert not kept or memory[:, :kept].min() == 7
+        assert not memory[:, kept : after * BLOCK].any()
+        memory[:, : after * BLOCK] = 7
         before = after
 
 
@@ -75,7 +78,7 @@ def test_blocks_are_unmapped_when_the_device_has_done_its_work() -> None:
 def test_all_goes_back_when_the_last_tensor_is_gone() -> None:
     driver = SimulatedDriver(8 * BLOCK)
     space = MappedSpace(driver, 8 * BLOCK, GPU)
-    tensor = space.tensor()[3:9]
+    tensor = space.tensor()[0, 3:9]
     space.resize(5 * BLOCK)
     del space
     gc.collect()
@@ -84,6 +87,10 @@ def test_all_goes_back_when_the_last_tensor_is_gone() -> None:
     del tensor
     gc.collect()
     assert (driver.library.used, driver.library.reserved) == (0, {})
+
+
+def on_simulated(driver: SimulatedDriver) -> Callable[[int, torch.device, int], MappedSpace]:
+    return lambda nbytes, device, n_parts: MappedSpace(driver, nbytes, GPU, n_parts)
 
 
 def squeezed(cache: Cache) -> None:
@@ -108,7 +115,7 @@ def squeezed(cache: Cache) -> None:
 
 def test_pools_share_one_budget_of_mapped_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = SimulatedDriver(4 << 20)
-    monkeypatch.setattr(device, "reserve", lambda nbytes, where: MappedSpace(driver, nbytes, GPU))
+    monkeypatch.setattr(device, "reserve", on_simulated(driver))
     cache = opened(guard_full_check=1)
     arena = arena_of(cache)
     n_planes = sum(len(each.component.device.planes) for each in cache.mounted)
@@ -122,7 +129,7 @@ def test_a_pool_whose_memory_is_not_there_stays_as_it_is(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     driver = SimulatedDriver(4 << 20)
-    monkeypatch.setattr(device, "reserve", lambda nbytes, where: MappedSpace(driver, nbytes, GPU))
+    monkeypatch.setattr(device, "reserve", on_simulated(driver))
     cache = opened(guard_full_check=1)
     arena = arena_of(cache)
     ends = {name: lessee.allocator.end for name, lessee in arena.by_name.items()}

@@ -7,6 +7,7 @@ options             the options that give a payload its shape
 component           the object a component package builds for one cache
 device, host        a pool on a device, and its mirror in host memory
 planes, attention   one tensor's share of a slot
+stacks              planes of equal geometry, which move at once
 paged               pool and mirror of a component that keeps pages
 copies              rows to move between a pool and its mirror
 plan, available     memory that pools take, and memory that is available

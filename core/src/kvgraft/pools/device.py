@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import struct
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 
 import numpy as np
@@ -12,17 +12,16 @@ import numpy.typing as npt
 import torch
 
 from kvgraft.errors import ConfigError
-from kvgraft.pools.allocator import SLOT_BYTES, SlotAllocator
+from kvgraft.pools.allocator import SlotAllocator
 from kvgraft.pools.plan import PlannedMemory, plan_memory
 from kvgraft.pools.planes import PlaneSpec, lane_dtype, plane_nbytes
 from kvgraft.pools.reserved import ReservedSpace, reserve
 from kvgraft.pools.resizing import ResizableAllocator
+from kvgraft.pools.stacks import PLANE_ALIGNMENT, copy_rows, stack_lanes
 from kvgraft.refusals import of_type
 from kvgraft.types import Tier
 
 __all__ = ["DevicePool", "slot_index"]
-
-_INT32 = struct.Struct("=i")
 
 
 def slot_index(slots: bytes, device: torch.device | str = "cpu") -> torch.Tensor:
@@ -35,6 +34,8 @@ class DevicePool:
     """Slots on one device, laid out plane by plane in layer order.
 
     Memory is taken when all pools of a cache are known to fit, or when something looks at it.
+    Planes of equal shape and element type lie behind one another in one tensor, so that copies of
+    slots cost a few calls for each kind of plane, and not for each plane.
 
     Args:
         specs: the planes of one slot.
@@ -63,7 +64,8 @@ class DevicePool:
         self.specs = tuple(specs)
         self.device = torch.device(device)
         self.planned: PlannedMemory | None = None
-        self._spaces: list[ReservedSpace] = []
+        self._spaces: dict[ReservedSpace, int] = {}
+        """With the bytes of a slot in one plane."""
         if tensors is None:
             nbytes = n_slots * self.slot_nbytes
             memory = plan_memory(Tier.DEVICE, self.device, nbytes, lambda: self.lanes)
@@ -76,9 +78,14 @@ class DevicePool:
 
     @cached_property
     def planes(self) -> list[torch.Tensor]:
-        """Tensors `[n_slots, *shape]` in the order of `specs`."""
+        """Tensors `[n_slots, *shape]` in the order of `specs`, contiguous."""
         assert self.planned is not None
-        return [self.planned.take(partial(self._zeros, spec)) for spec in self.specs]
+        kinds = Counter((spec.shape, spec.dtype) for spec in self.specs)
+        made: dict[object, Iterator[torch.Tensor]] = {}
+        for (shape, dtype), n_planes in kinds.items():
+            stack = self.planned.take(partial(self._zeros, shape, dtype, n_planes))
+            made[shape, dtype] = iter(stack)
+        return [next(made[spec.shape, spec.dtype]) for spec in self.specs]
 
     @cached_property
     def lanes(self) -> list[torch.Tensor]:
@@ -86,21 +93,29 @@ class DevicePool:
         return [_as_lanes(plane) for plane in self.planes]
 
     @cached_property
-    def _arrays(self) -> list[npt.NDArray[np.int64]]:
-        return [lanes.numpy() for lanes in self.lanes] if self.device.type == "cpu" else []
+    def _stacks(self) -> list[torch.Tensor]:
+        return stack_lanes(self.lanes)
 
-    def _zeros(self, spec: PlaneSpec) -> torch.Tensor:
-        allocator = self.allocator
-        if not isinstance(allocator, ResizableAllocator):
-            shape = (allocator.capacity, *spec.shape)
-            return torch.zeros(shape, dtype=spec.dtype, device=self.device)
-        shape = (allocator.limit, *spec.shape)
-        if self.device.type == "meta":
-            return torch.zeros(shape, dtype=spec.dtype, device=self.device)
-        space = reserve(allocator.limit * plane_nbytes(spec), self.device)
-        space.resize(allocator.end * plane_nbytes(spec))
-        self._spaces.append(space)
-        return space.tensor().view(spec.dtype).view(shape)
+    @cached_property
+    def _arrays(self) -> list[npt.NDArray[np.int64]]:
+        return [stack.numpy() for stack in self._stacks]
+
+    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype, n_planes: int) -> torch.Tensor:
+        """Planes of one kind, `[n_planes, n_slots, *shape]`."""
+        allocator, n_slots = self.allocator, self.allocator.capacity
+        row_nbytes = plane_nbytes(PlaneSpec(0, "", shape, dtype))
+        if isinstance(allocator, ResizableAllocator):
+            n_slots = allocator.limit
+        nbytes = n_slots * row_nbytes
+        if isinstance(allocator, ResizableAllocator) and self.device.type != "meta":
+            space = reserve(nbytes, self.device, n_planes)
+            space.resize(allocator.end * row_nbytes)
+            self._spaces[space] = row_nbytes
+            memory = space.tensor()
+        else:
+            stride = -(-nbytes // PLANE_ALIGNMENT) * PLANE_ALIGNMENT
+            memory = torch.zeros((n_planes, stride), dtype=torch.uint8, device=self.device)
+        return memory[:, :nbytes].view(dtype).view(n_planes, n_slots, *shape)
 
     @property
     def slack_nbytes(self) -> int:
@@ -113,8 +128,8 @@ class DevicePool:
         Raises:
             MemoryError: the device has not that much; no slot less than before has memory.
         """
-        for spec, space in zip(self.specs, self._spaces):
-            space.resize(n_slots * plane_nbytes(spec))
+        for space, row_nbytes in self._spaces.items():
+            space.resize(n_slots * row_nbytes)
 
     def _check_tensors(self, n_slots: int) -> None:
         if len(self.planes) != len(self.specs):
@@ -143,18 +158,20 @@ class DevicePool:
         return sum(plane_nbytes(spec) for spec in self.specs)
 
     def copy_slots(self, source: bytes, target: bytes) -> None:
-        """Copy whole slots within the pool; in stream order with the device's other work (M8)."""
-        if self._arrays and len(source) == SLOT_BYTES:
-            # One row on the CPU: a view assignment costs a tenth of an indexed torch copy.
-            row, into = _INT32.unpack(source)[0], _INT32.unpack(target)[0]
-            for array in self._arrays:
-                array[into] = array[row]
-            return
-        if self.device.type == "meta":
-            return
-        read, write = slot_index(source, self.device), slot_index(target, self.device)
-        for lanes in self.lanes:
-            lanes[write] = lanes[read]
+        """Copy whole slots within the pool; in stream order with the device's other work (M8).
+
+        No slot is both a source and a target, and none is a target twice. On a device it costs a
+        few calls for each kind of plane, however many slots there are.
+        """
+        if self.device.type == "cpu":
+            # An assignment of views costs a tenth of an indexed torch copy.
+            for row, into in zip(_numbers(source), _numbers(target)):
+                for array in self._arrays:
+                    array[:, into] = array[:, row]
+        elif self.device.type != "meta":
+            read, write = slot_index(source, self.device), slot_index(target, self.device)
+            for stack in self._stacks:
+                copy_rows(stack, read, write)
 
     def check_slot(self, planes: object, what: str) -> None:
         """Refuse anything but the tensors of one slot; `what` names them in the message.
@@ -194,6 +211,10 @@ class DevicePool:
                 return tensor
         known = sorted({spec.name for spec in self.specs})
         raise ConfigError(f"pool: no plane {name!r} on layer {layer}; planes are {known}")
+
+
+def _numbers(slots: bytes) -> Sequence[int]:
+    return memoryview(slots).cast("i")
 
 
 def _listed(planes: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> str:

@@ -79,7 +79,7 @@ class HostMirror:
             n_slots = allocator.limit
             if memory.device.type != "meta":
                 self._space = AddressSpace(n_slots * stride)  # it begins at a block
-                reserved = self._space.tensor().view(n_slots, stride)
+                reserved = self._space.tensor()[0].view(n_slots, stride)
                 return memory.take(lambda: reserved)
         return memory.take(lambda: _blocks(n_slots, stride, memory.device, pin=self._pin))
 

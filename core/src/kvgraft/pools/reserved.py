@@ -24,7 +24,7 @@ LINUX_NO_RESERVE = 0x4000
 
 
 class ReservedSpace(Protocol):
-    """Address space on one device, of which the first bytes have memory.
+    """Address space on one device, of which the first bytes of each part have memory.
 
     Attributes:
         slack_nbytes: most bytes that it takes beyond those that it was asked for.
@@ -33,10 +33,10 @@ class ReservedSpace(Protocol):
     slack_nbytes: int
 
     def tensor(self) -> torch.Tensor:
-        """All of it, uint8 `[nbytes]`; only what has memory may be touched."""
+        """All of it, uint8 `[n_parts, nbytes]`; only what has memory may be touched."""
 
     def resize(self, nbytes: int) -> None:
-        """Have memory for the first `nbytes` bytes, and for few behind them.
+        """Have memory for the first `nbytes` bytes of every part, and for few behind them.
 
         Raises:
             MemoryError: the device has not that much; what was there stays.
@@ -48,17 +48,19 @@ def can_reserve(device: torch.device) -> bool:
     return device.type == "cpu" or (device.type == "cuda" and CudaDriver.find() is not None)
 
 
-def reserve(nbytes: int, device: torch.device) -> ReservedSpace:
+def reserve(nbytes: int, device: torch.device, n_parts: int) -> ReservedSpace:
     """Zeroed memory of a fixed address on the CPU or on a CUDA device; none is taken yet.
+
+    Parts of `nbytes` bytes each, one behind the other, as one tensor.
 
     Raises:
         ConfigError: the system has not that much address space.
     """
     if device.type == "cpu":
-        return AddressSpace(nbytes)
+        return AddressSpace(nbytes, n_parts)
     driver = CudaDriver.find()
     assert driver is not None, "see can_reserve"
-    return MappedSpace(driver, nbytes, device)
+    return MappedSpace(driver, nbytes, device, n_parts)
 
 
 class AddressSpace:
@@ -67,31 +69,41 @@ class AddressSpace:
     A page of it takes memory once it is written to. Given back it reads as zeros and takes none.
 
     Args:
-        nbytes: how much address space.
+        nbytes: how much address space each part has; rounded up to whole pages.
+        n_parts: how many there are.
 
     Raises:
         ConfigError: the system has not that much.
     """
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, n_parts: int = 1) -> None:
+        self._stride = _pages(max(1, nbytes))
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         if sys.platform == "linux":
             flags |= LINUX_NO_RESERVE
         try:
-            self._map = mmap.mmap(-1, max(1, nbytes), flags=flags)
+            self._map = mmap.mmap(-1, n_parts * self._stride, flags=flags)
         except (OSError, ValueError, OverflowError) as error:
             raise ConfigError(
-                f"pool: {format_nbytes(nbytes)} of address space, {error}; lower the budget"
+                f"pool: {format_nbytes(n_parts * nbytes)} of address space, {error}; lower the "
+                "budget"
             ) from error
-        self.nbytes = nbytes
+        self.nbytes, self.n_parts = nbytes, n_parts
         self.slack_nbytes = 0  # a page is taken by what is written to it
 
     def tensor(self) -> torch.Tensor:
-        """All of it, uint8 `[nbytes]`; the memory lives as long as the tensor."""
-        return torch.frombuffer(self._map, dtype=torch.uint8, count=self.nbytes)
+        """All of it, uint8 `[n_parts, nbytes]`; the memory lives as long as the tensor."""
+        memory = torch.frombuffer(self._map, dtype=torch.uint8)
+        return memory.view(self.n_parts, self._stride)[:, : self.nbytes]
 
     def resize(self, nbytes: int) -> None:
-        """The bytes from `nbytes` on are of no use; a page that begins before them stays."""
-        first = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        if first < self.nbytes and hasattr(mmap, "MADV_DONTNEED"):
-            self._map.madvise(mmap.MADV_DONTNEED, first, self.nbytes - first)
+        """Bytes of a part from `nbytes` on are of no use; a page that begins before them stays."""
+        first = _pages(nbytes)
+        if first < self._stride and hasattr(mmap, "MADV_DONTNEED"):
+            for start in range(0, self.n_parts * self._stride, self._stride):
+                self._map.madvise(mmap.MADV_DONTNEED, start + first, self._stride - first)
+
+
+def _pages(nbytes: int) -> int:
+    """Rounded up to whole pages."""
+    return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
