@@ -51,7 +51,7 @@ BIN = Path(sys.executable).parent
 
 
 class Wave(NamedTuple):
-    """What one wave of clients saw.
+    """Times and counts of one wave of clients.
 
     Attributes:
         rate: output tokens a second of all together.

@@ -12,6 +12,7 @@ from kvgraft import BudgetError, CacheConfig, ConfigError, GuardMode, TokenKey
 from kvgraft.cache import Cache
 from kvgraft.policies.lru import LeastRecentlyUsed
 from kvgraft.policies.recency import RecencyQueue
+from kvgraft.requests.request import Request
 from kvgraft.tree.lifetimes import EXPIRED, Levels, Lifetimes, Term
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
@@ -48,14 +49,19 @@ def serve(
 ) -> None:
     request = cache.begin(TokenKey(prompt), **term)
     assert cache.admit(request).admitted
+    run(cache, request)
+    cache.finish(request, **(at_end or {}))
+    cache.drain()
+
+
+def run(cache: Cache, request: Request) -> None:
+    """Load back, and compute the rest of the prompt."""
     cache.load_back(request)
     cache.drain()
     while request.computed < request.prompt:
         n_tokens = cache.next_chunk(request)
         assert cache.allocate(request, n_tokens)
         cache.computed(request, n_tokens)
-    cache.finish(request, **(at_end or {}))
-    cache.drain()
 
 
 def prompt(number: int) -> list[int]:
@@ -271,12 +277,7 @@ def test_priorities_pins_and_clearing_go_together_with_tenants() -> None:
             if not cache.admit(request).admitted:
                 cache.abort(request)
                 continue
-            cache.load_back(request)
-            cache.drain()
-            while request.computed < request.prompt:
-                n_tokens = cache.next_chunk(request)
-                assert cache.allocate(request, n_tokens)
-                cache.computed(request, n_tokens)
+            run(cache, request)
             cache.finish(request)
             if number % 7 == 0:
                 with suppress(BudgetError):

@@ -138,7 +138,7 @@ def test_of_several_the_deepest_then_the_furthest_then_the_oldest_is_named() -> 
 
 @each_setup
 @pytest.mark.parametrize("end", ["finish", "retract", "abort", "restart"])
-def test_who_waits_goes_on_when_the_other_ends(setup: Setup, end: str) -> None:
+def test_a_waiting_request_goes_on_when_the_other_ends(setup: Setup, end: str) -> None:
     server = opened(setup)
     cache = server.cache
     first = running(server)

@@ -105,7 +105,7 @@ def test_with_whole_leaves_pages_are_lost_that_are_guaranteed(
 # -- who is first (K5)
 
 
-def test_who_borrowed_most_for_its_weight_gives_first() -> None:
+def test_the_tenant_that_borrowed_most_for_its_weight_gives_first() -> None:
     tenants: Tenants = {
         "light": {"namespaces": ["light"], "weight": 1},
         "heavy": {"namespaces": ["heavy"], "weight": 3},

@@ -56,6 +56,20 @@ def planned(tmp_path: Path) -> Plan:
 
 
 @pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
+    """Processes that the test starts, in order."""
+    processes: list[subprocess.Popen[bytes]] = []
+    start = subprocess.Popen
+
+    def _started(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        processes.append(start(*arguments, **options))
+        return processes[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", _started)
+    return processes
+
+
+@pytest.fixture
 def trace(tmp_path: Path) -> Path:
     return write_trace(tmp_path / "trace.jsonl", mooncake_lines())
 
@@ -235,18 +249,17 @@ def test_processes_side_by_side_find_the_same_as_one(planned: Plan, trace: Path)
 
 
 def test_a_process_that_dies_is_named_and_the_others_end(
-    trace: Path, monkeypatch: pytest.MonkeyPatch
+    trace: Path, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started: list[subprocess.Popen[bytes]] = []
     start = subprocess.Popen
 
-    def watched(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
-        started.append(start(*arguments, **options))
+    def killing(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        process = start(*arguments, **options)
         if len(started) == 2:
             started[0].kill()
-        return started[-1]
+        return process
 
-    monkeypatch.setattr(subprocess, "Popen", watched)
+    monkeypatch.setattr(subprocess, "Popen", killing)
     cache = {"components": {"full": {}}, "device_tokens": 6400, "payload": False}
     settings = ReplaySettings(cache={}, verify=Verify.OFF)
     with pytest.raises(KvgraftError, match="a process that replays ended with signal 9"):
@@ -256,16 +269,8 @@ def test_a_process_that_dies_is_named_and_the_others_end(
 
 @pytest.mark.long
 def test_processes_stay_for_the_sizes_that_are_replayed_later(
-    trace: Path, monkeypatch: pytest.MonkeyPatch
+    trace: Path, started: list[subprocess.Popen[bytes]]
 ) -> None:
-    started: list[subprocess.Popen[bytes]] = []
-    start = subprocess.Popen
-
-    def watched(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
-        started.append(start(*arguments, **options))
-        return started[-1]
-
-    monkeypatch.setattr(subprocess, "Popen", watched)
     cache = {"components": {"full": {}}, "device_tokens": 6400, "payload": False}
     replays = Replays(open_workload(trace), ReplaySettings(cache={}, verify=Verify.OFF), 2)
     rates = [

@@ -87,7 +87,7 @@ def test_without_patience_each_computes_its_own(
     assert engine.totals.followers == 0
 
 
-def test_who_follows_goes_on_when_the_other_is_aborted_or_aborts_itself(
+def test_a_waiting_request_goes_on_when_either_is_aborted(
     tiny: Any, open_engine: Any, tokens: Callable[..., list[int]]
 ) -> None:
     model = tiny("llama", torch.float64)
