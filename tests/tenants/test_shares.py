@@ -260,6 +260,20 @@ def test_settings_that_cannot_be_kept_are_refused(tenants: Tenants, said: str) -
     assert str(refused.value) == said
 
 
+def test_a_guarantee_that_is_no_slot_of_a_pool_is_refused() -> None:
+    components = {"full": {}, "mamba": {"states": 6}}
+    tenants = {"a": {"namespaces": ["a"], "guarantee": 0.16}}
+    with pytest.raises(ConfigError) as refused:
+        Cache.open(components, device_tokens=1024, tenants=tenants)
+    assert str(refused.value) == (
+        "setting tenants: 'a' has guarantee=0.16 of the device pool of component 'mamba': of 6 "
+        "slots that is none; give 0.17 or more, or a larger pool"
+    )
+    tenants["a"]["guarantee"] = 0.17
+    with Cache.open(components, device_tokens=1024, tenants=tenants) as cache:
+        assert cache.stats().tenants["a"].device["mamba"].guarantee == 1
+
+
 def test_shares_of_pools_whose_boundary_moves_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"^setting tenants: .* give device_bytes instead of"):
         Cache.open(["full", "swa"], device_memory="1MB", tenants=HALF)

@@ -349,6 +349,10 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         ("TRACE", "--component", "full", "--device", "40GB,4M", "--one-budget"),
         "--one-budget: 4000000 are tokens of each pool; give the bytes of all, as 40GB",
     ),
+    "tenants of one budget": (
+        ("TRACE", "--component", "full", "--device", "40GB", "--one-budget", "--tenant", "a"),
+        "--tenant and --one-budget: tenants have shares of pools whose size stays; leave one",
+    ),
     "no such policy": (
         ("TRACE", "--component", "full", "--device", "4M", "--policy", "lru,mru"),
         "eviction policy 'mru' is not installed; use one of density, lru",

@@ -16,9 +16,11 @@ its limit takes its own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvgraft.errors import ConfigError
 from kvgraft.policies.policy import EvictionPolicy, Order
 from kvgraft.policies.recency import RecencyQueue
 from kvgraft.pools.allocator import SlotAllocator
@@ -89,8 +91,22 @@ class Tenants:
     def ledger(
         self, component: str, tier: Tier, allocator: SlotAllocator, granule: int
     ) -> SharedLedger:
-        """The ledger of one pool; shares of it are rounded down to multiples of `granule` slots."""
-        return SharedLedger(component, tier, allocator, self.tenants, granule)
+        """The ledger of one pool; shares of it are rounded down to multiples of `granule` slots.
+
+        Raises:
+            ConfigError: a guarantee that is no slot of it.
+        """
+        ledger = SharedLedger(component, tier, allocator, self.tenants, granule)
+        for each in ledger.parts:
+            share = each.tenant.guarantees[tier]
+            if allocator.capacity and share and not each.guarantee:
+                least = math.ceil(100 * granule / allocator.capacity) / 100
+                raise ConfigError(
+                    f"setting tenants: {each.tenant.name!r} has guarantee={share:g} of the "
+                    f"{tier.value} pool of component {component!r}: of {allocator.capacity} slots "
+                    f"that is none; give {least:g} or more, or a larger pool"
+                )
+        return ledger
 
 
 class TenantLedger(Ledger):

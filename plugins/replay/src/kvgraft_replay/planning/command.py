@@ -153,6 +153,11 @@ def _components(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         raise ConfigError(
             "give --model CONFIG.json or --component NAME[:OPTION=VALUE,...], one of the two"
         )
+    if options["tenants"] and options["one_budget"]:
+        raise ConfigError(
+            "--tenant and --one-budget: tenants have shares of pools whose size stays; leave one "
+            "of them out"
+        )
     if options["model"] is None:
         components = parse_components(options["components"])
     else:
