@@ -6,7 +6,7 @@ from kvgraft.config import LoadModel, WritePolicy
 from kvgraft.testing.machine.machine import machine_for
 from kvgraft.types import Tier
 
-from .setups import SETUPS
+from .setups import BROAD, LEAN, LOCAL, SETUPS, with_tenants
 
 LOAD = LoadModel(bandwidth_bytes_s=25e9, latency_s=1e-4, prefill_tokens_s=20_000)
 
@@ -200,4 +200,31 @@ def test_a_state_that_one_call_shares_and_evicts_with_its_window_is_gone() -> No
     state.checkpoint(index=0)
     state.abort(index=0)
     state.serve(chunk=9, length=0, on=True, output=(2, 1, 2, 1), stem=(), tail=(1, 1, 1, 2))
+    state.teardown()
+
+
+def test_a_left_behind_state_need_not_be_kept_where_another_tenant_gives_first() -> None:
+    """The tenant that borrowed most left no state behind, so one that was used would go for it."""
+    state = machine_for(with_tenants(BROAD, LOCAL, LEAN))()
+    state.open(
+        policy=WritePolicy.WRITE_THROUGH,
+        page_size=4,
+        device=12,
+        host=9,
+        load=None,
+        cut_tokens=0,
+    )
+    stem = (1, 1, 1, 1, 2, 2, 1, 2)
+    state.serve(chunk=2, length=8, on=False, output=(1, 2), stem=stem, tail=(1, 2))
+    stem = (2, 1, 2, 2, 1, 1, 2, 1, 1, 1, 2, 1, 2, 2, 2, 1, 1, 2)
+    state.begin(
+        stem=stem,
+        length=18,
+        tail=(1, 1, 1),
+        chunk=3,
+        namespace="tenant",
+        reserve=0,
+        along=3,
+        patience=0,
+    )
     state.teardown()

@@ -16,7 +16,7 @@ from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree.component import Cause, TreeComponent
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.matching import recomputed_pages
-from kvgraft.tree.node import Node
+from kvgraft.tree.node import BEHIND, Node
 from kvgraft.tree.tenants import TenantLedger, share_orders
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
@@ -74,10 +74,17 @@ def has_left_behind(tree: Tree, component: TreeComponent, tenant: int) -> bool:
     """Whether the next victim for a tenant's request is data that a running request left behind."""
     asked, tree.asker = tree.asker, tenant
     try:
-        while (node := component.take_behind()) is not None:
+        while component.entries[BEHIND]:
+            node = component.take_behind()
+            behind = node is not None
+            if node is None and component.entries[BEHIND]:
+                node = component.take_in_order()  # of a tenant that gives up data first
+            if node is None:
+                return False
             if tree.is_device_candidate(node, component):
                 component.queue_device(node)
-                return True
+                return behind
+            tree.queue_double(node, component)
         return False
     finally:
         tree.asker = asked

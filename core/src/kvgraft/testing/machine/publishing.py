@@ -168,19 +168,20 @@ class Publishing:
         """Whether the states a request stands at are kept before it goes on.
 
         A promised state always; another only out of the headroom of every pool, and a left-behind
-        one only in a free slot or in place of an earlier left-behind state.
+        one only in a free slot or in place of an earlier left-behind state: of whichever tenant
+        gives up data first (K5), so each that may has one.
         """
         if not live.standing or live.standing_as == "point":
             return bool(live.standing)
         used = self.bench.recency.used
         for state in self.bench.states:
             books, held = seen.books[state.name, "device"], seen.held[state.name]
-            idle = held.device.keys() - held.device_pinned
-            place = books.free > 0 or any(
-                used[state.name].get(page, 0) < 0
-                and seen.may_take(state.name, "device", live.namespace, page[0])
-                for page in idle
-            )
+            idle: dict[str | None, list[bool]] = {}
+            for page in held.device.keys() - held.device_pinned:
+                if seen.may_take(state.name, "device", live.namespace, page[0]):
+                    left = used[state.name].get(page, 0) < 0
+                    idle.setdefault(seen.tenant_of(page[0]), []).append(left)
+            place = books.free > 0 or (bool(idle) and all(any(left) for left in idle.values()))
             room = seen.headroom(state.name, "device", live.namespace)
             if room < 1 or (live.standing_as == "left" and not place):
                 return False
