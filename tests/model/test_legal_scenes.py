@@ -216,9 +216,9 @@ def test_a_left_behind_state_need_not_be_kept_where_another_tenant_gives_first()
     )
     stem = (1, 1, 1, 1, 2, 2, 1, 2)
     state.serve(chunk=2, length=8, on=False, output=(1, 2), stem=stem, tail=(1, 2))
-    stem = (2, 1, 2, 2, 1, 1, 2, 1, 1, 1, 2, 1, 2, 2, 2, 1, 1, 2)
+    other = (2, 1, 2, 2, 1, 1, 2, 1, 1, 1, 2, 1, 2, 2, 2, 1, 1, 2)
     state.begin(
-        stem=stem,
+        stem=other,
         length=18,
         tail=(1, 1, 1),
         chunk=3,

@@ -176,7 +176,7 @@ class Publishing:
         used = self.bench.recency.used
         for state in self.bench.states:
             books, held = seen.books[state.name, "device"], seen.held[state.name]
-            idle: dict[str | None, list[bool]] = {}
+            idle: dict[int, list[bool]] = {}
             for page in held.device.keys() - held.device_pinned:
                 if seen.may_take(state.name, "device", live.namespace, page[0]):
                     left = used[state.name].get(page, 0) < 0
