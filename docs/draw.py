@@ -311,6 +311,7 @@ FLOORS: tuple[tuple[str, dict[str, str]], ...] = (
         {
             "hookspecs.py": "asks for pools and copies",
             "pools": "slots and tensors",
+            "devices": "streams and events",
             "policies": "the order of eviction",
         },
     ),

@@ -30,6 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "refusals",
         "stats",
     ),
+    ("devices",),
     ("pools", "policies"),
     ("hookspecs",),
     ("tree",),

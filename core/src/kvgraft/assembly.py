@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from kvgraft.config import CacheConfig, GuardMode
+from kvgraft.devices.runtime import torch_device
 from kvgraft.errors import ConfigError, KvgraftError
 from kvgraft.packages.dispatch import Mounted, mount
 from kvgraft.packages.registry import Plugin, select
@@ -67,8 +68,9 @@ def mount_all(
         PluginError: one that cannot be used.
     """
     _check_device(config)
-    plan = PoolPlan(available, payload=config.payload, budgets=_budgets(config))
-    mounted = _build(config, _chosen(config, plugins), plan, parts or PartsFactory(config))
+    parts = parts or PartsFactory(config)
+    plan = PoolPlan(available, config.payload, parts.runtime, _budgets(config))
+    mounted = _build(config, _chosen(config, plugins), plan, parts)
     plan.settle()
     return [mounted[shape.name] for shape in ordered([each.shape for each in mounted.values()])]
 
@@ -174,10 +176,10 @@ def _build(
     """Every component over pools that are part of the plan."""
     context = BuildContext(
         page_size=config.page_size,
-        device=config.device,
+        device=str(torch_device(config.device)),
         device_tokens=config.device_tokens,
         host_tokens=config.host_tokens,
-        pin_host=torch.device(config.device).type == "cuda",
+        pin_host=torch_device(config.device).type == "cuda",
     )
     mounted = {}
     for name, plugin in chosen.items():
@@ -208,7 +210,7 @@ def _check_device(config: CacheConfig) -> None:
     """Refuse a device unknown to torch or missing here, or storage without payload."""
     name = config.device
     try:
-        device = torch.device(name)
+        device = torch_device(name)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         if reason.startswith("Expected one of"):  # and names twenty

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-import torch
-
 from kvgraft.admission.promises import Budget
 from kvgraft.config import OTHERS, CacheConfig, TenantSettings, WritePolicy
+from kvgraft.devices.runtime import SIMULATED, DeviceRuntime, torch_device
 from kvgraft.no_storage import NoStorage
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.packages.policies import load_policy
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from kvgraft.arena import Arenas
     from kvgraft.storage_tier import StorageTier
     from kvgraft.transfers.cuda import CudaTransferEngine
+    from kvgraft.transfers.streams import StreamTransferEngine
 
 __all__ = ["OPTIONAL_PARTS", "CacheParts", "Part", "PartsFactory", "Watcher", "optional"]
 
@@ -59,6 +60,8 @@ OPTIONAL_PARTS = {
     "events": "kvgraft.events:Recorder",
     "one budget": "kvgraft.arena:Arenas",
     "CUDA transfers": "kvgraft.transfers.cuda:CudaTransferEngine",
+    "transfers on streams": "kvgraft.transfers.streams:StreamTransferEngine",
+    "simulated device": "kvgraft.devices.simulated:SimulatedDevice",
 }
 """Parts of a cache that are imported only when a configuration asks for them."""
 
@@ -151,6 +154,17 @@ class PartsFactory:
         self.policy = load_policy(config.policy)
         self.tenants = tenants_of(config.tenants) if config.tenants else None
 
+    @cached_property
+    def runtime(self) -> DeviceRuntime | None:
+        """The device of the pools and of copies; None for torch's memory and worker threads.
+
+        Another may be set before the cache is built, a simulated one with a schedule of its own.
+        """
+        if self.config.device == SIMULATED:
+            simulated: DeviceRuntime = optional("simulated device")()
+            return simulated
+        return None
+
     def kind(self, plain: type[Part]) -> type[Part]:
         """The class of a part: `plain`, or a subclass of it.
 
@@ -198,10 +212,13 @@ class PartsFactory:
         return self.config.write_policy is not WritePolicy.WRITE_BACK
 
     def engine(self) -> TransferEngine:
-        """Worker threads for CPU pools, side streams for CUDA pools, nothing without payload."""
+        """Streams of the device, worker threads for CPU pools, nothing without payload."""
         if not self.config.payload:
             return NoPayloadTransferEngine()
-        if torch.device(self.config.device).type == "cuda":
+        if self.runtime is not None:
+            on_streams: type[StreamTransferEngine] = optional("transfers on streams")
+            return on_streams(self.runtime)
+        if torch_device(self.config.device).type == "cuda":
             cuda_engine: type[CudaTransferEngine] = optional("CUDA transfers")
             return cuda_engine(self.config.device)
         return CpuTransferEngine()

@@ -9,7 +9,7 @@ import torch
 
 from kvgraft.errors import ConfigError
 from kvgraft.pools.device import slot_index
-from kvgraft.pools.plan import CPU, plan_memory
+from kvgraft.pools.plan import CPU, PlannedMemory, plan_memory
 from kvgraft.pools.planes import PlaneSpec, lane_dtype, plane_nbytes
 from kvgraft.pools.reserved import AddressSpace
 from kvgraft.pools.resizing import ResizableAllocator
@@ -31,11 +31,15 @@ def _aligned(nbytes: int, alignment: int = SLAB_ALIGNMENT) -> int:
     return -(-nbytes // alignment) * alignment
 
 
-def _blocks(n_slots: int, stride: int, device: torch.device, *, pin: bool) -> torch.Tensor:
+def _blocks(n_slots: int, stride: int, planned: PlannedMemory, *, pin: bool) -> torch.Tensor:
     """Zeroed memory `[n_slots, stride]` that begins at a block."""
-    if device.type == "meta":
-        return torch.empty((n_slots, stride), dtype=torch.uint8, device=device)
-    memory = torch.zeros(n_slots * stride + BLOCK_NBYTES, dtype=torch.uint8, pin_memory=pin)
+    if planned.device.type == "meta":
+        return torch.empty((n_slots, stride), dtype=torch.uint8, device="meta")
+    nbytes = n_slots * stride + BLOCK_NBYTES
+    if planned.runtime is not None:
+        memory = planned.runtime.page_locked(nbytes, f"{planned.component!r} on HOST")
+    else:
+        memory = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=pin)
     first = -memory.data_ptr() % BLOCK_NBYTES
     return memory[first : first + n_slots * stride].view(n_slots, stride)
 
@@ -81,7 +85,7 @@ class HostMirror:
                 self._space = AddressSpace(n_slots * stride)  # it begins at a block
                 reserved = self._space.tensor()[0].view(n_slots, stride)
                 return memory.take(lambda: reserved)
-        return memory.take(lambda: _blocks(n_slots, stride, memory.device, pin=self._pin))
+        return memory.take(lambda: _blocks(n_slots, stride, memory, pin=self._pin))
 
     @cached_property
     def lanes(self) -> list[torch.Tensor]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from kvgraft.devices.runtime import DeviceRuntime
 from kvgraft.errors import ConfigError
 from kvgraft.pools.allocator import SlotAllocator
 from kvgraft.pools.available import AvailableMemory, available_nbytes
@@ -56,6 +57,11 @@ class PlannedMemory:
         limit = max(n_slots, slots_within(self.limit_nbytes, slot_nbytes))
         return ResizableAllocator(n_slots, limit)
 
+    @property
+    def runtime(self) -> DeviceRuntime | None:
+        """The device that takes the memory; None for torch, and without payload."""
+        return None if self.device == NO_PAYLOAD else self.plan.runtime
+
     def take(self, allocate: Callable[[], torch.Tensor]) -> torch.Tensor:
         """A tensor of this memory; all that is planned so far must fit first.
 
@@ -77,11 +83,13 @@ class PoolPlan:
     Args:
         available: says how much memory there is.
         payload: false for pools of shapes without memory, on torch's device `meta`.
+        runtime: takes the memory of DEVICE, and page-locked memory of HOST; None for torch's.
         budgets: by tier, the bytes that its pools share behind boundaries that can move.
     """
 
     available: AvailableMemory = available_nbytes
     payload: bool = True
+    runtime: DeviceRuntime | None = None
     budgets: Mapping[Tier, int] = field(default_factory=dict)
     pools: list[PlannedMemory] = field(default_factory=list)
     takers: list[Callable[[], object]] = field(default_factory=list)
@@ -103,6 +111,7 @@ class PoolPlan:
     ) -> PlannedMemory:
         """One pool more; page-locked memory stays, and where no address space can be reserved."""
         where = device if self.payload else NO_PAYLOAD
+        is_locked = is_locked or (tier is Tier.HOST and self.runtime is not None)
         can_move = where == NO_PAYLOAD or (can_reserve(where) and not is_locked)
         limit = self.budgets.get(tier) if can_move else None
         pool = PlannedMemory(self._component, tier, where, nbytes, self, limit)

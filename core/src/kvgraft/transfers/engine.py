@@ -16,7 +16,7 @@ from typing import Protocol
 from kvgraft.errors import TransferError
 from kvgraft.pools.copies import PlaneCopy, layers_of
 
-__all__ = ["Fence", "Fences", "Ticket", "TransferEngine"]
+__all__ = ["Fence", "Fences", "Ticket", "TransferEngine", "fences_of"]
 
 
 class Fence(Protocol):
@@ -75,6 +75,13 @@ class _AllOf:
             if fence.wait(left) is False:
                 return False
         return True
+
+
+def fences_of(fence: Fence | None) -> tuple[Fence, ...]:
+    """The points that a copy behind `fence` waits for, one by one."""
+    if fence is None:
+        return ()
+    return fence.fences if isinstance(fence, _AllOf) else (fence,)
 
 
 class Ticket:

@@ -1,0 +1,15 @@
+"""Devices that run later what they are told now: one protocol, `runtime`.
+
+runtime     streams, events and memory: all that the rest of kvgraft knows of a device
+rows        rows of tensors to copy, the one thing that streams are told here
+simulated   a device without hardware that runs everything as late as it may, and checks the order
+
+The CPU needs none of this: torch allocates its memory, and worker threads copy it.
+"""
+
+from __future__ import annotations
+
+from kvgraft.devices.rows import PlaneCopy
+from kvgraft.devices.runtime import CopySizes, DeviceRuntime, Event, Purpose, Stream
+
+__all__ = ["CopySizes", "DeviceRuntime", "Event", "PlaneCopy", "Purpose", "Stream"]

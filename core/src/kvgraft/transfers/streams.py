@@ -1,0 +1,377 @@
+"""Copies on streams of a device: the engine of accelerators, and of the simulated one.
+
+No thread waits and nothing is allocated per transfer. The scheduler's thread submits copies and
+polls events.
+
+A backup gathers the rows of many planes into a ring on the device, in the layout of the host's
+slabs, so that the bus moves one run of bytes for each page; large rows are copied as they are. A
+load copies straight into place, layer by layer, with an event behind each.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+import torch
+
+from kvgraft.devices.runtime import DeviceRuntime, Event, Purpose
+from kvgraft.errors import TransferError
+from kvgraft.pools.copies import PlaneCopy
+from kvgraft.transfers.engine import Fence, Ticket, fences_of
+
+__all__ = ["StreamTicket", "StreamTransferEngine"]
+
+ALIGNMENT = 64
+"""Bytes to which rows of the ring are aligned."""
+
+N_PARTS = 3
+"""Parts of the ring: one is filled, one emptied, one ready for either."""
+
+
+class StreamTicket(Ticket):
+    """Progress of one submission, read from its events."""
+
+    __slots__ = ("_lane", "events")
+
+    def __init__(self, copies: Sequence[PlaneCopy], lane: _Lane) -> None:
+        super().__init__(copies)
+        self.events: list[Event] | None = None
+        """An event behind each layer; None until the copies are submitted."""
+        self._lane = lane
+
+    @property
+    def done(self) -> bool:
+        """Whether the copies ended, well or badly."""
+        return self._done or self._look(None)
+
+    def layer_ready(self, layer: int) -> bool:
+        """Whether a layer's data can be read (R7); layers without copies are ready."""
+        self._look(None)
+        return super().layer_ready(layer)
+
+    def layer_event(self, layer: int) -> Event | None:
+        """The event that a kernel which reads a layer waits for; None if there is nothing to copy.
+
+        Raises:
+            TransferError: the copies wait for a fence of the host, which is not reached.
+        """
+        if layer not in self.layers:
+            return None
+        self._lane.start_reached(None)
+        if self.events is None:
+            raise TransferError(
+                f"layer {layer}: its copy waits for the host; {self.error or 'poll first'}"
+            )
+        return self.events[self.layers.index(layer)]
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the end, at most `timeout_s` seconds; whether it came."""
+        return self._done or self._look(timeout_s)
+
+    def wait_layer(self, layer: int, timeout_s: float) -> None:
+        """Wait until a layer's data can be read; see `Ticket.wait_layer`."""
+        if layer in self.layers:
+            self._look(timeout_s, self.layers.index(layer) + 1)
+        super().wait_layer(layer, 0)
+
+    def _look(self, timeout_s: float | None, n_layers: int | None = None) -> bool:
+        """Take in events that passed, waiting if there is a time for it; whether all ended."""
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        self._lane.start_reached(self if timeout_s else None, timeout_s or 0.0)
+        if self.events is None or self._done:
+            return self._done
+        try:
+            while self.layers_done < len(
+                self.events if n_layers is None else self.events[:n_layers]
+            ):
+                event = self.events[self.layers_done]
+                if end is None:
+                    passed = event.done()
+                else:
+                    passed = event.wait(max(0.0, end - time.monotonic()))
+                if not passed:
+                    return False
+                self.finish_layer()
+        except Exception as error:  # noqa: BLE001 - the ticket carries the error
+            self.finish(error)
+            return True
+        if self.layers_done == len(self.events):
+            self.finish()
+        return self._done
+
+
+class StreamTransferEngine:
+    """Copies on streams of one device, each direction in the order of submission.
+
+    A copy starts behind the work that the submitting thread gave the device before, and behind its
+    fence. Events of the device are waited for there; other fences by the host, when it polls.
+
+    Args:
+        runtime: the device.
+        fence_timeout_s: how long a copy waits for a fence of the host before it fails.
+    """
+
+    def __init__(self, runtime: DeviceRuntime, fence_timeout_s: float = 60.0) -> None:
+        self.runtime = runtime
+        self._loads = _Loads(runtime, fence_timeout_s)
+        self._backups = _Backups(runtime, fence_timeout_s)
+
+    def submit(self, copies: Sequence[PlaneCopy], fence: Fence | None = None) -> Ticket:
+        """Submit the copies to the device; see `TransferEngine.submit`."""
+        is_backup = bool(copies) and copies[0].source.device == self.runtime.device
+        lane = self._backups if is_backup else self._loads
+        ticket = StreamTicket(copies, lane)
+        lane.add(ticket, fence)
+        return ticket
+
+    def close(self) -> None:
+        """Finish the submitted copies."""
+        for lane in (self._loads, self._backups):
+            lane.close()
+
+
+class _Held(NamedTuple):
+    """A submission that waits for fences of the host, or for one that does."""
+
+    ticket: StreamTicket
+    behind: tuple[Event, ...]
+    fences: tuple[Fence, ...]
+    until: float
+
+
+class _Lane:
+    """Submissions of one direction."""
+
+    def __init__(self, runtime: DeviceRuntime, fence_timeout_s: float) -> None:
+        self.runtime = runtime
+        self._fence_timeout_s = fence_timeout_s
+        self._held: deque[_Held] = deque()
+
+    def add(self, ticket: StreamTicket, fence: Fence | None) -> None:
+        """Start a submission behind what the device was given so far, and its fence."""
+        events: list[Event] = [self.runtime.compute().record()]
+        fences: list[Fence] = []
+        for each in fences_of(fence):
+            if self.runtime.orders(each):
+                events.append(each)  # type: ignore[arg-type]
+            else:
+                fences.append(each)
+        until = time.monotonic() + self._fence_timeout_s
+        self._held.append(_Held(ticket, tuple(events), tuple(fences), until))
+        if not fences:
+            self.start_reached(None)
+
+    def start_reached(self, ticket: StreamTicket | None, timeout_s: float = 0.0) -> None:
+        """Submit what waits no more, oldest first; wait for the fences before `ticket`'s end."""
+        end = time.monotonic() + timeout_s
+        while self._held:
+            held = self._held[0]
+            wait = ticket is not None and ticket.events is None
+            try:
+                for fence in held.fences:
+                    left = max(0.0, end - time.monotonic()) if wait else 0.0
+                    if fence.wait(left) is False:
+                        if time.monotonic() < held.until:
+                            return
+                        raise TransferError(
+                            f"the fence was not reached in {self._fence_timeout_s} s"
+                        )
+                held.ticket.events = self.start(held.ticket, held.behind)
+            except Exception as error:  # noqa: BLE001 - the ticket carries the error
+                held.ticket.finish(error)
+            self._held.popleft()
+
+    def start(self, ticket: StreamTicket, behind: Sequence[Event]) -> list[Event]:
+        """Submit the copies behind some events; an event for each layer."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Finish what was submitted."""
+        while self._held:
+            self.start_reached(self._held[-1].ticket, self._fence_timeout_s)
+
+
+class _Loads(_Lane):
+    """HOST to DEVICE, layer by layer."""
+
+    def __init__(self, runtime: DeviceRuntime, fence_timeout_s: float) -> None:
+        super().__init__(runtime, fence_timeout_s)
+        self.stream = runtime.stream(Purpose.LOAD_BACK)
+
+    def start(self, ticket: StreamTicket, behind: Sequence[Event]) -> list[Event]:
+        """Straight into place."""
+        for event in behind:
+            self.stream.wait(event)
+        return self.stream.copy([list(copies) for _, copies in _by_layer(ticket)])
+
+    def close(self) -> None:
+        """Finish what was submitted."""
+        super().close()
+        self.stream.record().wait()
+
+
+class _Backups(_Lane):
+    """DEVICE to HOST, through the ring where rows are small."""
+
+    def __init__(self, runtime: DeviceRuntime, fence_timeout_s: float) -> None:
+        super().__init__(runtime, fence_timeout_s)
+        self.stream = runtime.stream(Purpose.BACKUP)
+        self._gathers = runtime.stream(Purpose.GATHER)
+        self._ring = _Ring(runtime, runtime.sizes.ring_nbytes)
+
+    def start(self, ticket: StreamTicket, behind: Sequence[Event]) -> list[Event]:
+        """Gathered, or straight where rows are large or not a slab's."""
+        for event in behind:
+            self.stream.wait(event)
+            self._gathers.wait(event)
+        slabs = self._slabs(ticket.copies)
+        if slabs is None:
+            return self.stream.copy([list(copies) for _, copies in _by_layer(ticket)])
+        for slab in slabs:
+            if len(slab.copies) > 1:
+                self._copy_slab(slab)
+            else:
+                self.stream.copy([slab.copies])
+        behind_all = self.stream.record()
+        return [behind_all for _ in ticket.layers]
+
+    def _slabs(self, copies: Sequence[PlaneCopy]) -> list[_Slab] | None:
+        """The copies by the host memory that they fill side by side; None to copy straight."""
+        slabs: dict[tuple[int, int, int], list[PlaneCopy]] = {}
+        for copy in copies:
+            target = copy.target
+            if (
+                target.device.type != "cpu"
+                or _row_nbytes(copy) >= self.runtime.sizes.straight_nbytes
+            ):
+                return None
+            key = (target.untyped_storage().data_ptr(), _stride(copy), id(copy.target_rows))
+            slabs.setdefault(key, []).append(copy)
+        return [run for each in slabs.values() for run in _runs(each, self._ring.part_nbytes)]
+
+    def _copy_slab(self, slab: _Slab) -> None:
+        """Through the ring, as many rows at a time as fit a part of it."""
+        stride = -(-slab.nbytes // ALIGNMENT) * ALIGNMENT
+        target = torch.empty(0, dtype=torch.uint8).set_(
+            slab.copies[0].target.untyped_storage(),
+            slab.start,
+            (len(slab.copies[0].target), slab.nbytes),
+            (_stride(slab.copies[0]), 1),
+        )
+        rows, n_rows = slab.copies[0].target_rows, self._ring.part_nbytes // stride
+        for first in range(0, len(rows), n_rows):
+            some = slice(first, min(first + n_rows, len(rows)))
+            n = some.stop - first
+            all_rows = torch.arange(n)
+            part = self._ring.next()
+            if part.emptied is not None:
+                self._gathers.wait(part.emptied)
+            filled = part.memory[: n * stride].view(n, stride)
+            gathered = []
+            for copy in slab.copies:
+                dtype, offset = copy.target.dtype, _start(copy) - slab.start
+                at = offset // dtype.itemsize
+                lanes = filled.view(dtype)[:, at : at + copy.target.shape[1]]
+                source = copy.source if copy.source.dtype == dtype else copy.source.view(dtype)
+                gathered.append(
+                    PlaneCopy(copy.layer, source, lanes, copy.source_rows[some], all_rows)
+                )
+            (full,) = self._gathers.copy([gathered])
+            self.stream.wait(full)
+            whole = PlaneCopy(
+                slab.copies[0].layer, filled[:, : slab.nbytes], target, all_rows, rows[some]
+            )
+            (part.emptied,) = self.stream.copy([[whole]])
+
+    def close(self) -> None:
+        """Finish what was submitted."""
+        super().close()
+        self._gathers.record().wait()
+        self.stream.record().wait()
+
+
+class _Slab(NamedTuple):
+    """Planes that lie side by side in rows of host memory.
+
+    Attributes:
+        copies: their copies, in the order of the bytes.
+        start: the first byte of row 0 in its memory.
+        nbytes: of a row.
+    """
+
+    copies: list[PlaneCopy]
+    start: int
+    nbytes: int
+
+
+class _Part:
+    """A part of the ring.
+
+    Attributes:
+        memory: uint8 `[nbytes]`.
+        emptied: the event behind which it can be filled again; None if it never was.
+    """
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self.memory = memory
+        self.emptied: Event | None = None
+
+
+class _Ring:
+    """Memory of the device that is filled and emptied in turns.
+
+    Args:
+        runtime: the device.
+        nbytes: of all parts.
+    """
+
+    def __init__(self, runtime: DeviceRuntime, nbytes: int) -> None:
+        self.part_nbytes = nbytes // N_PARTS // ALIGNMENT * ALIGNMENT
+        self._parts = deque(
+            _Part(runtime.zeros((self.part_nbytes,), torch.uint8, f"part {number} of the ring"))
+            for number in range(N_PARTS)
+        )
+
+    def next(self) -> _Part:
+        """The part that was handed out longest ago."""
+        self._parts.rotate(-1)
+        return self._parts[-1]
+
+
+def _by_layer(ticket: Ticket) -> Iterator[tuple[int, Iterator[PlaneCopy]]]:
+    return groupby(ticket.copies, key=lambda copy: copy.layer)
+
+
+def _row_nbytes(copy: PlaneCopy) -> int:
+    return copy.target.shape[1] * copy.target.element_size()
+
+
+def _stride(copy: PlaneCopy) -> int:
+    """Bytes from row to row of the target."""
+    return copy.target.stride(0) * copy.target.element_size()
+
+
+def _start(copy: PlaneCopy) -> int:
+    """The first byte of the target's row 0 in its memory."""
+    return int(copy.target.storage_offset()) * copy.target.element_size()
+
+
+def _runs(copies: Sequence[PlaneCopy], most_nbytes: int) -> Iterator[_Slab]:
+    """Copies into the same rows of the same memory, joined where their bytes touch."""
+    run: list[PlaneCopy] = []
+    start = end = 0
+    for copy in sorted(copies, key=_start):
+        at, nbytes = _start(copy), _row_nbytes(copy)
+        if run and (at != end or at + nbytes - start > most_nbytes):
+            yield _Slab(run, start, end - start)
+            run = []
+        if not run:
+            start = at
+        run.append(copy)
+        end = at + nbytes
+    if run:
+        yield _Slab(run, start, end - start)
