@@ -116,14 +116,14 @@ class DevicePool:
             memory = space.tensor()
         else:
             stride = -(-nbytes // PLANE_ALIGNMENT) * PLANE_ALIGNMENT
-            if self.runtime is None:
+            if self._runtime is None:
                 memory = torch.zeros((n_planes, stride), dtype=torch.uint8, device=self.device)
             else:
-                memory = self.runtime.zeros((n_planes, stride), torch.uint8, self._label)
+                memory = self._runtime.zeros((n_planes, stride), torch.uint8, self._label)
         return memory[:, :nbytes].view(dtype).view(n_planes, n_slots, *shape)
 
     @property
-    def runtime(self) -> DeviceRuntime | None:
+    def _runtime(self) -> DeviceRuntime | None:
         """The device that took the memory; None for torch, or over tensors of an engine."""
         return None if self.planned is None else self.planned.runtime
 
@@ -183,13 +183,13 @@ class DevicePool:
             for row, into in zip(_numbers(source), _numbers(target)):
                 for array in self._arrays:
                     array[:, into] = array[:, row]
-        elif self.runtime is not None:
+        elif self._runtime is not None:
             rows = slot_index(source), slot_index(target)
             copies = [
                 PlaneCopy(spec.layer, lanes, lanes, *rows)
                 for spec, lanes in zip(self.specs, self.lanes)
             ]
-            self.runtime.compute().copy([copies])
+            self._runtime.compute().copy([copies])
         elif self.device.type != "meta":
             read, write = slot_index(source, self.device), slot_index(target, self.device)
             for stack in self._stacks:
