@@ -111,8 +111,8 @@ MUTANTS = {
     "a donor is copied on a stream of its own": _mutant(
         "M8",
         DevicePool.copy_slots,
-        "self.runtime.compute().copy",
-        "self.runtime.stream(self.runtime.compute().purpose).copy",
+        "self._runtime.compute().copy",
+        "self._runtime.stream(self._runtime.compute().purpose).copy",
     ),
 }
 
