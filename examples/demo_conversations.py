@@ -88,6 +88,7 @@ class Show:
             LIMITS,
             page_size=PAGE,
             load=None,
+            decode_interval_tokens=PAGE,
             guard="on",
             storage={"url": storage, **POLICIES},
             **self.memory,

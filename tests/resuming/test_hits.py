@@ -25,6 +25,8 @@ PLUGINS: list[Plugin] = [
 ]
 SMALL: dict[str, Any] = {"n_layers": 1, "n_kv_heads": 1, "head_dim": 2}
 TOKENS = 40_000
+DECODE_PAGES = 3
+"""Pages between two states that are kept while decoding."""
 
 
 def swa(window: int) -> dict[str, Any]:
@@ -55,6 +57,7 @@ def open_cache(components: dict[str, dict[str, Any]], page_size: int) -> Cache:
                 "components": components,
                 "device_tokens": TOKENS // page_size * page_size,
                 "page_size": page_size,
+                "decode_interval_tokens": DECODE_PAGES * page_size,
             }
         ),
         plugins=named,
@@ -163,12 +166,15 @@ def test_states_resume_at_every_point(name: str, page_size: int, chunk: int | No
         assert hit >= max(on_way, default=0), (hit, on_way)
         base = max([shared_pages(prompt, each, page_size) for each in past], default=0)
         whole = [*prompt, *turn.decoded]
-        ahead = [n_tokens // page_size, len(whole) // page_size]
+        end, rest = divmod(len(whole), page_size)
+        if rest:  # the last state that was kept, if one was
+            end -= end % DECODE_PAGES
+        ahead = [n_tokens // page_size, *([end] if end * page_size > n_tokens else [])]
         if hit < base:
             ahead.append(min(base, limit))
         if limit != n_tokens // page_size and 4 * (limit - max(hit, min(base, limit))) >= limit:
             ahead.append(limit)
         points |= {tuple(whole[: page * page_size]) for page in ahead if page > hit}
-        past.append(whole)
+        past.append(whole[: max(hit, *ahead) * page_size])  # what lies behind is not cached
     assert sum(cache.points.used.values())
     cache.close()

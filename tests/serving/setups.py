@@ -65,6 +65,7 @@ class Setup:
         timeout_s: float = 5.0,
         storage: StorageSettings | None = None,
         guard: GuardMode = GuardMode.OFF,
+        decode_interval_tokens: int = 0,
         parts: Callable[[CacheConfig], PartsFactory] = parts_of,
         **options: dict[str, Any],
     ) -> Cache:
@@ -81,6 +82,7 @@ class Setup:
             transfer_timeout_s=timeout_s,
             storage=storage,
             guard=guard,
+            decode_interval_tokens=decode_interval_tokens,
         )
         return Cache(
             config,

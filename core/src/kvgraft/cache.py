@@ -158,6 +158,7 @@ class Cache:
             self.tree,
             self.mounted,
             cut_tokens=config.cut_tokens,
+            decode_tokens=config.decode_interval_tokens,
             inside=config.states_inside_chunks,
         )
         self.leases = parts.kind(Leases)(

@@ -208,6 +208,9 @@ class CacheConfig(SettingsModel):
             names belong to the tenant `default`. Without any, all requests are alike.
         cut_tokens: a prefill is cut where a state is worth keeping, but not closer than this to the
             cut or the prefix before: the cost of an extra pass of the model, in tokens.
+        decode_interval_tokens: while a request decodes, a copy of its state is kept at each
+            multiple of this many tokens, rounded up to pages; it leaves the last one behind. 0
+            keeps one at every page.
         states_inside_chunks: the engine's kernels give states inside a chunk: nothing is cut, and
             `Cache.computed` is handed them.
         transfer_timeout_s: longest wait for a copy that must finish now.
@@ -234,6 +237,7 @@ class CacheConfig(SettingsModel):
     storage: StorageSettings | None = Field(default=None, examples=[STORAGE_EXAMPLE])
     tenants: dict[str, TenantSettings] = Field(default={}, examples=[TENANTS_EXAMPLE])
     cut_tokens: Tokens = Field(default=0, ge=0)
+    decode_interval_tokens: Tokens = Field(default=256, ge=0)
     states_inside_chunks: StrictBool = False
     transfer_timeout_s: PositiveFloat = 30.0
     guard: GuardMode = GuardMode.OFF

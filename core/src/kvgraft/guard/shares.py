@@ -624,6 +624,7 @@ class Shares:
                     )
             return
         page, rest = divmod(request.computed, self.tree.page_size)
+        interval = -(-self.cache.config.decode_interval_tokens // self.tree.page_size) or 1
         for component in self.tree.components:
             own = request.state_part(component.index)
             if own is None:
@@ -636,7 +637,7 @@ class Shares:
             elif not rest and page and request.computed < request.prompt:
                 allowed = self._due_on_grid(request, page)
                 wanted = allowed[0]
-            elif not rest and request.total > request.prompt:
+            elif not rest and request.total > request.prompt and not page % interval:
                 wanted = Due.DECODED
             if due not in (wanted, *allowed) or own.due not in (0, page):
                 raise ContractViolation(

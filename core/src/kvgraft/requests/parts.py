@@ -29,7 +29,7 @@ class Due(enum.Enum):
     LEFT = "left"
     """Left behind at the end of a chunk, where there is room among left-behind data."""
     DECODED = "decoded"
-    """The last boundary passed while decoding."""
+    """The last boundary passed while decoding that is worth a copy."""
 
 
 POINT, DECODED = Due.POINT, Due.DECODED
@@ -155,8 +155,8 @@ class StatePart(Part):
         live: the state the model writes to.
         captured: states at boundaries not yet in the tree.
         shared: the deepest boundary whose state the tree was given since admission; 0 for none.
-        tracked: the state at the last page boundary passed while decoding, overwritten at the
-            next; a finished request leaves it behind.
+        tracked: the last state kept while decoding, overwritten by the next; a finished request
+            leaves it behind.
         tracked_page: that boundary.
         due: boundary at which `live` stands and is to be kept before the model goes on; 0 if none.
         due_as: why it is.

@@ -57,6 +57,7 @@ class ResumePoints:
         mounted: the components, for the bytes of their slots.
         cut_tokens: tokens between two boundaries at which a prefill is cut for its states, at
             least; the cost of an extra pass of the model.
+        decode_tokens: tokens between two states that are kept while decoding.
         inside: the engine hands over states from inside a chunk, so that nothing is cut.
 
     Attributes:
@@ -68,10 +69,17 @@ class ResumePoints:
         reasons: why the last one was skipped, of kinds of which some were.
         spacing: pages between points of a grid.
         state_spacing: pages between states that are left behind at the ends of chunks.
+        decode_pages: while decoding, states are kept at multiples of this many pages.
     """
 
     def __init__(
-        self, tree: Tree, mounted: Sequence[Mounted], *, cut_tokens: int, inside: bool
+        self,
+        tree: Tree,
+        mounted: Sequence[Mounted],
+        *,
+        cut_tokens: int,
+        decode_tokens: int,
+        inside: bool,
     ) -> None:
         self.tree = tree
         self.inside = inside
@@ -82,6 +90,7 @@ class ResumePoints:
         self.skipped: dict[PointKind, int] = dict.fromkeys(PointKind, 0)
         self.reasons: dict[PointKind, str] = {}
         self.cut_pages = -(-cut_tokens // tree.page_size)
+        self.decode_pages = max(1, -(-decode_tokens // tree.page_size))
         nbytes = [each.component.device.slot_nbytes for each in mounted]
         base = tree.components[0]
         per_page = nbytes[0] * base.slots_per_page

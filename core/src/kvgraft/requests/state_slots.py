@@ -89,7 +89,7 @@ class StateSlots:
                 due_as = Due.LEFT
             else:
                 page = 0
-        elif request.total <= request.prompt:
+        elif request.total <= request.prompt or page % self.points.decode_pages:
             page = 0
         for part in parts:
             part.due, part.due_as = page, due_as

@@ -140,6 +140,7 @@ class Bench:
         resuming = Resuming(
             self.model,
             cut_pages=-(-self.sizes.cut_tokens // self.sizes.page_size),
+            decode_pages=-(-self.sizes.decode_tokens // self.sizes.page_size) or 1,
             inside=self.sizes.inside,
             spacing=points.spacing,
             state_spacing=points.state_spacing,

@@ -39,7 +39,7 @@ class Live:
         own: its resume points, and its own data.
         standing: boundary its live states stand at, to be kept before it goes on; 0 for none.
         standing_as: why: `point`, `grid` or `left`.
-        tracked: last boundary passed while decoding, or 0.
+        tracked: last boundary passed while decoding that keeps a state, or 0.
         deferred: whether admission last answered so.
         locked: per component that asked for it, pages pinned besides its reach that a load-back
             brings as well.

@@ -44,6 +44,7 @@ class CacheMachine(Scenes):
         device=st.sampled_from((9, 12, 16)),
         host=st.sampled_from((9, 14, 20)),
         cut_tokens=st.sampled_from((0, 0, 5, None, None)),
+        decode_tokens=st.sampled_from((0, 0, 5)),
     )
     @unless_over
     def open(
@@ -54,6 +55,7 @@ class CacheMachine(Scenes):
         device: int,
         host: int,
         cut_tokens: int | None = 0,
+        decode_tokens: int = 0,
     ) -> None:
         """With no `cut_tokens` nothing is cut: states come from inside chunks."""
         scale = self.fitting[page_size]
@@ -65,6 +67,7 @@ class CacheMachine(Scenes):
             host * scale,
             cut_tokens or 0,
             inside=cut_tokens is None,
+            decode_tokens=decode_tokens,
         )
         self.harness = Harness(self.setup, sizes, self.judge)
 

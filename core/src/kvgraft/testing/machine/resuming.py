@@ -77,6 +77,7 @@ class Resuming:
     Attributes:
         model: the components.
         cut_pages: pages between two boundaries at which a prefill is cut for its states, at least.
+        decode_pages: while decoding, states are kept at multiples of this many pages.
         inside: whether the engine hands over states from inside a chunk.
         spacing: pages between points of the grid.
         state_spacing: pages between states that are left behind.
@@ -84,6 +85,7 @@ class Resuming:
 
     model: BruteForce
     cut_pages: int = 0
+    decode_pages: int = 1
     inside: bool = False
     spacing: int = 1
     state_spacing: int = 1

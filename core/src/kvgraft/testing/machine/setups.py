@@ -133,6 +133,7 @@ def open_cache(
         pin_share=PIN_SHARE,
         load=sizes.load,
         cut_tokens=sizes.cut_tokens,
+        decode_interval_tokens=sizes.decode_tokens,
         states_inside_chunks=sizes.inside,
         transfer_timeout_s=1e-3,
         tenants={name: TenantSettings.model_validate(each) for name, each in setup.tenants.items()},

@@ -22,6 +22,7 @@ class Sizes:
         device, host: pools, in pages.
         cut_tokens: how close to one another a prefill may be cut for its states.
         inside: whether states come from inside a chunk, so that nothing is cut.
+        decode_tokens: how far apart states are kept while decoding.
     """
 
     page_size: int = 2
@@ -31,10 +32,13 @@ class Sizes:
     host: int = 16
     cut_tokens: int = 0
     inside: bool = False
+    decode_tokens: int = 0
 
     def __str__(self) -> str:
         load = "always loads" if self.load is None else "loads where that is faster"
         states = "" if not self.cut_tokens else f", cut at {self.cut_tokens} tokens or more"
+        if self.decode_tokens > self.page_size:
+            states += f", kept every {self.decode_tokens} tokens of a decode"
         states += ", states from inside chunks" if self.inside else ""
         return (
             f"pages of {self.page_size}, {self.device} pages on DEVICE, {self.host} on HOST, "

@@ -254,7 +254,7 @@ class Steps:
                 live.standing, live.standing_as = page, "grid"
             elif page - max(own.last_point, own.last_left) >= resuming.state_spacing:
                 live.standing, live.standing_as = page, "left"
-        elif page and live.reserve:
+        elif page and live.reserve and page % resuming.decode_pages == 0:
             live.tracked = page
 
     def _read(self, live: Live) -> None:

@@ -1,0 +1,91 @@
+"""While a request decodes, its state is copied at multiples of an interval, not at every page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvgraft import Cache, Component, TokenKey, hookimpl
+from kvgraft.config import parse_config
+from kvgraft.packages.registry import load_plugin
+from kvgraft.pools import BuildContext, DevicePool
+
+from ..serving.components import StateOptions, StatePackage
+from ..serving.setups import SETUPS
+
+PAGE, PROMPT = 4, 20
+
+
+class CountingPool(DevicePool):
+    """Counts its copies, one call or several slots."""
+
+    n_copies = 0
+
+    def copy_slots(self, source: bytes, target: bytes) -> None:
+        super().copy_slots(source, target)
+        self.n_copies += 1
+
+
+class CountedStates(StatePackage):
+    @hookimpl
+    def create_component(self, options: StateOptions, context: BuildContext) -> Component:
+        component = super().create_component(options, context)
+        pool = component.device
+        component.device = CountingPool(pool.specs, pool.capacity, context.device)
+        return component
+
+
+def opened(**settings: Any) -> Cache:
+    package = load_plugin("counted", CountedStates("counted"))
+    config = {
+        "components": {**SETUPS["full"].options, "counted": {}},
+        "page_size": PAGE,
+        "device_tokens": 512,
+        **settings,
+    }
+    return Cache(parse_config(config), plugins=[*SETUPS["full"].plugins.values(), package])
+
+
+def decoded(cache: Cache, n_tokens: int) -> tuple[int, int]:
+    """A request that decodes: the copies while it did, and the tokens that it left cached."""
+    key = TokenKey(range(PROMPT))
+    request = cache.begin(key, reserve=n_tokens)
+    assert cache.admit(request).admitted
+    while request.computed < PROMPT:
+        n_new = cache.next_chunk(request)
+        assert cache.allocate(request, n_new)
+        cache.computed(request, n_new)
+    pool = cache.mounted[1].component.device
+    assert isinstance(pool, CountingPool)
+    key.extend([900])
+    assert cache.allocate(request, 1)  # keeps the state at the prompt's end
+    cache.computed(request, 1)
+    before = pool.n_copies
+    for token in range(n_tokens - 1):
+        key.extend([901 + token])
+        assert cache.allocate(request, 1)
+        cache.computed(request, 1)
+    copies = pool.n_copies - before
+    cache.check_integrity()
+    return copies, cache.finish(request)
+
+
+@pytest.mark.parametrize(
+    ("interval", "copies", "left"),
+    [(0, 10, 60), (1, 10, 60), (8, 5, 56), (10, 3, 60), (16, 2, 48), (256, 0, 20)],
+)
+def test_a_decode_copies_its_state_once_an_interval_and_leaves_the_last_copy(
+    interval: int, copies: int, left: int
+) -> None:
+    # 20 tokens of prompt and 42 decoded ones pass the pages 24, 28 .. 60
+    assert decoded(opened(decode_interval_tokens=interval), 42) == (copies, left)
+
+
+def test_by_default_a_decode_of_256_tokens_copies_its_state_once() -> None:
+    assert decoded(opened(), 257) == (1, 256)
+    assert decoded(opened(decode_interval_tokens=0), 257)[0] == 64
+
+
+def test_a_request_that_ends_on_a_page_leaves_its_state_there_whatever_the_interval() -> None:
+    assert decoded(opened(), 44) == (0, 64)
