@@ -73,7 +73,7 @@ def decoded(cache: Cache, n_tokens: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize(
     ("interval", "copies", "left"),
-    [(0, 10, 60), (1, 10, 60), (8, 5, 56), (10, 3, 60), (16, 2, 48), (256, 0, 20)],
+    [(0, 10, 60), (1, 10, 60), (8, 5, 56), (10, 4, 60), (16, 2, 48), (256, 0, 20)],
 )
 def test_a_decode_copies_its_state_once_an_interval_and_leaves_the_last_copy(
     interval: int, copies: int, left: int
