@@ -57,5 +57,8 @@ def copy_rows(
     """
     row_nbytes = stack.shape[0] * stack.shape[2] * stack.element_size()
     at_once = max(1, limit_nbytes // max(1, row_nbytes))
+    if len(read) <= at_once:
+        stack.index_copy_(1, write, stack.index_select(1, read))
+        return
     for some, into in zip(torch.split(read, at_once), torch.split(write, at_once)):
         stack.index_copy_(1, into, stack.index_select(1, some))
