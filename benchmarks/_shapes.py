@@ -37,7 +37,9 @@ def grow(tree: Tree, start: Node, key: TokenKey, end: int) -> Node:
     holdings = []
     first = start.end
     for component in tree.components:
-        slots = component.device.take_private(1 if component.is_state else end - first)
+        slots = component.devices[start.tenant].take_private(
+            1 if component.is_state else end - first
+        )
         assert slots is not None, f"{component.name}: pool too small"
         if component.is_state:
             holdings.append(Holding([], {end: slots}))

@@ -115,7 +115,7 @@ def test_pages_that_several_pins_hold_count_once(name: str) -> None:
     with SETUPS[name].open(guard=GuardMode.ON, device_tokens=256, host_tokens=512) as cache:
         server = Server(cache)
         server.serve(SYSTEM)
-        pools = [component.device for component in cache.tree.components]
+        pools = [component.devices[0] for component in cache.tree.components]
         pins = [cache.pin(TokenKey(SYSTEM), owner="a")]
         held = [cache.pins.held(pool) for pool in pools]
         assert held == [pins[0].slots[pool] for pool in pools]

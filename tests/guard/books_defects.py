@@ -186,8 +186,8 @@ def an_eviction_that_ignores_pins(put: Patch) -> None:
             if cell.device is not None and cell.device_pins:
                 cell.device_pins = 0
                 slots = len(cell.device) // SLOT_BYTES
-                component.device.pinned -= slots
-                component.device.evictable += slots
+                component.devices[node.tenant].pinned -= slots
+                component.devices[node.tenant].evictable += slots
                 return eviction.Victim(node, component, [component], False)
         return choose(tree, component)
 
@@ -206,7 +206,7 @@ def an_eviction_that_takes_what_is_in_flight(put: Patch) -> None:
         for node in tree.nodes():
             cell = node.cells[component.index]
             if cell.incoming is not None:
-                component.device.cancel(cell.incoming.slots)
+                component.devices[node.tenant].cancel(cell.incoming.slots)
                 cell.incoming = None
         return evict(tree, component, n_slots)
 
@@ -366,7 +366,7 @@ def a_drain_that_frees_a_running_requests_slots(put: Patch) -> None:
     drain = Journal.drain
 
     def careless(self: Journal, timeout_s: float) -> bool:
-        self.tree.components[0].device.give_private(request.parts[0].runs[0].device)
+        self.tree.components[0].devices[0].give_private(request.parts[0].runs[0].device)
         return drain(self, timeout_s)
 
     put.into(scene.cache.journal, drain=careless)
@@ -380,7 +380,7 @@ def an_eviction_that_changes_a_promise(put: Patch) -> None:
     make = Evictor.evict
 
     def careless(self: Evictor, component: TreeComponent, *rest: Any) -> int:
-        component.device.promised -= 1
+        component.devices[0].promised -= 1
         return make(self, component, *rest)
 
     put.into(scene.cache.evictor, evict=careless)

@@ -264,7 +264,7 @@ def a_rejection_that_leaves_a_trace(put: Patch) -> None:
     def forgetful(self: Budget, request: Request) -> Decision:
         decision = decide(self, request)
         if not decision.admitted:
-            self.tree.components[0].device.promised += 1
+            self.tree.components[0].devices[0].promised += 1
         return decision
 
     scene = Scene()

@@ -156,7 +156,7 @@ def test_a_poll_with_nothing_in_flight_is_not_looked_at() -> None:
 def test_books_touched_between_operations_are_found_at_the_next_one() -> None:
     scene = Scene()
     scene.cached(PROMPT)
-    ledger = scene.component("base").device
+    (ledger,) = scene.component("base").devices
     ledger.evictable -= 1
     with pytest.raises(ContractViolation, match="T8: component 'base': device ledger does not"):
         scene.cache.drain()
@@ -176,7 +176,7 @@ def test_all_books_are_recomputed_every_so_many_operations() -> None:
 def test_after_a_violation_closing_is_not_in_the_way() -> None:
     scene = Scene()
     scene.cached(PROMPT)
-    scene.component("base").device.evictable -= 1
+    scene.component("base").devices[0].evictable -= 1
     with pytest.raises(ContractViolation):
         scene.cache.drain()
     scene.cache.close()

@@ -98,8 +98,8 @@ def a_split_forgets_pins(patch: Patch) -> None:
         for component, cell in zip(self.components, upper.cells):
             if cell.device_pins and cell.device is not None:
                 slots = len(cell.device) // 4
-                component.device.pinned -= slots
-                component.device.evictable += slots
+                component.devices[node.tenant].pinned -= slots
+                component.devices[node.tenant].evictable += slots
             cell.device_pins = 0
         return upper
 
@@ -130,8 +130,8 @@ def an_eviction_ignores_pins(patch: Patch) -> None:
             if cell.device is not None and cell.device_pins:
                 cell.device_pins = 0
                 slots = len(cell.device) // 4
-                component.device.pinned -= slots
-                component.device.evictable += slots
+                component.devices[node.tenant].pinned -= slots
+                component.devices[node.tenant].evictable += slots
                 return eviction.Victim(node, component, [component], False)
         return choose(tree, component)
 

@@ -41,8 +41,8 @@ def clearing_takes_held_data(patch: Patch) -> None:
             cell = node.cells[component.index]
             if cell.device is not None:
                 if cell.device_pins:
-                    component.device.pinned -= len(cell.device) // 4
-                    component.device.evictable += len(cell.device) // 4
+                    component.devices[node.tenant].pinned -= len(cell.device) // 4
+                    component.devices[node.tenant].evictable += len(cell.device) // 4
                     cell.device_pins = 0
                 tree.drop_device(node, component, "cleared")
             if tree.is_host_candidate(node, component):

@@ -121,8 +121,8 @@ def left_behind_data_stays_pinned(patch: Patch) -> None:
                 ):
                     cell.device_pins += 1
                     n_slots = len(cell.device) // 4
-                    component.device.pinned += n_slots
-                    component.device.evictable -= n_slots
+                    component.devices[node.tenant].pinned += n_slots
+                    component.devices[node.tenant].evictable -= n_slots
             node = node.parent
         advance(tree, receipt, anchor, boundary)
 

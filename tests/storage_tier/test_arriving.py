@@ -78,11 +78,12 @@ def arrival_of(cache: Cache, start: int, chance: random.Random) -> Arrival:
         n_slots = 1 if component.is_state else component.slots_per_page
         came = np.zeros(PAGES - start, dtype=np.bool_)
         mine = np.zeros((PAGES - start, n_slots), dtype=np.int32)
-        assert component.host is not None
+        (ledger,) = component.hosts
+        assert ledger is not None
         for page in range(PAGES - start):
-            if chance.random() < share and component.host.free >= n_slots:
+            if chance.random() < share and ledger.free >= n_slots:
                 came[page] = True
-                mine[page] = np.frombuffer(component.host.reserve(n_slots) or b"", np.int32)
+                mine[page] = np.frombuffer(ledger.reserve(n_slots) or b"", np.int32)
         there.append(came)
         slots.append(mine)
     hashes = bytes(32) * (PAGES - start)
@@ -128,7 +129,7 @@ def test_arriving_pages_are_inserted_where_allowed_and_the_caller_keeps_the_rest
         cache.poll()
         check_integrity(tree, [], owners)
         for name, _, _, slots, _ in owners:
-            ledger = tree.component(name).host
+            (ledger,) = tree.component(name).hosts
             assert ledger is not None
             ledger.cancel(slots)
         for tier in (Tier.DEVICE, Tier.HOST):

@@ -22,7 +22,7 @@ LARGE: dict[str, Any] = {"device_tokens": 256, "host_tokens": 512}
 
 
 def host_of(server: Server) -> Ledger:
-    ledger = server.cache.tree.components[0].host
+    (ledger,) = server.cache.tree.components[0].hosts
     assert ledger is not None
     return ledger
 

@@ -60,7 +60,7 @@ def insert(
         if component.name in without:
             holdings.append(Holding([], {}))
         elif component.is_state:
-            holdings.append(Holding([], {end: _taken(component.device, 1)}))
+            holdings.append(Holding([], {end: _taken(component.devices[0], 1)}))
         else:
             holdings.append(
                 Holding([_run(component, (behind or {}).get(component.name, 0), end)], {})
@@ -71,9 +71,10 @@ def insert(
 def _run(component: TreeComponent, first: int, end: int) -> Run:
     host = None
     if component.home_is_host:
-        assert component.host is not None
-        host = _taken(component.host, end - first)
-    return Run(first, end, _taken(component.device, end - first), host)
+        (on_host,) = component.hosts
+        assert on_host is not None
+        host = _taken(on_host, end - first)
+    return Run(first, end, _taken(component.devices[0], end - first), host)
 
 
 def _taken(ledger: Ledger, n: int) -> bytes:

@@ -111,13 +111,13 @@ def cell_of_the_wrong_size(tree: Tree, nodes: list[Node]) -> None:
 
 
 def books_that_differ_from_the_tree(tree: Tree, nodes: list[Node]) -> None:
-    ledger = tree.by_name["full"].device
+    (ledger,) = tree.by_name["full"].devices
     ledger.evictable -= 1
     ledger.pinned += 1
 
 
 def host_books_that_differ_from_the_tree(tree: Tree, nodes: list[Node]) -> None:
-    ledger = tree.by_name["window"].host
+    (ledger,) = tree.by_name["window"].hosts
     assert ledger is not None
     ledger.in_flight += 1
 
@@ -135,7 +135,7 @@ def slot_that_leaked(tree: Tree, nodes: list[Node]) -> None:
 
 
 def promise_that_cannot_be_kept(tree: Tree, nodes: list[Node]) -> None:
-    ledger = tree.by_name["window"].device
+    (ledger,) = tree.by_name["window"].devices
     ledger.promised = ledger.headroom + 1
 
 
@@ -212,7 +212,7 @@ def test_a_slot_of_a_request_that_is_also_in_the_tree_breaks_t9() -> None:
 
 def test_a_private_slot_no_request_answers_for_breaks_t8() -> None:
     tree = open_tree("full")
-    slots = tree.by_name["full"].device.take_private(1)
+    slots = tree.by_name["full"].devices[0].take_private(1)
     assert slots is not None
     check_integrity(tree, [SlotOwner("full", Tier.DEVICE, "a request", slots)])
     with pytest.raises(IntegrityError, match="T8: component 'full'"):

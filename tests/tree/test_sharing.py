@@ -187,8 +187,8 @@ def test_a_holding_that_covers_part_of_a_tombstone_revives_that_part() -> None:
     tree = open_tree("full", "window")
     insert(tree, SEQUENCE, without=["window"])
     window = tree.by_name["window"]
-    slots = window.device.take_private(2)
-    full = tree.by_name["full"].device.take_private(6)
+    slots = window.devices[0].take_private(2)
+    full = tree.by_name["full"].devices[0].take_private(6)
     assert slots is not None
     assert full is not None
     holdings = [Holding([Run(0, 6, full)], {}), Holding([Run(4, 6, slots)], {})]

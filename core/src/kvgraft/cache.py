@@ -401,7 +401,7 @@ class Cache:
             self._tracers.tell("beginning", request.key)
         held, parts, prompt = request.receipt, request.parts, request.prompt
         request.prompt = max(prompt, request.key.n_tokens)
-        self.tree.use_class = request.use_class
+        self.tree.use_class, self.tree.use_term = request.use_class, request.use_term
         try:
             self.leases.lease(request, limit)
         except BaseException:
@@ -991,7 +991,7 @@ class Cache:
                 f"request is {request.stage.value}, this call needs it {stage.value}; "
                 f"{NEXT_CALL[request.stage]}"
             )
-        self.tree.use_class = request.use_class
+        self.tree.use_class, self.tree.use_term = request.use_class, request.use_term
 
     def _may_share(self, request: Request) -> bool:
         """Whether its namespace was not cleared since it was matched."""

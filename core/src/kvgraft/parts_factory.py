@@ -39,7 +39,7 @@ from kvgraft.tree.component import ComponentShape
 from kvgraft.tree.eviction import use_policy
 from kvgraft.tree.explaining import Explanation
 from kvgraft.tree.keys import TokenKey
-from kvgraft.tree.ledger import Ledger, MovableLedger
+from kvgraft.tree.ledger import Ledger, MovableLedger, PoolBooks
 from kvgraft.tree.tenants import Tenant, Tenants
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Kind, Tier
@@ -178,7 +178,7 @@ class PartsFactory:
         del plugin
         return []
 
-    def ledger(self, shape: ComponentShape, tier: Tier, allocator: SlotAllocator) -> Ledger:
+    def ledger(self, shape: ComponentShape, tier: Tier, allocator: SlotAllocator) -> PoolBooks:
         """The books of one of a component's pools in the tree."""
         if self.tenants is None:
             kind = MovableLedger if isinstance(allocator, ResizableAllocator) else Ledger
@@ -191,7 +191,10 @@ class PartsFactory:
         return HitCounts(tree) if self.tenants is None else TenantHitCounts(tree, self.tenants)
 
     def tree(
-        self, shapes: Sequence[ComponentShape], device: dict[str, Ledger], host: dict[str, Ledger]
+        self,
+        shapes: Sequence[ComponentShape],
+        device: dict[str, PoolBooks],
+        host: dict[str, PoolBooks],
     ) -> Tree:
         """The prefix tree over the components' ledgers."""
         tree = self.kind(Tree)(

@@ -19,7 +19,7 @@ from kvgraft.pools.plan import PlannedMemory
 from kvgraft.pools.resizing import ResizableAllocator
 from kvgraft.sizes import format_nbytes
 from kvgraft.tree.component import TreeComponent
-from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.ledger import PoolBooks
 from kvgraft.types import Tier
 
 __all__ = ["EXTENTS", "Arena", "Lessee", "Memory"]
@@ -70,7 +70,7 @@ class Lessee:
     """
 
     component: TreeComponent
-    ledger: Ledger
+    ledger: PoolBooks
     allocator: ResizableAllocator
     memory: Memory
     slot_nbytes: int

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from kvgraft.parts_factory import CacheParts
 from kvgraft.tree.component import TreeComponent
-from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.ledger import PoolBooks
 
 __all__ = [
     "EVICTABLE",
@@ -50,7 +50,7 @@ class Pool(NamedTuple):
 
     component: str
     name: str
-    ledger: Ledger
+    ledger: PoolBooks
     tree_component: TreeComponent
 
 

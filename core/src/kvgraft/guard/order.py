@@ -21,7 +21,7 @@ from kvgraft.tree.node import CLEAN, DOUBLE, Node
 from kvgraft.tree.tree import Tree
 
 if TYPE_CHECKING:
-    from kvgraft.tree.ledger import Ledger
+    from kvgraft.tree.ledger import PoolBooks
 
 __all__ = ["Order"]
 
@@ -122,7 +122,7 @@ class Order:
         self._on_device = True
         return self._ranked(component, stamp)
 
-    def end(self, ledger: Ledger, target: int) -> None:
+    def end(self, ledger: PoolBooks, target: int) -> None:
         """Room was made, or nothing was left to take (E6)."""
         component, self._component = self._component, None
         self._check_lifted()

@@ -24,7 +24,7 @@ from kvgraft.requests.eviction import Evictor
 from kvgraft.storage_tier import StorageTier
 from kvgraft.transfers import Fence, Journal, Transfer, TransferEngine
 from kvgraft.tree.component import Cause, ComponentShape, TreeComponent
-from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.ledger import PoolBooks
 from kvgraft.tree.node import Node
 from kvgraft.tree.operations import Operation
 from kvgraft.tree.tree import Tree
@@ -167,7 +167,10 @@ class GuardedPartsFactory(PartsFactory):
         return [HookGuard(plugin, ask_twice=self.config.guard is GuardMode.ON)]
 
     def tree(
-        self, shapes: Sequence[ComponentShape], device: dict[str, Ledger], host: dict[str, Ledger]
+        self,
+        shapes: Sequence[ComponentShape],
+        device: dict[str, PoolBooks],
+        host: dict[str, PoolBooks],
     ) -> Tree:
         return self._watch(super().tree(shapes, device, host))
 

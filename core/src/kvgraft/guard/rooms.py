@@ -25,7 +25,7 @@ from kvgraft.guard.order import Order
 from kvgraft.guard.tenancy import Tenancy
 from kvgraft.parts_factory import CacheParts
 from kvgraft.tree.component import CAUSES, TreeComponent
-from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.ledger import PoolBooks
 from kvgraft.tree.node import Node
 
 __all__ = ["MakeRoom", "Rooms"]
@@ -187,7 +187,7 @@ class Rooms:
         raise ContractViolation("E2", component.name, evidence)
 
     def _check_outcome(
-        self, component: TreeComponent, ledger: Ledger, n_slots: int, *, made: bool
+        self, component: TreeComponent, ledger: PoolBooks, n_slots: int, *, made: bool
     ) -> None:
         """It says whether there is enough now (E6), and stopped when there was (E2)."""
         if made is not (ledger.room >= n_slots):
@@ -338,12 +338,12 @@ class _Victims:
         self.beyond: Node | None = None
         self.enough = 0
         self._free = 0
-        self._ledger: Ledger | None = None
+        self._ledger: PoolBooks | None = None
         self._target = 0
         self._on_device = False
         self._open: Node | None = None
 
-    def begin(self, ledger: Ledger, target: int, *, on_device: bool) -> None:
+    def begin(self, ledger: PoolBooks, target: int, *, on_device: bool) -> None:
         self._ledger, self._target, self._on_device = ledger, target, on_device
         self.beyond, self._free, self._open = None, ledger.room, None
 

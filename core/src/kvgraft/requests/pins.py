@@ -9,7 +9,7 @@ from kvgraft.requests.leases import Leases
 from kvgraft.stats import PinStats
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TokenKey
-from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.ledger import PoolBooks
 from kvgraft.tree.node import Node
 from kvgraft.tree.observer import TreeObserver
 from kvgraft.tree.operations import segment_nodes
@@ -55,7 +55,7 @@ class Pin:
         self.cleared = False
         self.receipt: Receipt
         self.root: Node
-        self.slots: dict[Ledger, int] = {}
+        self.slots: dict[PoolBooks, int] = {}
 
     def __repr__(self) -> str:
         return f"<Pin of {self.owner!r:.60}: {self.tokens} of {self.asked_tokens} tokens>"
@@ -87,11 +87,11 @@ class Pins:
     def __iter__(self) -> Iterator[Pin]:
         return iter(self._pins.values())
 
-    def held(self, ledger: Ledger) -> int:
+    def held(self, ledger: PoolBooks) -> int:
         """Slots of a pool that pins hold together."""
         return self._holders.slots.get(ledger, 0)
 
-    def bound(self, ledger: Ledger) -> int:
+    def bound(self, ledger: PoolBooks) -> int:
         """Slots of a pool that they may hold; a pool that shrinks takes none back."""
         return int(ledger.capacity * self.share)
 
@@ -102,7 +102,7 @@ class Pins:
             BudgetError: it would take slots promised to requests, or more than the bound.
         """
         pin = Pin(owner, key.namespace, limit * self.tree.page_size)
-        self.tree.use_class = 0
+        self.tree.use_class, self.tree.use_term = 0, None
         pin.root = self.tree.hold(key.namespace)
         try:
             found, receipt = self._leases.keep(key, limit)
@@ -211,7 +211,7 @@ class Pins:
                 )
 
 
-_Pages = tuple[TreeComponent, Ledger, list[Node]]
+_Pages = tuple[TreeComponent, PoolBooks, list[Node]]
 """Nodes of which a pin holds a component's data in one pool."""
 
 
@@ -223,16 +223,16 @@ class _Holders(TreeObserver):
     """
 
     def __init__(self, tree: Tree) -> None:
-        self.slots: dict[Ledger, int] = {}
-        self._pins: dict[Ledger, dict[Node, int]] = {}
+        self.slots: dict[PoolBooks, int] = {}
+        self._pins: dict[PoolBooks, dict[Node, int]] = {}
         self._paged = [component for component in tree.components if not component.is_state]
 
-    def added(self, component: TreeComponent, ledger: Ledger, nodes: list[Node]) -> int:
+    def added(self, component: TreeComponent, ledger: PoolBooks, nodes: list[Node]) -> int:
         """Slots of those of some nodes that no pin holds."""
         pins = self._pins.get(ledger, {})
         return sum(component.n_slots(node) for node in nodes if node not in pins)
 
-    def add(self, component: TreeComponent, ledger: Ledger, nodes: list[Node]) -> None:
+    def add(self, component: TreeComponent, ledger: PoolBooks, nodes: list[Node]) -> None:
         """Another pin holds some nodes."""
         added = self.added(component, ledger, nodes)
         self.slots[ledger] = self.slots.get(ledger, 0) + added
@@ -240,7 +240,7 @@ class _Holders(TreeObserver):
         for node in nodes:
             pins[node] = pins.get(node, 0) + 1
 
-    def remove(self, component: TreeComponent, ledger: Ledger, nodes: list[Node]) -> None:
+    def remove(self, component: TreeComponent, ledger: PoolBooks, nodes: list[Node]) -> None:
         """A pin that held some nodes ends."""
         pins = self._pins[ledger]
         for node in nodes:

@@ -13,6 +13,7 @@ from kvgraft.refusals import of_type
 from kvgraft.requests.parts import Part, StatePart
 from kvgraft.transfers.journal import Transfer
 from kvgraft.tree.keys import TokenKey, expect_namespace
+from kvgraft.tree.lifetimes import Term
 from kvgraft.tree.node import Node
 from kvgraft.tree.pinning import Receipt
 from kvgraft.types import PointKind, Span
@@ -136,6 +137,7 @@ class Request:
         hint: whether its sequence comes back, as the engine knew when it began.
         use: what the eviction policy is told of it; None where it is told nothing.
         use_class: class of its data, for the eviction policy.
+        use_term: term of its data; None if it has none.
         use_counted: whether the policy was told that it runs.
         patience: how many more calls of `admit` may put it off while another request computes pages
             that it would resume from.
@@ -180,6 +182,7 @@ class Request:
         "use",
         "use_class",
         "use_counted",
+        "use_term",
         "waits",
         "wanted",
     )
@@ -204,6 +207,7 @@ class Request:
         self.wanted: Wanted | None = None
         self.use: Use | None = None
         self.use_class = 0
+        self.use_term: Term | None = None
         self.use_counted = False
         self.patience = 0
         self.put_off = False

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from kvgraft.errors import ConfigError
 from kvgraft.requests.request import Request
 from kvgraft.sizes import expect_count
-from kvgraft.tree.lifetimes import Term, TermedClass, use_lifetimes
+from kvgraft.tree.lifetimes import Term, use_lifetimes
 from kvgraft.tree.tree import Tree
 
 __all__ = ["MOST_PRIORITY", "Terms", "Wanted"]
@@ -90,10 +90,9 @@ class Terms:
         lifetimes.read_clock()
         if request.wanted is not None:
             priority, ttl_requests, ttl_s = request.wanted
-            term = Term(
+            request.use_term = Term(
                 priority,
                 None if ttl_requests is None else lifetimes.n_requests + ttl_requests,
                 None if ttl_s is None else lifetimes.now_s + ttl_s,
             )
-            request.use_class = TermedClass.of(request.use_class, term)
-        self.tree.use_class = request.use_class
+        self.tree.use_class, self.tree.use_term = request.use_class, request.use_term

@@ -47,6 +47,7 @@ class Uses:
         if type(its_class) is not int or not 0 <= its_class < MAX_CLASSES:
             raise self._no_class("classify", its_class)
         request.use_class = self.tree.use_class = its_class
+        request.use_term = self.tree.use_term = None
 
     def admitted(self, request: Request) -> None:
         """The request runs: its prompt counts as used, once, also if it is restarted.
@@ -79,6 +80,7 @@ class Uses:
         if type(its_class) is not int or not 0 <= its_class < MAX_CLASSES:
             raise self._no_class("finished", its_class)
         request.use_class = self.tree.use_class = its_class
+        request.use_term = self.tree.use_term = None
 
     def _failed(self, call: str, error: Exception) -> ContractViolation:
         said = f"policy {self.policy.name!r}: `{call}` raised {type(error).__name__}: {error}"

@@ -71,7 +71,7 @@ def arrive(tree: Tree, start: Node, end: int, arrival: Arrival, n_pages: int) ->
     tokens = arrival.key.data
     known = matching.follow_key(tree, arrival.key, end).end
     stop = min(end, start.end + n_pages)
-    tree.use_class = 0  # nobody has used it yet
+    tree.use_class, tree.use_term = 0, None  # nobody has used it yet
     tree.tick()
     node = start
     for _ in range(NODES_AT_ONCE):
@@ -123,12 +123,12 @@ def _adopt(tree: Tree, node: Node, component: TreeComponent, arrival: Arrival) -
     if ledger is None or cell.host is not None:
         return 0  # where a copy from DEVICE is on its way, it finds this there and frees its slots
     start = node.end - 1 if component.is_state else node.start
-    pages = slice(start - arrival.first, node.end - arrival.first)
+    first, last = start - arrival.first, node.end - arrival.first
     there = arrival.there[component.index]
-    if not there[pages].all() or not _may_hang(tree, node, component):
+    if not there[first:last].all() or not _may_hang(tree, node, component):
         return 0
-    slots = arrival.slots[component.index][pages].tobytes()
-    there[pages] = False
+    slots = arrival.slots[component.index][first:last].tobytes()
+    there[first:last] = False
     n_slots = len(slots) // SLOT_BYTES
     ledger.in_flight -= n_slots
     cell.stamp = tree.clock

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from kvgraft.pools.allocator import SLOT_BYTES
-from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.ledger import PoolBooks
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
 
@@ -94,7 +94,7 @@ class Sweeper:
             self._step()
         self.is_behind = False
 
-    def make_room(self, ledger: Ledger, n_slots: int) -> None:
+    def make_room(self, ledger: PoolBooks, n_slots: int) -> None:
         """Some steps among data not visited before, fewer where a ledger has room for `n_slots`."""
         asked, self.tree.asker = self.tree.asker, None
         try:

@@ -10,7 +10,7 @@ from kvgraft.policies.policy import Order
 from kvgraft.policies.recency import RecencyQueue
 from kvgraft.reach import PageReach, Reach
 from kvgraft.tree.fifo import Fifo
-from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.ledger import PoolBooks
 from kvgraft.tree.node import BEHIND, CLEAN, DOUBLE, ON_DEVICE, ON_HOST, Node
 from kvgraft.types import Kind, Span, Tier
 
@@ -171,8 +171,8 @@ class TreeComponent:
         shape: ComponentShape,
         index: int,
         page_size: int,
-        device: Ledger,
-        host: Ledger | None,
+        device: PoolBooks,
+        host: PoolBooks | None,
     ) -> None:
         if shape.home is Tier.HOST and host is None:
             raise ConfigError(f"component {shape.name!r}: its home is HOST but it has no host pool")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from kvgraft.errors import IntegrityError
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree.component import TreeComponent
-from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.ledger import PoolBooks
 from kvgraft.tree.node import BEHIND, CLEAN, DOUBLE, ON_DEVICE, ON_HOST, Node
 from kvgraft.tree.operations import Operation
 from kvgraft.tree.pinning import Receipt
@@ -344,7 +344,7 @@ def _check_candidates(tree: Tree, component: TreeComponent, nodes: list[Node]) -
                 )
 
 
-def _check_free(ledger: Ledger, owner: dict[int, str]) -> None:
+def _check_free(ledger: PoolBooks, owner: dict[int, str]) -> None:
     """Free slots are nobody's, and free once."""
     free, end = ledger.allocator.free_slots(), ledger.allocator.end
     n_closed = sum(slot >= end for slot in owner)

@@ -11,7 +11,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from numbers import Number
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -56,7 +56,7 @@ NAMESPACE_DEPTH = 16
 PLAIN = (str, int, bytes, type(None))
 """Types whose values equal no value of another of them."""
 
-Tokens = Sequence[int] | npt.NDArray[np.integer] | Iterable[int]
+Tokens: TypeAlias = Sequence[int] | npt.NDArray[np.integer] | Iterable[int]
 
 
 class PageHashes(NamedTuple):
@@ -69,8 +69,8 @@ class PageHashes(NamedTuple):
         hashes: 32 bytes a page, from `first` on; a prefetch or write may still be adding some.
     """
 
-    owner: object
-    namespace: object
+    owner: Any
+    namespace: Any
     first: int
     hashes: bytes | bytearray
 

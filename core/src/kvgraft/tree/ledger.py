@@ -16,6 +16,7 @@ tenants share a pool each has a ledger of its own, see `kvgraft.tree.tenants`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -25,28 +26,15 @@ from kvgraft.pools.allocator import SLOT_BYTES, SlotAllocator
 from kvgraft.stats import PoolStats
 from kvgraft.types import Tier
 
-__all__ = ["Ledger", "MovableLedger"]
-
+__all__ = ["Ledger", "MovableLedger", "PoolBooks"]
 
 NONE_EVICTED: Mapping[Any, int] = MappingProxyType({})
 
 
-class Ledger:
-    """The books of one pool, kept in the pool's own slots."""
+class PoolBooks(ABC):
+    """The books of one pool, in the pool's own slots: written in one ledger or in its tenants'."""
 
-    __slots__ = (
-        "allocator",
-        "component",
-        "cost",
-        "evictable",
-        "in_flight",
-        "leaving",
-        "lost",
-        "pinned",
-        "private",
-        "promised",
-        "tier",
-    )
+    __slots__ = ("allocator", "component", "cost", "tier")
 
     def __init__(self, component: str, tier: Tier, allocator: SlotAllocator) -> None:
         self.component = component
@@ -54,33 +42,51 @@ class Ledger:
         self.allocator = allocator
         self.cost: Callable[[Any], int] | None = None
         """The cost of losing a candidate, for eviction policies; see `policies.policy.Pool`."""
-        self.evictable = 0
-        self.pinned = 0
-        self.private = 0
-        self.in_flight = 0
-        self.leaving = 0
-        """Those in flight whose data is on its way out (demotion)."""
-        self.lost = 0
-        """Slots that were evicted for other tenants' requests, so far."""
-        self.promised = 0
 
     @property
+    @abstractmethod
     def parts(self) -> tuple[Ledger, ...]:
         """The ledgers that are written, by tenant; this one where there are none."""
-        return (self,)
+
+    @property
+    @abstractmethod
+    def headroom(self) -> int:
+        """Slots that may be given away without breaking a promise."""
+
+    @property
+    @abstractmethod
+    def overdrawn(self) -> str:
+        """The numbers of a headroom below 0, for messages."""
+
+    @property
+    @abstractmethod
+    def evictable(self) -> int:
+        """Slots in the tree that nobody needs."""
+
+    @property
+    @abstractmethod
+    def pinned(self) -> int:
+        """Slots in the tree that receipts hold."""
+
+    @property
+    @abstractmethod
+    def private(self) -> int:
+        """Slots that running requests own."""
+
+    @property
+    @abstractmethod
+    def in_flight(self) -> int:
+        """Slots that transfers hold."""
+
+    @property
+    @abstractmethod
+    def promised(self) -> int:
+        """Slots that requests were promised and have not taken."""
 
     @property
     def name(self) -> str:
         """Its tier, for messages."""
         return self.tier.value
-
-    @property
-    def overdrawn(self) -> str:
-        """The numbers of a headroom below 0, for messages."""
-        return (
-            f"{self.name} promised({self.promised}) exceeds free({self.free}) + "
-            f"evictable({self.evictable})"
-        )
 
     @property
     def capacity(self) -> int:
@@ -91,11 +97,6 @@ class Ledger:
     def free(self) -> int:
         """Slots nobody owns."""
         return self.allocator.n_free
-
-    @property
-    def headroom(self) -> int:
-        """Slots that may be given away without breaking a promise."""
-        return self.allocator.n_free + self.evictable - self.promised
 
     @property
     def room(self) -> int:
@@ -111,30 +112,6 @@ class Ledger:
     def spare(self) -> int:
         """Free slots that are promised to nobody (A12)."""
         return max(0, min(self.room, self.headroom))
-
-    def take_private(self, n: int) -> bytes | None:
-        """Free slots become a request's; None if fewer than `n` are free."""
-        slots = self.allocator.allocate(n)
-        if slots is not None:
-            self.private += n
-        return slots
-
-    def give_private(self, slots: bytes) -> None:
-        """A request's slots become free."""
-        self.allocator.free(slots)
-        self.private -= len(slots) // SLOT_BYTES
-
-    def reserve(self, n: int) -> bytes | None:
-        """Free slots become the destination of a transfer; None if fewer than `n` are free."""
-        slots = self.allocator.allocate(n)
-        if slots is not None:
-            self.in_flight += n
-        return slots
-
-    def cancel(self, slots: bytes) -> None:
-        """Slots a transfer held become free."""
-        self.allocator.free(slots)
-        self.in_flight -= len(slots) // SLOT_BYTES
 
     def stats(self, evicted: Mapping[Any, int] = NONE_EVICTED) -> PoolStats:
         """A copy of the books, with the slots that left the pool's tier by cause."""
@@ -175,6 +152,75 @@ class Ledger:
                 self.component,
                 f"{self.tier.value} pool: promised({self.promised}) < 0, more was taken than that",
             )
+
+
+class Ledger(PoolBooks):
+    """Books that are written.
+
+    Attributes:
+        leaving: slots in flight whose data is on its way out (demotion).
+        lost: slots that were evicted for other tenants' requests, so far.
+    """
+
+    __slots__ = ("evictable", "in_flight", "leaving", "lost", "pinned", "private", "promised")
+
+    evictable: int
+    pinned: int
+    private: int
+    in_flight: int
+    promised: int
+
+    def __init__(self, component: str, tier: Tier, allocator: SlotAllocator) -> None:
+        super().__init__(component, tier, allocator)
+        self.evictable = 0
+        self.pinned = 0
+        self.private = 0
+        self.in_flight = 0
+        self.leaving = 0
+        self.lost = 0
+        self.promised = 0
+
+    @property
+    def parts(self) -> tuple[Ledger, ...]:
+        """This ledger."""
+        return (self,)
+
+    @property
+    def overdrawn(self) -> str:
+        """The numbers of a headroom below 0, for messages."""
+        return (
+            f"{self.name} promised({self.promised}) exceeds free({self.free}) + "
+            f"evictable({self.evictable})"
+        )
+
+    @property
+    def headroom(self) -> int:
+        """Slots that may be given away without breaking a promise."""
+        return self.allocator.n_free + self.evictable - self.promised
+
+    def take_private(self, n: int) -> bytes | None:
+        """Free slots become a request's; None if fewer than `n` are free."""
+        slots = self.allocator.allocate(n)
+        if slots is not None:
+            self.private += n
+        return slots
+
+    def give_private(self, slots: bytes) -> None:
+        """A request's slots become free."""
+        self.allocator.free(slots)
+        self.private -= len(slots) // SLOT_BYTES
+
+    def reserve(self, n: int) -> bytes | None:
+        """Free slots become the destination of a transfer; None if fewer than `n` are free."""
+        slots = self.allocator.allocate(n)
+        if slots is not None:
+            self.in_flight += n
+        return slots
+
+    def cancel(self, slots: bytes) -> None:
+        """Slots a transfer held become free."""
+        self.allocator.free(slots)
+        self.in_flight -= len(slots) // SLOT_BYTES
 
 
 class MovableLedger(Ledger):

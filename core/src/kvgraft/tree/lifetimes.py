@@ -15,13 +15,13 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvgraft.policies.policy import CLASS_BITS, Order
-from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.ledger import PoolBooks
 from kvgraft.tree.tenants import TenantOrders
 
 if TYPE_CHECKING:
     from kvgraft.tree.tree import Tree
 
-__all__ = ["EXPIRED", "Levels", "Lifetimes", "Term", "TermedClass", "use_lifetimes"]
+__all__ = ["EXPIRED", "Levels", "Lifetimes", "Term", "use_lifetimes"]
 
 EXPIRED = -1 << 16
 """The level of data whose time is over: below every priority."""
@@ -43,19 +43,6 @@ class Term(NamedTuple):
     priority: int
     until_request: int | None = None
     until_s: float | None = None
-
-
-class TermedClass(int):
-    """A use's class, with the term of its data."""
-
-    term: Term
-
-    @classmethod
-    def of(cls, use_class: int, term: Term) -> TermedClass:
-        """A class with a term."""
-        made = cls(use_class)
-        made.term = term
-        return made
 
 
 class Lifetimes:
@@ -239,7 +226,7 @@ def use_lifetimes(tree: Tree, clock: Callable[[], float]) -> Lifetimes:
     """
     lifetimes = tree.lifetimes = Lifetimes(tree, clock)
 
-    def levels(order: Order, ledger: Ledger) -> Order:
+    def levels(order: Order, ledger: PoolBooks) -> Order:
         return Levels(order, lifetimes, partial(tree.policy.order, ledger))
 
     for component in tree.components:

@@ -43,13 +43,6 @@ class SlotPair(NamedTuple):
     host: bytes
 
 
-class Incoming(NamedTuple):
-    """Slots reserved on a cell and the operation that fills them."""
-
-    operation: Operation
-    slots: bytes
-
-
 class Operation:
     """A copy in flight.
 
@@ -73,6 +66,13 @@ class Operation:
     def n_slots(self) -> int:
         """Slots moved, over all components."""
         return sum(len(pair.device) for pair in self.pairs) // SLOT_BYTES
+
+
+class Incoming(NamedTuple):
+    """Slots reserved on a cell and the operation that fills them."""
+
+    operation: Operation
+    slots: bytes
 
 
 def _join(operation: Operation) -> None:

@@ -25,7 +25,7 @@ from kvgraft.policies.policy import EvictionPolicy, Order
 from kvgraft.policies.recency import RecencyQueue
 from kvgraft.pools.allocator import SlotAllocator
 from kvgraft.stats import PoolShare
-from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.ledger import Ledger, PoolBooks
 from kvgraft.types import Tier
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class TenantLedger(Ledger):
     __slots__ = ("_fitted", "_granule", "_guarantee", "_limit", "pool", "tenant")
 
     def __init__(self, pool: SharedLedger, tenant: Tenant, granule: int) -> None:
-        Ledger.__init__(self, pool.component, pool.tier, pool.allocator)
+        super().__init__(pool.component, pool.tier, pool.allocator)
         self.pool = pool
         self.tenant = tenant
         self._granule = granule
@@ -204,27 +204,10 @@ class TenantLedger(Ledger):
         return min(self.limit, self.allocator.capacity - others)
 
 
-def _sum_of(term: str) -> Any:
-    """A term of the pool's ledger: it cannot be written."""
-
-    def total(ledger: SharedLedger) -> int:
-        return sum([getattr(each, term) for each in ledger.parts])
-
-    return property(total, doc=f"The tenants' `{term}` together.")
-
-
-class SharedLedger(Ledger):
+class SharedLedger(PoolBooks):
     """The books of a pool that tenants share: the sums of theirs."""
 
     __slots__ = ("_parts",)
-
-    evictable = _sum_of("evictable")
-    pinned = _sum_of("pinned")
-    private = _sum_of("private")
-    in_flight = _sum_of("in_flight")
-    leaving = _sum_of("leaving")
-    promised = _sum_of("promised")
-    lost = _sum_of("lost")
 
     def __init__(
         self,
@@ -234,16 +217,38 @@ class SharedLedger(Ledger):
         tenants: Sequence[Tenant],
         granule: int,
     ) -> None:
-        self.component = component
-        self.tier = tier
-        self.allocator = allocator
-        self.cost: Callable[[Any], int] | None = None
+        super().__init__(component, tier, allocator)
         self._parts = tuple([TenantLedger(self, tenant, granule) for tenant in tenants])
 
     @property
     def parts(self) -> tuple[TenantLedger, ...]:
         """The tenants' ledgers, by index."""
         return self._parts
+
+    @property
+    def evictable(self) -> int:
+        """The tenants' together."""
+        return sum([each.evictable for each in self._parts])
+
+    @property
+    def pinned(self) -> int:
+        """The tenants' together."""
+        return sum([each.pinned for each in self._parts])
+
+    @property
+    def private(self) -> int:
+        """The tenants' together."""
+        return sum([each.private for each in self._parts])
+
+    @property
+    def in_flight(self) -> int:
+        """The tenants' together."""
+        return sum([each.in_flight for each in self._parts])
+
+    @property
+    def promised(self) -> int:
+        """The tenants' together."""
+        return sum([each.promised for each in self._parts])
 
     @property
     def headroom(self) -> int:
@@ -289,7 +294,7 @@ class TenantOrders:
         self._beside = beside
         self._waiting = [0] * len(orders)
 
-    def wrap(self, wrapper: Callable[[Order, Ledger], Order]) -> None:
+    def wrap(self, wrapper: Callable[[Order, PoolBooks], Order]) -> None:
         """Put an order around each of the tenants'."""
         self._orders = [wrapper(*each) for each in zip(self._orders, self._ledgers)]
 

@@ -8,7 +8,7 @@ and candidates right. Where several components are installed none is named: ever
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from kvgraft.errors import ConfigError, ContractViolation
 from kvgraft.policies.lru import LeastRecentlyUsed
@@ -16,8 +16,8 @@ from kvgraft.policies.policy import CLASS_BITS, EvictionPolicy
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree.component import Cause, ComponentShape, TreeComponent, ordered
 from kvgraft.tree.keys import HASH_BYTES, TOKEN_BYTES
-from kvgraft.tree.ledger import Ledger
-from kvgraft.tree.lifetimes import Lifetimes, TermedClass
+from kvgraft.tree.ledger import PoolBooks
+from kvgraft.tree.lifetimes import Lifetimes, Term
 from kvgraft.tree.node import Cell, Node
 from kvgraft.tree.observer import TreeObserver, TreeObservers
 from kvgraft.types import PointKind, Tier
@@ -49,7 +49,8 @@ class Tree:
         policy: that policy.
         clock: the latest stamp: the number of uses so far and, in its low bits, the class of that
             use, see `kvgraft.policies`.
-        use_class: class of the uses that come next, with the term of their data if they have one.
+        use_class: class of the uses that come next.
+        use_term: the term of their data; None if it has none.
         lifetimes: the terms of data; None while no use had any.
         mirrored: components whose DEVICE data HOST can have copies of.
         tenant_of: the tenant of a namespace, as an index of `TreeComponent.devices`.
@@ -67,8 +68,8 @@ class Tree:
         self,
         page_size: int,
         shapes: Sequence[ComponentShape],
-        device: dict[str, Ledger],
-        host: dict[str, Ledger],
+        device: Mapping[str, PoolBooks],
+        host: Mapping[str, PoolBooks],
         *,
         prefix_closed_host: bool = True,
     ) -> None:
@@ -120,6 +121,7 @@ class Tree:
         self._holders: dict[Node, int] = {}
         self.clock = 0
         self.use_class = 0
+        self.use_term: Term | None = None
         self.lifetimes: Lifetimes | None = None
         self.tenant_of: Callable[[object], int] = _one_tenant
         self.asker: int | None = None
@@ -159,8 +161,9 @@ class Tree:
     def tick(self) -> None:
         """Another use begins: its stamp is later than all before, and says its class."""
         self.clock = ((self.clock >> CLASS_BITS) + 1 << CLASS_BITS) + self.use_class
-        if self.lifetimes is not None and isinstance(self.use_class, TermedClass):
-            self.lifetimes.note(self.clock, self.use_class.term)
+        if self.use_term is not None:
+            assert self.lifetimes is not None
+            self.lifetimes.note(self.clock, self.use_term)
 
     # -- nodes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kvgraft.cache import Cache
-from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.ledger import PoolBooks
 from kvgraft.tree.node import Cell, Node
 from kvgraft.types import Tier
 from kvgraft_replay.engine import ReplayEngine
@@ -150,7 +150,7 @@ def _share(part: int, whole: int) -> float:
     return max(0, part) / whole if whole else 0.0
 
 
-def _tier(ledger: Ledger) -> TierOccupancy:
+def _tier(ledger: PoolBooks) -> TierOccupancy:
     counts = ledger.counts()
     return {
         "capacity": counts["capacity"],
