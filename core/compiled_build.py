@@ -23,7 +23,8 @@ SOURCES = "src"
 class CompiledBuild(BuildHookInterface):
     """Adds extension modules to a wheel.
 
-    Settings: `modules`, patterns of the files to compile; `opt-level`, of the C compiler.
+    Settings: `modules`, patterns of the files to compile, and `except`, files among those to leave
+    out; `opt-level`, of the C compiler.
     """
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
@@ -48,9 +49,9 @@ class CompiledBuild(BuildHookInterface):
         from setuptools import Distribution
 
         sources = Path(self.root, SOURCES)
-        patterns = self.config["modules"]
-        files = {str(each.relative_to(sources)) for one in patterns for each in sources.glob(one)}
-        modules = sorted(each for each in files if not each.endswith("__init__.py"))
+        found = {each for pattern in self.config["modules"] for each in sources.glob(pattern)}
+        files = {each.relative_to(sources).as_posix() for each in found}
+        modules = sorted(files.difference(self.config["except"]))
         before = os.getcwd()
         os.chdir(sources)  # module names follow from paths relative to here
         try:

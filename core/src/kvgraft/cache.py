@@ -175,7 +175,7 @@ class Cache:
         self.pending = parts.kind(PendingPages)(
             self.tree, self.points, self.requests, can_wait=not self.leases.never_resumes
         )
-        self._mark = CacheMark(self.pending)
+        self._mark = CacheMark(self)
         self.pages = parts.kind(PageSlots)(self.tree, self.evictor)
         self.states = parts.kind(StateSlots)(self.tree, self.mounted, self.evictor, self.points)
         self.offers = parts.kind(Offers)(self.tree)

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from kvgraft.admission.decision import Decision, Outcome, Shortage, ShortTenant
 from kvgraft.admission.demand import SLACK_PAGES, default_demand, pages_up
+from kvgraft.compiled import mypyc_attr
 from kvgraft.errors import ContractViolation, IntegrityError
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.pools.allocator import SLOT_BYTES
@@ -37,6 +38,7 @@ class Boundaries(Protocol):
         """Whether the DEVICE pools of `name` and others could have so many slots each, at once."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Budget:
     """Admission over the pools of one cache.
 

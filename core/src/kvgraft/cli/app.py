@@ -15,6 +15,7 @@ import importlib_metadata
 import kvgraft
 from kvgraft.cli.check import check
 from kvgraft.cli.components import components
+from kvgraft.cli.doctor import COMMANDS, doctor
 from kvgraft.cli.new_component import new_component
 from kvgraft.cli.new_policy import new_policy
 from kvgraft.cli.storage import storage
@@ -22,8 +23,6 @@ from kvgraft.errors import KvgraftError
 from kvgraft.packages.installing import how_to_install
 
 __all__ = ["main"]
-
-GROUP = "kvgraft.commands"
 
 ADDED_BY = {
     "plan": "plugins/replay",
@@ -38,7 +37,7 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of both, sorted."""
-        added = importlib_metadata.entry_points(group=GROUP).names
+        added = importlib_metadata.entry_points(group=COMMANDS).names
         return sorted({*super().list_commands(ctx), *added})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -46,7 +45,7 @@ class Commands(click.Group):
         own = super().get_command(ctx, cmd_name)
         if own is not None:
             return own
-        for point in importlib_metadata.entry_points(group=GROUP, name=cmd_name):
+        for point in importlib_metadata.entry_points(group=COMMANDS, name=cmd_name):
             try:
                 found: object = point.load()
             except (Exception, SystemExit) as error:  # noqa: BLE001 - raised by another package
@@ -90,6 +89,7 @@ def cli() -> None:
 
 cli.add_command(check)
 cli.add_command(components)
+cli.add_command(doctor)
 cli.add_command(new_component)
 cli.add_command(new_policy)
 cli.add_command(storage)

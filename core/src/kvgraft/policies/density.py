@@ -14,6 +14,7 @@ from heapq import heappop, heappush
 from math import isqrt
 from typing import Any
 
+from kvgraft.compiled import mypyc_attr
 from kvgraft.policies.greedy_dual import GreedyDualQueue
 from kvgraft.policies.policy import (
     CLASS_BITS,
@@ -92,6 +93,7 @@ class Clock:
         return self._generations[max(0, bisect_left(self._stamps, stamp) - 1)]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Density:
     """Expected reuses per stay, learnt per class and age."""
 

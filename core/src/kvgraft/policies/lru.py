@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvgraft.compiled import mypyc_attr
 from kvgraft.policies.policy import Hint, Pool, Use
 from kvgraft.policies.recency import RecencyQueue
 
 __all__ = ["LeastRecentlyUsed"]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class LeastRecentlyUsed:
     """Least recently used first; all requests are of one class."""
 

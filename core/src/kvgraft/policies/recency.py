@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 from typing import Any
 
+from kvgraft.compiled import mypyc_attr
 from kvgraft.policies.policy import CLASS_BITS
 
 __all__ = ["LEFT_BEHIND", "RecencyQueue"]
@@ -25,6 +26,7 @@ they come before all others, and the oldest first among themselves.
 """
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class RecencyQueue:
     """Pairs of stamp and node, smallest stamp first; equal stamps in the order of nodes.
 

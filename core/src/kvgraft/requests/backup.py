@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from kvgraft.compiled import mypyc_attr
 from kvgraft.config import WritePolicy
 from kvgraft.errors import PluginError
 from kvgraft.requests.eviction import Evictor
@@ -24,6 +25,7 @@ SELECTIVE_TOUCHES = 1
 """Hits after which write-through-selective backs a prefix up: the insert is the first touch."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Backups:
     """Starts backups for nodes that a receipt holds, root first."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import NamedTuple
 
+from kvgraft.compiled import mypyc_attr
 from kvgraft.config import WritePolicy
 from kvgraft.errors import PluginError
 from kvgraft.requests.eviction import Evictor
@@ -40,6 +41,7 @@ class _Next(NamedTuple):
     victim: Victim
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class CleanReserve:
     """Under write-back, begins the copies of the next victims of every pool with a HOST mirror.
 

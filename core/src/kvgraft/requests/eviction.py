@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvgraft.compiled import mypyc_attr
 from kvgraft.config import WritePolicy
 from kvgraft.errors import ContractViolation, KvgraftError, TransferError
 from kvgraft.pools.allocator import SLOT_BYTES
@@ -16,6 +17,7 @@ from kvgraft.types import Direction, Tier
 __all__ = ["Evictor"]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Evictor:
     """Evicts for exact shortfalls, one pool at a time.
 

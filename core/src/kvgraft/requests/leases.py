@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 
+from kvgraft.compiled import mypyc_attr
 from kvgraft.config import LoadModel
 from kvgraft.errors import ContractViolation
 from kvgraft.packages.dispatch import Mounted
@@ -39,6 +40,7 @@ class Locks(NamedTuple):
     undo: ExitStack
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Leases:
     """Turns matches into pinned leases on requests.
 

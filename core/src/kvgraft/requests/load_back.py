@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvgraft.compiled import mypyc_attr
 from kvgraft.errors import TransferError
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.leases import Leases
@@ -14,6 +15,7 @@ from kvgraft.types import Direction
 __all__ = ["LoadBacks"]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class LoadBacks:
     """Starts the transfers of admitted requests, and shares those in flight already."""
 

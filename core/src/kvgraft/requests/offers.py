@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from kvgraft.compiled import mypyc_attr
 from kvgraft.requests.parts import Part, StatePart
 from kvgraft.requests.request import Request
 from kvgraft.requests.runs import NO_PAGE, divided, marked, needed_between
@@ -26,6 +27,7 @@ class Going(NamedTuple):
     shared: int
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Offers:
     """Takes what is to be shared out of a request's own slots, for the tree's insert."""
 

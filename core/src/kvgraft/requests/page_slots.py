@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvgraft.compiled import mypyc_attr
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.parts import Part
 from kvgraft.requests.request import Request
@@ -16,6 +17,7 @@ from kvgraft.types import Span
 __all__ = ["PageSlots"]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PageSlots:
     """Moves slots of pages between pools and running requests."""
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from weakref import ref
 
+from kvgraft.compiled import mypyc_attr
 from kvgraft.requests.request import ADMITTED, LEASED, Request
 from kvgraft.requests.resume_points import BRANCH, ResumePoints
 from kvgraft.tree.keys import common_prefix_pages
@@ -48,6 +49,7 @@ class _Shared(NamedTuple):
     pages: int
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PendingPages:
     """Looks through one cache's requests for those that compute what another will need.
 
@@ -152,18 +154,25 @@ class PendingPages:
         return max([page for page in by.points if page <= pages], default=0)
 
 
+class HasPending(Protocol):
+    """A cache, as its mark sees it."""
+
+    @property
+    def pending(self) -> PendingPages: ...
+
+
 class CacheMark:
     """Known to one cache and its requests: tells them apart, and finds what is pending for one.
 
     It does not keep the cache, which a request kept after its end would keep as well.
     """
 
-    __slots__ = ("_pages",)
+    __slots__ = ("_cache",)
 
-    def __init__(self, pages: PendingPages) -> None:
-        self._pages = ref(pages)
+    def __init__(self, cache: HasPending) -> None:
+        self._cache = ref(cache)
 
     def pending(self, request: Request) -> Pending | None:
         """See `Request.pending`."""
-        pages = self._pages()
-        return None if pages is None else pages.find(request)
+        cache = self._cache()
+        return None if cache is None else cache.pending.find(request)

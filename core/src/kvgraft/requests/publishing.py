@@ -5,6 +5,7 @@ Contract: I1 to I12.
 
 from __future__ import annotations
 
+from kvgraft.compiled import mypyc_attr
 from kvgraft.errors import LeaseError
 from kvgraft.requests.backup import Backups
 from kvgraft.requests.leases import Leases, Locks
@@ -26,6 +27,7 @@ BEHIND_TOKENS = 64
 """Tokens left behind while decoding from which on a place in the tree pays."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Publisher:
     """Moves a request's private data into the tree, as it runs and when it ends.
 

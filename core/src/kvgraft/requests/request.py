@@ -250,7 +250,7 @@ class Request:
                 f"{self.key.namespace!r:.60} now; abort it and begin another"
             )
 
-    def pages_short(self, n_tokens: int, page_size: int) -> int:
+    def pages_short(self, n_tokens: object, page_size: int) -> int:
         """Pages the next `n_tokens` tokens need beyond those with slots; 0 or less for none.
 
         Raises:
@@ -260,7 +260,7 @@ class Request:
             n_tokens = whole(n_tokens, "allocate")
         return -(-(self.computed + n_tokens) // page_size) - self.allocated
 
-    def position_after(self, n_tokens: int, page_size: int) -> int:
+    def position_after(self, n_tokens: object, page_size: int) -> int:
         """Where the next `n_tokens` tokens end.
 
         Raises:

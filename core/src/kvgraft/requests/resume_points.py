@@ -11,6 +11,7 @@ import math
 import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from kvgraft.compiled import mypyc_attr
 from kvgraft.errors import ConfigError
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.requests.request import NO_PAGES, Request
@@ -46,6 +47,7 @@ always made; also where it is asked for. Windows alone cost a page more and no p
 NOTHING = range(0)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ResumePoints:
     """Where the requests of one cache leave resume points, and how many they left.
 

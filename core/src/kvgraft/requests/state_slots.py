@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from kvgraft.compiled import mypyc_attr
 from kvgraft.errors import ConfigError
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.packages.hook_results import shown
@@ -26,6 +27,7 @@ InnerStates = Mapping[str, Mapping[int, Sequence["torch.Tensor"]]]
 """Per state component, by boundary in tokens, the planes of its state there."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class StateSlots:
     """Moves slots of states between pools and running requests, and copies their data.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import isfinite
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvgraft.errors import ConfigError
 from kvgraft.requests.request import Request
@@ -48,9 +48,9 @@ class Terms:
         self,
         call: str,
         request: Request,
-        priority: int | None,
-        ttl_requests: int | None,
-        ttl_s: float | None,
+        priority: Any,
+        ttl_requests: Any,
+        ttl_s: Any,
     ) -> None:
         """Note what is asked for; what is None stays as it was.
 

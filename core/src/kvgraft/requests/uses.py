@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from kvgraft.errors import ConfigError, ContractViolation
 from kvgraft.policies.policy import MAX_CLASSES, EvictionPolicy, Hint, Use
 from kvgraft.requests.request import Request
@@ -20,7 +22,7 @@ class Uses:
 
     def __init__(self, tree: Tree, policy: EvictionPolicy) -> None:
         self.tree = tree
-        self.policy = policy
+        self.policy: Any = policy  # its answers are looked at
         self.classifies = policy.classifies
         base = tree.components[0]
         self.allocator = base.device.allocator

@@ -197,6 +197,10 @@ class Node:
             if kind is not None:
                 yield page, kind
 
+    def __hash__(self) -> int:
+        """By identity, as `==` is; a compiled class that has an order has no hash of its own."""
+        return id(self)
+
     def __lt__(self, other: Node) -> bool:
         """Order among equal stamps: shallow first, then older first."""
         return self.end < other.end or (self.end == other.end and self.ident < other.ident)

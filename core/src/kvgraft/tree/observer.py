@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvgraft.compiled import mypyc_attr
 from kvgraft.tree.component import Cause, TreeComponent
 from kvgraft.tree.node import Node
 from kvgraft.types import Tier
@@ -11,6 +12,7 @@ from kvgraft.types import Tier
 __all__ = ["TreeObserver", "TreeObservers"]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class TreeObserver:
     """Told of every change of nodes and data, in order; a subclass overrides the calls it needs.
 

@@ -9,7 +9,9 @@ and candidates right. Where several components are installed none is named: ever
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
+from kvgraft.compiled import mypyc_attr
 from kvgraft.errors import ConfigError, ContractViolation
 from kvgraft.policies.lru import LeastRecentlyUsed
 from kvgraft.policies.policy import CLASS_BITS, EvictionPolicy
@@ -34,6 +36,7 @@ def _one_tenant(namespace: object) -> int:
     return 0
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Tree:
     """One radix tree per namespace over shared pools.
 
@@ -118,7 +121,7 @@ class Tree:
         self.roots: dict[object, Node] = {}
         self.cleared: dict[Node, object] = {}
         self._namespaces: dict[int, object] = {}
-        self._holders: dict[Node, int] = {}
+        self._holders: dict[int, int] = {}
         self.clock = 0
         self.use_class = 0
         self.use_term: Term | None = None
@@ -142,7 +145,7 @@ class Tree:
         if len(observers) == 1:
             (self.observer,) = observers
 
-    def component(self, name: str) -> TreeComponent:
+    def component(self, name: Any) -> TreeComponent:
         """The books of a component.
 
         Raises:
@@ -190,21 +193,21 @@ class Tree:
     def hold(self, namespace: object) -> Node:
         """A request works in `namespace`: its root stays, even if all below it is evicted (T1)."""
         root = self.root(namespace)
-        self._holders[root] = self._holders.get(root, 0) + 1
+        self._holders[root.ident] = self._holders.get(root.ident, 0) + 1
         return root
 
     def let_go(self, root: Node) -> None:
         """They ended; an empty namespace that nobody works in leaves nothing behind."""
-        left = self._holders[root] - 1
+        left = self._holders[root.ident] - 1
         if left:
-            self._holders[root] = left
+            self._holders[root.ident] = left
             return
-        del self._holders[root]
+        del self._holders[root.ident]
         if root.children is None:
             self._forget_empty(root)
 
     def _forget_empty(self, root: Node) -> None:
-        if root.children is None and root not in self._holders:
+        if root.children is None and root.ident not in self._holders:
             namespace = self._namespaces.pop(root.ident)
             if root in self.cleared:
                 del self.cleared[root]

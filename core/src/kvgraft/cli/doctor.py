@@ -1,0 +1,126 @@
+"""`kvgraft doctor`: the installation in one page, and what of it cannot be used."""
+
+from __future__ import annotations
+
+import json
+import platform
+import resource
+import sys
+from typing import Any
+
+import click
+import importlib_metadata
+from rich.table import Table
+from rich.text import Text
+
+import kvgraft
+from kvgraft.cli.console import OutputConsole
+from kvgraft.compiled import is_compiled
+from kvgraft.contract import API_VERSION
+from kvgraft.errors import ConfigError
+from kvgraft.packages.policies import policy_names
+from kvgraft.packages.registry import discover
+from kvgraft.sizes import format_nbytes
+from kvgraft.storage import discover_storage, open_existing_storage
+
+__all__ = ["doctor"]
+
+COMMANDS = "kvgraft.commands"
+"""Entry points of this group are subcommands of other distributions."""
+
+Rows = dict[str, Any]
+
+
+@click.command()
+@click.argument("stores", metavar="[URL]...", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def doctor(stores: tuple[str, ...], *, as_json: bool) -> None:
+    """Say what is installed here, and whether it can be used.
+
+    Versions, the build that is loaded, devices, packages, limits of this process, and whether the
+    stores at each URL can be reached. Exits with 1 if a package cannot be used, or a store cannot
+    be reached.
+    """
+    report: dict[str, Rows] = {
+        "versions": _versions(),
+        "devices": _devices(),
+        "components": {each.name: each.status for each in discover()},
+        "policies": dict.fromkeys(policy_names(), "ok"),
+        "storage backends": {each.name: each.problem or "ok" for each in discover_storage()},
+        "commands": _commands(),
+        "stores": {url: _reached(url) for url in stores},
+        "limits": _limits(),
+    }
+    if as_json:
+        click.echo(json.dumps(report, indent=2))
+    else:
+        _print(report)
+    checked = ("components", "storage backends", "stores")
+    if any(status != "ok" for part in checked for status in report[part].values()):
+        sys.exit(1)
+
+
+def _versions() -> Rows:
+    return {
+        "kvgraft": kvgraft.__version__,
+        "build": "compiled" if is_compiled() else "plain",
+        "component API": API_VERSION,
+        "Python": f"{platform.python_version()}, {platform.platform()}",
+        "torch": importlib_metadata.version("torch"),
+    }
+
+
+def _devices() -> Rows:
+    """Name and memory of every device that torch can use."""
+    import torch
+
+    found: Rows = {"cpu": f"{torch.get_num_threads()} threads"}
+    for index in range(torch.cuda.device_count()):
+        its = torch.cuda.get_device_properties(index)
+        found[f"cuda:{index}"] = f"{its.name}, {format_nbytes(its.total_memory)}"
+    return found
+
+
+def _commands() -> Rows:
+    points = importlib_metadata.entry_points(group=COMMANDS)
+    return {each.name: each.dist.name for each in points if each.dist is not None}
+
+
+def _reached(url: str) -> str:
+    """`"ok"`, or why the store cannot be used."""
+    try:
+        store = open_existing_storage(url)
+    except ConfigError as error:
+        return str(error)
+    try:
+        store.stats()
+    except OSError as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        store.close()
+    return "ok"
+
+
+def _limits() -> Rows:
+    """Limits of this process that caches run into: None where there is none."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    none = resource.RLIM_INFINITY
+    return {
+        "open files and sockets": None if descriptors == none else descriptors,
+        "locked memory in bytes": None if locked == none else locked,
+    }
+
+
+def _print(report: dict[str, Rows]) -> None:
+    console = OutputConsole()
+    table = Table(show_header=False)
+    for _ in range(3):
+        table.add_column(overflow="fold")
+    for part, rows in report.items():
+        for position, (name, value) in enumerate(rows.items()):
+            last = position == len(rows) - 1
+            told = "no limit" if value is None else f"{value:,}" if type(value) is int else value
+            table.add_row("" if position else part, name, Text(told), end_section=last)
+    console.widen(table)
+    console.print(table)
