@@ -14,7 +14,7 @@ FITTING := import re, sys; print(*(each for each in sys.argv[1:] if sys.version_
 DISTS  := $(shell $(firstword $(wildcard $(PY)) $(PYTHON)) -c '$(FITTING)' $(ALL))
 EXTRAS := './plugins/observe[prometheus,kv-events,opentelemetry]' $(if $(filter plugins/mooncake,$(DISTS)),'./plugins/mooncake[cpu]') \
   $(if $(filter plugins/transformers,$(DISTS)),'./plugins/transformers[serve]' './plugins/transformers[grammar]')
-BUILD  := 'hatchling>=1.27' editables
+BUILD  := 'hatchling>=1.27' editables setuptools
 TOOLS  := pytest hypothesis pytest-xdist pytest-timeout ruff mypy 'scriv[toml]' twine httpx openai 'moto[server]' opentelemetry-sdk
 DOCTOOLS := mkdocs-material 'mkdocstrings[python]'
 PIP    := $(PY) -m pip --disable-pip-version-check
@@ -40,7 +40,7 @@ DYNAMO := $(call named,dynamo-1.6,$(DYNAMO_NEEDS))
 FILES_S ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check long examples fuzz mutants nightly test-engines test-vllm test-sglang test-engine-files docs bench build changelog clean
+.PHONY: help setup demo test check long examples fuzz mutants nightly test-engines test-vllm test-sglang test-engine-files docs bench build build-plain compiled test-compiled changelog clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-18s %s\n", $$1, $$2}' Makefile
@@ -145,11 +145,28 @@ bench: setup ## run every script in benchmarks/
 	@set -e; for script in $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py)); do \
 	  echo "== $$script"; $(PY) $$script; done
 
-build: setup ## build a wheel and an sdist of every distribution into dist/ and check them
+# the core of the compiled build, unpacked: in front of the path it stands for the one in .venv
+COMPILED := build/compiled
+# those that need no class of the core to be patched; tests/commands.py marks the others among them
+COMPILED_TESTS := tests/tree tests/admission tests/transfers tests/model tests/regressions
+
+compiled: setup ## compile the core into build/compiled; needs a C compiler
+	rm -rf $(COMPILED)
+	cd core && HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 $(abspath $(PY)) -m hatchling build -t wheel -d $(abspath $(COMPILED)) >/dev/null
+	$(PIP) install -q --no-deps --no-index --target $(COMPILED) $(COMPILED)/kvgraft-*.whl
+
+test-compiled: compiled ## run the tests of the compiled core, except the long ones
+	PYTHONPATH=$(abspath $(COMPILED)) $(PY) -m pytest -m 'not long' $(PYTEST_ARGS) $(COMPILED_TESTS)
+
+build-plain: setup ## build a wheel and an sdist of every distribution into dist/ and check them
 	rm -f $(DIST)/kvgraft*.whl $(DIST)/kvgraft*.tar.gz
 	@set -e; for each in $(ALL); do \
 	  (cd $$each && $(abspath $(PY)) -m hatchling build -d $(abspath $(DIST))) >/dev/null; done
 	$(PY) -m twine check --strict $(DIST)/kvgraft*
+
+build: build-plain compiled ## the same, and a compiled wheel of the core for this platform
+	cp $(COMPILED)/kvgraft-*.whl $(DIST)
+	$(PY) -m twine check --strict $(DIST)/kvgraft-*-linux_*.whl
 
 changelog: setup ## move the fragments of changes/ into CHANGELOG.md; VERSION=0.2.0
 	$(PY) -m scriv collect --version $(or $(VERSION),$(error give the version: make changelog VERSION=0.2.0))

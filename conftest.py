@@ -39,6 +39,16 @@ settings.register_profile(
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests that patch the core where it is compiled."""
+    from kvgraft.compiled import is_compiled
+
+    if is_compiled():
+        for item in items:
+            if item.get_closest_marker("plain_build"):
+                item.add_marker(pytest.mark.skip(reason="needs the plain build: patches the core"))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def examples_do_not_depend_on_imports() -> Iterator[None]:
     """A test draws the same examples alone as among all others."""

@@ -20,6 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     (
         "errors",
         "types",
+        "compiled",
         "contract",
         "config",
         "files",

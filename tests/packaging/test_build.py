@@ -35,9 +35,9 @@ for source in sys.argv[2:]:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that `make build` filled and checked."""
+    """The folder that `make build-plain` filled and checked."""
     directory = tmp_path_factory.mktemp("built")
-    target = ("build", "STAMP=", f"PY={sys.executable}", f"DIST={directory}")
+    target = ("build-plain", "STAMP=", f"PY={sys.executable}", f"DIST={directory}")
     done = run("make", "--no-print-directory", *target, cwd=ROOT, **ALONE)
     assert done.returncode == 0, done.stdout + done.stderr
     return directory
@@ -50,13 +50,13 @@ def by_distribution(paths: Iterable[Path]) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def wheels(built: Path) -> dict[str, Path]:
-    """The wheels that `make build` made."""
+    """The wheels that `make build-plain` made."""
     return by_distribution(built.glob("*.whl"))
 
 
 @pytest.fixture(scope="module")
 def sdists(built: Path) -> dict[str, Path]:
-    """The sdists that `make build` made."""
+    """The sdists that `make build-plain` made."""
     return by_distribution(built.glob("*.tar.gz"))
 
 

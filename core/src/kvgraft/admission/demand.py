@@ -9,12 +9,14 @@ the two; never the window twice.
 
 from __future__ import annotations
 
+from typing import Final
+
 from kvgraft.tree.component import TreeComponent
 from kvgraft.types import Demand, DemandQuery
 
 __all__ = ["SLACK_PAGES", "default_demand", "pages_up"]
 
-SLACK_PAGES = 1
+SLACK_PAGES: Final = 1
 """Pages kept beyond the computed need, so that one token more than foreseen has its page (A1)."""
 
 

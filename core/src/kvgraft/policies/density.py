@@ -12,7 +12,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from math import isqrt
-from typing import Any
+from typing import Any, Final
 
 from kvgraft.compiled import mypyc_attr
 from kvgraft.policies.greedy_dual import GreedyDualQueue
@@ -34,22 +34,23 @@ from kvgraft.types import Tier
 
 __all__ = ["Density", "DensityOrder"]
 
-AGAIN, RETURNING = 1, 2
+AGAIN: Final = 1
+RETURNING: Final = 2
 HINTS = {Hint.CONTINUES: 4, Hint.TURN_ENDED: 8, Hint.OVER: 12}
-HINT_BITS = 12
-PACE_SHIFT = 4
+HINT_BITS: Final = 12
+PACE_SHIFT: Final = 4
 """Bits above hold one more than the bin of the pace; 0 where there is none."""
 
-COARSER = (AGAIN | RETURNING, ~HINT_BITS)
+COARSER: Final = (AGAIN | RETURNING, ~HINT_BITS)
 """Bits of the coarser classes, see `Rates`: the prompt's, and those with the pace."""
 
-LEARN_EVERY = 400
+LEARN_EVERY: Final = 400
 """Requests between two computations of the scores."""
 
-AGE_EVERY = 100
+AGE_EVERY: Final = 100
 """Requests between two counts of prefixes that grew older; at first, also between computations."""
 
-GENERATIONS_KEPT = 1 << 15
+GENERATIONS_KEPT: Final = 1 << 15
 """Generations whose stamps are known exactly; of older ones every other is forgotten."""
 
 NOTHING_LEARNT = [0.0] * N_BINS

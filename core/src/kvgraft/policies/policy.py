@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from kvgraft.types import Tier
 
@@ -21,12 +21,12 @@ __all__ = [
     "class_of",
 ]
 
-CLASS_BITS = 8
+CLASS_BITS: Final = 8
 """Low bits of a stamp that hold the class of the use; the bits above count uses."""
 
-MAX_CLASSES = 1 << CLASS_BITS
+MAX_CLASSES: Final = 1 << CLASS_BITS
 
-PIECE_TOKENS = 1024
+PIECE_TOKENS: Final = 1024
 """Prefixes that are multiples of so many tokens have checksums, see `prefix_sums`."""
 
 

@@ -8,21 +8,22 @@ likely data of a class comes back at an age.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from typing import Final
 
 from kvgraft.policies.policy import PIECE_TOKENS
 
 __all__ = ["N_BINS", "OLDEST", "YOUNGEST", "Prefixes", "Trail", "Visit", "bin_of", "bin_width"]
 
-SAMPLED = 15
+SAMPLED: Final = 15
 """A prefix whose checksum ends in these bits as zeros is learnt from."""
 
-REMEMBERED_CAPACITIES = 8
+REMEMBERED_CAPACITIES: Final = 8
 """The directory holds as many prefixes as so many times the largest pool has tokens for."""
 
-N_BINS = 14
+N_BINS: Final = 14
 """Bins of age, each twice as wide as the one before; the last one is open."""
 
-UNITS = 64
+UNITS: Final = 64
 """Bins of the width of the first one that make the base pool's capacity."""
 
 YOUNGEST = [0 if number == 0 else 1 << number - 1 for number in range(N_BINS)]

@@ -15,12 +15,13 @@ the pool has (Little's law).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from kvgraft.policies.prefixes import N_BINS, Prefixes, bin_width
 
 __all__ = ["Rates"]
 
-PRIOR_REQUESTS = 40
+PRIOR_REQUESTS: Final = 40
 """How many requests the coarser class counts for."""
 
 WIDTHS = [float(bin_width(number)) for number in range(N_BINS)]

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
-from typing import Any
+from typing import Any, Final
 
 from kvgraft.compiled import mypyc_attr
 from kvgraft.policies.policy import CLASS_BITS
 
 __all__ = ["LEFT_BEHIND", "RecencyQueue"]
 
-SPAN_BITS = CLASS_BITS + 6
+SPAN_BITS: Final = CLASS_BITS + 6
 """Stamps per span as a power of two: enough to share a list, few enough to order quickly."""
 
-LEFT_BEHIND = 1 << 62
+LEFT_BEHIND: Final = 1 << 62
 """Taken off the stamp of data that a running request left behind (I9). Such stamps are negative:
 they come before all others, and the oldest first among themselves.
 """

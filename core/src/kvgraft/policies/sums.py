@@ -6,13 +6,15 @@ before, so that it names the whole prefix.
 
 from __future__ import annotations
 
+from typing import Final
+
 import xxhash
 
 from kvgraft.policies.policy import PIECE_TOKENS, Use
 
 __all__ = ["prefix_sums"]
 
-PIECE_BYTES = PIECE_TOKENS * 4
+PIECE_BYTES: Final = PIECE_TOKENS * 4
 
 
 def prefix_sums(use: Use, n_tokens: int) -> list[int]:

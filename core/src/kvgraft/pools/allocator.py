@@ -7,6 +7,7 @@ per node and component, split and joined with slices, turned into an index tenso
 from __future__ import annotations
 
 from array import array
+from typing import Final
 
 import numpy as np
 
@@ -14,10 +15,10 @@ from kvgraft.errors import ConfigError, ContractViolation
 
 __all__ = ["SLOT_BYTES", "SlotAllocator"]
 
-SLOT_BYTES = 4
+SLOT_BYTES: Final = 4
 """Bytes of one slot number (int32)."""
 
-FRESH_AT_ONCE = 4096
+FRESH_AT_ONCE: Final = 4096
 """Slots written down at a time, at least."""
 
 

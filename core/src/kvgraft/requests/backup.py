@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Final
 
 from kvgraft.compiled import mypyc_attr
 from kvgraft.config import WritePolicy
@@ -21,7 +22,7 @@ __all__ = ["Backups"]
 
 logger = logging.getLogger("kvgraft")
 
-SELECTIVE_TOUCHES = 1
+SELECTIVE_TOUCHES: Final = 1
 """Hits after which write-through-selective backs a prefix up: the insert is the first touch."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kvgraft.compiled import mypyc_attr
 from kvgraft.config import WritePolicy
@@ -22,10 +22,10 @@ __all__ = ["RESERVE_SHARE", "CleanReserve"]
 
 logger = logging.getLogger("kvgraft")
 
-RESERVE_SHARE = 16
+RESERVE_SHARE: Final = 16
 """The usual share: more is copied in vain, less is used up between two steps."""
 
-STEPS = 4
+STEPS: Final = 4
 """Steps in which an empty reserve is filled: this bounds the copies that one step begins."""
 
 

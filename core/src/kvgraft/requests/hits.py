@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kvgraft.requests.request import Request
 from kvgraft.stats import PoolShare, SlotHits, TenantStats, TenantTokens
@@ -16,7 +16,7 @@ from kvgraft.types import Span
 __all__ = ["HitCounts", "Loaded", "TenantHitCounts", "tenant_stats"]
 
 
-ANCHORS_AT_ONCE = 256
+ANCHORS_AT_ONCE: Final = 256
 """Anchors whose slots are counted in bulk."""
 
 

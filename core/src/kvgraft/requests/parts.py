@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
+from typing import Final
 
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.account import Account
@@ -32,7 +33,8 @@ class Due(enum.Enum):
     """The last boundary passed while decoding that is worth a copy."""
 
 
-POINT, DECODED = Due.POINT, Due.DECODED
+POINT: Final = Due.POINT
+DECODED: Final = Due.DECODED
 """As globals: before Python 3.12 an enum's attribute takes ten times as long to read."""
 
 

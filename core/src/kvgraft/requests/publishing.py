@@ -5,6 +5,8 @@ Contract: I1 to I12.
 
 from __future__ import annotations
 
+from typing import Final
+
 from kvgraft.compiled import mypyc_attr
 from kvgraft.errors import LeaseError
 from kvgraft.requests.backup import Backups
@@ -23,7 +25,7 @@ from kvgraft.tree.tree import Tree
 __all__ = ["Publisher"]
 
 
-BEHIND_TOKENS = 64
+BEHIND_TOKENS: Final = 64
 """Tokens left behind while decoding from which on a place in the tree pays."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kvgraft.errors import ConfigError, LeaseError
 from kvgraft.policies.policy import Hint, Use
@@ -54,7 +54,9 @@ class Stage(enum.Enum):
     """Finished, aborted or retracted; it owns nothing."""
 
 
-LEASED, ADMITTED, CLOSED = Stage.LEASED, Stage.ADMITTED, Stage.CLOSED
+LEASED: Final = Stage.LEASED
+ADMITTED: Final = Stage.ADMITTED
+CLOSED: Final = Stage.CLOSED
 """The names to use: before Python 3.12 an enum's attribute takes ten times as long to read."""
 
 NEXT_CALL = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kvgraft.errors import ConfigError
 from kvgraft.requests.request import Request
@@ -14,7 +14,7 @@ from kvgraft.tree.tree import Tree
 
 __all__ = ["MOST_PRIORITY", "Terms", "Wanted"]
 
-MOST_PRIORITY = 8
+MOST_PRIORITY: Final = 8
 """Priorities are from -8 to 8; each in use costs an order of candidates per pool."""
 
 

@@ -7,7 +7,7 @@ the meantime are kept, and nothing is hung below a gap (B1).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ from kvgraft.types import Tier
 
 __all__ = ["Arrival", "arrive"]
 
-NODES_AT_ONCE = 64
+NODES_AT_ONCE: Final = 64
 """Nodes that one call takes at most, however short they are."""
 
 

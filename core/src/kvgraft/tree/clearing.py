@@ -8,6 +8,7 @@ waits for a large tree; who needs room meanwhile takes it from them first.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree.ledger import PoolBooks
@@ -16,7 +17,7 @@ from kvgraft.tree.tree import Tree
 
 __all__ = ["SLICE", "Sweeper", "held_slots"]
 
-SLICE = 512
+SLICE: Final = 512
 """Most steps of one call, each of about 5 µs; a node takes two."""
 
 

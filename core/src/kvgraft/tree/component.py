@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from kvgraft.errors import ConfigError, ContractViolation
 from kvgraft.policies.policy import Order
@@ -14,7 +14,7 @@ from kvgraft.tree.ledger import PoolBooks
 from kvgraft.tree.node import BEHIND, CLEAN, DOUBLE, ON_DEVICE, ON_HOST, Node
 from kvgraft.types import Kind, Span, Tier
 
-PLACES = (ON_DEVICE, ON_HOST, BEHIND, CLEAN, DOUBLE)
+PLACES: Final = (ON_DEVICE, ON_HOST, BEHIND, CLEAN, DOUBLE)
 """The queues that a cell may have an entry in, as in `Cell.queued`."""
 
 __all__ = ["Cause", "ComponentShape", "TreeComponent", "ordered"]

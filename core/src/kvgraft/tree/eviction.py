@@ -9,7 +9,7 @@ component and tier, see `kvgraft.policies.recency`.
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kvgraft.policies.policy import EvictionPolicy
 from kvgraft.pools.allocator import SLOT_BYTES
@@ -45,7 +45,7 @@ class Victim(NamedTuple):
     at_leaf: bool
 
 
-COST_UNIT = 1024
+COST_UNIT: Final = 1024
 """The cost of computing a page again, for each page whose loss makes it necessary."""
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kvgraft.policies.recency import LEFT_BEHIND
 from kvgraft.pools.allocator import SLOT_BYTES
@@ -23,10 +23,10 @@ from kvgraft.types import PointKind
 __all__ = ["NO_STATES", "Holding", "Inserted", "Run", "insert"]
 
 
-LONGEST_LEAF_BYTES = 4096 * TOKEN_BYTES
+LONGEST_LEAF_BYTES: Final = 4096 * TOKEN_BYTES
 """Key bytes from which on a leaf grows no more: growing copies it."""
 
-FEW_RUNS = 4
+FEW_RUNS: Final = 4
 """Runs that are looked through faster than searched."""
 
 NO_STATES: dict[int, bytes] = {}

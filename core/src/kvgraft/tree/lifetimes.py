@@ -12,7 +12,7 @@ from bisect import insort
 from collections.abc import Callable, Iterator
 from functools import partial
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kvgraft.policies.policy import CLASS_BITS, Order
 from kvgraft.tree.ledger import PoolBooks
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 __all__ = ["EXPIRED", "Levels", "Lifetimes", "Term", "use_lifetimes"]
 
-EXPIRED = -1 << 16
+EXPIRED: Final = -1 << 16
 """The level of data whose time is over: below every priority."""
 
-FEWEST_TERMS = 1024
+FEWEST_TERMS: Final = 1024
 """Uses with terms from which on those that no data is of any more are forgotten."""
 
 

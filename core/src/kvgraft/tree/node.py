@@ -7,7 +7,7 @@ nothing: where coverage changes, the tree splits the node, so no operation looks
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kvgraft.types import PointKind
 
@@ -26,13 +26,13 @@ __all__ = [
     "PageNames",
 ]
 
-ON_DEVICE = 1
-ON_HOST = 2
-BEHIND = 4
-CLEAN = 8
-DOUBLE = 16
+ON_DEVICE: Final = 1
+ON_HOST: Final = 2
+BEHIND: Final = 4
+CLEAN: Final = 8
+DOUBLE: Final = 16
 
-KINDS = (None, *PointKind)
+KINDS: Final = (None, *PointKind)
 """Kinds of resume points by their codes in `Node.points`."""
 
 CODES = {kind: bytes([code]) for code, kind in enumerate(KINDS) if kind is not None}

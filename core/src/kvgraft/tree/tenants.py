@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kvgraft.errors import ConfigError
 from kvgraft.policies.policy import EvictionPolicy, Order
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SharedLedger", "Tenant", "TenantLedger", "TenantOrders", "Tenants", "share_orders"]
 
-ROUNDING = 1e-6
+ROUNDING: Final = 1e-6
 """Slots by which a share of a pool may be too small for want of digits: 0.29 of 100 is 29."""
 
 
