@@ -502,8 +502,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "pages that arrive change places": BadCore(
         ("S5", "S9", "S4"),
         "tree/arriving.py",
-        "arrival.slots[component.index][pages].tobytes()",
-        "arrival.slots[component.index][pages][::-1].tobytes()",
+        "arrival.slots[component.index][first:last].tobytes()",
+        "arrival.slots[component.index][first:last][::-1].tobytes()",
     ),
     "a prefetch keeps its unpublished slots": BadCore(
         ("S5", "T8", "R2"),

@@ -22,7 +22,13 @@ else:
         return lambda kind: kind
 
 
-__all__ = ["is_compiled", "mypyc_attr"]
+__all__ = ["fields_of", "is_compiled", "mypyc_attr"]
+
+
+def fields_of(kind: type) -> tuple[str, ...]:
+    """Names of the attributes that a class with slots, or a compiled one, declares."""
+    declared: tuple[str, ...] = getattr(kind, "__mypyc_attrs__", getattr(kind, "__slots__", ()))
+    return declared
 
 
 def is_compiled() -> bool:

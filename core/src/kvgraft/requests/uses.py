@@ -65,7 +65,7 @@ class Uses:
             raise self._failed("admitted", error) from error
         request.use_counted = True
 
-    def finish(self, request: Request, hint: Hint | str | None) -> None:
+    def finish(self, request: Request, hint: object) -> None:
         """The request ends; what it leaves is of the class that the policy says now.
 
         Raises:
@@ -106,7 +106,7 @@ class Uses:
         return use
 
 
-def expect_hint(call: str, hint: Hint | str) -> Hint:
+def expect_hint(call: str, hint: object) -> Hint:
     """The hint of that name.
 
     Raises:

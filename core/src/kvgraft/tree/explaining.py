@@ -226,10 +226,10 @@ def ranked(tree: Tree, order: Order, stamp: int) -> tuple[str, float | None]:
     Raises:
         ContractViolation: K1, it cannot say.
     """
-    words: Any  # a policy of others gives anything
-    score: Any
+    policy: Any = tree.policy  # one of others gives anything
+    asked: Any = order
     try:
-        words, score = tree.policy.describe(class_of(stamp)), order.score(stamp)
+        words, score = policy.describe(class_of(stamp)), asked.score(stamp)
     except Exception as error:  # noqa: BLE001 - whatever a policy of others raises
         said = f"{type(error).__name__}: {error}"
     else:

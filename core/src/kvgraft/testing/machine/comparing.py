@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from kvgraft.cache import Cache
+from kvgraft.compiled import fields_of
 from kvgraft.requests.parts import Part, StatePart
 from kvgraft.requests.request import Request
 from kvgraft.testing.machine.judging import Judge
@@ -30,9 +31,9 @@ LEASE = frozenset(
 
 def plain(request: Request) -> dict[str, Any]:
     """Everything a request says of itself and holds, as values that compare."""
-    own = [name for name in Request.__slots__ if not name.endswith("parts")]
+    own = [name for name in fields_of(Request) if not name.endswith("parts")]
     fields = {name: _plain(getattr(request, name)) for name in own}
-    for name in (*Part.__slots__, *StatePart.__slots__):
+    for name in dict.fromkeys((*fields_of(Part), *fields_of(StatePart))):
         if name not in ("component", "demand"):  # the demand is the last decision's
             fields[name] = tuple(_plain(getattr(part, name, None)) for part in request.parts)
     return fields
@@ -52,7 +53,7 @@ def _plain(value: Any) -> Any:
         return tuple((key, _plain(item)) for key, item in value.items())
     if isinstance(value, (list, tuple)):
         return tuple(_plain(item) for item in value)
-    slots = getattr(type(value), "__slots__", ())
+    slots = fields_of(type(value))
     if slots and not isinstance(value, enum.Enum):
         return tuple((name, _plain(getattr(value, name))) for name in slots)
     return value
