@@ -58,6 +58,7 @@ def serve_two_tenants_and_make_room(keeping: Keeping = BY_NAMESPACE) -> None:
     harness.close()
 
 
+@pytest.mark.plain_build
 def test_a_tree_that_gives_uses_no_class_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     serve_two_tenants_and_make_room()
     ticks = Tree.tick
@@ -71,6 +72,7 @@ def test_a_tree_that_gives_uses_no_class_is_found_out(monkeypatch: pytest.Monkey
         serve_two_tenants_and_make_room()
 
 
+@pytest.mark.plain_build
 def test_an_order_that_forgets_priorities_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     serve_two_tenants_and_make_room(BY_PRIORITY)
     monkeypatch.setattr(Lifetimes, "of", lambda lifetimes, stamp: None)

@@ -53,6 +53,7 @@ def test_a_use_of_a_node_is_a_use_of_its_prefix() -> None:
     use_a_prefix_through_its_continuation()
 
 
+@pytest.mark.plain_build
 def test_recency_that_is_not_lifted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     recency_is_not_lifted(monkeypatch)
     with pytest.raises(ContractViolation, match="data that was to leave before stayed"):
@@ -138,6 +139,7 @@ def test_data_on_host_goes_if_the_demotion_of_its_base_fails_in_a_later_call(
     harness.close()
 
 
+@pytest.mark.plain_build
 @pytest.mark.parametrize("name", HANGING)
 def test_data_on_host_that_goes_though_its_base_was_demoted_is_found(
     name: str, monkeypatch: pytest.MonkeyPatch

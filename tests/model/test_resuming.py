@@ -70,6 +70,7 @@ def test_windows_of_finished_conversations_outlive_the_leavings_of_a_long_prompt
     windows_outlive_a_long_prompt(page_size)
 
 
+@pytest.mark.plain_build
 def test_windows_pushed_out_by_a_long_prompt_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Data left behind counts as used, so that older windows leave before it."""
     monkeypatch.setattr(inserting, "LEFT_BEHIND", 0)
@@ -91,6 +92,7 @@ def test_an_identical_prompt_resumes_at_its_last_page_however_long_the_answer_wa
     harness.close()
 
 
+@pytest.mark.plain_build
 def test_a_decode_that_drops_data_of_points_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PageSlots, "is_worth_keeping", lambda self, request, page: False)
     monkeypatch.setattr(PageSlots, "has_promise_left", lambda self, parts, pages: False)

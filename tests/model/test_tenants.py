@@ -36,12 +36,14 @@ def test_a_tenant_keeps_its_guarantee() -> None:
     flood()
 
 
+@pytest.mark.plain_build
 def test_a_core_that_takes_guaranteed_data_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TenantLedger, "over", property(lambda ledger: ledger.used))
     with pytest.raises(ContractViolation, match=r"K4.*it had borrowed"):
         flood()
 
 
+@pytest.mark.plain_build
 def test_a_core_that_promises_guaranteed_slots_is_found_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

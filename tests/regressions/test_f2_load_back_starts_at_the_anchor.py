@@ -101,6 +101,7 @@ def walk_from_the_last_host_node(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(operations, "load_plan", from_below)
 
 
+@pytest.mark.plain_build
 @pytest.mark.parametrize("name", MIXED)
 @pytest.mark.parametrize("bug", [anchor_at_the_last_host_node, walk_from_the_last_host_node])
 def test_with_the_bug_the_walk_meets_a_node_with_neither_device_nor_host_data(
@@ -213,6 +214,7 @@ def skip_evicted_nodes_on_both_ways(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(pinning, "_unpin", release)
 
 
+@pytest.mark.plain_build
 @pytest.mark.parametrize("name", sorted(SETUPS))
 @pytest.mark.parametrize("bug", [count_evicted_nodes, skip_evicted_nodes_on_both_ways])
 def test_with_the_bug_the_ledger_breaks(
