@@ -18,7 +18,9 @@ NOT_TO_SERVE = (
     *(
         "kvgraft.events.",
         "kvgraft.arena.",
+        "kvgraft.devices.simulated.",
         "kvgraft.transfers.cuda.",
+        "kvgraft.transfers.streams.",
         "kvgraft.scaffold.",
         "kvgraft.cli.",
     ),

@@ -82,13 +82,16 @@ MUTANTS = {
         "B3", streams._Backups._copy_slab, "(part.emptied,) = ", "part.emptied = full; _ = "
     ),
     "a backup is over when it is gathered": _mutant(
-        "B3 R7", streams._Backups.start, "self.stream.record()", "self._gathers.record()"
+        "B3 R7",
+        streams._Backups.start,
+        "[*[self.stream.record()] * len(ticket.layers), *parts]",
+        "[self._gathers.record()] * len(ticket.layers)",
     ),
     "a layer is announced before its copies": _mutant(
         "R7",
         streams._Loads.start,
-        "return self.stream.copy(",
-        "return [self.stream.record()] * len(ticket.layers) + self.stream.copy(",
+        "return _copy(self.stream, ticket)",
+        "return [self.stream.record()] * len(ticket.layers) + _copy(self.stream, ticket)",
     ),
     "a layer is announced with the layer before": _mutant(
         "R7",

@@ -63,10 +63,23 @@ def _options(texts: tuple[str, ...]) -> dict[str, Any]:
     show_default=True,
     help="How hard the state machine looks.",
 )
+@click.option(
+    "--device",
+    type=click.Choice(["cpu", "simulated"]),
+    default="cpu",
+    show_default=True,
+    help="The device of the state machine's caches. The simulated one checks the order of copies.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list instead of lines.")
 @click.option("--all", "show_all", is_flag=True, help="List clauses that do not apply as well.")
 def check(
-    component: str, options: tuple[str, ...], profile: str, *, as_json: bool, show_all: bool
+    component: str,
+    options: tuple[str, ...],
+    profile: str,
+    device: str,
+    *,
+    as_json: bool,
+    show_all: bool,
 ) -> None:
     """Run the contract suite on the installed component NAME.
 
@@ -88,7 +101,7 @@ def check(
     if waiting.is_terminal:
         status.start()
     try:
-        results = _results(name, {**given, **more}, profile)
+        results = _results(name, {**given, **more}, profile, device)
     finally:
         status.stop()
     if as_json:
@@ -110,7 +123,7 @@ def _stop(number: int, frame: object) -> NoReturn:
     sys.exit(128 + number)
 
 
-def _results(name: str, options: dict[str, Any], profile: str) -> list[Result]:
+def _results(name: str, options: dict[str, Any], profile: str, device: str) -> list[Result]:
     """The suite's results, from another process; this one imports nothing of the component."""
     try:
         from kvgraft.testing.process import SuiteProcess, Unusable
@@ -119,7 +132,7 @@ def _results(name: str, options: dict[str, Any], profile: str) -> list[Result]:
             f"the contract suite needs {error.name}; {how_to_install('core[testing]')}"
         ) from error
     try:
-        suite = SuiteProcess(name, options, profile, None)
+        suite = SuiteProcess(name, options, profile, None, device)
     except Unusable as error:
         return [error.result]
     try:

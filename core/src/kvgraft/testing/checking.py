@@ -52,6 +52,7 @@ class Checker(Suite):
             one that is kept counts as a failure.
         clauses: the clauses to check; every registered clause by default.
         changes: names the parts of kvgraft that the component changed; since now by default.
+        device: the device of the state machine's caches, `"cpu"` or `"simulated"`.
 
     Raises:
         ConfigError: an expected failure of a rule that does not exist, or options that the
@@ -68,12 +69,13 @@ class Checker(Suite):
         *,
         clauses: Iterable[Clause] | None = None,
         changes: Told | None = None,
+        device: str = "cpu",
     ) -> None:
         self.clauses = {each.ident: each for each in clauses or CLAUSES.values()}
         self.idents = tuple(self.clauses)
         self.expected = _expectations(expected_failures)
         self.subject = Subject(
-            plugin, _given(options), profile_named(profile), frozenset(self.expected)
+            plugin, _given(options), profile_named(profile), frozenset(self.expected), device
         )
         self._known_cause: tuple[Cause | None] | None = None
         self._changes = changes if changes is not None else seal()

@@ -68,6 +68,7 @@ class SuiteProcess(Suite):
         options: its options, as text or values.
         profile: how hard the state machine looks.
         expected_failures: rules it is known to break, with reasons.
+        device: the device of the state machine's caches.
 
     Raises:
         ConfigError: the component is not installed, or `Checker` refuses the arguments.
@@ -75,7 +76,12 @@ class SuiteProcess(Suite):
     """
 
     def __init__(
-        self, name: str, options: object, profile: object, expected_failures: object
+        self,
+        name: str,
+        options: object,
+        profile: object,
+        expected_failures: object,
+        device: str = "cpu",
     ) -> None:
         expect_installed(name)
         self.name = name
@@ -87,6 +93,7 @@ class SuiteProcess(Suite):
             "options": options,
             "profile": profile,
             "expected_failures": expected_failures,
+            "device": device,
         }
         try:
             hello = self._ask({"name": name, "given": packed(given)}, "when it was started")

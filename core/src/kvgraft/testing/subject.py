@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -44,6 +45,7 @@ class Subject:
         options: its options, as text or values.
         profile: how hard the state machine looks.
         ignored: rules it is known to break; the state machine goes on past them.
+        device: the device of the state machine's caches.
 
     Attributes:
         name: the component's name.
@@ -56,7 +58,9 @@ class Subject:
         options: Mapping[str, Any],
         profile: Profile,
         ignored: frozenset[str] = frozenset(),
+        device: str = "cpu",
     ) -> None:
+        self.device = device
         self.name = plugin.name
         self.plugin = plugin
         self.options = dict(options)
@@ -259,7 +263,11 @@ class Subject:
         """Run the state machine over every component set; see `driven`."""
         found: Drive | None = None
         for setup in self._setups():
-            ran = drive(setup, settings=self.profile.settings(), ignored=ignored)
+            ran = drive(
+                replace(setup, device=self.device),
+                settings=self.profile.settings(),
+                ignored=ignored,
+            )
             found = ran if found is None else found.then(ran)
             if found.violation is not None:
                 break

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from kvgraft.devices.runtime import DeviceRuntime, Event, Purpose
+from kvgraft.devices.runtime import DeviceRuntime, Event, Purpose, Stream
 from kvgraft.errors import TransferError
 from kvgraft.pools.copies import PlaneCopy
 from kvgraft.transfers.engine import Fence, Ticket, fences_of
@@ -33,14 +33,22 @@ N_PARTS = 3
 
 
 class StreamTicket(Ticket):
-    """Progress of one submission, read from its events."""
+    """Progress of one submission, read from its events.
 
-    __slots__ = ("_lane", "events")
+    It ends when all of them have passed, also if it failed: until then its slots are in use.
+
+    Attributes:
+        events: behind each layer, and behind whatever else was submitted for it; None until then.
+        failure: why it will have failed once it ends.
+    """
+
+    __slots__ = ("_lane", "_n_passed", "events", "failure")
 
     def __init__(self, copies: Sequence[PlaneCopy], lane: _Lane) -> None:
         super().__init__(copies)
         self.events: list[Event] | None = None
-        """An event behind each layer; None until the copies are submitted."""
+        self.failure: Exception | None = None
+        self._n_passed = 0
         self._lane = lane
 
     @property
@@ -57,15 +65,14 @@ class StreamTicket(Ticket):
         """The event that a kernel which reads a layer waits for; None if there is nothing to copy.
 
         Raises:
-            TransferError: the copies wait for a fence of the host, which is not reached.
+            TransferError: the copies wait for a fence of the host, or could not be submitted.
         """
         if layer not in self.layers:
             return None
         self._lane.start_reached(None)
-        if self.events is None:
-            raise TransferError(
-                f"layer {layer}: its copy waits for the host; {self.error or 'poll first'}"
-            )
+        if self.events is None or self.failure is not None:
+            reason = self.failure or "its fence is not reached; name an event of the device"
+            raise TransferError(f"layer {layer}: {reason}")
         return self.events[self.layers.index(layer)]
 
     def wait(self, timeout_s: float) -> bool:
@@ -78,29 +85,27 @@ class StreamTicket(Ticket):
             self._look(timeout_s, self.layers.index(layer) + 1)
         super().wait_layer(layer, 0)
 
-    def _look(self, timeout_s: float | None, n_layers: int | None = None) -> bool:
+    def _look(self, timeout_s: float | None, n_events: int | None = None) -> bool:
         """Take in events that passed, waiting if there is a time for it; whether all ended."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
         self._lane.start_reached(self if timeout_s else None, timeout_s or 0.0)
         if self.events is None or self._done:
             return self._done
-        try:
-            while self.layers_done < len(
-                self.events if n_layers is None else self.events[:n_layers]
-            ):
-                event = self.events[self.layers_done]
+        for event in self.events[self._n_passed : n_events]:
+            try:
                 if end is None:
                     passed = event.done()
                 else:
                     passed = event.wait(max(0.0, end - time.monotonic()))
-                if not passed:
-                    return False
+            except Exception as error:  # noqa: BLE001 - the ticket carries the error
+                self.failure, passed = self.failure or error, True
+            if not passed:
+                return False
+            self._n_passed += 1
+            if self.failure is None and self.layers_done < len(self.layers):
                 self.finish_layer()
-        except Exception as error:  # noqa: BLE001 - the ticket carries the error
-            self.finish(error)
-            return True
-        if self.layers_done == len(self.events):
-            self.finish()
+        if self._n_passed == len(self.events):
+            self.finish(self.failure)
         return self._done
 
 
@@ -110,10 +115,14 @@ class StreamTransferEngine:
     A copy starts behind the work that the submitting thread gave the device before, and behind its
     fence. Events of the device are waited for there; other fences by the host, when it polls.
 
+    Its tickets are of the class `kind`.
+
     Args:
         runtime: the device.
         fence_timeout_s: how long a copy waits for a fence of the host before it fails.
     """
+
+    kind: type[StreamTicket] = StreamTicket
 
     def __init__(self, runtime: DeviceRuntime, fence_timeout_s: float = 60.0) -> None:
         self.runtime = runtime
@@ -124,7 +133,7 @@ class StreamTransferEngine:
         """Submit the copies to the device; see `TransferEngine.submit`."""
         is_backup = bool(copies) and copies[0].source.device == self.runtime.device
         lane = self._backups if is_backup else self._loads
-        ticket = StreamTicket(copies, lane)
+        ticket = self.kind(copies, lane)
         lane.add(ticket, fence)
         return ticket
 
@@ -162,8 +171,7 @@ class _Lane:
                 fences.append(each)
         until = time.monotonic() + self._fence_timeout_s
         self._held.append(_Held(ticket, tuple(events), tuple(fences), until))
-        if not fences:
-            self.start_reached(None)
+        self.start_reached(None)
 
     def start_reached(self, ticket: StreamTicket | None, timeout_s: float = 0.0) -> None:
         """Submit what waits no more, oldest first; wait for the fences before `ticket`'s end."""
@@ -182,17 +190,23 @@ class _Lane:
                         )
                 held.ticket.events = self.start(held.ticket, held.behind)
             except Exception as error:  # noqa: BLE001 - the ticket carries the error
-                held.ticket.finish(error)
+                held.ticket.failure, held.ticket.events = error, self.ends()
             self._held.popleft()
 
     def start(self, ticket: StreamTicket, behind: Sequence[Event]) -> list[Event]:
         """Submit the copies behind some events; an event for each layer."""
         raise NotImplementedError
 
+    def ends(self) -> list[Event]:
+        """Events behind all that was submitted."""
+        raise NotImplementedError
+
     def close(self) -> None:
         """Finish what was submitted."""
         while self._held:
             self.start_reached(self._held[-1].ticket, self._fence_timeout_s)
+        for event in self.ends():
+            event.wait()
 
 
 class _Loads(_Lane):
@@ -206,12 +220,11 @@ class _Loads(_Lane):
         """Straight into place."""
         for event in behind:
             self.stream.wait(event)
-        return self.stream.copy([list(copies) for _, copies in _by_layer(ticket)])
+        return _copy(self.stream, ticket)
 
-    def close(self) -> None:
-        """Finish what was submitted."""
-        super().close()
-        self.stream.record().wait()
+    def ends(self) -> list[Event]:
+        """Behind its stream."""
+        return [self.stream.record()]
 
 
 class _Backups(_Lane):
@@ -230,31 +243,30 @@ class _Backups(_Lane):
             self._gathers.wait(event)
         slabs = self._slabs(ticket.copies)
         if slabs is None:
-            return self.stream.copy([list(copies) for _, copies in _by_layer(ticket)])
+            return _copy(self.stream, ticket)
+        parts: list[Event] = []
         for slab in slabs:
             if len(slab.copies) > 1:
-                self._copy_slab(slab)
+                parts += self._copy_slab(slab)
             else:
-                self.stream.copy([slab.copies])
-        behind_all = self.stream.record()
-        return [behind_all for _ in ticket.layers]
+                parts += self.stream.copy([slab.copies])
+        return [*[self.stream.record()] * len(ticket.layers), *parts]
 
     def _slabs(self, copies: Sequence[PlaneCopy]) -> list[_Slab] | None:
         """The copies by the host memory that they fill side by side; None to copy straight."""
         slabs: dict[tuple[int, int, int], list[PlaneCopy]] = {}
         for copy in copies:
             target = copy.target
-            if (
-                target.device.type != "cpu"
-                or _row_nbytes(copy) >= self.runtime.sizes.straight_nbytes
-            ):
+            is_backup = target.device.type == "cpu" and copy.source.device.type != "cpu"
+            if not is_backup or _row_nbytes(copy) >= self.runtime.sizes.straight_nbytes:
                 return None
             key = (target.untyped_storage().data_ptr(), _stride(copy), id(copy.target_rows))
             slabs.setdefault(key, []).append(copy)
         return [run for each in slabs.values() for run in _runs(each, self._ring.part_nbytes)]
 
-    def _copy_slab(self, slab: _Slab) -> None:
-        """Through the ring, as many rows at a time as fit a part of it."""
+    def _copy_slab(self, slab: _Slab) -> list[Event]:
+        """Through the ring, as many rows at a time as fit a part of it; the events behind each."""
+        events: list[Event] = []
         stride = -(-slab.nbytes // ALIGNMENT) * ALIGNMENT
         target = torch.empty(0, dtype=torch.uint8).set_(
             slab.copies[0].target.untyped_storage(),
@@ -286,12 +298,12 @@ class _Backups(_Lane):
                 slab.copies[0].layer, filled[:, : slab.nbytes], target, all_rows, rows[some]
             )
             (part.emptied,) = self.stream.copy([[whole]])
+            events += (full, part.emptied)
+        return events
 
-    def close(self) -> None:
-        """Finish what was submitted."""
-        super().close()
-        self._gathers.record().wait()
-        self.stream.record().wait()
+    def ends(self) -> list[Event]:
+        """Behind both of its streams."""
+        return [self._gathers.record(), self.stream.record()]
 
 
 class _Slab(NamedTuple):
@@ -342,8 +354,14 @@ class _Ring:
         return self._parts[-1]
 
 
-def _by_layer(ticket: Ticket) -> Iterator[tuple[int, Iterator[PlaneCopy]]]:
-    return groupby(ticket.copies, key=lambda copy: copy.layer)
+def _copy(stream: Stream, ticket: Ticket) -> list[Event]:
+    """Submit copies layer by layer, or one by one where one reads the bytes of another."""
+    groups = [list(group) for _, group in groupby(ticket.copies, key=lambda copy: copy.layer)]
+    sources = {id(copy.source) for copy in ticket.copies}
+    if not any(id(copy.target) in sources for copy in ticket.copies):
+        return stream.copy(groups)
+    chains = [stream.copy([[copy] for copy in group]) for group in groups]
+    return [*(chain[-1] for chain in chains), *(event for chain in chains for event in chain[:-1])]
 
 
 def _row_nbytes(copy: PlaneCopy) -> int:

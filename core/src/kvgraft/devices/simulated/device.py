@@ -12,11 +12,11 @@ import numpy.typing as npt
 import torch
 
 from kvgraft.devices.rows import PlaneCopy
-from kvgraft.devices.runtime import SIMULATED, CopySizes, Purpose, torch_device
+from kvgraft.devices.runtime import SIMULATED, CopySizes, Event, Purpose, torch_device
 from kvgraft.devices.simulated.ordering import Access, Clock, Memory, Ordering, Unordered
 from kvgraft.devices.simulated.streams import Point, SimulatedEvent, SimulatedStream, Work
 from kvgraft.devices.simulated.tensor import DeviceTensor
-from kvgraft.errors import ContractViolation
+from kvgraft.errors import ContractViolation, TransferError
 
 __all__ = ["Choose", "SimulatedDevice"]
 
@@ -252,6 +252,16 @@ class SimulatedDevice:
     def _submit(self, stream: SimulatedStream, label: str, run: Callable[[Work], None]) -> None:
         self._submitted += 1
         stream.submit(self._submitted, self._label or label, run)
+
+    def fail(self, events: Sequence[Event]) -> None:
+        """Work before some events that has not run fails when it runs, and moves nothing."""
+
+        def lost(work: Work) -> None:
+            raise TransferError(f"{work.label} failed on request")
+
+        for event in events:
+            assert isinstance(event, SimulatedEvent)
+            event.replace(lost)
 
     # -- the schedule
 

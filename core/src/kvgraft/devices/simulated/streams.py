@@ -57,7 +57,7 @@ class SimulatedEvent:
     def done(self) -> bool:
         """Whether the schedule has got there; a schedule may choose to get there now."""
         device = self.point.stream.device
-        if not self._passed and not device.choose(2):
+        if not self.passed and not device.choose(2):
             return False
         return self.wait()
 
@@ -67,15 +67,28 @@ class SimulatedEvent:
         stream = self.point.stream
         stream.device.run_until([self.point])
         join(stream.device.host_clock, self.clock)
-        for step in range(self._since + 1, self.point.step + 1):
-            error = stream.failed.get(step)
-            if error is not None:
-                raise TransferError(f"{stream.name}: {error}") from error
+        if self.error is not None:
+            raise TransferError(f"{stream.name}: {self.error}") from self.error
         return True
 
+    def replace(self, run: Callable[[Work], None]) -> None:
+        """Let the work since the event before do something else, if it has not run."""
+        queue = self.point.stream.queue
+        for index, work in enumerate(queue):
+            if self._since < work.point.step <= self.point.step:
+                queue[index] = work._replace(run=run)
+
     @property
-    def _passed(self) -> bool:
+    def passed(self) -> bool:
+        """Whether the device got there; the host does not learn of it."""
         return self.point.stream.ran >= self.point.step
+
+    @property
+    def error(self) -> BaseException | None:
+        """The first error of the work since the event before, if it has run."""
+        failed = self.point.stream.failed
+        steps = range(self._since + 1, self.point.step + 1)
+        return next((failed[step] for step in steps if step in failed), None)
 
 
 class SimulatedStream:

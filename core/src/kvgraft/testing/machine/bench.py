@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from kvgraft.config import WritePolicy
+from kvgraft.devices.runtime import SIMULATED
 from kvgraft.errors import ContractViolation, KvgraftError, TransferError
 from kvgraft.testing.machine.brute_force import BruteForce, Gone, Prefix
 from kvgraft.testing.machine.checks import (
@@ -35,6 +36,7 @@ from kvgraft.testing.machine.reserving import Reserving
 from kvgraft.testing.machine.resuming import SHARE, Resuming
 from kvgraft.testing.machine.setups import Setup, open_cache
 from kvgraft.testing.machine.sizes import Sizes
+from kvgraft.testing.machine.streams import PromptedStreamEngine
 from kvgraft.testing.machine.tenancy import check_reserved
 from kvgraft.testing.machine.trace import Trace
 from kvgraft.testing.machine.watching import Watching
@@ -81,7 +83,8 @@ class Bench:
         self.setup, self.sizes, self.judge = setup, sizes, judge
         self.trace = Trace()
         self.trace.call(f"open {sizes} with {', '.join(setup.options)}")
-        self.engine = PromptedTransferEngine()
+        on_streams = setup.device == SIMULATED
+        self.engine = PromptedStreamEngine() if on_streams else PromptedTransferEngine()
         self.hooks = Hooks()
         try:
             self.cache = open_cache(setup, sizes, self.engine, self.hooks)
@@ -92,7 +95,8 @@ class Bench:
         self.paged = [each for each in self.model.components if not each.is_state]
         self.states = [each for each in self.model.components if each.is_state]
         self._check_pools()
-        self.payloads = Payloads(self.cache)
+        device = self.engine.device if isinstance(self.engine, PromptedStreamEngine) else None
+        self.payloads = Payloads(self.cache, device)
         self.watching = Watching(self.cache, sizes.page_size, judge)
         self.engine.submitted = self._submitted
         if self.cache.arenas is not None:
@@ -221,6 +225,7 @@ class Bench:
         self.recency.settle()
         waited = self.engine.time_outs
         result = self._attempt(name, operation)
+        self._check_order()
         self.waited_in_vain = self.engine.time_outs > waited
         doubles = self.write_back and not self.setup.tenants
         pressure = replace(pressure, delayed=self.waited_in_vain, doubles=doubles)
@@ -306,6 +311,11 @@ class Bench:
             self._cannot_run(ticket.copies[0].target if ticket.copies else None, reason)
         self.engine.broken.clear()
         return result
+
+    def _check_order(self) -> None:
+        """All accesses to the device's memory are ordered (B3, B4, R7, L8, M8)."""
+        for pair in self.engine.settle():
+            self.judge.fail(pair.rule, None, str(pair))
 
     def _check_deliveries(self, before: Snapshot, after: Snapshot) -> None:
         """As long as every copy runs and HOST loses nothing, every transfer delivers (B1, R5)."""

@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 import torch
 
+from kvgraft.devices.simulated import DeviceTensor, Unordered
 from kvgraft.transfers import Fence, PlaneCopy, SteppedTransferEngine, Ticket
 
-__all__ = ["Point", "PromptedTransferEngine", "Submission", "Wait", "spoil"]
+__all__ = ["Point", "PromptedTransferEngine", "Submission", "Wait", "plain", "spoil"]
 
 
 class Wait(enum.Enum):
@@ -88,8 +89,7 @@ class PromptedTransferEngine(SteppedTransferEngine):
 
     def submit(self, copies: Sequence[PlaneCopy], fence: Fence | None = None) -> Ticket:
         """Keep the copies until they are stepped, failed or waited for."""
-        ticket = _PromptedTicket(copies)
-        ticket.engine = self
+        ticket = self.accept(copies, fence)
         self.pending.append(ticket)
         submission = Submission(
             ticket,
@@ -102,6 +102,17 @@ class PromptedTransferEngine(SteppedTransferEngine):
             spoil(copy.target, copy.target_rows)
         self.submitted(submission)
         return ticket
+
+    def accept(self, copies: Sequence[PlaneCopy], fence: Fence | None) -> Ticket:
+        """The ticket of a submission."""
+        del fence
+        ticket = _PromptedTicket(copies)
+        ticket.engine = self
+        return ticket
+
+    def settle(self) -> Sequence[Unordered]:
+        """A call is over: the model's steps have run; pairs of accesses that nothing orders."""
+        return ()
 
     def step(self, index: int = 0) -> None:
         """Run one pending submission; like every engine, it fails if its copies cannot run."""
@@ -135,7 +146,13 @@ class PromptedTransferEngine(SteppedTransferEngine):
         return self.submissions
 
 
+def plain(rows: torch.Tensor) -> torch.Tensor:
+    """The bytes of rows, also where only a device can see them."""
+    return rows.on_device if isinstance(rows, DeviceTensor) else rows
+
+
 def spoil(rows: torch.Tensor, numbers: torch.Tensor) -> None:
     """Overwrite rows with values that no request computes; skip numbers that are no rows."""
+    rows = plain(rows)
     within = numbers[(numbers >= 0) & (numbers < len(rows))]
     rows[within] = 249 if rows.dtype is torch.uint8 else -7

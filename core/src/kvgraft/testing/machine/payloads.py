@@ -19,11 +19,12 @@ import numpy.typing as npt
 import torch
 
 from kvgraft.cache import Cache
+from kvgraft.devices.simulated import SimulatedDevice
 from kvgraft.errors import ContractViolation
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.pools.allocator import SlotAllocator
 from kvgraft.testing.machine.brute_force import Gone, ModelComponent, Prefix
-from kvgraft.testing.machine.engines import Point, Submission
+from kvgraft.testing.machine.engines import Point, Submission, plain
 from kvgraft.transfers import Fence, PlaneCopy
 from kvgraft.tree.component import TreeComponent
 from kvgraft.types import Tier
@@ -73,7 +74,7 @@ def _told(prefix: Prefix, sub_slot: int, sub_slots: int) -> str:
 
 def _storage(rows: torch.Tensor) -> int:
     """The memory a tensor looks at."""
-    return rows.untyped_storage().data_ptr()
+    return plain(rows).untyped_storage().data_ptr()
 
 
 class _Rows:
@@ -83,7 +84,8 @@ class _Rows:
         self, lanes: torch.Tensor, plane: int, n_planes: int, told: str, *, one_byte: bool
     ) -> None:
         self.told = told
-        rows: npt.NDArray[Any] = lanes.numpy()
+        rows: npt.NDArray[Any] = plain(lanes).numpy()
+        self.lanes = lanes
         self.width, self.every = rows.shape[1], max(1, -(-rows.shape[1] // LANES))
         self.view = rows[:, :: self.every]
         self.dtype = rows.dtype
@@ -105,14 +107,23 @@ class _Rows:
         return mixed
 
 
+def _nothing(*rows: torch.Tensor) -> None:
+    """The bytes of a step are there already."""
+
+
 class Payloads:
     """Stamps and checks the pools of one cache.
+
+    Args:
+        cache: the cache.
+        device: told of the model's steps; None on the CPU.
 
     Attributes:
         pool_of: component and tier by `id` of a plane's lanes.
     """
 
-    def __init__(self, cache: Cache) -> None:
+    def __init__(self, cache: Cache, device: SimulatedDevice | None = None) -> None:
+        self._device = device
         self._numbers: dict[Prefix, int] = {}
         self._planes: dict[tuple[str, str], list[_Rows]] = {}
         self._allocators: dict[tuple[str, str], SlotAllocator] = {}
@@ -172,6 +183,21 @@ class Payloads:
         stamps = np.arange(stamp, stamp + len(slots), dtype=np.int64)
         for rows in self._planes[component.name, tier]:
             rows.view[np.asarray(slots)] = rows.expected(stamps)
+        if self._device is not None:
+            touched = self._touched(component, tier, slots)
+            self._device.launch(f"step {step} of the model", _nothing, writes=touched)
+
+    def read(self, component: ModelComponent, tier: str, slots: Sequence[int]) -> None:
+        """The model's next step reads some slots."""
+        if self._device is not None:
+            touched = self._touched(component, tier, slots)
+            self._device.launch("attention of the model", _nothing, reads=touched)
+
+    def _touched(
+        self, component: ModelComponent, tier: str, slots: Sequence[int]
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        numbers = torch.tensor(list(slots), dtype=torch.int64)
+        return [(rows.lanes, numbers) for rows in self._planes[component.name, tier]]
 
     def planes(self, component: ModelComponent, prefix: Prefix) -> list[torch.Tensor]:
         """A state computed for a prefix, one tensor for each plane of its pool."""

@@ -18,6 +18,7 @@ from kvgraft.testing.machine.components import (
 from kvgraft.testing.machine.hooks import Hooks
 from kvgraft.testing.machine.keeping import BY_AGE, Keeping
 from kvgraft.testing.machine.sizes import Options, Sizes
+from kvgraft.testing.machine.streams import PromptedStreamEngine
 from kvgraft.transfers import TransferEngine
 from kvgraft.types import Tier
 
@@ -36,6 +37,7 @@ class Setup:
         keeping: the eviction policy.
         shared: whether the pools of a tier share one budget, so that boundaries move (K7).
         tenants: settings of tenants that share the pools; none by default.
+        device: the name of the caches' device, `"cpu"` or `"simulated"`.
         sweep_steps: steps in which cleared data is freed, each of a node; None for as many as are
             usual, more than such a tree has.
     """
@@ -47,6 +49,7 @@ class Setup:
     keeping: Keeping = BY_AGE
     shared: bool = False
     tenants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    device: str = "cpu"
     sweep_steps: int | None = None
 
 
@@ -136,6 +139,7 @@ def open_cache(
         decode_interval_tokens=sizes.decode_tokens,
         states_inside_chunks=sizes.inside,
         transfer_timeout_s=1e-3,
+        device=setup.device,
         tenants={name: TenantSettings.model_validate(each) for name, each in setup.tenants.items()},
     )
     plugins = list(setup.plugins.values())
@@ -145,6 +149,8 @@ def open_cache(
         plugins = [hooks.watch(plugin) for plugin in plugins]
     parts = parts_of(config)
     parts.policy = setup.keeping.make()
+    if isinstance(engine, PromptedStreamEngine):
+        parts.runtime = engine.device
     return Cache(config, plugins=plugins, transfers=engine, parts=parts)
 
 

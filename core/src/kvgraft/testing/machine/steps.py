@@ -289,6 +289,7 @@ class Steps:
         self.judge.fail(rule, component.name, said)
 
     def _check(self, live: Live, component: ModelComponent, pages: Pages, tier: str) -> None:
+        self.payloads.read(component, tier, [slot for slots in pages.values() for slot in slots])
         wrong = self.payloads.wrong(component, tier, pages)
         if wrong is None:
             return
