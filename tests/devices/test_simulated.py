@@ -152,13 +152,25 @@ def test_copies_of_one_group_run_in_any_order() -> None:
     assert target.cpu().eq(0).all()
 
 
-def test_work_that_raises_fails_the_events_behind_it_and_no_others(device: SimulatedDevice) -> None:
-    rows, side = plane(device), device.stream(Purpose.LOAD_BACK)
-    outside = copied(slab(device), rows)._replace(source_rows=ROWS + 100)
-    first, second, third = side.copy([[copied(slab(device), rows)], [outside], []])
+def test_work_that_raises_fails_the_event_behind_it_and_no_other(device: SimulatedDevice) -> None:
+    def broken() -> None:
+        raise ValueError("an illegal access")
+
+    side = device.stream(Purpose.LOAD_BACK)
+    (first,) = side.copy([[copied(slab(device), plane(device))]])
+    with device.on(side):
+        device.launch("a kernel", broken)
+    second = side.record()
+    (third,) = side.copy([[copied(slab(device), plane(device))]])
     assert first.wait()
-    with pytest.raises(TransferError, match="stream load-back: index"):
+    with pytest.raises(TransferError, match="stream load-back: an illegal access"):
         second.wait()
     with pytest.raises(TransferError):
         second.done()
     assert third.wait()
+
+
+def test_rows_that_are_not_there_are_refused_at_once(device: SimulatedDevice) -> None:
+    outside = copied(slab(device), plane(device))._replace(source_rows=ROWS + 100)
+    with pytest.raises(IndexError, match="rows 100 to 103 of a plane of 8"):
+        device.stream(Purpose.LOAD_BACK).copy([[outside]])

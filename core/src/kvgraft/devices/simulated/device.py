@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from kvgraft.devices.fragments import Fragmenter, Fragments
 from kvgraft.devices.rows import PlaneCopy
 from kvgraft.devices.runtime import SIMULATED, CopySizes, Event, Purpose, torch_device
 from kvgraft.devices.simulated.ordering import Access, Clock, Memory, Ordering, Unordered
@@ -28,6 +30,12 @@ Choose = Callable[[int], int]
 
 SMALL = CopySizes(ring_nbytes=3072, straight_nbytes=512)
 """For pools of some kilobytes."""
+
+PAGE_NBYTES = 4096
+"""Memories begin at multiples of it, and do not touch."""
+
+Bytes = npt.NDArray[np.int64]
+"""Numbers of bytes of a memory."""
 
 MOST_SHOWN = 40
 """Steps of the schedule that a message shows."""
@@ -66,6 +74,8 @@ class SimulatedDevice:
         self.host_clock: Clock = {}
         self._ordering = Ordering()
         self._memories: dict[int, Memory] = {}
+        self._by_address: list[Memory] = []
+        self._fragmenter = Fragmenter(self._address)
         self._numbers = torch.arange(1 << 16)
         self._submitted = 0
         self._label: str | None = None
@@ -84,8 +94,10 @@ class SimulatedDevice:
         return self._memory(nbytes, label)
 
     def _memory(self, nbytes: int, label: str) -> torch.Tensor:
-        memory = Memory(label, max(1, nbytes))
+        end = self._by_address[-1].address + len(self._by_address[-1].data) if self._memories else 0
+        memory = Memory(label, max(1, nbytes), -(-end // PAGE_NBYTES) * PAGE_NBYTES + PAGE_NBYTES)
         self._memories[memory.data.untyped_storage().data_ptr()] = memory
+        self._by_address.append(memory)
         return memory.data[:nbytes]
 
     def _memory_of(self, tensor: torch.Tensor) -> Memory | None:
@@ -165,7 +177,11 @@ class SimulatedDevice:
         label = (
             f"{'copy' if stream.purpose is Purpose.COMPUTE else stream.purpose.value} of {layers}"
         )
-        moves = [self._move(copy) for copy in copies]
+        pageable = [self._is_pageable(each) for copy in copies for each in copy[1:3]]
+        if any(pageable):
+            moves = [self._move(copy) for copy in copies]
+        else:
+            moves = self._moves(self._fragmenter.fragments(copies))
 
         def run(work: Work) -> None:
             for move in moves if self.choose(2) == 0 else reversed(moves):
@@ -174,6 +190,35 @@ class SimulatedDevice:
         self._submit(stream, label, run)
         if any(self._is_pageable(copy.target) for copy in copies):
             stream.record().wait()
+
+    def _address(self, tensor: torch.Tensor) -> int:
+        memory = self._memory_of(_plain(tensor))
+        assert memory is not None, "pageable"
+        return memory.address + int(tensor.storage_offset()) * tensor.element_size()
+
+    def _moves(self, fragments: Fragments) -> list[Callable[[Work], None]]:
+        """The fragments, those between the same two memories and of one size together."""
+        bases = np.array([memory.address for memory in self._by_address])
+        source, target = (np.searchsorted(bases, each, "right") - 1 for each in fragments[:2])
+        kinds = np.stack([source, target, fragments.nbytes])
+        moves: list[Callable[[Work], None]] = []
+        for kind in np.unique(kinds, axis=1).T:
+            some = (kinds == kind[:, None]).all(axis=0)
+            memories = [self._by_address[number] for number in kind[:2]]
+            bytes_ = np.arange(kind[2])
+            read, write = (
+                (addresses[some, None] - memory.address + bytes_).ravel()
+                for addresses, memory in zip(fragments[:2], memories)
+            )
+            moves.append(partial(self._move_bytes, memories[0], memories[1], read, write))
+        return moves
+
+    def _move_bytes(
+        self, source: Memory, target: Memory, read: Bytes, write: Bytes, work: Work
+    ) -> None:
+        self._ordering.check(_access(work, writes=False), source, read)
+        self._ordering.check(_access(work, writes=True), target, write)
+        target.data[torch.from_numpy(write)] = source.data[torch.from_numpy(read)]
 
     def _move(self, copy: PlaneCopy) -> Callable[[Work], None]:
         source, target = _plain(copy.source), _plain(copy.target)
@@ -226,11 +271,7 @@ class SimulatedDevice:
 
     def note(self, work: Work, tensor: torch.Tensor, *, writes: bool, part: Any = None) -> None:
         """Some work touches a tensor, or a part of it, now."""
-        stream, step = work.point
-        access = Access(
-            work.number, work.label, stream.name, step, work.purpose, writes, work.clock
-        )
-        self._check(access, tensor, part)
+        self._check(_access(work, writes=writes), tensor, part)
 
     def _check(self, access: Access, tensor: torch.Tensor, part: Any) -> None:
         memory = self._memory_of(tensor)
@@ -308,6 +349,11 @@ class SimulatedDevice:
             first = self.unordered[0]
             ran = "; ".join(self.schedule[-MOST_SHOWN:])
             raise ContractViolation(first.rule, None, f"{first}. It ran: {ran}")
+
+
+def _access(work: Work, *, writes: bool) -> Access:
+    stream, step = work.point
+    return Access(work.number, work.label, stream.name, step, work.purpose, writes, work.clock)
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

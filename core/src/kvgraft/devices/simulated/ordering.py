@@ -100,10 +100,12 @@ class Memory:
 
     Attributes:
         data: the bytes, uint8 `[nbytes]`.
+        address: of the first.
     """
 
-    def __init__(self, label: str, nbytes: int) -> None:
+    def __init__(self, label: str, nbytes: int, address: int) -> None:
         self.label = label
+        self.address = address
         self.data = torch.zeros(nbytes, dtype=torch.uint8)
         self._written = np.zeros(nbytes, dtype=np.int32)
         self._read: dict[str, npt.NDArray[np.int32]] = {}
