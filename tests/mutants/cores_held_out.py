@@ -27,6 +27,7 @@ from kvgraft.requests.load_back import LoadBacks
 from kvgraft.requests.page_slots import PageSlots
 from kvgraft.requests.parts import StatePart
 from kvgraft.requests.publishing import Publisher
+from kvgraft.requests.request import Request
 from kvgraft.requests.state_slots import StateSlots
 from kvgraft.transfers import journal
 from kvgraft.transfers.journal import Journal
@@ -704,8 +705,8 @@ change(
     "a request starts before its load-back has arrived",
     TWO,
     "R7 R5 M7 L2",
-    Cache.allocate,
-    "if not request.ready:",
+    Request.expect_loaded,
+    "if not self.ready:",
     "if False:",
 )
 change(
@@ -764,7 +765,7 @@ change(
     ALL,
     "M8 T9",
     StateSlots.set_up_states,
-    "            self._copy(part.component, source, part.live)\n",
+    "            self.copy(part.component, source, part.live)\n",
     "",
 )
 change(

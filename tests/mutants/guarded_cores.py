@@ -233,10 +233,10 @@ GUARDED_CORES: dict[str, BadCore] = {
         ("I7", "I6"), "requests/state_slots.py", "elif part.tracked is not None:", "elif False:"
     ),
     "a request begins with an empty state": BadCore(
-        ("M8",), "requests/state_slots.py", "self._copy(part.component, source, part.live)", "pass"
+        ("M8",), "requests/state_slots.py", "self.copy(part.component, source, part.live)", "pass"
     ),
     "a captured state is never written": BadCore(
-        ("I7", "M8"), "requests/state_slots.py", "self._copy(component, part.live, slot)", "pass"
+        ("I7", "M8"), "requests/state_slots.py", "self.copy(component, part.live, slot)", "pass"
     ),
     "a state due is kept as the decode's": BadCore(
         ("I6", "I7", "A6"),

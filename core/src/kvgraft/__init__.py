@@ -64,6 +64,8 @@ if TYPE_CHECKING:
     from kvgraft.requests.pending import Pending
     from kvgraft.requests.pins import Pin
     from kvgraft.requests.request import Request
+    from kvgraft.requests.rows import TableChanges
+    from kvgraft.requests.stepping import Step
     from kvgraft.storage_tier import Prefetch, StorageTier
     from kvgraft.tree.keys import TokenKey
 
@@ -83,7 +85,9 @@ _LAZY = {
     "Prefetch": "kvgraft.storage_tier",
     "Request": "kvgraft.requests.request",
     "Shortage": "kvgraft.admission.decision",
+    "Step": "kvgraft.requests.stepping",
     "StorageTier": "kvgraft.storage_tier",
+    "TableChanges": "kvgraft.requests.rows",
     "TokenKey": "kvgraft.tree.keys",
     "Waiting": "kvgraft.admission.decision",
     "WaitingQueue": "kvgraft.admission.waiting",
@@ -142,9 +146,11 @@ __all__ = [
     "SnapshotError",
     "Span",
     "StateAt",
+    "Step",
     "StorageSettings",
     "StorageTier",
     "StorePolicy",
+    "TableChanges",
     "Term",
     "Tier",
     "TokenKey",

@@ -8,6 +8,7 @@
     cache.allocate(request, n)          slots for them
     ... the model runs ...
     cache.computed(request, n)          they exist now
+    cache.step(requests, tokens)        all these for all that decode, once per pass
     cache.checkpoint(request)           share them
     cache.finish(request)               or abort, or retract
     cache.poll()                        once per scheduler step
@@ -60,7 +61,9 @@ from kvgraft.requests.request import (
     whole,
 )
 from kvgraft.requests.resume_points import ResumePoints, resume_pages
+from kvgraft.requests.rows import Rows, row_limits
 from kvgraft.requests.state_slots import InnerStates, StateSlots
+from kvgraft.requests.stepping import Step
 from kvgraft.requests.tables import slot_table, state_slot
 from kvgraft.requests.terms import Terms
 from kvgraft.requests.uses import Uses, expect_hint
@@ -76,6 +79,8 @@ from kvgraft.tree.keys import TokenKey, expect_namespace
 from kvgraft.types import Direction, Namespaces, Span, Tier
 
 if TYPE_CHECKING:
+    import torch
+
     from kvgraft.events import Event, EventStream, Recorder
     from kvgraft.storage_tier import Prefetch
 
@@ -187,6 +192,12 @@ class Cache:
             self.leases,
             self.backups,
             self.journal,
+        )
+        limits = row_limits(config.max_requests, config.max_tokens, config.page_size)
+        pinned = config.device.startswith("cuda") and config.payload
+        self.rows = Rows(self.tree, limits, pinned=pinned)
+        self.stepper = parts.stepper(
+            self.tree, self.rows, self.publisher, self.states, self.evictor
         )
         self.storage = parts.storage(self.tree, self.mounted, self.evictor)
         self._recorder: Recorder | None = None
@@ -412,6 +423,7 @@ class Cache:
             request.key_edits, request.skipped = request.key.edits, NO_POINTS
         request.stage = LEASED
         request.load_started = request.put_off = False
+        self.rows.give_back(request)
         self._give_up(parts)
         self.leases.unpin(held)
         if self._tracers is not None:
@@ -441,14 +453,9 @@ class Cache:
             LeaseError: a load-back the request waits for has not ended or has failed, or a number
                 of tokens that is none.
         """
-        self._expect(request, ADMITTED)
+        self._expect_changing(request)
         if request.receipt.host_from is not None:
-            if not request.load_started and request.needs_load_back:
-                raise LeaseError("allocate before load_back: part of the prefix is on HOST only")
-            if request.load_failed:
-                raise LeaseError("the load-back failed; restart the request, then admit it")
-            if not request.ready:
-                raise LeaseError("allocate before the load-back has ended; poll until it is ready")
+            request.expect_loaded()
             request.waits = []
             pinning.release_host_copy(self.tree, request.receipt)
         pages = request.pages_short(n_tokens, self.tree.page_size)
@@ -521,7 +528,7 @@ class Cache:
             ConfigError: states that the cache was not opened for, of a component without states, at
                 another position, or of other shapes or element types; nothing has changed.
         """
-        self._expect(request, ADMITTED)
+        self._expect_changing(request)
         if states is not None and not self.config.states_inside_chunks:
             raise ConfigError(
                 "computed: states inside a chunk are for a cache opened with "
@@ -537,7 +544,7 @@ class Cache:
         pages could not be replaced out of the headroom (A12), or when the request's namespace was
         cleared since it began.
         """
-        self._expect(request, ADMITTED)
+        self._expect_changing(request)
         return self._may_share(request) and self.publisher.checkpoint(request, fence)
 
     def finish(
@@ -603,6 +610,73 @@ class Cache:
         found = found._replace(skipped=self.points.skips(), lost=lost)
         return found if prefetch is None else found._replace(storage=str(prefetch))
 
+    # -- all running requests at once
+
+    def step(
+        self,
+        requests: Sequence[Request],
+        tokens: object = None,
+        *,
+        n_tokens: int = 1,
+        n_computed: object = None,
+        fence: Fence | None = None,
+    ) -> Step:
+        """Take running requests from one pass of the model to the next, all together.
+
+        The same as, for each of them: `computed` with the tokens that the last step gave slots to,
+        then `allocate(n_tokens)`, and where that has room `key.extend` with its new tokens. A
+        request gets the slots of all components or none, and is then among `refused`, its key as it
+        was; that its last tokens were computed is noted all the same. Copies of evicted data that
+        do not end in time refuse it, too.
+
+        A request has a row in the tables of `table_rows` from its first step until it ends or
+        restarts. Other calls may be made with it between two steps: the next one reads its row
+        anew. Cost: O(requests) array operations for those that begin no page, the batched slots of
+        those that do, and `computed` and `allocate` for those that leave data behind, keep a first
+        state, or take pages beyond their reservation.
+
+        Args:
+            requests: admitted ones that are loaded back, each once; usually those that decode.
+            tokens: the tokens of each that the next pass computes, `[n_requests]` or
+                `[n_requests, n]`: an array or a tensor on the CPU, as sampled in the last pass.
+                None where the engine extends the keys itself, then or later (see `computed`).
+            n_tokens: tokens of the next pass, for each request: more than one where it verifies
+                drafts; 0 after the last pass, to note alone what was computed.
+            n_computed: tokens of the last step whose data exists, one number or one per request; by
+                default all. Fewer where drafts were rejected.
+            fence: when that data exists, as in `computed`.
+
+        Raises:
+            ConfigError: tokens that a key refuses, numbers that are none, or more requests or
+                tokens than `max_requests` and `max_tokens`; nothing has changed.
+            LeaseError: a request that is not admitted or not loaded back, or is there twice, or
+                more computed tokens than slots; nothing has changed.
+        """
+        if self.closed:
+            raise _closed()
+        stepper = self.stepper
+        batch = stepper.begin(requests, tokens, n_tokens, n_computed, self._expect_running)
+        self.journal.follow(fence)
+        for request, n_noted in batch.to_note():
+            self.computed(request, n_noted)
+        stepper.note(batch)
+        given, refused = stepper.take(batch, self.allocate)
+        return stepper.end(batch, given, refused)
+
+    def table_rows(self, component: str) -> torch.Tensor:
+        """The page table of a paged component for all running requests.
+
+        Int32 `[max_requests, max_pages * slots_per_page]` on the CPU, in page-locked memory where
+        the cache is on CUDA. `step` writes the entries that change, in place. Row `request.row` is
+        what `table` says of that request, as of its last step; behind its pages entries have no
+        meaning. Without `max_requests` and `max_tokens` it grows, and is then another tensor: read
+        it after every step.
+
+        Raises:
+            ConfigError: a component that has no pages.
+        """
+        return self.rows.tensor(self.tree.component(component))
+
     # -- tables and states that an engine reads
 
     def table(self, request: Request, component: str) -> npt.NDArray[np.int32]:
@@ -645,7 +719,10 @@ class Cache:
         """
         ended = self.journal.poll()
         if self.arenas is not None:
+            moved = self.arenas.mover.moved_slots
             self.arenas.poll()
+            if self.arenas.mover.moved_slots != moved:
+                self.rows.touch_all()
         if self.storage:
             self.storage.poll()
         if self.tree.lifetimes is not None:
@@ -730,7 +807,9 @@ class Cache:
             raise ConfigError(
                 "move_memory: the cache has no budget that pools share; open it with device_memory"
             )
-        return self.arenas.move(giver, taker, tier)
+        moves = self.arenas.move(giver, taker, tier)
+        self.rows.touch_all()
+        return moves
 
     def pin(self, key: TokenKey, *, owner: str, max_tokens: int | None = None) -> Pin:
         """Keep the cached part of a prefix, such as a system prompt, until it is unpinned (K6).
@@ -960,6 +1039,7 @@ class Cache:
         if self.arenas is not None:
             self.arenas.check()
         self.budget.check(self.requests.values())
+        self.rows.check(list(self.requests.values()))
 
     def close(self) -> None:
         """Finish transfers in flight and stop the engine; requests are begun no more."""
@@ -978,6 +1058,18 @@ class Cache:
                 raise no_request(request)
             if request.stage is not CLOSED:
                 raise LeaseError("request belongs to another cache; use the one that began it")
+
+    def _expect_running(self, request: Request) -> None:
+        """Refuse a request that the model cannot run."""
+        self._expect(request, ADMITTED)
+        if request.receipt.host_from is not None:
+            request.expect_loaded()
+
+    def _expect_changing(self, request: Request) -> None:
+        """Refuse a request that is not admitted; its row is read anew before its next step."""
+        self._expect(request, ADMITTED)
+        if request.row >= 0:
+            self.rows.touch(request.row)
 
     def _expect(self, request: Request, stage: Stage) -> None:
         try:
@@ -1035,6 +1127,7 @@ class Cache:
         """The request is over: give up everything it holds."""
         self._give_up(request.parts)
         request.stage, request.waits = CLOSED, []
+        self.rows.give_back(request)
         del self.requests[id(request)]
         self.leases.unpin(request.receipt)
         self.tree.let_go(request.root)

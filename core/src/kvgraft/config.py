@@ -213,6 +213,9 @@ class CacheConfig(SettingsModel):
             keeps one at every page.
         states_inside_chunks: the engine's kernels give states inside a chunk: nothing is cut, and
             `Cache.computed` is handed them.
+        max_requests: rows of the page tables of `Cache.step`: most requests that step at a time.
+            Without it the tables grow, and are then other tensors.
+        max_tokens: most tokens of a request that steps; without it the tables grow as well.
         transfer_timeout_s: longest wait for a copy that must finish now.
         guard: how much is checked while serving.
         guard_sample: share of operations looked at when the guard is sampled.
@@ -239,6 +242,8 @@ class CacheConfig(SettingsModel):
     cut_tokens: Tokens = Field(default=0, ge=0)
     decode_interval_tokens: Tokens = Field(default=256, ge=0)
     states_inside_chunks: StrictBool = False
+    max_requests: PositiveInt | None = None
+    max_tokens: Annotated[Tokens, Field(gt=0)] | None = None
     transfer_timeout_s: PositiveFloat = 30.0
     guard: GuardMode = GuardMode.OFF
     guard_sample: float = Field(default=0.01, gt=0, le=1)

@@ -29,6 +29,9 @@ from kvgraft.requests.pins import Pins
 from kvgraft.requests.publishing import Publisher
 from kvgraft.requests.request import Request
 from kvgraft.requests.resume_points import ResumePoints
+from kvgraft.requests.rows import Rows
+from kvgraft.requests.state_slots import StateSlots
+from kvgraft.requests.stepping import Stepper
 from kvgraft.transfers import (
     CpuTransferEngine,
     Journal,
@@ -169,7 +172,8 @@ class PartsFactory:
         """The class of a part: `plain`, or a subclass of it.
 
         Asked for tree, journal, evictor, clean reserve, backups, resume points, leases,
-        load-backs, budget, page slots, state slots, pending pages, offers and publisher of a cache.
+        load-backs, budget, page slots, state slots, pending pages, offers, publisher and stepper of
+        a cache.
         """
         return plain
 
@@ -238,6 +242,12 @@ class PartsFactory:
     def clean_reserve(self, tree: Tree, journal: Journal, evictor: Evictor) -> CleanReserve:
         """The clean reserve: it copies the next victims ahead."""
         return self.kind(CleanReserve)(tree, journal, evictor, self.config.write_policy)
+
+    def stepper(
+        self, tree: Tree, rows: Rows, publisher: Publisher, states: StateSlots, evictor: Evictor
+    ) -> Stepper:
+        """The steps of all running requests."""
+        return self.kind(Stepper)(tree, rows, publisher, states, evictor)
 
     def storage(
         self, tree: Tree, mounted: Sequence[Mounted], evictor: Evictor

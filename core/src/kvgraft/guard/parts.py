@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from kvgraft.config import CacheConfig, GuardMode
 from kvgraft.errors import ContractViolation
 from kvgraft.guard.hooks import HookGuard
@@ -21,6 +24,11 @@ from kvgraft.packages.registry import Plugin
 from kvgraft.parts_factory import CacheParts, Part, PartsFactory
 from kvgraft.requests.clean_reserve import CleanReserve
 from kvgraft.requests.eviction import Evictor
+from kvgraft.requests.publishing import Publisher
+from kvgraft.requests.request import Request
+from kvgraft.requests.rows import Rows
+from kvgraft.requests.state_slots import StateSlots
+from kvgraft.requests.stepping import Batch, Step, Stepper
 from kvgraft.storage_tier import StorageTier
 from kvgraft.transfers import Fence, Journal, Transfer, TransferEngine
 from kvgraft.tree.component import Cause, ComponentShape, TreeComponent
@@ -35,6 +43,7 @@ __all__ = [
     "GuardedEvictor",
     "GuardedJournal",
     "GuardedPartsFactory",
+    "GuardedStepper",
     "GuardedTree",
 ]
 
@@ -147,6 +156,35 @@ class GuardedCleanReserve(_Guarded, CleanReserve):
             self.guard.reserve.fill_pool(super().fill_pool, component, n_slots)
 
 
+class GuardedStepper(_Guarded, Stepper):
+    """A stepper that takes requests ways of their own where the guard looks at them.
+
+    Of a sampled guard that is one request of so many, over all steps; its row of every table is
+    looked at too. Array operations over the others are not; `check_integrity` compares their rows.
+    """
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._n_requests = 0
+
+    def chosen(self, requests: Sequence[Request]) -> npt.NDArray[np.bool_] | None:
+        if self.guard is None:
+            return None
+        at = np.arange(self._n_requests, self._n_requests + len(requests))
+        self._n_requests += len(requests)
+        chosen: npt.NDArray[np.bool_] = at % self.guard.period == 0
+        self.guard.chosen = [requests[each] for each in np.flatnonzero(chosen).tolist()]
+        return chosen
+
+    def end(self, batch: Batch, given: list[int], refused: list[int]) -> Step:
+        step = super().end(batch, given, refused)
+        if self.guard is not None:
+            for request in self.guard.chosen:
+                self.rows.check_row(request)
+            self.guard.chosen = []
+        return step
+
+
 class GuardedPartsFactory(PartsFactory):
     """Makes the parts of a guarded cache, and the guard when they are all there."""
 
@@ -158,7 +196,13 @@ class GuardedPartsFactory(PartsFactory):
     def kind(self, plain: type[Part]) -> type[Part]:
         """The guarded class of a part that has one."""
         guarded: type[Any]
-        for guarded in (GuardedTree, GuardedJournal, GuardedEvictor, GuardedCleanReserve):
+        for guarded in (
+            GuardedTree,
+            GuardedJournal,
+            GuardedEvictor,
+            GuardedCleanReserve,
+            GuardedStepper,
+        ):
             if issubclass(guarded, plain):
                 return guarded
         return plain
@@ -182,6 +226,11 @@ class GuardedPartsFactory(PartsFactory):
 
     def clean_reserve(self, tree: Tree, journal: Journal, evictor: Evictor) -> CleanReserve:
         return self._watch(super().clean_reserve(tree, journal, evictor))
+
+    def stepper(
+        self, tree: Tree, rows: Rows, publisher: Publisher, states: StateSlots, evictor: Evictor
+    ) -> Stepper:
+        return self._watch(super().stepper(tree, rows, publisher, states, evictor))
 
     def _watch(self, part: Part) -> Part:
         """Note a guarded part, to tell it of the guard."""

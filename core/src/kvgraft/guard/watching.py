@@ -75,6 +75,7 @@ class Guard:
     Attributes:
         looked_at: operations that were looked at.
         full_checks: how often all books were recomputed.
+        chosen: requests of the step that runs whose operations are looked at.
 
     Not thread safe: it runs on the scheduler thread, inside the cache's operations.
     """
@@ -91,6 +92,7 @@ class Guard:
         self.standing = Standing(self.watched)
         self.failing = Failing(self.watched, self.standing)
         self.looked_at = self.full_checks = 0
+        self.chosen: list[Request] = []
         self._looking = False
         self._broken = False
         self._last: Reading | None = None
@@ -146,7 +148,8 @@ class Guard:
         self._counts[name] += 1
         first = given[0] if given else None
         request = first if isinstance(first, Request) else None
-        if self._counts[name] < self.period or self._looking or self._is_foreign(request):
+        is_turn = self._counts[name] >= self.period or any(each is request for each in self.chosen)
+        if not is_turn or self._looking or self._is_foreign(request):
             return operation(*given, **named)
         self._counts[name] = 0
         self.looked_at += 1

@@ -62,11 +62,15 @@ class Account:
             self.extend(n - self.promised)
         slots = self.ledger.take_private(n)
         assert slots is not None
+        self.took(n)
+        self.ledger.promised -= n
+        return slots
+
+    def took(self, n: int) -> None:
+        """Note `n` promised slots as taken; the ledger's books are the caller's."""
         self.held += n
         self.remaining = self.remaining - n if n < self.remaining else 0
         self.promised -= n
-        self.ledger.promised -= n
-        return slots
 
     def loaded(self) -> None:
         """The load-back took its slots; another's slots are not promised twice (A11)."""

@@ -12,7 +12,7 @@ from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.inserting import Run
 from kvgraft.tree.integrity import SlotOwner
 from kvgraft.tree.ledger import Ledger
-from kvgraft.types import Demand, Tier
+from kvgraft.types import Demand, Span, Tier
 
 __all__ = ["DECODED", "POINT", "Due", "Part", "StatePart"]
 
@@ -48,10 +48,20 @@ class Part:
         host_slots: DEVICE slots its load-back takes (M4).
         demand: the demand of the last decision.
         private: slots of the component's private pools, in their order (H8).
-        runs: pages of its own, in order; none of a state component.
     """
 
-    __slots__ = ("account", "component", "demand", "host_account", "host_slots", "private", "runs")
+    __slots__ = (
+        "_newest",
+        "_newest_end",
+        "_newest_first",
+        "_runs",
+        "account",
+        "component",
+        "demand",
+        "host_account",
+        "host_slots",
+        "private",
+    )
 
     def __init__(self, component: TreeComponent, tenant: int) -> None:
         self.component = component
@@ -64,7 +74,34 @@ class Part:
         self.host_slots = 0
         self.demand = NO_DEMAND
         self.private: tuple[bytes, ...] = ()
-        self.runs: list[Run] = []
+        self._runs: list[Run] = []
+        # The last pages it took. They join the runs when those are read: a decode takes them one
+        # by one, and a run is a value that would be copied for each.
+        self._newest = bytearray()
+        self._newest_first = self._newest_end = 0
+
+    @property
+    def runs(self) -> list[Run]:
+        """Pages of its own, in order; none of a state component."""
+        if self._newest:
+            slots = bytes(self._newest)
+            self._newest = bytearray()
+            self._add_run(Run(self._newest_first, self._newest_end, slots))
+        return self._runs
+
+    @runs.setter
+    def runs(self, runs: list[Run]) -> None:
+        self._runs = runs
+
+    @property
+    def holds_pages(self) -> bool:
+        """Whether it has pages of its own."""
+        return bool(self._runs or self._newest)
+
+    @property
+    def first_page(self) -> int:
+        """The first of its own pages."""
+        return self._runs[0].first if self._runs else self._newest_first
 
     def give_back(self) -> None:
         """Free every slot it holds (H8)."""
@@ -123,12 +160,52 @@ class Part:
     def take_pages(self, first: int, n: int) -> None:
         """`n` slots for pages from `first` on become the request's; room has been made."""
         slots = self.account.take(n)
-        host = None if self.host_account is None else self.host_account.take(n)
-        run = Run(first, first + n // self.component.slots_per_page, slots, host)
-        if self.runs and self.runs[-1].end == first:
-            self.runs[-1] = self.runs[-1].joined(run)
+        end = first + n // self.component.slots_per_page
+        if self.host_account is None:
+            self.add_pages(first, end, slots)
         else:
-            self.runs.append(run)
+            self._add_run(Run(first, end, slots, self.host_account.take(n)))
+
+    def add_pages(self, first: int, end: int, slots: bytes) -> None:
+        """Slots that were taken for pages `[first, end)` are the request's; not at home on HOST."""
+        if first != self._newest_end or not self._newest:
+            self._runs = self.runs
+            self._newest_first = first
+        self._newest += slots
+        self._newest_end = end
+
+    def took_pages(self, first: int, end: int, slots: bytes) -> None:
+        """Slots out of its promise are the request's; the ledger's books are the caller's."""
+        self.account.took(len(slots) // SLOT_BYTES)
+        if first == self._newest_end and self._newest:
+            self._newest += slots
+            self._newest_end = end
+        else:
+            self.add_pages(first, end, slots)
+
+    @property
+    def stretch(self) -> Span | None:
+        """Its own pages if no page is missing between them; else None."""
+        runs = self._runs
+        if not self._newest:
+            return Span(runs[0].first, runs[0].end) if len(runs) == 1 else None
+        if not runs:
+            return Span(self._newest_first, self._newest_end)
+        if len(runs) > 1 or runs[0].end != self._newest_first:
+            return None
+        return Span(runs[0].first, self._newest_end)
+
+    def newest(self, n_slots: int) -> bytes:
+        """The slots that it took last."""
+        slots = self._newest or self._runs[-1].device
+        return bytes(slots[-n_slots * SLOT_BYTES :])
+
+    def _add_run(self, run: Run) -> None:
+        runs = self._runs
+        if runs and runs[-1].end == run.first:
+            runs[-1] = runs[-1].joined(run)
+        else:
+            runs.append(run)
 
     def released(self, runs: list[Run]) -> None:
         """Pages left for the tree; the promises are renewed as far as they may be."""

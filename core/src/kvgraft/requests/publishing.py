@@ -5,7 +5,7 @@ Contract: I1 to I12.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvgraft.compiled import mypyc_attr
 from kvgraft.errors import LeaseError
@@ -15,6 +15,7 @@ from kvgraft.requests.offers import Going, Offers
 from kvgraft.requests.page_slots import PageSlots
 from kvgraft.requests.request import Request
 from kvgraft.requests.resume_points import END, GRID
+from kvgraft.requests.runs import NO_PAGE
 from kvgraft.requests.state_slots import InnerStates, StateSlots
 from kvgraft.transfers import Fence, Journal
 from kvgraft.tree import inserting, pinning
@@ -22,11 +23,25 @@ from kvgraft.tree.keys import common_prefix_pages
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
 
-__all__ = ["Publisher"]
+__all__ = ["Leaving", "Publisher"]
 
 
 BEHIND_TOKENS: Final = 64
 """Tokens left behind while decoding from which on a place in the tree pays."""
+
+
+class Leaving(NamedTuple):
+    """When a decoding request leaves pages behind.
+
+    Attributes:
+        page: at this boundary at the latest.
+        behind: from this boundary on, some are behind its reaches.
+        scarce: those are left once so many pages have slots: no more are promised.
+    """
+
+    page: int
+    behind: int
+    scarce: int
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -145,6 +160,26 @@ class Publisher:
             self.publish(request, named, page)
         if named < end:
             self.pages.give_back_behind(request, page)
+
+    def leaves_behind_from(self, request: Request, following: int) -> Leaving:
+        """When `leave_behind` has something to do for a decoding request, as far as that is known.
+
+        `following` is the next boundary.
+        """
+        size = self.tree.page_size
+        collects = -(-BEHIND_TOKENS // size) if size < BEHIND_TOKENS else 1
+        page = behind = pages = NO_PAGE
+        for part in request.bounded_parts:
+            component = part.component
+            pages = min(pages, part.account.promised // component.slots_per_page)
+            window = component.window_pages
+            first = part.first_page if part.holds_pages else request.allocated
+            if window is None:
+                page = behind = following
+            else:
+                page = min(page, first + window + collects)
+                behind = min(behind, first + window + 1)
+        return Leaving(page, behind, request.allocated + max(0, pages))
 
     def publish_states(self, request: Request) -> None:
         """Hand the tree the states captured so far, with the pages before them."""

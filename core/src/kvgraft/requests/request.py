@@ -129,6 +129,7 @@ class Request:
         root: its namespace's root, which stays while it runs.
         cached: the deepest boundary, in pages, that it can leave all components' data at so far.
         published: whether the tree got pages of it that no backup was started for.
+        row: its row of the page tables; -1 before its first `Cache.step`.
         stage: leased, admitted or closed.
         key_edits: the key's edits when the request began.
         namespace: the key's namespace then; the request works there until it ends.
@@ -176,6 +177,7 @@ class Request:
         "receipt",
         "resume_at",
         "root",
+        "row",
         "skipped",
         "stage",
         "state_parts",
@@ -197,6 +199,7 @@ class Request:
         self.key_edits = key.edits
         self.namespace = key.namespace
         self.load_started = False
+        self.row = -1
         self.prompt = prompt
         self.total = total
         self.chunk = chunk
@@ -276,6 +279,19 @@ class Request:
                 f"computed: n_tokens={n_tokens}, slots for {room} allocated; allocate first"
             )
         return self.computed + n_tokens
+
+    def expect_loaded(self) -> None:
+        """Refuse to run before the data that it resumes from has arrived (R7).
+
+        Raises:
+            LeaseError: its load-back has not started, has not ended or has failed.
+        """
+        if not self.load_started and self.needs_load_back:
+            raise LeaseError("allocate before load_back: part of the prefix is on HOST only")
+        if self.load_failed:
+            raise LeaseError("the load-back failed; restart the request, then admit it")
+        if not self.ready:
+            raise LeaseError("allocate before the load-back has ended; poll until it is ready")
 
     def state_part(self, index: int) -> StatePart | None:
         """Its part of a state component, by that one's index; None of a paged component."""

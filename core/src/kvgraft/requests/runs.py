@@ -6,16 +6,13 @@ Runs and spans are in order; runs do not overlap.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Final
 
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.inserting import Run
+from kvgraft.tree.pinning import NO_PAGE
 from kvgraft.types import Span
 
 __all__ = ["NO_PAGE", "divided", "marked", "needed_between"]
-
-NO_PAGE: Final = 1 << 40
-"""Behind the last page of every sequence."""
 
 
 def divided(runs: list[Run], spans: Sequence[Span]) -> tuple[list[Run], list[Run]]:

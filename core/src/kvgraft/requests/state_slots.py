@@ -62,7 +62,7 @@ class StateSlots:
             if anchor.parent is not None:
                 source = anchor.cells[part.component.index].device
                 assert source is not None
-                self._copy(part.component, source, part.live)
+                self.copy(part.component, source, part.live)
                 self.copies_on_write += 1
 
     def note_boundary(self, request: Request, page: int) -> None:
@@ -238,14 +238,14 @@ class StateSlots:
             if part.tracked is None:
                 part.tracked = self._take_state(request, part)
             if part.tracked is not None:
-                self._copy(component, part.live, part.tracked)
+                self.copy(component, part.live, part.tracked)
                 part.tracked_page = page
         else:
             slot = self._take_state(request, part)
             if slot is None:
                 self.points.skip(request, page, _no_headroom(component))
             else:
-                self._copy(component, part.live, slot)
+                self.copy(component, part.live, slot)
                 part.captured[page] = slot
         # Last: where room is still being made, the engine calls again and the state is due still.
         part.due = 0
@@ -298,7 +298,8 @@ class StateSlots:
             self.evictor.make_room(part.component, 1, request.root.tenant)
         return account.take(1)
 
-    def _copy(self, component: TreeComponent, source: bytes, target: bytes) -> None:
+    def copy(self, component: TreeComponent, source: bytes, target: bytes) -> None:
+        """Copy states, one or several at once."""
         self.mounted[component.index].component.device.copy_slots(source, target)
 
 

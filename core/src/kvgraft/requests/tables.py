@@ -38,8 +38,10 @@ def state_slot(request: Request, component: TreeComponent) -> int:
     return int.from_bytes(part.live, "little")
 
 
-def slot_table(request: Request, component: TreeComponent, tier: Tier) -> npt.NDArray[np.int32]:
-    """The slots that a request holds on one tier, page by page; -1 for none.
+def slot_table(
+    request: Request, component: TreeComponent, tier: Tier, start: int = 0
+) -> npt.NDArray[np.int32]:
+    """The slots that a request holds on one tier, page by page from `start` on; -1 for none.
 
     It holds what it has pinned and what is its own. Of a bounded reach the tree may have data
     before that; others may take those slots at any time, and they are not in the table.
@@ -54,19 +56,24 @@ def slot_table(request: Request, component: TreeComponent, tier: Tier) -> npt.ND
     parts: list[bytes] = []
     node = request.receipt.anchor
     page = above = node.end
+    first = min(start, above)
     for low, high in reversed(request.receipt.segments[index]):
+        if above <= first:
+            break
         while node.end > high:
             node = node.parent  # type: ignore[assignment]
         if node.end < above:
             parts.append(_nothing(above - node.end, component))
+        low = max(low, first)  # noqa: PLW2901
         while node.end > low:
             cell = node.cells[index]
             slots = cell.device if on_device else cell.host
             parts.append(slots if slots is not None else _nothing(node.end - node.start, component))
             node = node.parent  # type: ignore[assignment]
         above = node.end
-    if above:
-        parts.append(_nothing(above, component))
+    if above > first:
+        parts.append(_nothing(above - first, component))
+        above = first
     parts.reverse()
     beside: list[Run] = []
     for run in runs:
@@ -84,13 +91,17 @@ def slot_table(request: Request, component: TreeComponent, tier: Tier) -> npt.ND
     if page < request.allocated:
         parts.append(_nothing(request.allocated - page, component))
     joined = b"".join(parts)
+    # From page `above` on; a node or a run may begin before `start`.
+    left_out = (start - above) * component.slots_per_page
     if not beside:
-        return np.frombuffer(joined, dtype=np.int32)
+        return np.frombuffer(joined, dtype=np.int32)[left_out:]
     table = np.frombuffer(bytearray(joined), dtype=np.int32)
     for run in beside:
         slots = run.device if on_device else run.host
         assert slots is not None
-        first = run.first * component.slots_per_page
-        table[first : first + len(slots) // SLOT_BYTES] = np.frombuffer(slots, dtype=np.int32)
+        place = (run.first - above) * component.slots_per_page
+        skipped = max(0, -place)
+        own = np.frombuffer(slots, dtype=np.int32)[skipped:]
+        table[place + skipped : place + skipped + len(own)] = own
     table.flags.writeable = False
-    return table
+    return table[left_out:]

@@ -33,6 +33,7 @@ __all__ = [
     "Tokens",
     "common_prefix_pages",
     "expect_namespace",
+    "token_rows",
 ]
 
 TOKEN_BYTES = 4
@@ -43,6 +44,11 @@ HASH_BYTES = 32
 
 SIGN_BYTE = TOKEN_BYTES - 1 if sys.byteorder == "little" else 0
 """The byte of a token that has its sign."""
+
+SIGN = 0x80
+"""That byte is at least this in a negative token."""
+
+ONE_TOKEN = struct.Struct("i").pack
 
 COMPARED_BYTES = 1 << 16
 """Bytes that are compared at once, so that a difference far off copies nothing before it."""
@@ -140,6 +146,41 @@ def _array_bytes(tokens: npt.NDArray[Any]) -> bytes:
     return tokens.tobytes()
 
 
+def token_rows(tokens: object, n_rows: int) -> bytes:
+    """The token ids of several sequences, as many of each, one sequence after the other as int32.
+
+    Args:
+        tokens: integers `[n_rows]` or `[n_rows, n]`: an array, a tensor on the CPU, or lists.
+        n_rows: how many sequences.
+
+    Raises:
+        ConfigError: token ids that a key refuses, or of another number of sequences.
+    """
+    try:
+        array = tokens if isinstance(tokens, np.ndarray) else np.asarray(tokens)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(
+            f"token ids {_shown(tokens)} are no array of integers: {error}"
+        ) from error
+    if array.ndim not in (1, 2) or len(array) != n_rows:
+        raise ConfigError(
+            f"token ids of shape {array.shape} for {n_rows} sequences; give as many for each, "
+            f"[{n_rows}] or [{n_rows}, n]"
+        )
+    data = _array_bytes(array.reshape(-1))
+    _refuse_negative(data)
+    return data
+
+
+def _refuse_negative(data: bytes) -> None:
+    if not data[SIGN_BYTE::TOKEN_BYTES].isascii():
+        lowest = np.frombuffer(data, dtype=np.int32).min()
+        raise ConfigError(
+            f"token id {lowest} is negative; give ids of the model's own vocabulary, and leave "
+            "padding out"
+        )
+
+
 def _several(shape: tuple[int, ...]) -> ConfigError:
     """The refusal of an array or a tensor that is no sequence of ids."""
     return ConfigError(
@@ -226,7 +267,12 @@ class TokenKey:
     def extend(self, tokens: Tokens) -> None:
         """Append token ids; O(new tokens). Raises as a new key does, and appends nothing then."""
         try:
-            if isinstance(tokens, (list, tuple)):
+            if isinstance(tokens, list) and len(tokens) == 1:
+                data = ONE_TOKEN(tokens[0])  # a decode's, at every step
+                if data[SIGN_BYTE] < SIGN:
+                    self.data += data
+                    return
+            elif isinstance(tokens, (list, tuple)):
                 data = struct.pack(f"{len(tokens)}i", *tokens)  # 3x array()
             elif isinstance(tokens, np.ndarray):
                 data = _array_bytes(tokens)
@@ -245,12 +291,7 @@ class TokenKey:
                 f"token ids must be integers that fit int32: {_first_bad(tokens, error)}; "
                 "use the model's own vocabulary"
             ) from error
-        if not data[SIGN_BYTE::TOKEN_BYTES].isascii():
-            lowest = np.frombuffer(data, dtype=np.int32).min()
-            raise ConfigError(
-                f"token id {lowest} is negative; give ids of the model's own vocabulary, and leave "
-                "padding out"
-            )
+        _refuse_negative(data)
         self.data += data
 
     def __repr__(self) -> str:

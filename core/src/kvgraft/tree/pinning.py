@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import Final
 
 from kvgraft.errors import LeaseError
 from kvgraft.pools.allocator import SLOT_BYTES
@@ -26,6 +27,7 @@ from kvgraft.tree.tree import Tree
 from kvgraft.types import Span
 
 __all__ = [
+    "NO_PAGE",
     "Receipt",
     "acquire",
     "acquire_node",
@@ -36,7 +38,11 @@ __all__ = [
     "release_host_copy",
     "segment_ahead",
     "slide",
+    "slides_from",
 ]
+
+NO_PAGE: Final = 1 << 40
+"""Behind the last page of every sequence."""
 
 
 class Receipt:
@@ -262,6 +268,27 @@ def slide(tree: Tree, receipt: Receipt, position: int) -> None:
         if receipt.host_from is not None:
             pin_host(tree, component, anchor, given, receipt.host_from, -1)
         _unpin(tree, component, anchor, given)
+
+
+def slides_from(tree: Tree, receipt: Receipt, following: int) -> int:
+    """The first page position at which `slide` unpins something; `following` where any may.
+
+    It holds until a node is split (`Tree.n_splits`). NO_PAGE where there is nothing to unpin.
+    """
+    page = NO_PAGE
+    for component in tree.components:
+        segment = receipt.segments[component.index]
+        if not segment or component.is_prefix_closed:
+            continue
+        window = component.window_pages
+        if component.is_state or window is None or len(segment) > 1:
+            return following
+        start, end = segment[0]
+        node = receipt.anchor
+        while node.start > start:
+            node = node.parent  # type: ignore[assignment]
+        page = min(page, min(node.end, end) + window)
+    return page
 
 
 def _pin_state(component: TreeComponent, anchor: Node, stamp: int) -> int:

@@ -130,6 +130,8 @@ class Tree:
         self.tenant_of: Callable[[object], int] = _one_tenant
         self.asker: int | None = None
         self.n_nodes = 0
+        self.n_splits = 0
+        """Nodes that were split so far."""
         self._next_ident = 0
 
     def add_observer(self, observer: TreeObserver) -> None:
@@ -272,6 +274,7 @@ class Tree:
         parent = node.parent
         assert parent is not None
         assert node.start < at < node.end
+        self.n_splits += 1
         pages, key = at - node.start, node.key
         upper = self.new_node(key[: pages * self.page_bytes], parent, node.start, at)
         node.key = key[pages * self.page_bytes :]

@@ -31,10 +31,12 @@ LEASE = frozenset(
 
 def plain(request: Request) -> dict[str, Any]:
     """Everything a request says of itself and holds, as values that compare."""
-    own = [name for name in fields_of(Request) if not name.endswith("parts")]
+    # a row of the page tables holds nothing
+    own = [name for name in fields_of(Request) if not name.endswith("parts") and name != "row"]
     fields = {name: _plain(getattr(request, name)) for name in own}
-    for name in dict.fromkeys((*fields_of(Part), *fields_of(StatePart))):
-        if name not in ("component", "demand"):  # the demand is the last decision's
+    for name in dict.fromkeys(("runs", *fields_of(Part), *fields_of(StatePart))):
+        # the demand is the last decision's; of its pages `runs` has all
+        if name not in ("component", "demand") and not name.startswith("_"):
             fields[name] = tuple(_plain(getattr(part, name, None)) for part in request.parts)
     return fields
 

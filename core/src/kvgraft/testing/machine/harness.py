@@ -147,6 +147,7 @@ class Harness:
         asked = chunk if chunk is not None else len(tokens)
         live = Live(name, request, namespace, tokens, len(tokens), reserve, asked, mark)
         live.patience = patience
+        live.steps = self._begun // 2 % 2 == 1
         live.leased(self.model.page_size)
         self._tell_lease(live)
         self.leases.check(live, before, limit, bench.calls)

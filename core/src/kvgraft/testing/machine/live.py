@@ -29,6 +29,7 @@ class Live:
         mark: position the engine named as a resume point; 0 for none.
         patience: calls of `admit` that may still put it off for pages that another computes.
         waits: whether the last one did.
+        steps: whether it decodes in steps, as all running requests of an engine do together.
         anchor: page it is anchored at.
         cached: deepest boundary, in pages, at which it left all components' data.
         computed: tokens whose data exists.
@@ -56,6 +57,7 @@ class Live:
     mark: int = 0
     patience: int = 0
     waits: bool = False
+    steps: bool = False
     anchor: int = 0
     cached: int = 0
     computed: int = 0

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from kvgraft.errors import TransferError
+from kvgraft.requests.state_slots import InnerStates
+from kvgraft.requests.stepping import Step
 from kvgraft.testing.machine.bench import Bench
 from kvgraft.testing.machine.brute_force import ModelComponent, Prefix, needed_tokens
 from kvgraft.testing.machine.comparing import check_unchanged, plain
@@ -98,7 +101,7 @@ class Steps:
 
         given = bench.act(
             "allocate",
-            lambda: self.cache.allocate(request, n_tokens),
+            lambda: self._slots(live, n_tokens),
             pressure=pressure,
             uses=opened,
         )
@@ -131,7 +134,7 @@ class Steps:
 
         bench.act(
             "computed",
-            lambda: self.cache.computed(request, n_tokens, fence, states),
+            lambda: self._note(live, n_tokens, fence, states),
             pressure=Pressure(
                 device={each.name: n_states for each in bench.states}, asks=live.namespace
             ),
@@ -164,6 +167,53 @@ class Steps:
             lambda: f"{live.name} keeps no states at pages {none}, {counted} count as skipped",
         )
         assert live.computed == request.computed
+
+    def _slots(self, live: Live, n_tokens: int) -> bool:
+        """Slots by `allocate`, or in a step of a request alone; its key has the tokens already."""
+        if not self._is_stepped(live):
+            return self.cache.allocate(live.request, n_tokens)
+        waited = self.bench.engine.time_outs
+        step = self.cache.step([live.request], n_tokens=n_tokens, n_computed=0)
+        if step.refused and self.bench.engine.time_outs > waited:
+            raise TransferError(f"step: copies for {live.name} did not end in time")
+        if not step.refused:
+            self._check_step(live, step, n_tokens)
+        return not step.refused
+
+    def _note(
+        self, live: Live, n_tokens: int, fence: Point | None, states: InnerStates | None
+    ) -> None:
+        """Tokens exist, by `computed` or in a step."""
+        if self._is_stepped(live):
+            self.cache.step([live.request], n_tokens=0, fence=fence)
+        else:
+            self.cache.computed(live.request, n_tokens, fence, states)
+
+    def _is_stepped(self, live: Live) -> bool:
+        """Whether a request decodes in steps, and has come that far."""
+        return live.steps and live.request.computed >= live.prompt
+
+    def _check_step(self, live: Live, step: Step, n_tokens: int) -> None:
+        """The step names the slots that the tables name (T9)."""
+        size, start = self.model.page_size, live.request.computed
+        for component in self.bench.paged:
+            table = self.cache.table(live.request, component.name)
+            row = self.cache.table_rows(component.name)[live.request.row, : len(table)]
+            mapping = step.slot_mapping.get(component.name)
+            slots = [
+                int(table[at // size * component.slots_per_page])
+                for at in range(start, start + n_tokens)
+            ]
+            wanted = [
+                -1 if slot < 0 else slot * size + (start + at) % size
+                for at, slot in enumerate(slots)
+            ]
+            self.judge.expect(
+                row.tolist() == table.tolist() and (mapping is None or mapping.tolist() == wanted),
+                "T9",
+                component.name,
+                lambda: f"the row of {live.name} is {row.tolist()}, its table {table.tolist()}",  # noqa: B023
+            )
 
     def _skipped(self, live: Live, page: int, last_point: int) -> None:
         """Where a wait for room was in vain, states behind `page` are no points (I11)."""

@@ -1,0 +1,160 @@
+"""A decode step of all running requests: `Cache.step` beside a loop over the requests.
+
+256 requests of 8,192 tokens decode, page tables included. Every request of the loop extends its
+key, allocates, reads its table of every paged component and notes what was computed; a step does
+that for all in one call. Both decode in turn, over caches of their own: periods of 64 tokens, in
+which each thing that comes once per 64 tokens or page comes once. The cost of a step is the least
+of that step over the periods; the table has the mean over a period's steps, by request, and its
+dearest and cheapest step.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+from collections.abc import Callable
+from time import thread_time_ns
+from typing import Any, NamedTuple
+
+import numpy as np
+from _measure import arguments, grid, heading
+
+from kvgraft import Cache, Request, TokenKey
+
+PERIOD = 64
+PERIODS = 8
+SEED = 0
+
+
+class Served(NamedTuple):
+    """One component set.
+
+    Attributes:
+        name: for the table.
+        components: their options.
+        page_size: tokens per page.
+        bar: most µs per request and step of a compiled build; the plain one may take twice that.
+    """
+
+    name: str
+    components: dict[str, dict[str, Any]]
+    page_size: int
+    bar: float
+
+
+THREE: dict[str, dict[str, Any]] = {"full": {}, "swa": {"window": 1024}, "mamba": {"states": 2048}}
+
+SETS = (
+    Served("full, page 64", {"full": {}}, 64, 0.6),
+    Served("full + swa 1024 + mamba, page 64", THREE, 64, 0.8),
+    Served("full, page 1", {"full": {}}, 1, 1.0),
+    Served("full + swa 1024 + mamba, page 1", THREE, 1, 1.5),
+)
+
+
+class Engine:
+    """Requests that decode in one cache."""
+
+    def __init__(self, served: Served, n_requests: int, n_tokens: int, n_steps: int) -> None:
+        rng = np.random.default_rng(SEED)
+        self.cache = Cache.open(
+            served.components,
+            page_size=served.page_size,
+            device_tokens=n_requests * (n_tokens + n_steps + 512),
+            max_requests=n_requests,
+            max_tokens=n_tokens + n_steps,
+            payload=False,
+        )
+        self.paged = [name for name in served.components if name != "mamba"]
+        self.tokens = rng.integers(0, 100_000, (n_requests, 1), dtype=np.int32)
+        self.requests = [self._prefilled(rng, n_tokens, n_steps) for _ in range(n_requests)]
+
+    def _prefilled(self, rng: np.random.Generator, n_tokens: int, n_steps: int) -> Request:
+        key = TokenKey(rng.integers(0, 100_000, n_tokens, dtype=np.int32))
+        request = self.cache.begin(key, reserve=n_steps)
+        assert self.cache.admit(request).admitted
+        while request.computed < request.prompt:
+            chunk = self.cache.next_chunk(request)
+            assert self.cache.allocate(request, chunk)
+            self.cache.computed(request, chunk)
+        return request
+
+    def loop(self) -> None:
+        """One pass, request by request."""
+        cache = self.cache
+        for request, (token,) in zip(self.requests, self.tokens.tolist()):
+            request.key.extend([token])
+            assert cache.allocate(request, 1)
+            for name in self.paged:
+                cache.table(request, name)
+        for request in self.requests:
+            cache.computed(request, 1)
+
+    def step(self) -> None:
+        """One pass, all together."""
+        assert not self.cache.step(self.requests, self.tokens).refused
+
+
+def period(run: Callable[[], None]) -> list[int]:
+    """The ns of each step of one period."""
+    costs: list[int] = []
+    for _ in range(PERIOD):
+        start = thread_time_ns()
+        run()
+        costs.append(thread_time_ns() - start)
+    return costs
+
+
+def measure(served: Served, n_requests: int, n_tokens: int, periods: int) -> list[list[str]]:
+    """The rows of one component set: looped and stepped."""
+    n_steps = PERIOD * (periods + 1)
+    looped = Engine(served, n_requests, n_tokens, n_steps)
+    stepped = Engine(served, n_requests, n_tokens, n_steps)
+    gc.collect()
+    runs = {"loop": looped.loop, "step": stepped.step}
+    for run in runs.values():
+        period(run)  # the first page behind the prompt, the first states
+    found: dict[str, list[list[int]]] = {name: [] for name in runs}
+    for _ in range(periods):
+        for name, run in runs.items():
+            found[name].append(period(run))
+    rows = []
+    for name, periods_of in found.items():
+        least = [min(step) / n_requests / 1e3 for step in zip(*periods_of)]
+        mean = statistics.fmean(least)
+        costs = [f"{mean:.2f}", f"{min(least):.2f}", f"{max(least):.2f}"]
+        bars = [f"{served.bar:g}", f"{2 * served.bar:g}"] if name == "step" else ["", ""]
+        rows.append([f"{served.name}: {name}", *costs, *bars])
+    looped.cache.close()
+    stepped.cache.check_integrity()
+    stepped.cache.close()
+    return rows
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    given = parser.parse_args()
+    n_requests, n_tokens = (32, 2048) if given.quick else (256, 8192)
+    periods = 2 if given.quick else PERIODS
+    heading(
+        "a decode step",
+        requests=f"{n_requests} of {n_tokens:,} tokens",
+        repetitions=f"least of {periods} periods of {PERIOD} steps, loop and step in turn",
+        unit="µs per request and step, page tables included",
+        modules=_how_built(),
+    )
+    rows: list[list[str]] = []
+    for served in SETS:
+        rows += measure(served, n_requests, n_tokens, periods)
+    grid(["", "mean", "least", "most", "bar, compiled", "bar, plain"], rows)
+
+
+def _how_built() -> str:
+    import kvgraft.requests.stepping as module
+
+    path = str(module.__file__)
+    return "Python source" if path.endswith(".py") else f"compiled ({path.rpartition('.')[2]})"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,589 @@
+"""One step of all running requests, between two passes of the model.
+
+Most requests begin no page in a step: for them it is array operations over all rows. Requests that
+begin one take its slots together. A request for which anything else is due goes the way of its own,
+`computed` and `allocate`: data behind its reaches leaves, a state is set up, a page lies beyond its
+reservation, or other calls changed it. `Rows` keeps how far each can go without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kvgraft.compiled import mypyc_attr
+from kvgraft.errors import ConfigError, LeaseError, TransferError
+from kvgraft.pools.allocator import SLOT_BYTES
+from kvgraft.reach import FAR
+from kvgraft.requests.eviction import Evictor
+from kvgraft.requests.parts import DECODED
+from kvgraft.requests.publishing import Leaving, Publisher
+from kvgraft.requests.request import Request, no_request
+from kvgraft.requests.rows import Rows, TableChanges, spread
+from kvgraft.requests.runs import NO_PAGE
+from kvgraft.requests.state_slots import StateSlots
+from kvgraft.sizes import expect_count
+from kvgraft.tree import pinning
+from kvgraft.tree.keys import token_rows
+from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.tree import Tree
+
+__all__ = ["Batch", "Step", "Stepper"]
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+NOTHING_LEFT = Leaving(NO_PAGE, NO_PAGE, NO_PAGE)
+"""Where every page is needed."""
+
+PADDING = -1
+"""The slot of a token that a component keeps nothing of."""
+
+
+class Step(NamedTuple):
+    """The pass of the model to run next, as attention kernels take it.
+
+    Attributes:
+        requests: those that go on, in the order they were given in; the batch.
+        refused: those for which there was no room, each unchanged: retract one, or step it again
+            when others have ended.
+        rows: int64 `[n_requests]`, their rows of the page tables.
+        seq_lens: int32 `[n_requests]`, their tokens, those of the pass included.
+        slot_mapping: by paged component, int64 `[n_requests * n_tokens]`: where the pass writes
+            each new token, `slot * page_size + offset`; -1 where nothing of it is kept. Only of
+            components with one slot per page.
+        state_slots: by state component, int64 `[n_requests]`: the states that the pass writes.
+        changes: by paged component, the entries of its table that are others than after the step
+            before.
+    """
+
+    requests: list[Request]
+    refused: list[Request]
+    rows: torch.Tensor
+    seq_lens: torch.Tensor
+    slot_mapping: dict[str, torch.Tensor]
+    state_slots: dict[str, torch.Tensor]
+    changes: dict[str, TableChanges]
+
+
+class Batch:
+    """The requests of a step, and how far it takes each.
+
+    Attributes:
+        requests: all of them.
+        rows: int64 `[n]`.
+        tokens: the tokens to append, int32 `[n, m]` as bytes; None for none.
+        noted: tokens that were computed, by request.
+        length: tokens that are, then.
+        n_tokens: tokens to give slots to.
+        first: pages that have slots.
+        end: pages that will have.
+        slow: whether it goes the way of its own.
+        stale: rows that other calls changed before.
+    """
+
+    __slots__ = (
+        "end",
+        "first",
+        "length",
+        "n_tokens",
+        "noted",
+        "requests",
+        "rows",
+        "slow",
+        "stale",
+        "tokens",
+    )
+
+    def __init__(self, requests: list[Request], rows: Ints, n_tokens: int) -> None:
+        self.requests = requests
+        self.rows = rows
+        self.n_tokens = n_tokens
+        self.tokens: bytes | None = None
+        self.stale: frozenset[int] = frozenset()
+        self.noted: Ints
+        self.length: Ints
+        self.first: Ints
+        self.end: Ints
+        self.slow: Bools
+
+    def to_note(self) -> list[tuple[Request, int]]:
+        """Requests whose computed tokens are noted one by one, and how many."""
+        due = np.flatnonzero(self.slow & (self.noted > 0))
+        return [(self.requests[at], n) for at, n in zip(due.tolist(), self.noted[due].tolist())]
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Stepper:
+    """Takes running requests one pass of the model further, all together.
+
+    Args:
+        tree: the components.
+        rows: the requests' rows.
+        publisher: counts computed tokens.
+        states: copies states that are kept.
+        evictor: makes room.
+    """
+
+    def __init__(
+        self, tree: Tree, rows: Rows, publisher: Publisher, states: StateSlots, evictor: Evictor
+    ) -> None:
+        self.tree = tree
+        self.rows = rows
+        self.publisher = publisher
+        self.states = states
+        self.evictor = evictor
+        self.matter = publisher.points.matter
+        self.state_tokens = publisher.points.decode_pages * tree.page_size
+        self.n_splits = 0
+        self.shares_pools = any(len(each.devices) > 1 for each in tree.components)
+        every_page = FAR // tree.page_size
+        self.partial = [each for each in rows.paged if each.stored_pages < every_page]
+        self.simple = not self.partial and not tree.homes_on_host
+
+    def chosen(self, requests: Sequence[Request]) -> Bools | None:
+        """The requests that go ways of their own in this step, to be looked at; None for none."""
+        del requests
+        return None
+
+    # -- what is asked
+
+    def begin(
+        self,
+        requests: Sequence[Request],
+        tokens: object,
+        n_tokens: int,
+        n_computed: object,
+        enter: Callable[[Request], None],
+    ) -> Batch:
+        """The requests with their rows; refuses wrong arguments before anything changes.
+
+        Args:
+            requests: admitted ones, each once.
+            tokens: see `Cache.step`.
+            n_tokens: see `Cache.step`.
+            n_computed: see `Cache.step`.
+            enter: refuses requests that cannot run, of those that have no row yet.
+
+        Raises:
+            ConfigError: tokens or numbers that are none, or more than the tables are opened for.
+            LeaseError: a request that cannot run, one that is there twice, or one whose pass
+                computed more tokens than there are slots for.
+        """
+        rows, size = self.rows, self.tree.page_size
+        requests = list(requests)
+        owners = rows.request
+        try:
+            numbers = [request.row for request in requests]
+        except AttributeError:
+            raise no_request(_no_request(requests)) from None
+        new = [
+            request
+            for request, row in zip(requests, numbers)
+            if row < 0 or row >= len(owners) or owners[row] is not request
+        ]
+        n_distinct = len(set(numbers))
+        if new:
+            n_distinct = len({id(request) for request in requests})
+        if n_distinct < len(requests):
+            raise LeaseError("step: a request is there twice; give each once")
+        for request in new:
+            enter(request)
+        if type(n_tokens) is not int or n_tokens < 0:
+            n_tokens = expect_count("step: n_tokens", n_tokens)
+        data = None if tokens is None else token_rows(tokens, len(requests))
+        if rows.stale:
+            rows.resync()
+        if new:
+            rows.room_for(len(new), 0)
+            for request in new:
+                rows.take(request)
+            rows.resync()
+            numbers = [request.row for request in requests]
+        batch = Batch(requests, np.array(numbers, np.int64), n_tokens)
+        batch.tokens = data
+        batch.stale = frozenset(rows.stale)
+        at = batch.rows
+        length, given = rows.length[at], rows.given[at]
+        if n_computed is None:
+            batch.noted = given - length
+        else:
+            batch.noted = _counts(n_computed, len(requests))
+        batch.length = length + batch.noted
+        batch.first = rows.allocated[at]
+        if n_computed is not None:
+            room = batch.first * size - batch.length
+            if len(room) and int(room.min()) < 0:
+                short = requests[int(room.argmin())]
+                raise LeaseError(
+                    f"step: n_computed is more than there are slots for of {short!r}; give the "
+                    "tokens of its last pass"
+                )
+        batch.end = np.maximum(-(-(batch.length + n_tokens) // size), batch.first)
+        if requests:
+            rows.room_for(0, int(batch.end.max()))
+        self._find_slow(batch)
+        return batch
+
+    def _find_slow(self, batch: Batch) -> None:
+        """Find the requests for which something is due; most have nothing but tokens to count."""
+        rows, at = self.rows, batch.rows
+        if self.tree.n_splits != self.n_splits:
+            # Pins are loosened by whole nodes, and there are smaller ones now.
+            self.n_splits = self.tree.n_splits
+            size = self.tree.page_size
+            sliding = rows.slides
+            next_page = (rows.length[sliding] // size + 1) * size
+            rows.quiet[sliding] = np.minimum(rows.quiet[sliding], next_page)
+        slow = batch.length >= rows.quiet[at]
+        slow |= batch.end > rows.promised[at]
+        slow |= (batch.first >= rows.scarce[at]) & (batch.length >= rows.behind[at])
+        if self.tree.has_state and not batch.n_tokens:
+            # Its states are due, and kept when it goes on.
+            slow |= rows.tracks[at] & (batch.length % self.state_tokens == 0)
+        chosen = self.chosen(batch.requests)
+        batch.slow = slow if chosen is None else slow | chosen
+
+    # -- tokens that were computed
+
+    def note(self, batch: Batch) -> None:
+        """Count the tokens that were computed of requests for which nothing else is due."""
+        fast = np.flatnonzero(~batch.slow)
+        self.rows.length[batch.rows[fast]] = batch.length[fast]
+        requests = batch.requests
+        for at, length in zip(fast.tolist(), batch.length[fast].tolist()):
+            requests[at].computed = length
+        self.publisher.tokens += int(batch.noted[fast].sum())
+
+    # -- slots
+
+    def take(
+        self, batch: Batch, allocate: Callable[[Request, int], bool]
+    ) -> tuple[list[int], list[int]]:
+        """Give all requests their slots, or say which have none; their places in the batch.
+
+        A request for which more is due than that, `allocate` serves. Where room has to be made, it
+        is made in the order of the requests.
+
+        Returns:
+            Those that have slots, and those that are refused.
+        """
+        if not batch.n_tokens:
+            return list(range(len(batch.requests))), []
+        n_pages = batch.end - batch.first
+        slow = np.flatnonzero(batch.slow).tolist()
+        refused: list[int] = []
+        if not self.shares_pools and self._has_room(int(n_pages.sum())):
+            self._take(batch, np.flatnonzero(~batch.slow))
+            for at in slow:
+                if not _given(allocate, batch.requests[at], batch.n_tokens):
+                    refused.append(at)
+        else:
+            refused = self._take_in_order(batch, allocate)
+        if not refused:
+            return list(range(len(batch.requests))), []
+        gone = set(refused)
+        return [at for at in range(len(batch.requests)) if at not in gone], refused
+
+    def _has_room(self, n_pages: int) -> bool:
+        """Whether so many pages of every component are free."""
+        return all(n_pages * each.slots_per_page <= each.device.room for each in self.rows.paged)
+
+    def _take_in_order(self, batch: Batch, allocate: Callable[[Request, int], bool]) -> list[int]:
+        """One after the other, as their room is made; those whose turn needs none together."""
+        refused: list[int] = []
+        together: list[int] = []
+        needed = 0
+
+        def take_together() -> None:
+            self._take(batch, np.array(together, np.int64))
+            together.clear()
+
+        for at, (is_slow, n) in enumerate(
+            zip(batch.slow.tolist(), (batch.end - batch.first).tolist())
+        ):
+            request = batch.requests[at]
+            if is_slow:
+                take_together()
+                needed = 0
+                if not _given(allocate, request, batch.n_tokens):
+                    refused.append(at)
+                continue
+            if n and (self.shares_pools or not self._has_room(needed + n)):
+                take_together()
+                needed = 0
+                if not self._make_room(request, n):
+                    refused.append(at)
+                    self._stands(batch, at)
+                    continue
+            together.append(at)
+            needed += n
+        take_together()
+        return refused
+
+    def _make_room(self, request: Request, n_pages: int) -> bool:
+        """Room for a request's promised pages; False if copies of evicted data are too slow."""
+        tenant = request.root.tenant
+        try:
+            for component in self.rows.paged:
+                ledger, n = component.devices[tenant], n_pages * component.slots_per_page
+                if n > ledger.room:
+                    self.evictor.make_room(component, n, tenant)
+        except TransferError:
+            return False
+        return True
+
+    def _stands(self, batch: Batch, at: int) -> None:
+        """The states of a request without slots that stands on a page are still to be kept."""
+        request, row = batch.requests[at], batch.rows[at]
+        if self.rows.tracks[row] and batch.noted[at] and not request.computed % self.state_tokens:
+            page = request.computed // self.tree.page_size
+            for part in request.state_parts:
+                part.due = page
+        self.rows.touch(int(row))
+
+    def _take(self, batch: Batch, fast: Ints) -> None:
+        """Slots out of the promises of requests for which nothing else is due."""
+        self._keep_states(batch, fast)
+        n_pages = batch.end[fast] - batch.first[fast]
+        begins = np.flatnonzero(n_pages)
+        if not len(begins):
+            return
+        at, n_pages = fast[begins], n_pages[begins]
+        rows = batch.rows[at]
+        first, end = batch.first[at], batch.end[at]
+        self.rows.allocated[rows] = end
+        requests = [batch.requests[each] for each in at.tolist()]
+        firsts, ends = first.tolist(), end.tolist()
+        for request, n in zip(requests, ends):
+            request.allocated = n
+        if self.shares_pools:
+            for each in range(len(requests)):
+                one = slice(each, each + 1)
+                self._take_slots(
+                    requests[one], firsts[one], ends[one], (rows[one], first[one], n_pages[one])
+                )
+            return
+        self._take_slots(requests, firsts, ends, (rows, first, n_pages))
+
+    def _take_slots(
+        self,
+        requests: list[Request],
+        firsts: list[int],
+        ends: list[int],
+        where: tuple[Ints, Ints, Ints],
+    ) -> None:
+        """Slots of every paged component, promised and free; of one tenant."""
+        rows, first, n_pages = where
+        total = int(n_pages.sum())
+        for component in self.rows.paged:
+            index, per_page = component.index, component.slots_per_page
+            page_bytes = per_page * SLOT_BYTES
+            ledger = requests[0].parts[index].account.ledger
+            slots = _take_promised(ledger, total * per_page)
+            width = self.rows.n_pages * per_page
+            numbers = np.frombuffer(slots, np.int32)
+            places = rows * width + first * per_page
+            start = 0
+            for request, begin, end in zip(requests, firsts, ends):
+                stop = start + (end - begin) * page_bytes
+                request.parts[index].took_pages(begin, end, slots[start:stop])
+                start = stop
+            self.rows.write(component, spread(places, n_pages * per_page), numbers)
+
+    def _keep_states(self, batch: Batch, fast: Ints) -> None:
+        """Copy the live states that are worth it, each over its request's last one (I7)."""
+        if not self.tree.has_state:
+            return
+        size, rows = self.tree.page_size, batch.rows[fast]
+        stands = self.rows.tracks[rows] & (batch.noted[fast] > 0)
+        stands &= batch.length[fast] % self.state_tokens == 0
+        standing = fast[np.flatnonzero(stands)]
+        if not len(standing):
+            return
+        rows = batch.rows[standing]
+        pages = (batch.length[standing] // size).tolist()
+        for at, page in zip(standing.tolist(), pages):
+            for part in batch.requests[at].state_parts:
+                part.tracked_page = page
+        for component in self.rows.state_components:
+            live = self.rows.states[component.index][rows]
+            tracked = self.rows.tracked[component.index][rows]
+            self.states.copy(component, live.tobytes(), tracked.tobytes())
+
+    # -- the rows afterwards
+
+    def end(self, batch: Batch, given: list[int], refused: list[int]) -> Step:
+        """The keys have the new tokens; the rows and the tables are up to date."""
+        if batch.tokens is not None and given:
+            self._append(batch, given)
+        self._look_ahead(batch)
+        rows = batch.rows
+        if refused:
+            refusing = batch.rows[np.array(refused, np.int64)]
+            self.rows.given[refusing] = self.rows.length[refusing]
+            rows = batch.rows[np.array(given, np.int64)]
+        length = self.rows.length[rows]
+        self.rows.given[rows] = until = length + batch.n_tokens
+        requests = [batch.requests[at] for at in given] if refused else batch.requests
+        return Step(
+            requests,
+            [batch.requests[at] for at in refused],
+            torch.from_numpy(rows),
+            torch.from_numpy(until.astype(np.int32)),
+            self._slot_mapping(rows, length, batch.n_tokens),
+            {
+                component.name: torch.from_numpy(
+                    self.rows.states[component.index][rows].astype(np.int64)
+                )
+                for component in self.rows.state_components
+            },
+            self.rows.take_changes(),
+        )
+
+    def _append(self, batch: Batch, given: list[int]) -> None:
+        data, requests = batch.tokens, batch.requests
+        assert data is not None
+        n = len(data) // len(requests)
+        for at in given:
+            requests[at].key.data += data[at * n : (at + 1) * n]
+
+    def _slot_mapping(self, rows: Ints, length: Ints, n_tokens: int) -> dict[str, torch.Tensor]:
+        """Where the next `n_tokens` tokens of each request are written."""
+        size = self.tree.page_size
+        if n_tokens != 1:
+            rows = rows.repeat(n_tokens)
+            length = (length[:, None] + np.arange(n_tokens)).reshape(-1)
+        pages, offsets = np.divmod(length, size) if size > 1 else (length, None)
+        found: dict[str, torch.Tensor] = {}
+        for component in self.rows.paged:
+            if component.slots_per_page != 1:
+                continue
+            table = self.rows.tables[component.index]
+            if table is None:  # no request so far
+                mapping = np.zeros(0, np.int64)
+            else:
+                mapping = table[rows, pages].astype(np.int64)
+                nowhere = mapping < 0 if component in self.partial else None
+                if offsets is not None:
+                    mapping *= size
+                    mapping += offsets
+                if nowhere is not None:
+                    mapping[nowhere] = PADDING
+            found[component.name] = torch.from_numpy(mapping)
+        return found
+
+    def _look_ahead(self, batch: Batch) -> None:
+        """Read the rows of requests anew that went ways of their own, and how far they go now."""
+        slow = np.flatnonzero(batch.slow)
+        if not len(slow):
+            return
+        rows, at = self.rows, batch.rows[slow]
+        seen = [self._look_at(batch.requests[each], batch) for each in slow.tolist()]
+        found = np.array(seen, np.int64)
+        rows.length[at], rows.allocated[at], rows.promised[at] = (
+            found[:, 0],
+            found[:, 1],
+            found[:, 2],
+        )
+        rows.scarce[at], rows.tracks[at], rows.slides[at] = found[:, 3], found[:, 4], found[:, 5]
+        size = self.tree.page_size
+        rows.behind[at], rows.quiet[at] = found[:, 6] * size, found[:, 7] * size
+        rows.write_entered()
+
+    def _look_at(self, request: Request, batch: Batch) -> tuple[int, ...]:
+        """A request's numbers, in the order in which `_look_ahead` writes them; its row is read."""
+        rows, row = self.rows, request.row
+        first = int(rows.allocated[row])
+        for component in rows.paged:
+            if component.home_is_host or row in batch.stale:
+                rows.read(component, request, 0)
+            elif component.is_prefix_closed:
+                rows.append(component, request, first)
+            else:
+                rows.follow(component, request, first)
+        rows.read_states(request)
+        rows.stale.discard(row)
+        following = request.computed // self.tree.page_size + 1
+        slides, leaving = NO_PAGE, NOTHING_LEFT
+        if self.matter:
+            slides = pinning.slides_from(self.tree, request.receipt, following)
+            leaving = self.publisher.leaves_behind_from(request, following)
+        return (
+            request.computed,
+            request.allocated,
+            self._promised(request),
+            leaving.scarce,
+            self.tree.has_state and request.total > request.prompt,
+            slides < NO_PAGE,
+            leaving.behind,
+            min(self._quiet(request, following), slides, leaving.page),
+        )
+
+    def _promised(self, request: Request) -> int:
+        """Pages up to which a request's slots of every component are promised."""
+        if not self.simple:
+            return request.allocated  # some have fewer pages, or pages on HOST as well
+        pages = min(
+            [
+                request.parts[each.index].account.promised // each.slots_per_page
+                for each in self.rows.paged
+            ],
+            default=NO_PAGE,
+        )
+        return request.allocated + max(0, pages)
+
+    def _quiet(self, request: Request, following: int) -> int:
+        """The page from which on a request's prompt or states need more than to be counted.
+
+        0 for at once; `following` is the next boundary.
+        """
+        if request.computed < request.prompt or request.checkpoints:
+            return 0
+        quiet, decode_pages = NO_PAGE, self.publisher.points.decode_pages
+        for part in request.state_parts:
+            if part.live is None or part.due or part.captured or part.due_as is not DECODED:
+                return 0
+            if part.tracked is None and request.total > request.prompt:
+                quiet = -(-following // decode_pages) * decode_pages
+        return quiet
+
+
+def _no_request(requests: Sequence[object]) -> object:
+    """The first that is none."""
+    return next(each for each in requests if not isinstance(each, Request))
+
+
+def _given(allocate: Callable[[Request, int], bool], request: Request, n_tokens: int) -> bool:
+    """Whether a request got slots; not if copies of evicted data were too slow."""
+    try:
+        return allocate(request, n_tokens)
+    except TransferError:
+        return False
+
+
+def _take_promised(ledger: Ledger, n: int) -> bytes:
+    slots = ledger.take_private(n)
+    assert slots is not None
+    ledger.promised -= n
+    return slots
+
+
+def _counts(n_computed: object, n_requests: int) -> Ints:
+    """A number of tokens per request, or one for all.
+
+    Raises:
+        ConfigError: it is none, or there are not as many as requests.
+    """
+    counts = np.asarray(n_computed)
+    is_whole = counts.dtype.kind in "iu" or not counts.size
+    if not is_whole or counts.shape not in ((), (n_requests,)) or (counts < 0).any():
+        raise ConfigError(
+            f"step: n_computed {n_computed!r:.40}; give a whole number, 0 or more, or one for each "
+            f"of {n_requests} requests"
+        )
+    return np.broadcast_to(counts.astype(np.int64), (n_requests,))

@@ -1,0 +1,216 @@
+"""A step's result, its tables, and the calls that it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kvgraft import Cache, ConfigError, LeaseError, Request, TokenKey
+from kvgraft.transfers import Fence
+
+
+class Counting(Cache):
+    """A cache that counts the requests that a step takes ways of their own."""
+
+    n_alone = 0
+
+    def __enter__(self) -> Counting:
+        return self
+
+    def computed(
+        self, request: Request, n_tokens: int, fence: Fence | None = None, states: Any = None
+    ) -> None:
+        self.n_alone += 1
+        super().computed(request, n_tokens, fence, states)
+
+
+def opened(**settings: Any) -> Counting:
+    given: dict[str, Any] = {"page_size": 4, "device_tokens": 4096, "payload": False, **settings}
+    components = given.pop("components", {"full": {}})
+    cache = Counting.open(components, **given)
+    assert isinstance(cache, Counting)
+    return cache
+
+
+def prefilled(cache: Cache, n_requests: int, n_tokens: int = 9, reserve: int = 64) -> list[Request]:
+    found = []
+    for n in range(n_requests):
+        request = cache.begin(TokenKey(range(100 * n, 100 * n + n_tokens)), reserve=reserve)
+        assert cache.admit(request).admitted
+        while request.computed < request.prompt:
+            chunk = cache.next_chunk(request)
+            assert cache.allocate(request, chunk)
+            cache.computed(request, chunk)
+        found.append(request)
+    return found
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("components", [{"full": {}}, {"full": {}, "mamba": {"states": 32}}])
+def test_most_requests_of_a_step_are_array_operations(
+    components: dict[str, Any], page_size: int
+) -> None:
+    with opened(components=components, page_size=page_size) as cache:
+        running = prefilled(cache, 6)
+        for _ in range(8):  # the first page behind the prompt, and the first state kept
+            cache.step(running, np.ones(6, np.int32))
+        cache.n_alone = 0
+        for _ in range(40):
+            cache.step(running, np.ones(6, np.int32))
+        assert cache.n_alone == 0
+        assert [request.computed for request in running] == [9 + 47] * 6
+        assert [request.key.n_tokens for request in running] == [9 + 48] * 6
+        cache.check_integrity()
+
+
+def test_reading_a_request_between_two_steps_leaves_it_among_the_others() -> None:
+    with opened(components={"full": {}, "mamba": {"states": 32}}) as cache:
+        running = prefilled(cache, 2)
+        for _ in range(8):
+            cache.step(running, [1, 1])
+        cache.n_alone = 0
+        for _ in range(8):
+            for request in running:
+                cache.table(request, "full")
+                cache.state_slot(request, "mamba")
+            cache.step(running, [1, 1])
+        assert cache.n_alone == 0
+
+
+def test_the_changes_of_steps_make_a_copy_of_the_table() -> None:
+    """On another device; also where rows are given to other requests and windows slide."""
+    components = {"full": {}, "swa": {"window": 8}}
+    with opened(components=components, max_requests=4, max_tokens=256) as cache:
+        tables = {name: cache.table_rows(name) for name in components}
+        mirrors = {name: torch.zeros_like(table) for name, table in tables.items()}
+        running = prefilled(cache, 3)
+        for at in range(60):
+            if at == 20:
+                cache.computed(running[0], 1)
+                cache.finish(running.pop(0))
+            if at == 30:
+                running += prefilled(cache, 1, n_tokens=40)
+            step = cache.step(running, np.ones(len(running), np.int32))
+            for name, mirror in mirrors.items():
+                change = step.changes[name]
+                mirror.view(-1).index_copy_(0, change.places, change.slots)
+                for request in step.requests:
+                    table = torch.from_numpy(cache.table(request, name).copy())
+                    assert torch.equal(mirror[request.row, : len(table)], table)
+        for name, table in tables.items():
+            assert cache.table_rows(name).data_ptr() == table.data_ptr()
+
+
+def test_a_step_in_which_no_page_begins_changes_no_entry() -> None:
+    with opened(page_size=16) as cache:
+        running = prefilled(cache, 3, n_tokens=17)
+        cache.step(running, [1, 1, 1])
+        step = cache.step(running, [1, 1, 1])
+        assert step.changes["full"].places.tolist() == []
+
+
+def test_tables_without_bounds_grow() -> None:
+    with opened(page_size=1) as cache:
+        running = prefilled(cache, 40, n_tokens=3, reserve=80)
+        assert cache.table_rows("full").shape == (16, 64)
+        for _ in range(80):
+            step = cache.step(running, np.ones(40, np.int32))
+        table = cache.table_rows("full")
+        assert table.shape[0] >= 40
+        assert table.shape[1] >= 83
+        for request in step.requests:
+            row = table[request.row, : request.allocated]
+            assert row.tolist() == cache.table(request, "full").tolist()
+
+
+def test_requests_without_room_are_named_and_unchanged() -> None:
+    with opened(device_tokens=52) as cache:
+        first, second = prefilled(cache, 2, n_tokens=16, reserve=0)
+        refused: list[Request] = []
+        while not refused:
+            step = cache.step([first, second], [5, 6])
+            refused = step.refused
+        assert refused == [second]
+        assert step.requests == [first]
+        assert step.rows.tolist() == [first.row]
+        assert second.key.n_tokens == second.computed
+        assert cache.retract(second)
+        assert cache.step([first], [7]).requests == [first]
+        cache.check_integrity()
+
+
+def test_rejected_drafts_are_not_computed() -> None:
+    with opened() as cache:
+        (request,) = prefilled(cache, 1)
+        step = cache.step([request], [1], n_tokens=4)
+        assert step.slot_mapping["full"].shape == (4,)
+        request.key.extend([2, 3])  # two of three drafts were right
+        cache.step([request], [4], n_tokens=4, n_computed=3)
+        assert request.computed == 12
+        assert request.key.tokens(9).tolist() == [1, 2, 3, 4]
+        cache.step([request], n_tokens=0, n_computed=[1])
+        assert request.computed == 13
+
+
+def test_a_row_is_another_request_s_once_its_own_has_ended() -> None:
+    with opened(max_requests=2, max_tokens=64) as cache:
+        first, second = prefilled(cache, 2)
+        cache.step([first, second], [1, 1])
+        cache.abort(first)
+        assert first.row == -1
+        (third,) = prefilled(cache, 1)
+        cache.step([third, second], [1, 1])
+        assert {second.row, third.row} == {0, 1}
+        cache.restart(third)
+        assert third.row == -1
+        cache.check_integrity()
+
+
+def test_a_wrong_step_is_refused_and_changes_nothing() -> None:
+    with opened(max_requests=2, max_tokens=20) as cache, opened() as other:
+        running = prefilled(cache, 3)
+        (stranger,) = prefilled(other, 1)
+        leased = cache.begin(TokenKey(range(900, 909)))
+        wrong: list[tuple[Sequence[Any], Any, dict[str, Any], type[Exception], str]] = [
+            (running, [1, 1, 1], {}, ConfigError, "max_requests=2"),
+            (running[:2], [1], {}, ConfigError, "for 2 sequences"),
+            (running[:2], [1, -1], {}, ConfigError, "-1"),
+            (running[:2], [1.5, 1], {}, ConfigError, "not integers"),
+            (running[:2], [[1], [1, 2]], {}, ConfigError, "no array of integers"),
+            (running[:1], [1], {"n_tokens": -1}, ConfigError, "n_tokens"),
+            (running[:1], [1], {"n_computed": 2.5}, ConfigError, "n_computed"),
+            (running[:1], [1], {"n_computed": [1, 1]}, ConfigError, "n_computed"),
+            (running[:1], [1], {"n_computed": 9}, LeaseError, "n_computed"),
+            (running[:1], [1], {"n_tokens": 12}, ConfigError, "max_tokens=20"),
+            ([running[0], running[0]], [1, 1], {}, LeaseError, "twice"),
+            ([stranger], [1], {}, LeaseError, "another cache"),
+            ([leased], [1], {}, LeaseError, "admit"),
+            (["text"], [1], {}, LeaseError, "no request"),
+        ]
+        before = cache.stats()
+        for requests, tokens, named, error, said in wrong:
+            with pytest.raises(error, match=said):
+                cache.step(requests, tokens, **named)
+            assert cache.stats() == before
+            assert [request.key.n_tokens for request in running] == [9] * 3
+        cache.close()
+        with pytest.raises(LeaseError, match="closed"):
+            cache.step([], [])
+
+
+def test_no_requests_are_a_step_of_nothing() -> None:
+    with opened() as cache:
+        step = cache.step([], np.zeros(0, np.int32))
+        assert (step.requests, step.refused, step.rows.tolist()) == ([], [], [])
+
+
+def test_a_state_has_no_page_table() -> None:
+    with (
+        opened(components={"full": {}, "mamba": {"states": 4}}) as cache,
+        pytest.raises(ConfigError, match="keeps states"),
+    ):
+        cache.table_rows("mamba")
