@@ -113,8 +113,9 @@ def test_no_alarm_is_raised_in_a_longer_run(plugin: Plugin) -> None:
 
 @cache
 def failure() -> Drive:
-    """A search that finds a broken rule; looking for it once takes seconds."""
-    return drive(setup_for([wrong_hook(finalize_match_result=too_long)]), settings=SHORT)
+    """A search that finds a broken rule, in few calls, so that making them fewer is quick."""
+    few = settings(SHORT, stateful_step_count=12)
+    return drive(setup_for([wrong_hook(finalize_match_result=too_long)]), settings=few)
 
 
 def test_a_broken_rule_comes_with_the_calls_that_show_it_and_nothing_is_printed_or_stored(

@@ -20,7 +20,6 @@ QUICK = (
     "overtaking is not counted",
     "a split forgets hits",
     "falsy namespaces are none",
-    "arriving data replaces existing data",
     "a backup does not wait for its source's computation",
     "a request starts before its load-back has arrived",
 )

@@ -19,7 +19,7 @@ BLOCK = re.compile(r"(?:^`(?P<path>\S+)`:\n\n)?^```(?P<kind>\w+)\n(?P<body>.*?)^
 """A fenced block, after the name of the file it is to be if a line names one."""
 
 
-LONG = ("kvgraft check ", "kvgraft replay ")
+LONG = ("kvgraft check ", "kvgraft replay ", "pytest tests/")
 """Commands that take long, and look at the component that the document's `pytest` has checked."""
 
 
