@@ -14,8 +14,9 @@ from kvgraft.policies.lru import LeastRecentlyUsed
 from kvgraft.policies.recency import RecencyQueue
 from kvgraft.requests.request import Request
 from kvgraft.tree.lifetimes import EXPIRED, Levels, Lifetimes, Term
-from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
+
+from .tree.books import open_tree
 
 POLICIES = ("lru", "density")
 
@@ -214,7 +215,7 @@ def test_terms_that_no_data_has_are_forgotten(monkeypatch: pytest.MonkeyPatch) -
 
 def test_an_entry_that_expired_counts_once_when_it_comes_back() -> None:
     """Its level's order has the old entry still; it is dropped before the new one is entered."""
-    lifetimes = Lifetimes(Tree.__new__(Tree), Time())
+    lifetimes = Lifetimes(open_tree("full"), Time())
     levels = Levels(RecencyQueue(), lifetimes, lambda: LeastRecentlyUsed().order(None))  # type: ignore[arg-type]
     nodes = [Node(number) for number in range(3)]
     for number, node in enumerate(nodes):

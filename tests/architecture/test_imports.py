@@ -30,6 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "sizes",
         "refusals",
         "stats",
+        "untracked",
     ),
     ("devices",),
     ("pools", "policies"),

@@ -520,15 +520,15 @@ change(
     TWO,
     "R6 R7 M7 R5",
     operations.waits_for,
-    "found.append(cell.incoming.operation)",
-    "found or found.append(cell.incoming.operation)",
+    "found.append(operation)",
+    "found or found.append(operation)",
 )
 change(
     "a request waits for the last transfer it shares",
     TWO,
     "R6 R7 M7 R5",
     operations.waits_for,
-    "cell.incoming.operation not in found",
+    "operation not in found",
     "not any(found.pop() for _ in list(found))",
 )
 change(

@@ -470,8 +470,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "a request does not wait for others' loads": BadCore(
         ("R5", "R6", "R7", "R1"),
         "tree/operations.py",
-        "                and not cell.incoming.operation.to_host\n",
-        "                and cell.incoming.operation.to_host\n",
+        "cell.incoming is not None and not cell.incoming.to_host:",
+        "cell.incoming is not None and cell.incoming.to_host:",
     ),
     "states that were loaded are thrown away": BadCore(
         ("R5", "T8"),

@@ -52,7 +52,7 @@ def held(cache: Cache) -> Books:
             count(component.name, Tier.DEVICE, tenant, cell.device)
             count(component.name, Tier.HOST, tenant, cell.host)
             if cell.incoming is not None:
-                tier = Tier.HOST if cell.incoming.operation.to_host else Tier.DEVICE
+                tier = Tier.HOST if cell.incoming.to_host else Tier.DEVICE
                 count(component.name, tier, tenant, cell.incoming.slots)
     for request in cache.requests.values():
         for part in request.parts:

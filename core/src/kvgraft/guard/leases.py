@@ -158,7 +158,7 @@ class Leases:
                 "DEVICE",
             )
         if moment is Moment.LOADING:
-            if cell.incoming is None or cell.incoming.operation.to_host:
+            if cell.incoming is None or cell.incoming.to_host:
                 raise ContractViolation(
                     "R1",
                     component.name,

@@ -15,7 +15,7 @@ from kvgraft.parts_factory import CacheParts
 from kvgraft.requests.request import Limited, Request
 from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.node import Node
-from kvgraft.tree.operations import Operation
+from kvgraft.tree.operations import Operation, operation_of
 from kvgraft.types import Tier
 
 __all__ = ["Expected", "Matches"]
@@ -231,8 +231,8 @@ class Matches:
         for component, nodes in zip(self.tree.components, missing):
             for node in nodes:
                 incoming = node.cells[component.index].incoming
-                if incoming is not None and not incoming.operation.to_host:
-                    operations[id(incoming.operation)] = incoming.operation
+                if incoming is not None and not incoming.to_host:
+                    operations[incoming.operation] = operation_of(node, incoming)
         waited = {id(each.operation) for each in request.waits if each.operation is not None}
         if not operations.keys() <= waited:
             raise ContractViolation(

@@ -105,7 +105,7 @@ class Moves:
             (node, component)
             for node in nodes
             for component, cell in zip(self.tree.components, node.cells)
-            if cell.incoming is not None and cell.incoming.operation is operation
+            if cell.incoming is not None and cell.incoming.operation == id(operation)
         ]
         acknowledge(transfer)
         for node in nodes if operation.to_host else ():
@@ -189,7 +189,7 @@ class Moves:
             return
         for component in self.tree.prefix_closed:
             cell = parent.cells[component.index]
-            coming = cell.incoming is not None and cell.incoming.operation.to_host
+            coming = cell.incoming is not None and cell.incoming.to_host
             if component.host is not None and cell.host is None and not coming:
                 raise ContractViolation(
                     "B1",

@@ -203,7 +203,7 @@ class Promises:
                 cell = node.cells[component.index]
                 slots = cell.device if on_device else cell.host
                 if slots is None and cell.incoming is not None:
-                    coming = cell.incoming.operation.to_host is not on_device
+                    coming = cell.incoming.to_host is not on_device
                     slots = cell.incoming.slots if coming else None
                 if inside and slots is not None:
                     pinned += len(slots) // SLOT_BYTES

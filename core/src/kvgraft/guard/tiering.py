@@ -135,7 +135,7 @@ class Tiering:
         for operation in self.guard.watched.operations():
             for node in operation.nodes if operation.to_host else ():
                 for component, cell in zip(self.cache.tree.components, node.cells):
-                    if cell.incoming is not None and cell.incoming.operation is operation:
+                    if cell.incoming is not None and cell.incoming.operation == id(operation):
                         held[component.name] += len(cell.incoming.slots) // SLOT_BYTES
         for component in self.cache.tree.components:
             assert component.host is not None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from math import isqrt
 from typing import Any, Final
 
@@ -28,7 +28,7 @@ from kvgraft.policies.policy import (
 )
 from kvgraft.policies.prefixes import N_BINS, OLDEST, YOUNGEST, Prefixes, Visit, bin_of
 from kvgraft.policies.rates import Rates
-from kvgraft.policies.recency import LEFT_BEHIND
+from kvgraft.policies.recency import LEFT_BEHIND, paired
 from kvgraft.policies.sums import prefix_sums
 from kvgraft.types import Tier
 
@@ -214,8 +214,10 @@ class DensityOrder:
         self._rates: Rates | None = None
         self._class_bits = 0
         """Those of a stamp that tell the class."""
+        self._waiting: dict[int, list[Any]] = {}
+        """Buckets that no victim was looked for in: stamps and nodes, one behind the other."""
         self._heaps: dict[int, list[tuple[int, Any]]] = {}
-        """Buckets, each a heap; one that victims were taken from may be empty."""
+        """The other ones, each a heap; one that victims were taken from may be empty."""
         self._generations: dict[int, list[int]] = {}
         """Those of the buckets of each class, in order."""
         self._line: list[tuple[float, int]] = []
@@ -237,7 +239,11 @@ class DensityOrder:
         if heap is not None:
             heappush(heap, (stamp, node))
             return
-        self._heaps[key] = [(stamp, node)]
+        waiting = self._waiting.get(key)
+        if waiting is not None:
+            waiting += (stamp, node)
+            return
+        self._waiting[key] = [stamp, node]
         self._add(stamp & self._class_bits, generation)
 
     def pop(self) -> tuple[int, Any] | None:
@@ -269,18 +275,21 @@ class DensityOrder:
         return self._scores(class_of(stamp))[bin_of(age)] * self.tau / self._clock.unit
 
     def __len__(self) -> int:
-        return sum(map(len, self._heaps.values()))
+        waiting = sum(map(len, self._waiting.values())) // 2
+        return waiting + sum(map(len, self._heaps.values()))
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         """Every candidate with its stamp, in no order."""
-        for entries in self._heaps.values():
-            yield from entries
+        for entries in self._waiting.values():
+            yield from paired(entries)
+        for heap in self._heaps.values():
+            yield from heap
 
     # -- inside
 
     def _enter(self, entries: list[tuple[int, Any]]) -> None:
         """Have these candidates and no others."""
-        self._heaps, self._generations = {}, {}
+        self._waiting, self._heaps, self._generations = {}, {}, {}
         self._generation = -1
         for stamp, node in entries:
             self.push(stamp, node)
@@ -340,7 +349,10 @@ class DensityOrder:
         last = self._generation - YOUNGEST[number]
         while at < len(generations) and generations[at] <= last:
             key = generations[at] << CLASS_BITS | its_class
-            heap = self._heaps[key]
+            heap = self._heaps.get(key)
+            if heap is None:
+                heap = self._heaps[key] = list(paired(self._waiting.pop(key)))
+                heapify(heap)
             if heap:
                 return heap
             del self._heaps[key], generations[at]

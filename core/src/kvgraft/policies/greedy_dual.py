@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any
 
+from kvgraft.policies.recency import kept, paired
+from kvgraft.untracked import untrack
+
 __all__ = ["GreedyDualQueue"]
 
 
@@ -32,26 +35,30 @@ class GreedyDualQueue:
         self._cost = cost
         self._floor = 0
         """Rank of the last victim."""
-        self._entered: list[tuple[int, Any]] = []
-        """Candidates entered since then; so the floor is still that of their entry."""
+        self._entered: list[Any] = []
+        """Stamps and nodes entered since then; so the floor is still that of their entry."""
         self._ranked: list[tuple[int, int, Any, int]] = []
         """A heap of rank, stamp, node, and floor when it was entered."""
 
     def push(self, stamp: int, node: Any) -> None:
         """Enter a candidate; O(1)."""
-        self._entered.append((stamp, node))
+        self._entered += (stamp, node)
 
     def pop(self) -> tuple[int, Any] | None:
         """Take the candidate of the lowest rank; None if there is none."""
         ranked, cost = self._ranked, self._cost
-        for stamp, node in self._entered:
-            heappush(ranked, (self._floor + cost(node), stamp, node, self._floor))
+        for stamp, node in paired(self._entered):
+            entry = (self._floor + cost(node), stamp, node, self._floor)
+            untrack(entry)
+            heappush(ranked, entry)
         self._entered.clear()
         while ranked:
             rank, stamp, node, floor = ranked[0]
             now = floor + cost(node)
             if now > rank:
-                heapreplace(ranked, (now, stamp, node, floor))
+                entry = (now, stamp, node, floor)
+                untrack(entry)
+                heapreplace(ranked, entry)
                 continue
             heappop(ranked)
             self._floor = max(self._floor, now)
@@ -65,15 +72,15 @@ class GreedyDualQueue:
 
     def keep(self, wanted: Callable[[Any], object]) -> None:
         """Drop every candidate whose node is not wanted; O(candidates)."""
-        self._entered = [entry for entry in self._entered if wanted(entry[1])]
+        self._entered = kept(self._entered, wanted)
         self._ranked = [entry for entry in self._ranked if wanted(entry[2])]
         heapify(self._ranked)
 
     def __len__(self) -> int:
-        return len(self._entered) + len(self._ranked)
+        return len(self._entered) // 2 + len(self._ranked)
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         """Every entry, in no order."""
-        yield from self._entered
+        yield from paired(self._entered)
         for _, stamp, node, _ in self._ranked:
             yield stamp, node

@@ -4,6 +4,9 @@ One heap over everything would cost O(log candidates) cache misses a victim: at 
 times the cost at a thousand. Stamps come from a counter, so they are dense, and a candidate is
 nearly always younger than the one that leaves next. So candidates wait unordered in spans of
 consecutive stamps, and only the oldest span is a heap.
+
+An entry is a stamp and a node. Those that wait lie one behind the other in one list: a tuple for
+each would be one more object that the garbage collector visits.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import Any, Final
 from kvgraft.compiled import mypyc_attr
 from kvgraft.policies.policy import CLASS_BITS
 
-__all__ = ["LEFT_BEHIND", "RecencyQueue"]
+__all__ = ["LEFT_BEHIND", "RecencyQueue", "kept", "paired"]
 
 SPAN_BITS: Final = CLASS_BITS + 6
 """Stamps per span as a power of two: enough to share a list, few enough to order quickly."""
@@ -24,6 +27,17 @@ LEFT_BEHIND: Final = 1 << 62
 """Taken off the stamp of data that a running request left behind (I9). Such stamps are negative:
 they come before all others, and the oldest first among themselves.
 """
+
+
+def paired(entries: list[Any]) -> Iterator[tuple[int, Any]]:
+    """Stamps and nodes that lie one behind the other, in pairs."""
+    each = iter(entries)
+    return zip(each, each)
+
+
+def kept(entries: list[Any], wanted: Callable[[Any], object]) -> list[Any]:
+    """Of stamps and nodes that lie one behind the other, those of wanted nodes."""
+    return [part for entry in paired(entries) if wanted(entry[1]) for part in entry]
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -40,7 +54,8 @@ class RecencyQueue:
         self._oldest: list[tuple[int, Any]] = []
         """A heap of every entry whose span is `_reached` or before."""
         self._reached = -LEFT_BEHIND
-        self._spans: dict[int, list[tuple[int, Any]]] = {}
+        self._spans: dict[int, list[Any]] = {}
+        """Entries, one behind the other."""
         self._order: list[int] = []
         """A heap of the keys of `_spans`."""
 
@@ -52,10 +67,11 @@ class RecencyQueue:
             return
         entries = self._spans.get(span)
         if entries is None:
-            self._spans[span] = [(stamp, node)]
+            self._spans[span] = [stamp, node]
             heappush(self._order, span)
         else:
-            entries.append((stamp, node))
+            entries.append(stamp)
+            entries.append(node)
 
     def pop(self) -> tuple[int, Any] | None:
         """Take the oldest candidate; None if there is none."""
@@ -82,7 +98,7 @@ class RecencyQueue:
         if not self._order:
             return False
         self._reached = heappop(self._order)
-        self._oldest = self._spans.pop(self._reached)
+        self._oldest = list(paired(self._spans.pop(self._reached)))
         heapify(self._oldest)
         return True
 
@@ -95,20 +111,16 @@ class RecencyQueue:
         """Drop every candidate whose node is not wanted; O(candidates)."""
         self._oldest = [entry for entry in self._oldest if wanted(entry[1])]
         heapify(self._oldest)
-        for span, entries in list(self._spans.items()):
-            kept = [entry for entry in entries if wanted(entry[1])]
-            if kept:
-                self._spans[span] = kept
-            else:
-                del self._spans[span]
+        spans = {span: kept(entries, wanted) for span, entries in self._spans.items()}
+        self._spans = {span: entries for span, entries in spans.items() if entries}
         self._order = list(self._spans)
         heapify(self._order)
 
     def __len__(self) -> int:
-        return len(self._oldest) + sum(len(entries) for entries in self._spans.values())
+        return len(self._oldest) + sum(map(len, self._spans.values())) // 2
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         """Every entry, in no order."""
         yield from self._oldest
         for entries in self._spans.values():
-            yield from entries
+            yield from paired(entries)

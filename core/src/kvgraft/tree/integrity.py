@@ -119,8 +119,8 @@ def _check_shape(tree: Tree, node: Node) -> None:
                     f"{node!r}: {len(slots) // SLOT_BYTES} {tier} slots "
                     f"where {want // SLOT_BYTES} belong",
                 )
-        if cell.incoming is not None and (
-            node.operations is None or cell.incoming.operation not in node.operations
+        if cell.incoming is not None and cell.incoming.operation not in map(
+            id, node.operations or ()
         ):
             raise IntegrityError("T10", component.name, f"{node!r} lost the operation it waits for")
 
@@ -276,7 +276,7 @@ def check_transfers(nodes: Sequence[Node], operations: Sequence[Operation]) -> N
             arriving = b"".join(
                 cell.incoming.slots
                 for cell in cells
-                if cell.incoming is not None and cell.incoming.operation is operation
+                if cell.incoming is not None and cell.incoming.operation == id(operation)
             )
             if arriving != (on_host if operation.to_host else on_device):
                 raise IntegrityError(
@@ -291,7 +291,7 @@ def check_transfers(nodes: Sequence[Node], operations: Sequence[Operation]) -> N
             source = b"".join(
                 (cell.device if operation.to_host else cell.host) or b""
                 for cell in cells
-                if cell.incoming is not None and cell.incoming.operation is operation
+                if cell.incoming is not None and cell.incoming.operation == id(operation)
             )
             if source != (on_device if operation.to_host else on_host):
                 raise IntegrityError(
@@ -408,7 +408,7 @@ def _check_owners(
                 pinned[tenant] += count
             else:
                 evictable[tenant] += count
-        if cell.incoming is not None and cell.incoming.operation.to_host is not device:
+        if cell.incoming is not None and cell.incoming.to_host is not device:
             in_flight[tenant] += claim(cell.incoming.slots, f"a transfer to {node!r}")
         for operation in node.operations or ():
             if device and id(operation) not in seen:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from kvgraft.types import PointKind
+from kvgraft.untracked import untrack
 
 if TYPE_CHECKING:
     from kvgraft.tree.operations import Incoming, Operation
@@ -39,7 +40,7 @@ CODES = {kind: bytes([code]) for code, kind in enumerate(KINDS) if kind is not N
 
 
 class Cell:
-    """One component's data on one node.
+    """One component's data on one node: bytes and numbers alone, so it is part of no cycle.
 
     Attributes:
         device: slots on DEVICE, int32 bytes, or None (a tombstone there).
@@ -69,7 +70,7 @@ class Cell:
         """Whether HOST has its data, or a copy is on its way there."""
         if self.host is not None:
             return True
-        return self.incoming is not None and self.incoming.operation.to_host
+        return self.incoming is not None and self.incoming.to_host
 
 
 class PageNames:
@@ -95,6 +96,7 @@ class PageNames:
         self.sent = 0
         self.stored = 0
         self.store = 0
+        untrack(self)
 
     def cut(self, nbytes: int, states: int) -> PageNames:
         """Give the first `nbytes` of hashes to an upper part; states (bits) stay with the lower."""

@@ -29,6 +29,7 @@ __all__ = [
     "load_plan",
     "may_back_up",
     "needs_backup",
+    "operation_of",
     "parent_on_host",
     "segment_nodes",
     "waits_for",
@@ -41,6 +42,20 @@ class SlotPair(NamedTuple):
     component: TreeComponent
     device: bytes
     host: bytes
+
+
+class Incoming(NamedTuple):
+    """Slots reserved on a cell.
+
+    Attributes:
+        operation: `id()` of the operation that fills them, see `operation_of`.
+        to_host: whether they are on HOST.
+        slots: int32 bytes.
+    """
+
+    operation: int
+    to_host: bool
+    slots: bytes
 
 
 class Operation:
@@ -68,11 +83,10 @@ class Operation:
         return sum(len(pair.device) for pair in self.pairs) // SLOT_BYTES
 
 
-class Incoming(NamedTuple):
-    """Slots reserved on a cell and the operation that fills them."""
-
-    operation: Operation
-    slots: bytes
+def operation_of(node: Node, incoming: Incoming) -> Operation:
+    """The operation that fills slots reserved on a cell of `node`."""
+    (found,) = [each for each in node.operations or () if id(each) == incoming.operation]
+    return found
 
 
 def _join(operation: Operation) -> None:
@@ -155,7 +169,7 @@ def _fill(
     for component, slots in zip(components, reserved):
         cell = node.cells[component.index]
         assert cell.device is not None
-        cell.incoming = Incoming(operation, slots)
+        cell.incoming = Incoming(id(operation), True, slots)
         operation.pairs.append(SlotPair(component, cell.device, slots))
 
 
@@ -258,13 +272,10 @@ def waits_for(receipt: Receipt, components: tuple[TreeComponent, ...]) -> list[O
     for component in components:
         for node in segment_nodes(component, receipt):
             cell = node.cells[component.index]
-            if (
-                cell.device is None
-                and cell.incoming is not None
-                and not cell.incoming.operation.to_host
-                and cell.incoming.operation not in found
-            ):
-                found.append(cell.incoming.operation)
+            if cell.device is None and cell.incoming is not None and not cell.incoming.to_host:
+                operation = operation_of(node, cell.incoming)
+                if operation not in found:
+                    found.append(operation)
     return found
 
 
@@ -304,7 +315,7 @@ def begin_load_back(tree: Tree, receipt: Receipt) -> Operation | None:
             if owner is component:
                 cell = node.cells[component.index]
                 assert cell.host is not None
-                cell.incoming = Incoming(operation, slots)
+                cell.incoming = Incoming(id(operation), False, slots)
                 device += slots
                 host += cell.host
         if device:
@@ -326,7 +337,7 @@ def commit(tree: Tree, operation: Operation) -> bool:
         gap = operation.to_host and not parent_on_host(tree, node)
         for component in tree.components:
             cell = node.cells[component.index]
-            if cell.incoming is None or cell.incoming.operation is not operation:
+            if cell.incoming is None or cell.incoming.operation != id(operation):
                 continue
             slots = cell.incoming.slots
             present = cell.host if operation.to_host else cell.device
@@ -353,9 +364,9 @@ def _cancel(tree: Tree, node: Node, component: TreeComponent) -> None:
     """Free the slots reserved on a cell; data that was on its way to HOST alone is lost."""
     cell = node.cells[component.index]
     assert cell.incoming is not None
-    operation, slots = cell.incoming
+    _, to_host, slots = cell.incoming
     cell.incoming = None
-    ledgers = component.hosts if operation.to_host else component.devices
+    ledgers = component.hosts if to_host else component.devices
     ledger = ledgers[node.tenant]
     assert ledger is not None
     ledger.cancel(slots)
@@ -405,7 +416,7 @@ def may_back_up(tree: Tree, node: Node) -> bool:
         return True
     for component in tree.prefix_closed:
         cell = parent.cells[component.index]
-        coming = cell.incoming is not None and cell.incoming.operation.to_host
+        coming = cell.incoming is not None and cell.incoming.to_host
         if component.host is not None and cell.host is None and not coming:
             return False
     return True
@@ -416,6 +427,6 @@ def abort(tree: Tree, operation: Operation) -> None:
     for node in operation.nodes:
         for component in tree.components:
             cell = node.cells[component.index]
-            if cell.incoming is not None and cell.incoming.operation is operation:
+            if cell.incoming is not None and cell.incoming.operation == id(operation):
                 _cancel(tree, node, component)
     _leave(tree, operation)

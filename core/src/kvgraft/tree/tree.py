@@ -23,6 +23,7 @@ from kvgraft.tree.lifetimes import Lifetimes, Term
 from kvgraft.tree.node import Cell, Node
 from kvgraft.tree.observer import TreeObserver, TreeObservers
 from kvgraft.types import PointKind, Tier
+from kvgraft.untracked import untrack
 
 __all__ = ["Tree"]
 
@@ -77,6 +78,8 @@ class Tree:
         *,
         prefix_closed_host: bool = True,
     ) -> None:
+        self.roots: dict[object, Node] = {}
+        self.cleared: dict[Node, object] = {}
         self.policy: EvictionPolicy = LeastRecentlyUsed()
         if page_size < 1:
             raise ConfigError(f"page_size {page_size} is below 1; use 1, 16 or 64")
@@ -119,8 +122,6 @@ class Tree:
         self.observer: TreeObserver | None = None
         self._observers: list[TreeObserver] = []
         self.lost_points: dict[PointKind, int] = dict.fromkeys(PointKind, 0)
-        self.roots: dict[object, Node] = {}
-        self.cleared: dict[Node, object] = {}
         self._namespaces: dict[int, object] = {}
         self._holders: dict[int, int] = {}
         self.clock = 0
@@ -133,6 +134,14 @@ class Tree:
         self.n_splits = 0
         """Nodes that were split so far."""
         self._next_ident = 0
+
+    def __del__(self) -> None:
+        """Part nodes from one another: the collector does not see the cycles that they are in."""
+        stack = [*self.roots.values(), *self.cleared]
+        while stack:
+            node = stack.pop()
+            stack.extend(node.each_child())
+            node.parent = node.children = node.operations = None
 
     def add_observer(self, observer: TreeObserver) -> None:
         """From now on `observer` is told of every change, after those that were added before."""
@@ -177,7 +186,8 @@ class Tree:
         """A node with empty cells, not yet listed by its parent."""
         node = Node(key, parent, start, end, self._next_ident)
         self._next_ident += 1
-        node.cells = tuple([Cell() for _ in self.components])  # faster than from a generator
+        node.cells = cells = tuple([Cell() for _ in self.components])  # faster than a generator
+        untrack(node, cells, *cells)
         return node
 
     def root(self, namespace: object) -> Node:

@@ -248,7 +248,7 @@ def observe(cache: Cache, model: BruteForce) -> Snapshot:
                             numbers[position * per_page : (position + 1) * per_page]
                         )
             if cell.incoming is not None:
-                to_host = cell.incoming.operation.to_host
+                to_host = cell.incoming.to_host
                 (mine.backing_up if to_host else mine.arriving).update(pages)
             place = places[component.name].get(id(node))
             if place is not None:

@@ -1,0 +1,89 @@
+"""The garbage collector visits no node, and a tree that goes leaves nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from kvgraft import Cache, TokenKey
+from kvgraft.tree.tree import Tree
+
+from .tree.books import insert, open_tree
+
+PAGE = 4
+SMALL: dict[str, Any] = {"n_layers": 1, "n_kv_heads": 1, "head_dim": 2}
+COMPONENTS: dict[str, dict[str, Any]] = {
+    "full": SMALL,
+    "swa": {**SMALL, "window": 8},
+    "mamba": {"n_layers": 1, "states": 256},
+}
+
+
+def serve(cache: Cache, n_conversations: int) -> None:
+    """Conversations of four turns behind a prompt that all share, one branch each."""
+    for number in range(n_conversations):
+        key = TokenKey([7] * PAGE)
+        for turn in range(4):
+            key.extend([number, turn, *range(2 * PAGE)])
+            request = cache.begin(key)
+            assert cache.admit(request).admitted
+            while request.computed < request.prompt:
+                n_tokens = cache.next_chunk(request)
+                assert cache.allocate(request, n_tokens)
+                cache.computed(request, n_tokens)
+            cache.finish(request)
+            cache.poll()
+
+
+@pytest.mark.parametrize("policy", ["lru", "density"])
+@pytest.mark.parametrize("names", [("full",), ("full", "swa"), ("full", "swa", "mamba")])
+@pytest.mark.parametrize("host_tokens", [0, 20_000])
+def test_the_collector_visits_fewer_objects_than_there_are_nodes(
+    names: tuple[str, ...], policy: str, host_tokens: int
+) -> None:
+    components = {name: COMPONENTS[name] for name in names}
+    with Cache.open(
+        components,
+        page_size=PAGE,
+        device_tokens=6_000,
+        host_tokens=host_tokens,
+        load=None,
+        policy=policy,
+    ) as cache:
+        serve(cache, 20)
+        cache.drain()
+        gc.collect()
+        before, nodes = Counter(map(type, gc.get_objects())), cache.tree.n_nodes
+        serve(cache, 150)
+        cache.drain()
+        gc.collect()
+        after = Counter(map(type, gc.get_objects()))
+        added = cache.tree.n_nodes - nodes
+        assert added > 250
+        assert (after - before).total() < added
+        cache.check_integrity()
+
+
+def fill(tree: Tree) -> None:
+    for number in range(200):
+        node = insert(tree, [number // 100, 0, number, *range(5)])
+    node.names = None
+
+
+def test_a_tree_that_goes_leaves_no_node_behind() -> None:
+    def fill_and_drop() -> None:
+        tree = open_tree("full", "window", "state", capacity=4096)
+        fill(tree)
+        assert tree.n_nodes > 200
+
+    fill_and_drop()
+    gc.collect()
+    before = sys.getallocatedblocks()
+    for _ in range(5):
+        fill_and_drop()
+    gc.collect()
+    assert sys.getallocatedblocks() - before < 200
