@@ -11,7 +11,7 @@ from kvgraft.policies.recency import RecencyQueue
 from kvgraft.reach import PageReach, Reach
 from kvgraft.tree.fifo import Fifo
 from kvgraft.tree.ledger import PoolBooks
-from kvgraft.tree.node import BEHIND, CLEAN, DOUBLE, ON_DEVICE, ON_HOST, Node
+from kvgraft.tree.node import BEHIND, CLEAN, DOUBLE, ON_DEVICE, ON_HOST, Cell, Node
 from kvgraft.types import Kind, Span, Tier
 
 PLACES: Final = (ON_DEVICE, ON_HOST, BEHIND, CLEAN, DOUBLE)
@@ -228,22 +228,22 @@ class TreeComponent:
         cell = node.cells[self.index]
         if cell.stamp < 0:
             if not cell.queued & BEHIND:
-                self._enter(self.behind_queue, BEHIND, node)
+                self._enter(self.behind_queue, BEHIND, node, cell)
         elif not cell.queued & (ON_DEVICE | CLEAN):
-            self._enter(self.device_queue, ON_DEVICE, node)
+            self._enter(self.device_queue, ON_DEVICE, node, cell)
 
     def queue_host(self, node: Node) -> None:
         """Enter a HOST eviction candidate; nothing happens if it is entered already."""
-        if not node.cells[self.index].queued & ON_HOST:
-            self._enter(self.host_queue, ON_HOST, node)
+        cell = node.cells[self.index]
+        if not cell.queued & ON_HOST:
+            self._enter(self.host_queue, ON_HOST, node, cell)
 
-    def _enter(self, queue: Order, place: int, node: Node) -> None:
+    def _enter(self, queue: Order, place: int, node: Node, cell: Cell) -> None:
         """Enter a candidate in a queue.
 
         Pins and ledgers are being changed, so an order that fails is told of where room is made
         next (I8).
         """
-        cell = node.cells[self.index]
         try:
             queue.push(cell.stamp, node)
         except Exception as error:  # noqa: BLE001 - whatever a policy of others raises
@@ -359,7 +359,7 @@ class TreeComponent:
             cell.queued &= ~place
             entries[place] -= 1
             if there and cell.stamp != stamp and not moved:
-                self._enter(queue, place, node)
+                self._enter(queue, place, node, cell)
                 left -= 1
                 continue
             if there and not moved:
@@ -373,25 +373,21 @@ class TreeComponent:
         return ContractViolation("K2", self.name, f"its eviction policy's order {what}")
 
     def forget(self, node: Node) -> None:
-        """`node` left the tree: drop its entries, in bulk once they are half of all."""
-        queued = node.cells[self.index].queued
-        if not queued:
-            return
-        dead = self.dead
+        """`node` left the tree: drop its entries, in bulk once they are half of a queue's."""
+        queued, entries, dead = node.cells[self.index].queued, self.entries, self.dead
         for place in PLACES:
             if queued & place:
                 dead[place] += 1
-        if sum(dead) * 2 > sum(self.entries) + 64:
-            for place, queue in self._queues():
-                queue.keep(lambda each: each.parent)
-                self.entries[place] -= dead[place]
-                dead[place] = 0
+                if dead[place] * 2 > entries[place] + 64:
+                    self._queue(place).keep(lambda each: each.parent)
+                    entries[place] -= dead[place]
+                    dead[place] = 0
 
-    def _queues(self) -> tuple[tuple[int, Order | Fifo], ...]:
-        return (
-            (BEHIND, self.behind_queue),
-            (ON_DEVICE, self.device_queue),
-            (ON_HOST, self.host_queue),
-            (CLEAN, self.clean),
-            (DOUBLE, self.doubles),
-        )
+    def _queue(self, place: int) -> Order | Fifo:
+        if place == BEHIND:
+            return self.behind_queue
+        if place == ON_DEVICE:
+            return self.device_queue
+        if place == ON_HOST:
+            return self.host_queue
+        return self.clean if place == CLEAN else self.doubles

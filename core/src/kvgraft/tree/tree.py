@@ -344,8 +344,9 @@ class Tree:
                 if node.ident in self._namespaces:
                     self._forget_empty(node)
                 return
-            if any(cell.device_pins or cell.host_pins for cell in node.cells):
-                return
+            for cell in node.cells:
+                if cell.device_pins or cell.host_pins:
+                    return
             siblings = parent.children
             if isinstance(siblings, dict):
                 del siblings[node.key[: self.page_bytes]]
@@ -355,8 +356,9 @@ class Tree:
                 parent.children = None
             node.parent = None
             self.n_nodes -= 1
-            for component in self.components:
-                component.forget(node)
+            for component, cell in zip(self.components, node.cells):
+                if cell.queued:
+                    component.forget(node)
             if self.observer is not None:
                 self.observer.removed(node)
             node = parent
