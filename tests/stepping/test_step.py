@@ -143,6 +143,13 @@ def test_requests_without_room_are_named_and_unchanged() -> None:
         cache.check_integrity()
 
 
+def test_more_tokens_than_the_pools_have_are_refused_without_a_table_for_them() -> None:
+    with opened(device_tokens=256) as cache:
+        running = prefilled(cache, 1)
+        assert cache.step(running, [1], n_tokens=1_000_000).refused == running
+        assert cache.table_rows("full").shape[1] < 1000
+
+
 def test_rejected_drafts_are_not_computed() -> None:
     with opened() as cache:
         (request,) = prefilled(cache, 1)
@@ -190,6 +197,12 @@ def test_a_wrong_step_is_refused_and_changes_nothing() -> None:
             ([stranger], [1], {}, LeaseError, "another cache"),
             ([leased], [1], {}, LeaseError, "admit"),
             (["text"], [1], {}, LeaseError, "no request"),
+            (running[0], [1], {}, LeaseError, "no list"),  # type: ignore[list-item]
+            (running[:1], torch.ones(1, requires_grad=True), {}, ConfigError, "no array"),
+            (running[:1], [1], {"n_tokens": 2**70}, ConfigError, "n_tokens"),
+            (running[:1], [1], {"n_computed": 2**62}, ConfigError, "n_computed"),
+            (running[:1], [1], {"n_computed": np.uint64(2**64 - 1)}, ConfigError, "n_computed"),
+            (running[:2], [1, 1], {"n_computed": [[0], [0, 0]]}, ConfigError, "n_computed"),
         ]
         before = cache.stats()
         for requests, tokens, named, error, said in wrong:
@@ -197,6 +210,7 @@ def test_a_wrong_step_is_refused_and_changes_nothing() -> None:
                 cache.step(requests, tokens, **named)
             assert cache.stats() == before
             assert [request.key.n_tokens for request in running] == [9] * 3
+            assert [request.row for request in running] == [-1] * 3
         cache.close()
         with pytest.raises(LeaseError, match="closed"):
             cache.step([], [])

@@ -16,9 +16,10 @@ import numpy.typing as npt
 import torch
 
 from kvgraft.compiled import mypyc_attr
-from kvgraft.errors import ConfigError, LeaseError, TransferError
+from kvgraft.errors import ConfigError, KvgraftError, LeaseError, TransferError
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.reach import FAR
+from kvgraft.refusals import of_type
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.parts import DECODED
 from kvgraft.requests.publishing import Leaving, Publisher
@@ -39,6 +40,9 @@ Bools = npt.NDArray[np.bool_]
 
 NOTHING_LEFT = Leaving(NO_PAGE, NO_PAGE, NO_PAGE)
 """Where every page is needed."""
+
+MOST_TOKENS = 2**31 - 1
+"""Lengths of sequences are int32."""
 
 PADDING = -1
 """The slot of a token that a component keeps nothing of."""
@@ -174,13 +178,15 @@ class Stepper:
             LeaseError: a request that cannot run, one that is there twice, or one whose pass
                 computed more tokens than there are slots for.
         """
-        rows, size = self.rows, self.tree.page_size
-        requests = list(requests)
-        owners = rows.request
+        rows = self.rows
         try:
+            requests = list(requests)
             numbers = [request.row for request in requests]
+        except TypeError:
+            raise LeaseError(f"step: {of_type(requests)} is no list of requests") from None
         except AttributeError:
             raise no_request(_no_request(requests)) from None
+        owners = rows.request
         new = [
             request
             for request, row in zip(requests, numbers)
@@ -193,41 +199,59 @@ class Stepper:
             raise LeaseError("step: a request is there twice; give each once")
         for request in new:
             enter(request)
-        if type(n_tokens) is not int or n_tokens < 0:
-            n_tokens = expect_count("step: n_tokens", n_tokens)
+        if type(n_tokens) is not int or not 0 <= n_tokens <= MOST_TOKENS:
+            n_tokens = _count(n_tokens)
         data = None if tokens is None else token_rows(tokens, len(requests))
+        counts = None if n_computed is None else _counts(n_computed, len(requests))
         if rows.stale:
             rows.resync()
-        if new:
+        if not new:
+            batch = Batch(requests, np.array(numbers, np.int64), n_tokens)
+            self._measure(batch, counts)
+        else:
             rows.room_for(len(new), 0)
             for request in new:
                 rows.take(request)
             rows.resync()
-            numbers = [request.row for request in requests]
-        batch = Batch(requests, np.array(numbers, np.int64), n_tokens)
+            batch = Batch(requests, np.array([each.row for each in requests], np.int64), n_tokens)
+            try:
+                self._measure(batch, counts)
+            except KvgraftError:
+                for request in new:
+                    rows.give_back(request)
+                raise
         batch.tokens = data
+        self._find_slow(batch)
+        return batch
+
+    def _measure(self, batch: Batch, counts: Ints | None) -> None:
+        """Find out how far each request goes, and make the tables wide enough for that."""
+        rows, at, size = self.rows, batch.rows, self.tree.page_size
         batch.stale = frozenset(rows.stale)
-        at = batch.rows
-        length, given = rows.length[at], rows.given[at]
-        if n_computed is None:
-            batch.noted = given - length
-        else:
-            batch.noted = _counts(n_computed, len(requests))
+        length = rows.length[at]
+        batch.noted = rows.given[at] - length if counts is None else counts
         batch.length = length + batch.noted
         batch.first = rows.allocated[at]
-        if n_computed is not None:
+        if counts is not None:
             room = batch.first * size - batch.length
             if len(room) and int(room.min()) < 0:
-                short = requests[int(room.argmin())]
+                short = batch.requests[int(room.argmin())]
                 raise LeaseError(
                     f"step: n_computed is more than there are slots for of {short!r}; give the "
                     "tokens of its last pass"
                 )
-        batch.end = np.maximum(-(-(batch.length + n_tokens) // size), batch.first)
-        if requests:
-            rows.room_for(0, int(batch.end.max()))
-        self._find_slow(batch)
-        return batch
+        batch.end = np.maximum(-(-(batch.length + batch.n_tokens) // size), batch.first)
+        if batch.requests:
+            n_pages = int(batch.end.max())
+            if n_pages > rows.n_pages:
+                # More than the pools have is refused, and needs no table.
+                n_pages = min(n_pages, int(batch.first.max()) + self._most_pages())
+            rows.room_for(0, n_pages)
+
+    def _most_pages(self) -> int:
+        """Pages that a request can take in a step where all slots are free."""
+        whole = [each for each in self.rows.paged if each not in self.partial]
+        return min([each.device.capacity // each.slots_per_page for each in whole], default=FAR)
 
     def _find_slow(self, batch: Batch) -> None:
         """Find the requests for which something is due; most have nothing but tokens to count."""
@@ -573,15 +597,31 @@ def _take_promised(ledger: Ledger, n: int) -> bytes:
     return slots
 
 
+def _count(n_tokens: object) -> int:
+    """A number of tokens.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    number = expect_count("step: n_tokens", n_tokens)
+    if number > MOST_TOKENS:
+        raise ConfigError(f"step: n_tokens is above {MOST_TOKENS}; give fewer")
+    return number
+
+
 def _counts(n_computed: object, n_requests: int) -> Ints:
     """A number of tokens per request, or one for all.
 
     Raises:
         ConfigError: it is none, or there are not as many as requests.
     """
-    counts = np.asarray(n_computed)
+    try:
+        counts = np.asarray(n_computed)
+    except (TypeError, ValueError, RuntimeError):  # lists of several lengths, tensors elsewhere
+        counts = np.array(None)
     is_whole = counts.dtype.kind in "iu" or not counts.size
-    if not is_whole or counts.shape not in ((), (n_requests,)) or (counts < 0).any():
+    has_shape = counts.shape in ((), (n_requests,))
+    if not is_whole or not has_shape or (counts < 0).any() or (counts > MOST_TOKENS).any():
         raise ConfigError(
             f"step: n_computed {n_computed!r:.40}; give a whole number, 0 or more, or one for each "
             f"of {n_requests} requests"

@@ -158,7 +158,7 @@ def token_rows(tokens: object, n_rows: int) -> bytes:
     """
     try:
         array = tokens if isinstance(tokens, np.ndarray) else np.asarray(tokens)
-    except (TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise ConfigError(
             f"token ids {_shown(tokens)} are no array of integers: {error}"
         ) from error
