@@ -243,7 +243,7 @@ class Stepper:
         batch.end = np.maximum(-(-(batch.length + batch.n_tokens) // size), batch.first)
         if batch.requests:
             n_pages = int(batch.end.max())
-            if n_pages > rows.n_pages:
+            if n_pages > rows.n_pages and rows.limits.pages is None:
                 # More than the pools have is refused, and needs no table.
                 n_pages = min(n_pages, int(batch.first.max()) + self._most_pages())
             rows.room_for(0, n_pages)
