@@ -47,8 +47,8 @@ def test_a_core_that_takes_guaranteed_data_is_found_out(monkeypatch: pytest.Monk
 def test_a_core_that_promises_guaranteed_slots_is_found_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(TenantLedger, "guarantee", property(lambda ledger: 0))
     harness = Harness(replace(SETUPS["full"], tenants=TENANTS), Sizes())
+    monkeypatch.setattr(TenantLedger, "guarantee", property(lambda ledger: 0))
     live = harness.begin(None, (2,) * 26, 0, None)
     with pytest.raises(ContractViolation, match=r"K4|A8"):
         harness.admit(live)
