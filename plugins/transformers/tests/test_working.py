@@ -13,7 +13,7 @@ from kvgraft import ConfigError
 from kvgraft_transformers import ModelMemory
 from kvgraft_transformers.engine import Engine, EngineSettings, GenerationRequest
 from kvgraft_transformers.session_cache import SessionCache
-from kvgraft_transformers.working import Columns, Scratch, WorkingCopy
+from kvgraft_transformers.working import Columns, WorkingCopy
 
 
 @pytest.fixture(autouse=True)
@@ -153,7 +153,7 @@ def test_a_copy_of_a_window_moves_on_and_keeps_its_size() -> None:
     generator = torch.Generator().manual_seed(0)
     rows = torch.full((400, 2, 3), torch.nan)
     tokens = torch.randn((1, 2, 400, 3), generator=generator)
-    copy, window, largest, past = WorkingCopy(rows, Scratch()), 20, 0, 0
+    copy, window, largest, past = WorkingCopy(rows), 20, 0, 0
     while past < 380:
         end = past + int(torch.randint(1, 20, (1,), generator=generator))
         first = max(0, past - window + 1)

@@ -51,12 +51,11 @@ class _Attention:
             planes = [latent[..., : plan.key_dim], latent[..., plan.key_dim :]]
         else:
             planes = [find("k"), find("v")]
-        scratch = cache.memory.working.scratch
-        self._copies = [WorkingCopy(plane, scratch) for plane in planes]
+        self._copies = [WorkingCopy(plane) for plane in planes]
         if plan.indexer is not None:
             name = "index" if plan.sparse else "latent"
             keys = cache.memory.rows(plan.indexer, plan.index, name)
-            self._copies.append(WorkingCopy(keys.unsqueeze(1), scratch))
+            self._copies.append(WorkingCopy(keys.unsqueeze(1)))
 
     def begin_pages(self) -> None:
         """A forward pass begins, or has ended."""

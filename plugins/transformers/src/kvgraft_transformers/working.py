@@ -24,10 +24,7 @@ if TYPE_CHECKING:
     from kvgraft_transformers.session import Session
     from kvgraft_transformers.session_cache import SessionCache
 
-__all__ = ["Columns", "Scratch", "WorkingCopy", "WorkingMemory"]
-
-SCRATCH_NBYTES = 16 << 20
-"""Most bytes that pass through the scratch memory at a time."""
+__all__ = ["Columns", "WorkingCopy", "WorkingMemory"]
 
 LEAST_ROOM = 64
 """Columns kept free behind a new copy, at least; else an eighth of what it holds."""
@@ -51,54 +48,15 @@ class Columns(NamedTuple):
     read: Callable[[int], torch.Tensor]
 
 
-class Scratch:
-    """Memory that gathered rows pass through, taken once for all layers and passes.
-
-    Rows lie in pages, a token's heads side by side; attention reads them head by head. Memory taken
-    anew for each gathering costs several times the copy itself: the system zeroes it page by page.
-    """
-
-    def __init__(self) -> None:
-        self._held: dict[tuple[torch.device, torch.dtype], torch.Tensor] = {}
-
-    def gather(self, rows: torch.Tensor, wanted: torch.Tensor, into: torch.Tensor) -> None:
-        """Copy rows of a plane into columns of a working copy.
-
-        Args:
-            rows: `[n_rows, heads, dim]`.
-            wanted: which of them, int64 `[batch, n]`.
-            into: `[batch, heads, n, dim]`.
-        """
-        batch, n_columns = wanted.shape
-        _, heads, dim = rows.shape
-        row_nbytes = batch * heads * dim * rows.element_size()
-        at_once = max(1, SCRATCH_NBYTES // row_nbytes)
-        for first in range(0, n_columns, at_once):
-            some = wanted[:, first : first + at_once]
-            held = self._memory(rows, some.numel() * heads * dim).view(-1, heads, dim)
-            torch.index_select(rows, 0, some.flatten(), out=held)
-            part = held.view(*some.shape, heads, dim).transpose(1, 2)
-            into[:, :, first : first + at_once] = part
-
-    def _memory(self, rows: torch.Tensor, n_elements: int) -> torch.Tensor:
-        key = rows.device, rows.dtype
-        held = self._held.get(key)
-        if held is None or len(held) < n_elements:
-            with torch.inference_mode(False):  # or only passes in that mode could write to it
-                held = self._held[key] = rows.new_empty(n_elements)
-        return held[:n_elements]
-
-
 class WorkingCopy:
     """One plane's columns for one batch; empty until it is asked for them.
 
     Args:
         rows: the plane with a row per token, `[n_rows, heads, dim]`.
-        scratch: that rows pass through.
     """
 
-    def __init__(self, rows: torch.Tensor, scratch: Scratch) -> None:
-        self._rows, self._scratch = rows, scratch
+    def __init__(self, rows: torch.Tensor) -> None:
+        self._rows = rows
         self._tensor: torch.Tensor | None = None
         self._base = self._end = 0
 
@@ -121,8 +79,9 @@ class WorkingCopy:
         self._rows.index_copy_(0, columns.write, new.transpose(1, 2).flatten(0, 1))
         tensor = self._room_for(columns, new)
         if self._end < columns.past:
-            into = self._between(tensor, self._end, columns.past)
-            self._scratch.gather(self._rows, columns.read(self._end), into)
+            rows = columns.read(self._end)
+            held = self._rows.index_select(0, rows.flatten()).view(*rows.shape, *new.shape[1::2])
+            self._between(tensor, self._end, columns.past).copy_(held.transpose(1, 2))
         self._between(tensor, columns.past, columns.end).copy_(new)
         self._end = columns.end
         return self._between(tensor, columns.first, columns.end)
@@ -154,14 +113,10 @@ class WorkingMemory:
     Args:
         limit_tokens: most tokens they hold together, padding included; a batch beyond that gathers
             all it reads in every pass.
-
-    Attributes:
-        scratch: memory that all of them gather through.
     """
 
     def __init__(self, limit_tokens: int) -> None:
         self.limit_tokens = limit_tokens
-        self.scratch = Scratch()
         self._held: WeakKeyDictionary[SessionCache, int] = WeakKeyDictionary()
 
     @property
