@@ -1,6 +1,6 @@
 """Copies on streams of a device: the engine of accelerators, and of the simulated one.
 
-No thread waits and nothing is allocated per transfer. The scheduler's thread submits copies and
+No thread waits, and slabs and the ring are taken once. The scheduler's thread submits copies and
 polls events.
 
 A backup gathers the rows of many planes into a ring on the device, in the layout of the host's
